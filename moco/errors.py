@@ -1,0 +1,66 @@
+"""Errors for the person at the keyboard: one line that says what, where, and how to fix it.
+
+A ``UserError`` is raised wherever input from outside (a path, a key, a file) cannot be used. It
+carries the process's exit code; programming errors stay ordinary exceptions.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+
+class UserError(Exception):
+    """Input that cannot be used. The message is one line: what, where, how to fix."""
+
+    exit_code = 2
+
+
+class DataError(UserError):
+    """A file or data set that is missing, damaged or not what it claims to be."""
+
+    exit_code = 3
+
+
+class NumericError(UserError):
+    """A quantity that must be finite is not."""
+
+    exit_code = 4
+
+
+class LockedError(UserError):
+    """The output folder is in use by another process."""
+
+    exit_code = 5
+
+
+class Preempted(UserError):
+    """Training was asked to stop, saved its state, and can be run again with ``--resume``."""
+
+    exit_code = 85
+
+
+def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
+    """Run a command line's ``main`` and leave the process with its exit code.
+
+    Any error becomes one line on stderr; ``--debug`` anywhere on the command line shows the
+    traceback as well.
+    """
+    debug = "--debug" in sys.argv[1:]
+    try:
+        code = main(None) or 0
+    except UserError as error:
+        code = _report(f"error: {error}", error, debug)
+    except KeyboardInterrupt as error:
+        code = _report("interrupted", error, debug, code=130)
+    except Exception as error:
+        line = f"unexpected {type(error).__name__}: {error} (run again with --debug for details)"
+        code = _report(line, error, debug, code=1)
+    sys.exit(code)
+
+
+def _report(line: str, error: BaseException, debug: bool, code: int = 0) -> int:
+    if debug:
+        traceback.print_exception(error)
+    print(" ".join(line.split()), file=sys.stderr, flush=True)
+    return code or getattr(error, "exit_code", 1)

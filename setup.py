@@ -1,0 +1,44 @@
+"""Packaging. Detectron2 is not in the package index; README.md says how it is installed."""
+
+from setuptools import setup
+
+STUBS = ["types-PyYAML", "types-tabulate", "types-tqdm"]
+
+setup(
+    name="moco-transfer",
+    version="0.1.0",
+    description="How well does a pre-trained backbone transfer to detection and segmentation? "
+    "MoCo (arXiv 1911.05722) as a Detectron2 plugin: pre-training, conversion, transfer, tables.",
+    license="MIT",
+    python_requires=">=3.11",
+    packages=[
+        "moco",
+        "moco.mechanisms",
+        "convert",
+        "detection",
+        "detection.d2",
+        "detection.datasets",
+        "detection.embedded",
+        "benchmarks",
+    ],
+    package_data={"benchmarks": ["paper.yaml"]},
+    install_requires=[
+        # torch.load(weights_only=True) of earlier versions can be made to run code
+        # (CVE-2025-32434, CVE-2026-24747).
+        "torch>=2.10",
+        "torchvision>=0.25",
+        "pillow>=12.3",
+        "numpy",
+        "fvcore",
+        "pyyaml",
+        "filelock",
+        "tqdm",
+        "tensorboard",
+        "tabulate",
+        "matplotlib",
+        "scipy",
+    ],
+    extras_require={
+        "test": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy", *STUBS],
+    },
+)

@@ -1,0 +1,33 @@
+"""What every test gets: one thread, quiet progress, and the real data where there is some."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+os.environ.setdefault("MOCO_PROGRESS", "off")
+os.environ.setdefault("MPLBACKEND", "Agg")
+torch.set_num_threads(1)
+if os.environ.get("MOCO_HIDE_DETECTRON2"):
+    sys.modules["detectron2"] = None  # type: ignore[assignment]  # importing it fails from here on
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with ``coco/``, ``VOC2007/`` and ``bccd/``: real pictures, not part of the project."""
+    path = Path(os.environ.get("MOCO_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(
+            "no real pictures here; set MOCO_TEST_DATA to a folder with coco/ VOC2007/ bccd/"
+        )
+    return path.resolve()
+
+
+@pytest.fixture(scope="session")
+def detectron2():
+    """The real Detectron2; tests that take it skip where it is not installed."""
+    return pytest.importorskip("detectron2", reason="Detectron2 is not installed")

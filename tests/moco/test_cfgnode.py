@@ -1,0 +1,105 @@
+"""YAML and overrides: what is accepted, what is refused, and what the refusal says."""
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from moco.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg, read_yaml
+from moco.errors import UserError
+
+
+@pytest.fixture
+def defaults():
+    return CfgNode(
+        {"SOLVER": {"BASE_LR": 0.03, "STEPS": (120, 160), "EPOCHS": 200}, "DATA": {"ROOT": ""}}
+    )
+
+
+def test_file_then_overrides(tmp_path, defaults):
+    (tmp_path / "a.yaml").write_text("SOLVER:\n  BASE_LR: 0.1\n  EPOCHS: 10\n")
+    cfg = load_cfg(defaults, tmp_path / "a.yaml", ["SOLVER.EPOCHS", "20", "DATA.ROOT", "/x y"])
+    assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.EPOCHS, cfg.DATA.ROOT) == (0.1, 20, "/x y")
+    assert defaults.SOLVER.EPOCHS == 200
+    with pytest.raises(AttributeError):
+        cfg.SOLVER.EPOCHS = 1
+
+
+def test_base_files_are_merged_below(tmp_path, defaults):
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.1, STEPS: [1, 2]}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.yaml").write_text("_BASE_: ../base.yaml\nSOLVER: {BASE_LR: 0.2}\n")
+    cfg = load_cfg(defaults, tmp_path / "sub" / "a.yaml", [])
+    assert cfg.SOLVER.BASE_LR == 0.2 and tuple(cfg.SOLVER.STEPS) == (1, 2)
+
+
+@pytest.mark.parametrize("value", ["1", "1e-4", "1e4", "3e-05"])
+def test_whole_and_exponent_numbers_are_floats(tmp_path, defaults, value):
+    """YAML 1.1 reads 1e-4 as text and 1 as an integer."""
+    (tmp_path / "a.yaml").write_text(f"SOLVER: {{BASE_LR: {value}}}\n")
+    for cfg in (
+        load_cfg(defaults, tmp_path / "a.yaml", []),
+        load_cfg(defaults, None, ["SOLVER.BASE_LR", value]),
+    ):
+        assert cfg.SOLVER.BASE_LR == float(value) and isinstance(cfg.SOLVER.BASE_LR, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SOLVER: {BASE_LRR: 0.1}", "unknown key SOLVER.BASE_LRR; the nearest is SOLVER.BASE_LR"),
+        ("EPOCHS: 3", "unknown key EPOCHS; the nearest is SOLVER.EPOCHS"),
+        ("SOLVER: {EPOCHS: many}", "SOLVER.EPOCHS expects int such as 200, got 'many'"),
+        ("SOLVER: {BASE_LR: high}", "SOLVER.BASE_LR expects float"),
+        ("SOLVER: 3", "SOLVER is a group of keys"),
+        ("- a\n- b", "expected KEY: VALUE lines, got list"),
+        ("a: [", "not valid YAML"),
+        ("_BASE_: a.yaml", "does it name itself"),
+        ("_BASE_: https://example.org/a.yaml", "is remote"),
+        ("_BASE_: missing.yaml", "cannot be read"),
+    ],
+)
+def test_what_is_refused(tmp_path, defaults, text, message):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_cfg(defaults, tmp_path / "a.yaml", [])
+    assert message in str(caught.value) and ".yaml: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_tags_build_nothing(tmp_path, defaults):
+    marker = tmp_path / "marker"
+    (tmp_path / "a.yaml").write_text(
+        f"DATA: {{ROOT: !!python/object/apply:os.system ['touch {marker}']}}\n"
+    )
+    with pytest.raises(UserError, match="not valid YAML"):
+        load_cfg(defaults, tmp_path / "a.yaml", [])
+    assert not marker.exists()
+
+
+def test_python_configs_are_refused(tmp_path, defaults):
+    (tmp_path / "a.py").write_text("SOLVER = 1")
+    with pytest.raises(UserError, match=r"expected a \.yaml file"):
+        load_cfg(defaults, tmp_path / "a.py", [])
+
+
+def test_an_override_without_a_value_is_refused(defaults):
+    with pytest.raises(UserError, match=r"'DATA\.ROOT' has no value"):
+        load_cfg(defaults, None, ["DATA.ROOT"])
+
+
+def test_explicit_keys_come_from_file_bases_and_overrides(tmp_path):
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.1}\n")
+    (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSOLVER: {EPOCHS: 3}\n")
+    keys = explicit_keys(tmp_path / "a.yaml", ["DATA.ROOT", "x"])
+    assert keys == {"SOLVER.BASE_LR", "SOLVER.EPOCHS", "DATA.ROOT"}
+
+
+def test_the_hash_is_of_what_is_kept(defaults):
+    changed = load_cfg(defaults, None, ["DATA.ROOT", "elsewhere"])
+    assert cfg_sha256(defaults) != cfg_sha256(changed)
+    assert cfg_sha256(defaults, ["DATA.ROOT"]) == cfg_sha256(changed, ["DATA.ROOT"])
+    assert cfg_sha256(defaults, ["DATA"]) == cfg_sha256(changed, ["DATA"])
+
+
+def test_flatten_and_read_yaml_agree(tmp_path):
+    (tmp_path / "a.yaml").write_text("A: {B: {C: 1}, D: []}\n")
+    assert flatten(read_yaml(tmp_path / "a.yaml")) == {"A.B.C": 1, "A.D": []}
