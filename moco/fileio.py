@@ -8,11 +8,11 @@ and ``.pkl`` files go through an unpickler that knows numpy arrays and container
 """
 
 import hashlib
-import io
 import json
 import os
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -71,7 +71,16 @@ def atomic_torch_save(path: PathLike, value: Any) -> None:
     """``torch.save``, atomically."""
     import torch
 
-    atomic_write(path, lambda file: torch.save(value, file))
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            # torch's writer covers a full disk with a complaint of its own about positions.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+    atomic_write(path, write)
 
 
 def load_torch(path: PathLike) -> Any:
@@ -84,7 +93,10 @@ def load_torch(path: PathLike) -> Any:
 
     _require_file(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # About pickle protocols and slow checks; what matters to a user becomes an error.
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "Weights only load failed" in str(error):
             refused = _refused_global(str(error))
@@ -103,13 +115,15 @@ def load_pickle(path: PathLike) -> Any:
     """Read a ``.pkl`` of plain containers and numpy arrays; nothing else is ever imported.
 
     Raises:
-        DataError: missing, damaged, or naming anything outside the list below.
+        DataError: missing, damaged, or holding anything else.
     """
+    from moco.plain_pickle import PlainUnpickler, Refused
+
     _require_file(path)
-    data = Path(path).read_bytes()
     try:
-        return _RestrictedUnpickler(io.BytesIO(data)).load()
-    except _Refused as error:
+        with open(path, "rb") as file:
+            return PlainUnpickler(file, encoding="latin-1").load()
+    except Refused as error:
         raise DataError(
             f"{path}: refused, because loading it would run code ({error}); "
             "only containers and numpy arrays are read"
@@ -136,37 +150,6 @@ def sha256_state(state: Mapping[str, "Tensor"]) -> str:
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-class _Refused(Exception):
-    pass
-
-
-# The globals that a dict of numpy arrays needs; calling any of them runs nothing of the file's.
-_INERT_GLOBALS = {
-    ("collections", "OrderedDict"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-}
-
-
-class _RestrictedUnpickler(pickle.Unpickler):
-    """Resolves the inert globals and refuses every other."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _INERT_GLOBALS:
-            raise _Refused(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise _Refused("it names persistent objects")
 
 
 def _require_file(path: PathLike) -> None:
@@ -204,7 +187,7 @@ def _first(error: Exception) -> str:
 
 def _refused_global(message: str) -> str:
     """torch names the global it refused in the middle of a long advice; keep only the name."""
-    for marker in ("Unsupported global: GLOBAL ", "Unsupported class "):
+    for marker in ("Unsupported global: GLOBAL ", "unsupported GLOBAL ", "Unsupported class "):
         if marker in message:
             return "it names " + message.split(marker, 1)[1].split()[0]
     return "unsupported objects"

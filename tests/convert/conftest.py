@@ -1,0 +1,142 @@
+"""Networks and checkpoints in exactly the layouts that convert/ reads, a few hundred KB each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet as tv
+
+BLOCKS = {10: [1, 1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}
+
+
+def _make_resnet(
+    depth: int = 18, *, stem: str = "imagenet", base: int = 8, seed: int = 0
+) -> tv.ResNet:
+    """torchvision's ResNet with `base` instead of 64 channels and random batch-norm statistics."""
+    torch.manual_seed(seed)
+    block = tv.Bottleneck if depth >= 50 else tv.BasicBlock
+    net = tv.ResNet(block, [1, 1, 1, 1] if base != 64 else BLOCKS[depth], num_classes=16)
+    if base != 64:
+        # torchvision has no argument for it: rebuild the layers from fewer planes.
+        net.inplanes = base
+        net.conv1 = nn.Conv2d(3, base, 7, 2, 3, bias=False)
+        net.bn1 = nn.BatchNorm2d(base)
+        for i, blocks in enumerate(BLOCKS[depth]):
+            stage = net._make_layer(block, base * 2**i, blocks, stride=1 if i == 0 else 2)
+            setattr(net, f"layer{i + 1}", stage)
+        net.fc = nn.Linear(base * 8 * block.expansion, 16)
+    if stem != "imagenet":
+        stride = {"cifar": 1, "stride2": 2}[stem]
+        net.conv1 = nn.Conv2d(3, base, 3, stride, 1, bias=False)
+        net.maxpool = nn.Identity()
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.uniform_(-0.5, 0.5)
+                module.running_mean.uniform_(-0.5, 0.5)
+                module.running_var.uniform_(0.5, 1.5)
+                module.num_batches_tracked.fill_(7)
+    return net.eval()
+
+
+@pytest.fixture(scope="session")
+def make_resnet() -> Callable[..., tv.ResNet]:
+    return _make_resnet
+
+
+def _moco_state(query: nn.Module, key: nn.Module, dim: int = 16) -> dict[str, Tensor]:
+    """facebookresearch/moco@7397dfe moco/builder.py, under DistributedDataParallel."""
+    state = {}
+    for name, net in (("encoder_q", query), ("encoder_k", key)):
+        state.update({f"module.{name}.{k}": v.clone() for k, v in net.state_dict().items()})
+    state["module.queue"] = nn.functional.normalize(torch.randn(dim, 32), dim=0)
+    state["module.queue_ptr"] = torch.zeros(1, dtype=torch.long)
+    return state
+
+
+def _official(version: int = 2, **kwargs: Any) -> dict[str, Any]:
+    """facebookresearch/moco@7397dfe main_moco.py:381-386; v1 a linear head, v2 an MLP."""
+    nets = [_make_resnet(seed=seed, **kwargs) for seed in (0, 1)]
+    for net in nets:
+        if version == 2:
+            width = net.fc.weight.shape[1]
+            net.fc = nn.Sequential(nn.Linear(width, width), nn.ReLU(), net.fc)
+    optimizer = torch.optim.SGD(nets[0].parameters(), lr=0.03, momentum=0.9)
+    for parameter in nets[0].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = _moco_state(*nets)
+    optimizer.step()
+    return {
+        "epoch": 200,
+        "arch": f"resnet{kwargs.get('depth', 18)}",
+        "state_dict": before,
+        "optimizer": optimizer.state_dict(),
+    }
+
+
+def _own(**kwargs: Any) -> dict[str, Any]:
+    """moco/checkpoint.py: the official layout, and the encoder's and the input's record."""
+    checkpoint = _official(**kwargs)
+    return {
+        **checkpoint,
+        "format": "moco-transfer/1",
+        "encoder": {
+            "arch": checkpoint["arch"],
+            "stem": kwargs.get("stem", "imagenet"),
+            "width": kwargs.get("base", 8) / 64,
+            "dim": 16,
+            "mlp": True,
+        },
+        "input": {"channel_order": "RGB", "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.25, 0.3]},
+        "step": 100,
+        "seed": 0,
+        "config": {"MOCO.DIM": 16},
+        "rng": torch.get_rng_state(),
+    }
+
+
+@pytest.fixture(scope="session")
+def official() -> Callable[..., dict[str, Any]]:
+    return _official
+
+
+@pytest.fixture(scope="session")
+def own() -> Callable[..., dict[str, Any]]:
+    return _own
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Path]:
+    """Write a checkpoint under a name that says nothing about it."""
+
+    def write(value: Any, name: str = "some.file", **kwargs: Any) -> Path:
+        torch.save(value, tmp_path / name, **kwargs)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.fixture
+def official_names() -> Callable[[str], str]:
+    """The official converter's chain of replacements, as the oracle of the table.
+
+    facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py:22-36.
+    """
+
+    def translate(k: str) -> str:
+        if "layer" not in k:
+            k = "stem." + k
+        for t in [1, 2, 3, 4]:
+            k = k.replace(f"layer{t}", f"res{t + 1}")
+        for t in [1, 2, 3]:
+            k = k.replace(f"bn{t}", f"conv{t}.norm")
+        k = k.replace("downsample.0", "shortcut")
+        return k.replace("downsample.1", "shortcut.norm")
+
+    return translate

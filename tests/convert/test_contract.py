@@ -1,0 +1,130 @@
+"""The contract: strict in, strict out, and Detectron2's keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from convert import backbone, contract
+from convert.contract import InputContract
+from moco.errors import DataError, UserError
+
+R50: dict[str, Any] = {
+    "pixel_mean": (123.675, 116.28, 103.53),
+    "pixel_std": (58.395, 57.12, 57.375),
+    "channel_order": "RGB",
+    "stride_in_1x1": False,
+    "depth": 50,
+    "stem": "imagenet",
+    "stem_out_channels": 64,
+    "res2_out_channels": 256,
+    "num_groups": 1,
+    "width_per_group": 64,
+    "source": "torchvision",
+    "source_sha256": "0" * 64,
+    "encoder": "single",
+}
+
+
+def test_round_trip() -> None:
+    value = InputContract(**R50)
+    written = value.to_dict()
+    assert written["version"] == 1
+    assert written["pixel_mean"] == [123.675, 116.28, 103.53]
+    assert InputContract.from_dict(written) == value
+
+
+def test_detectron2_keys() -> None:
+    assert InputContract(**R50).d2_keys() == {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+        "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.RESNETS.DEPTH": 50,
+        "MODEL.RESNETS.STEM": "imagenet",
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": 64,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": 256,
+        "MODEL.RESNETS.NUM_GROUPS": 1,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": 64,
+    }
+
+
+def test_the_keys_are_detectron2s() -> None:
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    from detectron2.config import get_cfg
+
+    cfg = get_cfg()
+    keys = InputContract(**R50).d2_keys()
+    del keys["MODEL.RESNETS.STEM"]
+    cfg.merge_from_list([item for pair in keys.items() for item in pair])
+    assert cfg.MODEL.RESNETS.DEPTH == 50
+    assert cfg.MODEL.PIXEL_STD == [58.395, 57.12, 57.375]
+
+
+def test_choices_are_the_backbones() -> None:
+    assert tuple(backbone.NUM_BLOCKS) == contract.DEPTHS
+    assert tuple(backbone.STEMS) == contract.STEMS
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("pixel_mean", (0.485, 0.456, 0.406), "scale 0..1"),
+        ("pixel_mean", (1.0, 2.0), "three finite numbers"),
+        ("pixel_mean", (1.0, 2.0, math.nan), "three finite numbers"),
+        ("pixel_mean", (1.0, 2.0, 256.0), "0..255"),
+        ("pixel_mean", "123", "three finite numbers"),
+        ("pixel_std", (1.0, 0.0, 1.0), "more than 0"),
+        ("pixel_std", (1.0, True, 1.0), "three finite numbers"),
+        ("channel_order", "rgb", "'RGB', 'BGR'"),
+        ("stride_in_1x1", 0, "expected one of"),
+        ("depth", 20, "expected one of"),
+        ("stem", "vgg", "expected one of"),
+        ("num_groups", 0, "whole number"),
+        ("width_per_group", 2**40, "whole number"),
+        ("stem_out_channels", 64.0, "whole number"),
+        ("source", "", "expected a text"),
+    ],
+)
+def test_values_out_of_range(field: str, value: Any, reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        InputContract(**{**R50, field: value})
+    assert field in str(caught.value)
+    written = {**InputContract(**R50).to_dict(), field: value}
+    with pytest.raises(DataError, match="contract: .*" + reason):
+        InputContract.from_dict(written)
+
+
+def test_mean_zero_is_a_normalisation_too() -> None:
+    plain = InputContract(**{**R50, "pixel_mean": (0, 0, 0), "pixel_std": (255, 255, 255)})
+    assert plain.pixel_mean == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d.pop("depth"), r"missing \['depth'\]"),
+        (lambda d: d.update(colour="RGB"), r"unknown \['colour'\]"),
+        (lambda d: d.update(version=2), "version 2, this program reads 1"),
+        (lambda d: d.clear(), "version None"),
+    ],
+)
+def test_another_dict_is_refused(change: Any, reason: str) -> None:
+    written = InputContract(**R50).to_dict()
+    change(written)
+    with pytest.raises(DataError, match=reason):
+        InputContract.from_dict(written)
+    with pytest.raises(DataError, match="expected a dict"):
+        InputContract.from_dict([written])
+
+
+def test_architecture_in_words() -> None:
+    value = InputContract(**R50)
+    assert value.architecture() == "ResNet-50"
+    narrow = dataclasses.replace(value, depth=18, stem="cifar", stem_out_channels=24)
+    assert narrow.architecture() == "ResNet-18, cifar stem, 24 stem channels"
+    grouped = dataclasses.replace(value, num_groups=32, width_per_group=4)
+    assert grouped.architecture() == "ResNet-50, 32 groups of 4"

@@ -1,0 +1,487 @@
+"""From a checkpoint to a verified file: every source, both formats, overrides, the command line."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from convert import backbone, convert_to_d2, keymap, verify
+from convert.contract import InputContract
+from convert.convert_to_d2 import convert_file, main
+from convert.sources import recognise
+from convert.verify import read_converted
+from moco.checkpoint import FORMAT, checkpoint_name, load_backbone, save_checkpoint
+from moco.encoder import EncoderSpec, build_encoder
+from moco.errors import DataError, UserError
+from moco.fileio import load_torch, sha256_file
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+Make = Callable[..., dict[str, Any]]
+Save = Callable[..., Path]
+
+
+def expected_model(
+    state: dict[str, Tensor], prefix: str, rename: Callable[[str], str]
+) -> dict[str, Tensor]:
+    """The official converter, without the head and the counters that it leaves in."""
+    return {
+        rename(key.removeprefix(prefix)): value
+        for key, value in state.items()
+        if key.startswith(prefix) and ".fc." not in "." + key and "num_batches" not in key
+    }
+
+
+def assert_same_model(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for key, value in expected.items():
+        assert torch.equal(actual[key], value), key
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("suffix", [".pth", ".pkl"])
+def test_official_moco(
+    version: int, suffix: str, official: Make, save: Save, tmp_path: Path, official_names: Any
+) -> None:
+    checkpoint = official(version)
+    src, dst = save(checkpoint), tmp_path / "new" / f"out{suffix}"
+    report = convert_file(src, dst)
+    converted = read_converted(dst)
+    assert_same_model(
+        converted.model,
+        expected_model(checkpoint["state_dict"], "module.encoder_q.", official_names),
+    )
+    contract = converted.contract
+    assert contract == report.contract
+    assert (contract.source, contract.encoder) == ("facebookresearch/moco", "query")
+    assert (contract.pixel_mean, contract.pixel_std) == (IMAGENET_MEAN, IMAGENET_STD)
+    assert (contract.channel_order, contract.stride_in_1x1) == ("RGB", False)
+    assert (contract.depth, contract.stem, contract.stem_out_channels) == (18, "imagenet", 8)
+    assert contract.source_sha256 == sha256_file(src)
+    assert report.epoch == 200
+    assert report.head == {1: "linear head", 2: "MLP head"}[version]
+    assert report.mapped == len(converted.model) == 100
+    head = {1: 2, 2: 4}[version]
+    assert report.dropped == {
+        "batch counter": 20,
+        "head": head,
+        "key encoder": 120 + head,
+        "queue": 2,
+        "training record": 2,
+        "optimizer": 1,
+    }
+    assert report.left == {"batch counter": 20}
+    assert {name: check.stride for name, check in report.features.items()} == {
+        "stem": 4,
+        "res2": 4,
+        "res3": 8,
+        "res4": 16,
+        "res5": 32,
+    }
+    assert all(check.bitwise and check.max_abs_diff == 0 for check in report.features.values())
+    assert report.output_sha256 == sha256_file(dst)
+
+
+def test_pkl_is_the_official_converters_and_numpy_only(
+    official: Make, save: Save, tmp_path: Path
+) -> None:
+    convert_file(save(official()), tmp_path / "out.pkl")
+    with open(tmp_path / "out.pkl", "rb") as file:
+        content = pickle.load(file, encoding="latin1")  # as DetectionCheckpointer opens it
+    assert set(content) == {"model", "__author__", "matching_heuristics", "contract"}
+    assert content["matching_heuristics"] is True
+    assert all(type(value) is np.ndarray for value in content["model"].values())
+    assert all(value.flags.writeable for value in content["model"].values())
+
+
+def test_key_encoder_on_request(
+    official: Make, save: Save, tmp_path: Path, official_names: Any
+) -> None:
+    checkpoint = official()
+    report = convert_file(save(checkpoint), tmp_path / "out.pth", encoder="key")
+    assert report.contract.encoder == "key"
+    assert report.dropped["query encoder"] == 124
+    expected = expected_model(checkpoint["state_dict"], "module.encoder_k.", official_names)
+    assert_same_model(read_converted(tmp_path / "out.pth").model, expected)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("head", [True, False])
+def test_torchvision(
+    depth: int, head: bool, make_resnet: Any, save: Save, tmp_path: Path, official_names: Any
+) -> None:
+    state = make_resnet(depth).state_dict()
+    if not head:
+        del state["fc.weight"], state["fc.bias"]
+    report = convert_file(save(state), tmp_path / "out.pth")
+    converted = read_converted(tmp_path / "out.pth")
+    assert_same_model(converted.model, expected_model(state, "", official_names))
+    assert (converted.contract.source, converted.contract.encoder) == ("torchvision", "single")
+    assert (report.head, report.epoch) == ("linear head" if head else "no head", None)
+    assert ("head" in report.dropped) == head
+    assert converted.contract.res2_out_channels == {18: 8, 50: 32}[depth]
+    assert converted.contract.width_per_group == {18: 64, 50: 8}[depth]
+
+
+@pytest.mark.parametrize(
+    ("depth", "stem", "base"), [(10, "cifar", 24), (18, "stride2", 8), (50, "imagenet", 8)]
+)
+def test_own_checkpoint_says_its_stem_and_input(
+    depth: int, stem: str, base: int, own: Make, save: Save, tmp_path: Path
+) -> None:
+    src = save(own(depth=depth, stem=stem, base=base))
+    report = convert_file(src, tmp_path / "out.pth")
+    contract = report.contract
+    assert (contract.source, contract.depth, contract.stem) == ("moco-transfer", depth, stem)
+    assert contract.stem_out_channels == base
+    assert contract.pixel_mean == pytest.approx((102.0, 127.5, 153.0))
+    assert contract.pixel_std == pytest.approx((51.0, 63.75, 76.5))
+    assert report.notes == []
+    assert report.features["stem"].stride == {"cifar": 1, "stride2": 2, "imagenet": 4}[stem]
+
+
+@pytest.mark.parametrize(
+    ("arch", "stem", "width"),
+    [("resnet10", "stride2", 0.375), ("resnet18", "cifar", 0.125), ("resnet50", "imagenet", 0.125)],
+)
+def test_what_the_pretraining_room_really_writes(
+    arch: str, stem: str, width: float, own: Make, tmp_path: Path
+) -> None:
+    spec = EncoderSpec(arch, stem, width)
+    encoder = build_encoder(spec, dim=16, mlp=True, bn_splits=2)
+    encoder.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        encoder.train()(torch.randn(4, 3, 32, 32))  # moves the running statistics
+    state = {
+        f"module.encoder_{name}.{key}": value
+        for name in "qk"
+        for key, value in encoder.state_dict().items()
+    }
+    checkpoint = {
+        **own(),
+        "arch": arch,
+        "state_dict": {**state, "module.queue": torch.randn(16, 32)},
+        "format": FORMAT,
+        "encoder": {**spec.to_dict(), "dim": 16, "mlp": True},
+    }
+    save_checkpoint(tmp_path / checkpoint_name(3), checkpoint)
+    report = convert_file(tmp_path / checkpoint_name(3), tmp_path / "out.pth")
+    assert report.notes == []
+    converted = read_converted(tmp_path / "out.pth")
+    trunk = verify.build_backbone(converted.contract).eval()
+    trunk.load_state_dict(converted.model, strict=False)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        pooled = trunk(image)["res5"].mean(dim=(2, 3))
+        expected = load_backbone(checkpoint)(image)
+    torch.testing.assert_close(pooled, expected)
+
+
+def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
+    make_resnet: Any, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = save(make_resnet(stem="stride2").state_dict())
+    assert main([str(src), str(tmp_path / "out.pth")]) == 0
+    assert "assumed 'cifar'" in capsys.readouterr().out
+    assert read_converted(tmp_path / "out.pth").contract.stem == "cifar"
+    report = convert_file(src, tmp_path / "out.pth", stem="stride2")
+    assert report.contract.stem == "stride2"
+    assert report.notes == ["replaced the output of an earlier conversion"]
+
+
+def test_overrides(official: Make, save: Save, tmp_path: Path) -> None:
+    src, dst = save(official()), tmp_path / "out.pth"
+    contract = convert_file(src, dst, channel_order="BGR").contract
+    assert contract.channel_order == "BGR"
+    assert contract.pixel_mean == IMAGENET_MEAN[::-1], "a mean stays with its colour"
+    assert contract.pixel_std == IMAGENET_STD[::-1]
+    report = convert_file(src, dst, channel_order="BGR", mean=[1, 2, 3], std=[4, 5, 6])
+    assert report.contract.pixel_mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
+    assert report.contract.pixel_std == (4.0, 5.0, 6.0)
+    assert sum("command line" in note for note in report.notes) == 3
+    assert convert_file(src, dst, channel_order="RGB").contract.pixel_mean == IMAGENET_MEAN
+    with pytest.raises(UserError, match=r"pixel_mean.*scale 0\.\.1"):
+        convert_file(src, dst, mean=[0.485, 0.456, 0.406])
+
+
+def test_views_do_not_drag_their_storage_along(
+    make_resnet: Any, save: Save, tmp_path: Path
+) -> None:
+    state = make_resnet().state_dict()
+    plain = convert_file(save(state, "a"), tmp_path / "a.pth")
+    big = torch.zeros(2_000_000)
+    big[:8] = state["bn1.weight"]
+    views = {**state, "bn1.weight": big[:8]}
+    views["conv1.weight"] = state["conv1.weight"].to(memory_format=torch.channels_last)
+    convert_file(save(views, "b"), tmp_path / "b.pth")
+    size_a, size_b = ((tmp_path / n).stat().st_size for n in ("a.pth", "b.pth"))
+    assert abs(size_a - size_b) < 1000
+    assert_same_model(
+        read_converted(tmp_path / "b.pth").model, read_converted(plain.output_path).model
+    )
+
+
+# Existing files.
+
+
+def test_output_is_never_the_input_or_a_strangers_file(
+    official: Make, save: Save, tmp_path: Path
+) -> None:
+    src = save(official(), "in.pth")
+    before = src.read_bytes()
+    (tmp_path / "link.pth").symlink_to(src)
+    (tmp_path / "hard.pth").hardlink_to(src)
+    for name in ("in.pth", "link.pth", "hard.pth"):
+        with pytest.raises(UserError, match="is the input itself"):
+            convert_file(src, tmp_path / name)
+    stranger = tmp_path / "thesis.pth"
+    stranger.write_text("chapter 1")
+    other = save(official(1), "other.pth")
+    for path in (stranger, other):
+        content = path.read_bytes()
+        with pytest.raises(UserError, match="not the output of an earlier conversion"):
+            convert_file(src, path)
+        assert path.read_bytes() == content
+    (tmp_path / "folder.pth").mkdir()
+    with pytest.raises(UserError, match="is a folder"):
+        convert_file(src, tmp_path / "folder.pth")
+    assert src.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["out", "out.pt", "out.PTH", "out.pth.tar"])
+def test_output_suffix_is_checked(name: str, official: Make, save: Save, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"must end in \.pth or \.pkl"):
+        convert_file(save(official()), tmp_path / name)
+
+
+def test_a_conversion_is_not_an_input(official: Make, save: Save, tmp_path: Path) -> None:
+    convert_file(save(official()), tmp_path / "out.pth")
+    with pytest.raises(DataError, match=r"already converted.*MODEL\.WEIGHTS"):
+        convert_file(tmp_path / "out.pth", tmp_path / "again.pth")
+
+
+# A failed verification leaves nothing behind and what was there untouched.
+
+
+def assert_fails_without_a_trace(src: Path, tmp_path: Path, reason: str, **kwargs: Any) -> None:
+    old = tmp_path / "old.pth"
+    before, files = old.read_bytes(), sorted(tmp_path.rglob("*"))
+    for dst in (old, tmp_path / "new.pth"):
+        with pytest.raises(DataError, match=reason):
+            convert_file(src, dst, **kwargs)
+    assert old.read_bytes() == before
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.fixture
+def converted_before(official: Make, save: Save, tmp_path: Path) -> Path:
+    src = save(official())
+    convert_file(src, tmp_path / "old.pth")
+    return src
+
+
+def test_a_wrong_row_of_the_table_is_seen_in_the_features(
+    converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both have the same shape, and swapping them both ways survives the round trip.
+    swapped = {**keymap.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
+    monkeypatch.setattr(keymap, "BLOCK_MODULES", swapped)
+    assert_fails_without_a_trace(
+        converted_before, tmp_path, "verification failed at res2: features differ"
+    )
+
+
+def test_one_changed_bit_is_seen_when_read_back(
+    converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = convert_to_d2._write
+
+    def corrupt(path: Path, model: dict[str, Tensor], contract: Any) -> None:
+        model = copy.deepcopy(model)
+        model["res3.0.conv1.weight"].view(-1).view(torch.int32)[0] ^= 1
+        write(path, model, contract)
+
+    monkeypatch.setattr(convert_to_d2, "_write", corrupt)
+    assert_fails_without_a_trace(
+        converted_before, tmp_path, r"verification failed.*'layer2\.0\.conv1\.weight'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [({"stride_in_1x1": True}, "res3"), ({"num_groups": 2, "width_per_group": 4}, None)],
+)
+def test_a_wrong_contract_is_seen_in_the_features(
+    change: dict[str, Any], where: str | None, make_resnet: Any
+) -> None:
+    found = recognise(make_resnet(50).state_dict(), "x")
+    contract = InputContract(
+        pixel_mean=found.mean,
+        pixel_std=found.std,
+        channel_order="RGB",
+        stride_in_1x1=False,
+        source="x",
+        source_sha256="x",
+        encoder="single",
+        **found.shape,
+    )
+    model = {keymap.to_detectron2(key) or "": value for key, value in found.state.items()}
+    good = verify.Converted(model, contract)
+    assert verify.check_features(found.state, good, "x")["res5"].bitwise
+    wrong = dataclasses.replace(contract, **change)
+    if where is None:
+        with pytest.raises(DataError, match="shape"):
+            verify.check_model(model, wrong, "x")
+    else:
+        with pytest.raises(DataError, match=f"verification failed at {where}"):
+            verify.check_features(found.state, verify.Converted(model, wrong), "x")
+
+
+def test_a_wrong_stride_is_seen_in_the_features(
+    converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backbone.STEMS, "imagenet", (7, 2, 2))  # no max-pool
+    assert_fails_without_a_trace(
+        converted_before, tmp_path, "verification failed at stem: .* do not both have stride 2"
+    )
+
+
+def test_minus_zero_is_another_bit_pattern(
+    converted_before: Path, official: Make, save: Save, tmp_path: Path
+) -> None:
+    converted = read_converted(tmp_path / "old.pth")
+    source = recognise(official(), "x").state
+    verify.check_round_trip(source, converted, "x")
+    source["bn1.bias"] = torch.zeros(8)
+    converted.model["stem.conv1.norm.bias"] = -torch.zeros(8)
+    with pytest.raises(DataError, match=r"'bn1\.bias'"):
+        verify.check_round_trip(source, converted, "x")
+
+
+def test_features_that_are_not_finite(
+    converted_before: Path, official: Make, save: Save, tmp_path: Path
+) -> None:
+    checkpoint = official()
+    checkpoint["state_dict"]["module.encoder_q.layer3.0.bn1.weight"].fill_(3e38)
+    src = save(checkpoint, "big")
+    assert_fails_without_a_trace(src, tmp_path, "failed at res4: the source's own features are not")
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_old_one(
+    converted_before: Path, tmp_path: Path
+) -> None:
+    code = (
+        "import resource, sys; import torch, convert.verify\n"
+        "from convert.convert_to_d2 import main\n"
+        "from moco.errors import UserError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "for name in sys.argv[2:]:\n"
+        "    try: main([sys.argv[1], name])\n"
+        "    except UserError as error: print(type(error).__name__, error)"
+    )
+    before = (tmp_path / "old.pth").read_bytes()
+    files = sorted(tmp_path.rglob("*"))
+    outputs = [str(tmp_path / name) for name in ("old.pth", "new.pth", "new.pkl")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(converted_before), *outputs],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stderr
+    for line, name in zip(lines, ("old.pth", "new.pth", "new.pkl"), strict=True):
+        assert line.startswith("UserError cannot write") and name in line
+    assert (tmp_path / "old.pth").read_bytes() == before
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+# The command line.
+
+
+def test_report(
+    official: Make, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dst = save(official()), tmp_path / "out 1.pth"
+    assert main([str(src), str(dst)]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "facebookresearch/moco checkpoint, epoch 200, MLP head",
+        "encoder       query",
+        "ResNet-18, 8 stem channels",
+        "100 mapped; dropped: 20 batch counter, 4 head, 124 key encoder, 2 queue,",
+        "left at init: 20 batch counter",
+        "RGB, stride in the 3x3, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375]",
+        "stem /4, res2 /4, res3 /8, res4 /16, res5 /32: bitwise equal (max abs difference 0)",
+        f"{dst} sha256 {sha256_file(dst)}",
+    ):
+        assert text in out
+    assert f"MODEL.WEIGHTS '{dst}'" in out.splitlines()[-1]
+
+
+def test_the_next_command_names_a_config_that_exists(
+    official: Make, save: Save, tmp_path: Path
+) -> None:
+    for depth in (18, 50):
+        report = convert_file(save(official(depth=depth)), tmp_path / "out.pth")
+        words = report.next_command().split()
+        assert (ROOT / words[1]).parent.is_dir()
+        assert (ROOT / words[words.index("--config-file") + 1]).is_file()
+
+
+def test_run_as_a_script_from_any_folder(official: Make, save: Save, tmp_path: Path) -> None:
+    src = save(official())
+    script = str(ROOT / "convert" / "convert_to_d2.py")
+    done = subprocess.run(
+        [sys.executable, script, src.name, "out.pth"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "bitwise equal" in done.stdout
+    missing = subprocess.run(
+        [sys.executable, script, "nowhere.pth", "out2.pth"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (missing.returncode, missing.stdout) == (3, "")
+    assert missing.stderr == "error: nowhere.pth: does not exist; expected a file\n"
+    assert not (tmp_path / "out2.pth").exists()
+
+
+def test_the_flags_are_these() -> None:
+    flags = {flag for a in convert_to_d2.build_parser()._actions for flag in a.option_strings}
+    assert flags == {
+        "-h",
+        "--help",
+        "--encoder",
+        "--mean",
+        "--std",
+        "--channel-order",
+        "--stem",
+        "--debug",
+    }
+
+
+def test_same_input_gives_the_same_file(official: Make, save: Save, tmp_path: Path) -> None:
+    src = save(official())
+    for suffix in (".pth", ".pkl"):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        one = convert_file(src, tmp_path / f"x{suffix}").output_sha256
+        two = convert_file(src, tmp_path / "a" / f"x{suffix}").output_sha256
+        assert one == two
+    assert (
+        load_torch(tmp_path / "x.pth")["contract"]
+        == load_torch(tmp_path / "a" / "x.pth")["contract"]
+    )

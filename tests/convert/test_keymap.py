@@ -1,0 +1,98 @@
+"""The table, read both ways, against the official converter and the networks themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision.models import resnet as tv
+
+from convert import keymap
+from convert.backbone import ResNet, is_bottleneck
+
+FACTORIES = {
+    18: tv.resnet18,
+    34: tv.resnet34,
+    50: tv.resnet50,
+    101: tv.resnet101,
+    152: tv.resnet152,
+}
+
+
+@pytest.mark.parametrize("depth", FACTORIES)
+def test_every_tensor_both_ways(depth: int, official_names: Callable[[str], str]) -> None:
+    with torch.device("meta"):
+        source = FACTORIES[depth](num_classes=3).state_dict()
+        target = ResNet(depth, res2_out_channels=256 if is_bottleneck(depth) else 64).state_dict()
+    mapped = {}
+    for key, value in source.items():
+        new = keymap.to_detectron2(key)
+        assert (new is None) == (keymap.drop_rule(key) is not None), key
+        if new is not None:
+            assert new == official_names(key)
+            assert keymap.from_detectron2(new) == key
+            assert target[new].shape == value.shape
+            mapped[new] = key
+    left = {key for key in target if keymap.left_rule(key)}
+    assert mapped.keys() | left == target.keys()
+    assert not mapped.keys() & left
+    assert {keymap.to_detectron2(keymap.from_detectron2(key) or "") for key in mapped} == set(
+        mapped
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "conv1",
+        "conv1.bias",
+        "conv2.weight",
+        "bn1.num_batches_tracked",
+        "stem.conv1.weight",
+        "layer5.0.conv1.weight",
+        "layer1.conv1.weight",
+        "layer1.x.conv1.weight",
+        "layer1.01.conv1.weight",
+        "layer1.-1.conv1.weight",
+        "layer1.0.conv4.weight",
+        "layer1.0.conv1.running_mean",
+        "layer1.0.downsample.2.weight",
+        "layer1.0.conv1.weight.weight",
+        "module.layer1.0.conv1.weight",
+    ],
+)
+def test_unknown_names_are_not_guessed(key: str) -> None:
+    assert keymap.to_detectron2(key) is None
+
+
+@pytest.mark.parametrize(
+    "key", ["conv1.weight", "res1.0.conv1.weight", "res2.0.bn1.weight", "res2.0.conv1.norm", "norm"]
+)
+def test_unknown_targets_are_not_guessed(key: str) -> None:
+    assert keymap.from_detectron2(key) is None
+
+
+def test_rules_have_names() -> None:
+    assert keymap.drop_rule("fc.weight") == keymap.drop_rule("fc.2.bias") == "head"
+    assert keymap.drop_rule("layer1.0.bn1.num_batches_tracked") == "batch counter"
+    assert keymap.drop_rule("layer1.0.conv1.weight") is None
+    assert keymap.drop_rule("layer1.0.fc.weight") is None
+    assert keymap.left_rule("res2.0.conv1.norm.num_batches_tracked") == "batch counter"
+    assert keymap.left_rule("res2.0.conv1.norm.running_mean") is None
+
+
+PARTS = sorted(
+    {*keymap.STAGES, *keymap.BLOCK_MODULES, *keymap.NORM_TENSORS, "fc", "0", "1", "10", "00", "٣"}
+)
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS), max_size=5).map(".".join)))
+def test_whatever_maps_maps_back(key: str) -> None:
+    new = keymap.to_detectron2(key)
+    assert new is None or keymap.from_detectron2(new) == key
+    old = keymap.from_detectron2(key)
+    assert old is None or keymap.to_detectron2(old) == key

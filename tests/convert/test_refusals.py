@@ -1,0 +1,460 @@
+"""What is not converted, and the one line that says why: strictness, mix-ups, payloads."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from convert.convert_to_d2 import convert_file
+from convert.verify import read_converted
+from moco.errors import DataError, UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+Q = "module.encoder_q."
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, save: Any) -> Callable[..., str]:
+    """Convert a checkpoint (or file), expect one line of error and no output; return the line."""
+
+    def check(
+        checkpoint: Any, reason: str, error: type[UserError] = DataError, **kwargs: Any
+    ) -> str:
+        src = checkpoint if isinstance(checkpoint, Path) else save(checkpoint)
+        before = set(tmp_path.rglob("*"))
+        with pytest.raises(error, match=reason) as caught:
+            convert_file(src, tmp_path / "out.pth", **kwargs)
+        assert set(tmp_path.rglob("*")) == before, "something was left behind"
+        message = str(caught.value)
+        assert len(message.splitlines()) == 1
+        assert str(src) in message, "the line names the file"
+        return message
+
+    return check
+
+
+# Every key and every tensor counts.
+
+
+def edit(checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Replace (or with None remove) tensors of the query encoder; __ stands for a dot."""
+    state = checkpoint["state_dict"]
+    for name, value in changes.items():
+        key = Q + name.replace("__", ".")
+        if value is None:
+            del state[key]
+        else:
+            state[key] = value(state[key]) if callable(value) else value
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("layer3__1__conv2__weight", None, r"missing: 'res4\.1\.conv2\.weight'"),
+        ("bn1__running_mean", None, r"missing: 'stem\.conv1\.norm\.running_mean'"),
+        ("layer1__0__extra", torch.zeros(1), r"1 keys.*'module\.encoder_q\.layer1\.0\.extra'"),
+        ("layer1__0__conv1__bias", torch.zeros(8), r"'module\.encoder_q\.layer1\.0\.conv1\.bias'"),
+        ("layer4__2__conv1__weight", torch.ones(64, 64, 3, 3), r"\[2, 2, 2, 3\] basic blocks"),
+        ("layer2__0__conv1__weight", lambda t: t.transpose(0, 1), r"shape \[8, 16, 3, 3\] where"),
+        ("layer1__1__bn2__bias", lambda t: t[:4], r"shape \[4\] where \[8\].*conv2\.norm\.bias"),
+        ("layer1__1__bn2__bias", lambda t: t.half(), r"float16 where torch\.float32"),
+        ("conv1__weight", lambda t: t.double(), r"float64 where torch\.float32.*stem\.conv1"),
+        ("layer4__0__conv1__weight", lambda t: t * torch.nan, r"NaN or Inf: 'res5\.0\.conv1"),
+        ("bn1__running_var", lambda t: t / 0, r"NaN or Inf: 'stem\.conv1\.norm\.running_var'"),
+        ("bn1__running_var", lambda t: -t, r"negative variance: 'stem\.conv1\.norm"),
+        ("layer2__0__conv2__weight", torch.zeros_like, r"all zero: 'res3\.0\.conv2\.weight'"),
+        ("layer2__0__bn2__weight", torch.zeros_like, r"all zero: 'res3\.0\.conv2\.norm\.weight'"),
+        ("layer2__0__bn2__weight", 3.0, r"is a float, expected a tensor"),
+        ("layer2__0__bn2__weight", lambda t: t.to_sparse(), r"not a dense tensor"),
+        ("layer2__0__bn2__weight", lambda t: t.to("meta"), r"not a dense tensor"),
+        ("conv1__weight", lambda t: t[:, :1], r"takes 1 channels, expected 3"),
+        ("conv1__weight", lambda t: t[..., :5, :5], r"is 5x5, expected 7x7 or 3x3"),
+        ("conv1__weight", lambda t: t[0], r"conv1\.weight has shape .* expected 4 dimensions"),
+        ("conv1__weight", lambda t: t[..., :3], r"\[8, 3, 7, 3\] where \[8, 3, 7, 7\]"),
+        ("layer1__0__conv2__weight", lambda t: t[:0], r"layer1\.0\.conv2\.weight has shape \[0,"),
+    ],
+)
+def test_one_wrong_tensor(
+    name: str, value: Any, reason: str, official: Any, refuse: Callable[..., str]
+) -> None:
+    refuse(edit(official(), **{name: value}), reason)
+
+
+def test_zero_biases_and_means_are_an_initial_value(
+    official: Any, save: Any, tmp_path: Path
+) -> None:
+    checkpoint = edit(official(), bn1__bias=torch.zeros_like, bn1__running_mean=torch.zeros_like)
+    assert convert_file(save(checkpoint), tmp_path / "out.pth").mapped == 100
+
+
+def test_all_problems_are_listed_at_once(official: Any, refuse: Callable[..., str]) -> None:
+    checkpoint = edit(
+        official(),
+        layer3__1__conv2__weight=None,
+        bn1__bias=lambda t: t * torch.nan,
+        layer4__1__bn1__weight=lambda t: t[:3],
+    )
+    message = refuse(checkpoint, "not a sound ResNet-18")
+    for key in ("res4.1.conv2.weight", "stem.conv1.norm.bias", "res5.1.conv1.norm.weight"):
+        assert repr(key) in message
+
+
+def test_a_tensor_larger_than_its_storage(official: Any, refuse: Callable[..., str]) -> None:
+    huge = torch.zeros(1).expand(2**40)
+    refuse(edit(official(), bn1__weight=huge), "claims more elements than the file holds")
+
+
+def test_keys_outside_the_encoders(official: Any, refuse: Callable[..., str]) -> None:
+    checkpoint = official()
+    checkpoint["state_dict"]["module.predictor.weight"] = torch.ones(2, 2)
+    checkpoint["state_dict"][3] = torch.ones(2)
+    message = refuse(checkpoint, "2 keys that neither the map nor a drop rule knows")
+    assert "'module.predictor.weight', 3" in message
+
+
+def test_a_second_network_is_ambiguous(
+    official: Any, make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    ema = {**official(), "state_dict_ema": make_resnet().state_dict()}
+    refuse(ema, "tensors under 'state_dict_ema'.*ambiguous")
+    both = {**official(), **make_resnet().state_dict()}
+    refuse(both, "ambiguous, holds the layouts of facebookresearch/moco and torchvision")
+
+
+def test_numbers_and_texts_beside_the_state_are_harmless(
+    official: Any, save: Any, tmp_path: Path
+) -> None:
+    checkpoint = {**official(), "best_acc1": 1.0, "args": {"lr": 0.03, "schedule": [120, 160]}}
+    report = convert_file(save(checkpoint), tmp_path / "out.pth")
+    assert report.dropped["training record"] == 4
+
+
+# Files that are something else.
+
+
+def test_only_a_key_encoder(official: Any, refuse: Callable[..., str], save: Any) -> None:
+    checkpoint = official()
+    checkpoint["state_dict"] = {
+        key: value for key, value in checkpoint["state_dict"].items() if not key.startswith(Q)
+    }
+    message = refuse(checkpoint, r"no query encoder \(module\.encoder_q\.\*\)")
+    assert "--encoder key takes what is there" in message
+    src = save(checkpoint)
+    assert convert_file(src, src.parent / "key.pth", encoder="key").contract.encoder == "key"
+
+
+def test_an_encoder_that_the_source_does_not_have(
+    make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    state = make_resnet().state_dict()
+    refuse(
+        state, "--encoder key: .* torchvision checkpoint with one network", UserError, encoder="key"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stem", "asked", "reason"),
+    [("imagenet", "cifar", "can only have imagenet"), ("cifar", "imagenet", "cifar or stride2")],
+)
+def test_a_stem_that_the_tensors_contradict(
+    stem: str, asked: str, reason: str, make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    refuse(
+        make_resnet(stem=stem).state_dict(), f"--stem {asked}: .*{reason}", UserError, stem=asked
+    )
+
+
+def test_a_stem_that_the_checkpoint_contradicts(own: Any, refuse: Callable[..., str]) -> None:
+    refuse(own(stem="stride2"), "can only have stride2", UserError, stem="cifar")
+    checkpoint = own(stem="stride2")
+    checkpoint["encoder"]["stem"] = "imagenet"
+    refuse(checkpoint, "says stem 'imagenet', but conv1.weight is 3x3")
+
+
+def test_another_architecture_than_the_file_says(official: Any, refuse: Callable[..., str]) -> None:
+    checkpoint = {**official(), "arch": "resnet50"}
+    refuse(checkpoint, "says arch 'resnet50', but its tensors are of ResNet-18")
+
+
+def test_an_unknown_arch_is_decided_by_the_tensors(
+    official: Any, save: Any, tmp_path: Path
+) -> None:
+    report = convert_file(save({**official(), "arch": "rn18"}), tmp_path / "out.pth")
+    assert report.contract.depth == 18
+    assert report.notes == ["the file names arch 'rn18'; the tensors decide"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.pop("encoder"), "damaged record.*encoder"),
+        (lambda c: c["input"].pop("mean"), "damaged record.*mean"),
+        (lambda c: c["input"].update(std=[0.2, 0.2]), "damaged record"),
+        (lambda c: c["input"].update(mean=["a", "b", "c"]), "damaged record"),
+        (lambda c: c["input"].update(channel_order="XYZ"), "channel_order 'XYZ'"),
+        (lambda c: c["encoder"].update(stem="vgg"), "stem 'vgg'"),
+        (lambda c: c["input"].update(std=[0, 0, 0]), "pixel_std"),
+        (lambda c: c["encoder"].update(width=1.0), "says width 1.0, but conv1.weight has 8"),
+        (lambda c: c["encoder"].update(arch="resnet34"), "says arch 'resnet34'"),
+        (lambda c: c.update(format="moco-transfer/9"), "format 'moco-transfer/9' is not known"),
+    ],
+)
+def test_a_damaged_own_checkpoint(
+    change: Any, reason: str, own: Any, refuse: Callable[..., str]
+) -> None:
+    checkpoint = own()
+    change(checkpoint)
+    refuse(checkpoint, reason, UserError)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "mobilenet_v3_small", "vit_b_16", "densenet121"])
+def test_other_architectures(name: str, refuse: Callable[..., str]) -> None:
+    with torch.device("meta"):
+        shapes = models.get_model(name).state_dict()
+    state = {key: torch.tensor(1.0).expand(value.shape) for key, value in shapes.items()}
+    message = refuse(state, r"unknown layout \(top level: '")
+    assert next(iter(state)) in message
+
+
+def test_other_resnets(refuse: Callable[..., str]) -> None:
+    odd = models.ResNet(models.resnet.BasicBlock, [1, 2, 1, 1], num_classes=2)
+    refuse(
+        odd.state_dict(),
+        r"\[1, 2, 1, 1\] basic blocks, not one of ResNet-\[10, 18, 34, 50, 101, 152\]",
+    )
+    refuse(nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 6, 5))).state_dict(), "unknown layout")
+
+
+def test_unknown_layout_lists_what_was_seen_and_what_is_known(
+    make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    simclr = {"backbone." + key: value for key, value in make_resnet().state_dict().items()}
+    message = refuse({"epoch": 1, "state_dict": simclr}, "unknown layout")
+    for text in ("'epoch', 'state_dict'", "'backbone.conv1.weight'", "and 116 more"):
+        assert text in message
+    assert "known sources: moco-transfer, facebookresearch/moco, torchvision" in message
+    escape = refuse({"\x1b[31mred\n": torch.ones(1)}, "unknown layout")
+    assert "\x1b" not in escape
+
+
+@pytest.mark.parametrize("value", [[], torch.ones(3), 7, "text", {}, {"state_dict": {}}])
+def test_files_without_a_network(value: Any, refuse: Callable[..., str]) -> None:
+    refuse(value, "unknown layout")
+
+
+def test_detection_models_and_finished_weights(
+    make_resnet: Any, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    detector = {"model": {"backbone.stem.conv1.weight": torch.ones(1)}, "iteration": 9}
+    refuse(detector, "a detection model.*--eval-only")
+    zoo = {"model": {"stem.conv1.weight": 1, "res2.0.conv1.weight": 1}, "__author__": "MOCO"}
+    refuse(zoo, "already in Detectron2's layout, without an input contract")
+    caffe2 = {"conv1_w": np.ones(3), "res2_0_branch2a_w": np.ones(3)}
+    for name, content in (("a.pkl", caffe2), ("b.pkl", {"blobs": caffe2})):
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+        refuse(tmp_path / name, "Caffe2 or Detectron1 weights")
+
+
+def test_numpy_state_dicts_are_read(make_resnet: Any, tmp_path: Path) -> None:
+    state = {key: value.numpy() for key, value in make_resnet().state_dict().items()}
+    state["bn1.weight"] = state["bn1.weight"].astype(">f4")
+    (tmp_path / "x").write_bytes(pickle.dumps(state, protocol=5))  # 5 keeps the byte order
+    assert convert_file(tmp_path / "x", tmp_path / "out.pth").mapped == 100
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"epoch,loss\n1,2\n" * 100, "not a pickle or damaged"),
+        (b"\x00" * 4096, "not a pickle or damaged"),
+        (b"PK\x03\x04" + b"\x00" * 4096, "not a torch checkpoint or damaged"),
+        (b"<!DOCTYPE html><html>", "not a pickle or damaged"),
+        (b"\x89PNG\r\n\x1a\n" + b"\x00" * 64, "not a pickle or damaged"),
+    ],
+)
+def test_files_that_are_no_checkpoint(
+    content: bytes, reason: str, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "x.pth.tar").write_bytes(content)
+    refuse(tmp_path / "x.pth.tar", reason)
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_truncated_files(
+    fraction: float, zipped: bool, official: Any, save: Any, refuse: Callable[..., str]
+) -> None:
+    path = save(official(), _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * fraction)])
+    refuse(path, "damaged")
+
+
+def test_missing_files_and_folders(refuse: Callable[..., str], tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere", "does not exist")
+    (tmp_path / "folder").mkdir()
+    refuse(tmp_path / "folder", "is a folder")
+
+
+# Converted files are read as strictly (the detection room opens them with read_converted).
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c["model"].pop("res2.0.conv1.weight"), r"missing: 'res2\.0\.conv1\.weight'"),
+        (lambda c: c["model"].update(x=torch.ones(1)), "unknown: 'x'"),
+        (lambda c: c["model"]["stem.conv1.weight"].fill_(torch.nan), "NaN or Inf: 'stem.conv1"),
+        (lambda c: c["model"].update({"stem.conv1.weight": 1}), "expected a tensor"),
+        (lambda c: c.update(model=[]), "'model' is a list"),
+        (lambda c: c.pop("contract"), "not a file that convert/convert_to_d2.py wrote"),
+        (lambda c: c["contract"].update(depth=50), "not a sound ResNet-50"),
+        (lambda c: c["contract"].update(version=7), "version 7"),
+        (lambda c: c["contract"].update(res2_out_channels=2**60), "res2_out_channels"),
+    ],
+)
+def test_read_converted_is_strict(
+    change: Any, reason: str, official: Any, save: Any, tmp_path: Path
+) -> None:
+    convert_file(save(official()), tmp_path / "out.pth")
+    content = torch.load(tmp_path / "out.pth", weights_only=True)
+    change(content)
+    path = save(content, "changed.pth")
+    with pytest.raises(DataError, match=reason) as caught:
+        read_converted(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# Payloads: files that would run code if they were unpickled.
+
+
+class Payload:
+    """Writes a file when it is unpickled: by REDUCE, or hidden in an argument or a state."""
+
+    def __init__(self, marker: Path, how: str) -> None:
+        self.marker, self.how = marker, how
+
+    def __reduce__(self) -> Any:
+        touch = (os.open, (str(self.marker), os.O_CREAT | os.O_WRONLY))
+        if self.how == "reduce":
+            return touch
+        if self.how == "eval":
+            return eval, (f"open({str(self.marker)!r}, 'w')",)
+        inner = Payload(self.marker, "reduce")
+        if self.how == "argument":
+            return OrderedDict, ([("a", inner)],)
+        return OrderedDict, (), {"state": inner}
+
+
+HOWS = ["reduce", "eval", "argument", "state"]
+
+
+def as_pickle(payload: Any, path: Path, protocol: int) -> None:
+    path.write_bytes(pickle.dumps({"state_dict": {Q + "conv1.weight": payload}}, protocol))
+
+
+def as_zip(payload: Any, path: Path, protocol: int) -> None:
+    torch.save({"state_dict": {Q + "conv1.weight": payload}}, path, pickle_protocol=protocol)
+
+
+def as_legacy(payload: Any, path: Path, protocol: int) -> None:
+    torch.save(
+        {"state_dict": {Q + "conv1.weight": payload}},
+        path,
+        pickle_protocol=protocol,
+        _use_new_zipfile_serialization=False,
+    )
+
+
+def as_tar(payload: Any, path: Path, protocol: int) -> None:
+    # torch/serialization.py, legacy_load: what torch wrote before version 0.1.10.
+    with tarfile.open(path, "w") as tar:
+        for name in ("sys_info", "storages", "tensors", "pickle"):
+            content = pickle.dumps(payload, protocol)
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("write", [as_pickle, as_zip, as_legacy, as_tar])
+def test_payloads_do_not_run(
+    write: Any, how: str, protocol: int, tmp_path: Path, refuse: Callable[..., str]
+) -> None:
+    marker = tmp_path / "marker"
+    path = tmp_path / "x.pth.tar"
+    write(Payload(marker, how), path, protocol)
+    refuse(path, "refused|damaged|not a dict")
+    assert not marker.exists()
+    # Nor where a converted file is expected, as input or as a file to replace.
+    path.rename(tmp_path / "x.pkl")
+    with pytest.raises(DataError):
+        read_converted(tmp_path / "x.pkl")
+    with pytest.raises(UserError, match="not the output of an earlier conversion"):
+        convert_file(tmp_path / "any", tmp_path / "x.pkl")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_payloads_are_alive(how: str, tmp_path: Path) -> None:
+    as_pickle(Payload(tmp_path / "marker", how), tmp_path / "x", 2)
+    pickle.loads((tmp_path / "x").read_bytes())
+    assert (tmp_path / "marker").exists()
+
+
+def test_payload_written_as_opcodes(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    marker = tmp_path / "marker"
+    command = f"touch {marker}".encode()
+    for code in (
+        b"(S'" + command + b"'\nios\nsystem\n.",  # INST
+        b"(cos\nsystem\nS'" + command + b"'\no.",  # OBJ
+        b"cos\nsystem\n(S'" + command + b"'\ntR.",  # GLOBAL, REDUCE
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c" + bytes([len(command)]) + command + b"\x85R.",
+        b"\x80\x04\x8c\x05numpy\x8c\x0ff2py.os.system.x\x93.",
+        b"\x80\x02\x82\x01.",  # EXT1, a registered extension
+    ):
+        (tmp_path / "x").write_bytes(code)
+        refuse(tmp_path / "x", "refused|damaged")
+        assert not marker.exists()
+
+
+def test_a_payload_in_the_optimizer_of_a_good_checkpoint(
+    official: Any, own: Any, refuse: Callable[..., str], tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    for checkpoint in (official(), own()):
+        checkpoint["optimizer"]["param_groups"][0]["lr"] = Payload(marker, "reduce")
+        message = refuse(checkpoint, "refused, because loading it would run code")
+        assert ".open" in message, "the message names what the file asks for"
+    assert not marker.exists()
+
+
+def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
+    as_zip(Payload(tmp_path / "marker", "reduce"), tmp_path / "x.pth", 2)
+    done = subprocess.run(
+        [sys.executable, "convert/convert_to_d2.py", tmp_path / "x.pth", tmp_path / "out.pth"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == DataError.exit_code
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and "refused" in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]
