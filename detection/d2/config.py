@@ -1,0 +1,98 @@
+"""Detectron2's config with this project's keys, and what must hold before Detectron2 builds it."""
+
+import logging
+
+import torch
+from detectron2.config import CfgNode, get_cfg
+from detectron2.modeling import META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
+
+from detection.task import add_transfer_config
+from moco.cfgnode import flatten
+from moco.errors import UserError
+
+__all__ = [
+    "add_transfer_config",
+    "check_transfer_config",
+    "transfer_defaults",
+    "with_process_norms",
+]
+
+logger = logging.getLogger(__name__)
+
+# The names that detectron2.layers.get_norm takes.
+_NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
+_SYNCED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
+
+
+def transfer_defaults() -> CfgNode:
+    """Detectron2's defaults with this project's own keys."""
+    cfg = get_cfg()
+    add_transfer_config(cfg)
+    return cfg
+
+
+def check_transfer_config(cfg: CfgNode) -> None:
+    """Raise UserError for what Detectron2 would answer with an assertion, or with another network.
+
+    Its ``BasicStem`` is the 7x7 one with max-pool, whatever MODEL.RESNETS.STEM says.
+    """
+    resnets = cfg.MODEL.RESNETS
+    if resnets.STEM != "imagenet" or resnets.DEPTH == 10:
+        raise UserError(
+            f"MODEL.RESNETS.STEM {resnets.STEM}, DEPTH {resnets.DEPTH}: Detectron2 has the "
+            "imagenet stem and depths 18 to 152 only; use --engine embedded"
+        )
+    if resnets.DEPTH not in (18, 34, 50, 101, 152):
+        raise UserError(
+            f"MODEL.RESNETS.DEPTH: got {resnets.DEPTH}, choices are 18, 34, 50, 101, 152"
+        )
+    if resnets.DEPTH < 50:
+        for key, only in (("RES2_OUT_CHANNELS", 64), ("STEM_OUT_CHANNELS", 64), ("NUM_GROUPS", 1)):
+            if resnets[key] != only:
+                raise UserError(
+                    f"MODEL.RESNETS.{key}: got {resnets[key]}, but Detectron2's ResNet-"
+                    f"{resnets.DEPTH} has {only}; use --engine embedded for other widths"
+                )
+        if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+            # Its res5 is three bottlenecks whatever the trunk: R18 weights would load in part.
+            raise UserError(
+                "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
+                f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
+            )
+    for key, registry in (
+        ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
+        ("MODEL.ROI_HEADS.NAME", ROI_HEADS_REGISTRY),
+    ):
+        name = flatten(cfg)[key]
+        if name not in registry:
+            choices = ", ".join(known for known, _ in registry)
+            raise UserError(f"{key}: got {name!r}, choices are {choices}")
+    for key in _norm_keys(cfg):
+        if flatten(cfg)[key] not in _NORMS:
+            raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
+    if cfg.SOLVER.AMP.ENABLED and not torch.cuda.is_available():
+        raise UserError("SOLVER.AMP.ENABLED needs a GPU; torch sees none")
+
+
+def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
+    """``cfg`` with the batch norm that this number of processes can have (a frozen copy).
+
+    One process: synchronised BN is plain BN, and torch's own refuses the CPU. Several on the CPU:
+    torch's SyncBatchNorm refuses the CPU, Detectron2's naive one computes there.
+    """
+    cfg = cfg.clone()
+    cfg.defrost()
+    for key in _norm_keys(cfg):
+        name = flatten(cfg)[key]
+        if name in _SYNCED and num_processes == 1:
+            cfg.merge_from_list([key, "BN"])
+            logger.info("%s %s: one process, so this is plain BN", key, name)
+        elif name in ("SyncBN", "nnSyncBN") and cfg.MODEL.DEVICE == "cpu":
+            cfg.merge_from_list([key, "naiveSyncBN"])
+            logger.info("%s %s: on the CPU, so this is naiveSyncBN", key, name)
+    cfg.freeze()
+    return cfg
+
+
+def _norm_keys(cfg: CfgNode) -> list[str]:
+    return [key for key in flatten(cfg) if key.endswith(".NORM")]

@@ -1,0 +1,55 @@
+"""The C4 box head of the paper: res5, a batch norm, global average pooling, two linear layers."""
+
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.layers import ShapeSpec, get_norm
+from detectron2.modeling import ROI_HEADS_REGISTRY
+from detectron2.modeling.backbone import ResNet
+from detectron2.modeling.backbone.resnet import BasicBlock
+from detectron2.modeling.roi_heads import Res5ROIHeads
+from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
+from torch import nn
+
+_BASIC_BLOCKS = {18: 2, 34: 3}
+
+
+@ROI_HEADS_REGISTRY.register()
+class Res5ROIHeadsExtraNorm(Res5ROIHeads):
+    """``Res5ROIHeads`` with one more norm, named ``res5.norm`` as in the official code.
+
+    (R, C4, P, P) pooled regions → res5 and norm (R, C5, P/2, P/2) → mean (R, C5) → scores, deltas.
+
+    Deviation: the paper says "the conv5 stage (including global pooling) followed by a BN layer"
+    (appendix A.1), which can be read as a norm after the pooling. The official code normalises
+    res5's map before it is pooled (facebookresearch/moco, detection/train_net.py), and so does
+    this class.
+    """
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> dict[str, Any]:
+        resnets = cfg.MODEL.RESNETS
+        channels = resnets.RES2_OUT_CHANNELS * 8
+        if resnets.DEPTH not in _BASIC_BLOCKS:
+            ret = super().from_config(cfg, input_shape)
+        else:
+            # Detectron2 builds three bottlenecks for every depth. They are replaced, and draw from
+            # a copy of the random stream, so that the same seed gives the embedded engine's start.
+            with torch.random.fork_rng(devices=[]):
+                ret = super().from_config(cfg, input_shape)
+            num_blocks = _BASIC_BLOCKS[resnets.DEPTH]
+            blocks = ResNet.make_stage(
+                BasicBlock,
+                num_blocks,
+                stride_per_block=[2] + [1] * (num_blocks - 1),
+                in_channels=channels // 2,
+                out_channels=channels,
+                norm=resnets.NORM,
+            )
+            ret["res5"] = nn.Sequential(*blocks)
+            ret["box_predictor"] = FastRCNNOutputLayers(
+                cfg, ShapeSpec(channels=channels, height=1, width=1)
+            )
+        ret["res5"].add_module("norm", get_norm(resnets.NORM, channels))
+        return ret

@@ -1,0 +1,299 @@
+"""Training and evaluation on Detectron2, on one process or several, on GPU or CPU."""
+
+import dataclasses
+import json
+import logging
+import time
+import weakref
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.config import CfgNode
+from detectron2.engine import (
+    DefaultTrainer,
+    HookBase,
+    SimpleTrainer,
+    TrainerBase,
+    create_ddp_model,
+    launch,
+)
+from detectron2.evaluation import DatasetEvaluator
+from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.utils import comm
+from detectron2.utils.collect_env import collect_env_info
+from detectron2.utils.env import seed_all_rng
+from detectron2.utils.logger import setup_logger
+from torch import nn
+
+from convert.verify import Converted
+from detection.d2.config import with_process_norms
+from detection.d2.data import build_evaluator, register
+from detection.weights import (
+    Coverage,
+    EngineResult,
+    load_converted,
+    load_trained,
+    read_trained,
+)
+from moco.errors import DataError, NumericError, UserError
+from moco.fileio import atomic_torch_save, atomic_write_json, atomic_write_text, load_torch
+from moco.progress import Progress
+from moco.run import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How many processes train together, as Detectron2's launch takes it."""
+
+    num_gpus: int = 1
+    num_machines: int = 1
+    machine_rank: int = 0
+    dist_url: str = "auto"
+
+    @property
+    def world_size(self) -> int:
+        return self.num_gpus * self.num_machines
+
+
+def run(
+    cfg: CfgNode,
+    *,
+    weights: Converted | None,
+    folder: RunFolder | None,
+    resume: bool,
+    eval_only: bool,
+    processes: Processes = Processes(),
+) -> EngineResult:
+    """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
+
+    Args:
+        weights: the converted backbone, None for a random one and for evaluation.
+        folder: locked output folder; None on machines other than the first.
+        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
+
+    Raises:
+        UserError: what does not fit; NumericError: a loss that is not finite.
+    """
+    check_processes(cfg, processes)
+    if processes.world_size == 1:
+        return _work(cfg, weights, resume, eval_only)
+    with TemporaryDirectory(prefix="detection-") as scratch:
+        outcome = Path(scratch) / "outcome.json"
+        try:
+            launch(
+                _worker,
+                processes.num_gpus,
+                processes.num_machines,
+                processes.machine_rank,
+                processes.dist_url,
+                args=(cfg, weights, resume, eval_only, str(outcome)),
+            )
+        except Exception:
+            # The message of the process that failed first is worth more than the launcher's.
+            if not outcome.is_file():
+                raise
+        if outcome.is_file():
+            return _read_outcome(outcome)
+    # The main process, and so the result, is on the first machine.
+    return EngineResult({}, 0 if eval_only else cfg.SOLVER.MAX_ITER, 0.0, None)
+
+
+def check_processes(cfg: CfgNode, processes: Processes) -> None:
+    """Raise UserError where Detectron2 would answer with an assertion in every process."""
+    available = torch.cuda.device_count()
+    if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
+        raise UserError(f"--num-gpus {processes.num_gpus}: this machine has {available}")
+    if not 0 <= processes.machine_rank < processes.num_machines or processes.num_gpus < 1:
+        raise UserError(
+            f"--num-gpus {processes.num_gpus} --num-machines {processes.num_machines} "
+            f"--machine-rank {processes.machine_rank}: expected at least one of each, and a rank "
+            "below the number of machines"
+        )
+    if processes.num_machines > 1 and processes.dist_url == "auto":
+        raise UserError("--num-machines needs --dist-url tcp://<first machine>:<port>")
+    if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
+        raise UserError(
+            f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
+            "set it to cuda"
+        )
+    # With a reference the batch is scaled to the processes (DefaultTrainer.auto_scale_workers).
+    scaled = cfg.SOLVER.REFERENCE_WORLD_SIZE > 0
+    if cfg.SOLVER.IMS_PER_BATCH % processes.world_size and not scaled:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
+            f"{processes.world_size} processes"
+        )
+
+
+class Trainer(DefaultTrainer):
+    """Detectron2's trainer with this project's evaluators, progress and atomic checkpoints."""
+
+    checkpointer: DetectionCheckpointer
+
+    @classmethod
+    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+        return build_evaluator(cfg, dataset_name)
+
+    def build_hooks(self) -> list[HookBase]:
+        # Here and not in __init__, because the hooks below take hold of it.
+        self.checkpointer = AtomicCheckpointer(
+            self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
+        )
+        hooks = super().build_hooks()
+        if comm.is_main_process():
+            hooks.insert(-1, ProgressHook())
+        return hooks
+
+
+class CpuTrainer(Trainer):
+    """The same on several processes without GPU, where DDP must not be given device ids.
+
+    ``DefaultTrainer.__init__`` has no hook for that one argument; this is the rest of it.
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        TrainerBase.__init__(self)
+        cfg = DefaultTrainer.auto_scale_workers(cfg, comm.get_world_size())
+        model = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        loader = self.build_train_loader(cfg)
+        model = create_ddp_model(model, broadcast_buffers=False, device_ids=None)
+        self._trainer = SimpleTrainer(model, loader, optimizer)
+        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self.checkpointer = DetectionCheckpointer(
+            model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
+        )
+        self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
+        self.register_hooks(self.build_hooks())
+
+
+class AtomicCheckpointer(DetectionCheckpointer):
+    """Detectron2's checkpoints, written whole or not at all."""
+
+    def save(self, name: str, **kwargs: Any) -> None:
+        if not self.save_dir or not self.save_to_disk:
+            return
+        states = {key: item.state_dict() for key, item in self.checkpointables.items()}
+        path = Path(self.save_dir) / f"{name}.pth"
+        atomic_torch_save(path, {"model": self.model.state_dict(), **states, **kwargs})
+        logger.info("saved %s", path)
+        self.tag_last_checkpoint(path.name)
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        atomic_write_text(Path(self.save_dir) / "last_checkpoint", last_filename_basename)
+
+
+class ProgressHook(HookBase):
+    """Iterations done, speed and time left."""
+
+    def before_train(self) -> None:
+        self._progress = Progress(
+            self.trainer.max_iter, "fine-tune", unit="it", initial=self.trainer.start_iter
+        )
+        self._progress.__enter__()
+
+    def after_step(self) -> None:
+        self._progress.update()
+
+    def after_train(self) -> None:
+        self._progress.__exit__(None, None, None)
+
+
+def _work(cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool) -> EngineResult:
+    """One process's share; the metrics are complete on the main process only."""
+    start = time.monotonic()
+    _set_up(cfg)
+    register(cfg, cfg.DATASETS.TEST if eval_only else (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    cfg = with_process_norms(cfg, comm.get_world_size())
+    coverage, iterations = None, 0
+    if eval_only:
+        model = Trainer.build_model(cfg)
+        load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
+        metrics = flatten_results_dict(Trainer.test(cfg, model))
+    else:
+        metrics, coverage, iterations = _train(cfg, weights, resume)
+    return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
+
+
+def _train(
+    cfg: CfgNode, weights: Converted | None, resume: bool
+) -> tuple[dict[str, float], Coverage | None, int]:
+    """Metrics, coverage of the weights, and number of iterations."""
+    spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
+    trainer = (CpuTrainer if spread else Trainer)(cfg)
+    model: nn.Module = trainer.checkpointer.model
+    coverage = None if weights is None else load_converted(model, weights.model)
+    if resume and trainer.checkpointer.has_checkpoint():
+        _check_checkpoint(trainer.checkpointer.get_checkpoint_file())
+        trainer.resume_or_load(resume=True)
+        logger.info("resuming after iteration %d", trainer.start_iter)
+    elif resume:
+        logger.info("--resume: no checkpoint in %s yet, starting anew", cfg.OUTPUT_DIR)
+    try:
+        trainer.train()
+    except FloatingPointError as error:
+        raise NumericError(
+            f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
+            "or lengthen SOLVER.WARMUP_ITERS"
+        ) from error
+    latest = trainer.storage.latest()
+    metrics = {name: value for name, (value, _) in latest.items() if name.startswith("bbox/")}
+    return metrics, coverage, trainer.max_iter
+
+
+def _check_checkpoint(path: str) -> None:
+    """Raise DataError for a checkpoint that cannot be resumed from, before it is half loaded."""
+    content = load_torch(path)
+    missing = {"model", "trainer", "iteration"} - set(content)
+    if missing:
+        raise DataError(
+            f"{path}: has no {', '.join(sorted(missing))}, so it is not one of this engine's "
+            "checkpoints; correct last_checkpoint, or start anew with --overwrite"
+        )
+
+
+def _set_up(cfg: CfgNode) -> None:
+    """Logs, seed and kernels, as Detectron2's ``default_setup`` (without its config.yaml)."""
+    rank = comm.get_rank()
+    for name in ("fvcore", "detectron2", "detection"):
+        logging.getLogger(name).handlers.clear()
+        setup_logger(cfg.OUTPUT_DIR, distributed_rank=rank, name=name)
+    logger.info("process %d of %d\n%s", rank, comm.get_world_size(), collect_env_info())
+    logger.info("config:\n%s", cfg.dump())
+    # A different stream in every process, all of them fixed by the seed.
+    seed_all_rng(cfg.SEED + rank)
+    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
+
+
+def _worker(
+    cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool, outcome: str
+) -> None:
+    """``_work`` in a process of its own; the main one leaves its result or error in a file."""
+    try:
+        result = _work(cfg, weights, resume, eval_only)
+    except UserError as error:
+        content = {"error": str(error), "exit_code": error.exit_code, "rank": comm.get_rank()}
+        atomic_write_json(outcome, content)
+        raise
+    if comm.is_main_process():
+        fields = dataclasses.asdict(result)
+        # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
+        atomic_write_text(outcome, json.dumps(fields))
+
+
+def _read_outcome(path: Path) -> EngineResult:
+    content = json.loads(path.read_text())
+    if "error" in content:
+        kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
+            content["exit_code"], UserError
+        )
+        raise kind(f"{content['error']} (process {content['rank']})")
+    coverage = content.pop("coverage")
+    if coverage is not None:
+        coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
+    return EngineResult(**content, coverage=coverage)

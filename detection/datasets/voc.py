@@ -1,0 +1,385 @@
+"""PASCAL VOC layout: read strictly, because what is half right trains without complaint.
+
+    <root>/ImageSets/Main/<split>.txt    one image id per line
+    <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
+    <root>/JPEGImages/<id>.jpg
+
+Everything is checked before training: a file that is missing or malformed, a class that is not in
+the list, a box that is inverted, outside, or not a number, a size that contradicts the picture. A
+box that reaches over the border is clipped, and the count is kept.
+
+Coordinates: annotations are 1-based and inclusive, ``VOCObject.box`` keeps them so; ``records``
+gives 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/pascal_voc.py): xmin - 1,
+ymin - 1, xmax, ymax. R: objects of one image.
+"""
+
+import functools
+import math
+import os
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from PIL import Image
+
+from detection.voc_eval import GroundTruth
+from moco.errors import DataError, UserError
+
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)  # fmt: skip
+
+DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+
+# Detectron2's names (detectron2/data/datasets/builtin.py) → folder, split, year.
+_BUILTIN = {
+    f"voc_{year}_{split}": (f"VOC{year}", split, year)
+    for year, splits in ((2007, ("trainval", "train", "val", "test")),
+                         (2012, ("trainval", "train", "val")))
+    for split in splits
+}  # fmt: skip
+
+_TREE = """\
+{root}/
+  Annotations/000001.xml ...
+  ImageSets/Main/{split}.txt   (one image id per line)
+  JPEGImages/000001.jpg ..."""
+
+
+@dataclass(frozen=True)
+class VOCSource:
+    """Where a split lies and how it is read.
+
+    Attributes:
+        name: as in DATASETS.TRAIN and TEST.
+        classes: allowed class names in order of their ids.
+        year: of the metric: 2007 = 11 points, 2012 = area.
+        extensions: of the pictures, in order of preference.
+        builtin: one of Detectron2's own names.
+    """
+
+    name: str
+    root: Path
+    split: str
+    year: int
+    classes: tuple[str, ...]
+    extensions: tuple[str, ...]
+    builtin: bool
+
+
+@dataclass(frozen=True)
+class VOCObject:
+    """One annotated object; ``box`` = (xmin, ymin, xmax, ymax), 1-based, inclusive, inside."""
+
+    class_id: int
+    box: tuple[float, float, float, float]
+    difficult: bool
+
+
+@dataclass(frozen=True)
+class VOCImage:
+    """One picture, sizes in pixels as it is shown (EXIF orientation applied)."""
+
+    image_id: str
+    file_name: str
+    height: int
+    width: int
+    objects: tuple[VOCObject, ...]
+
+
+@dataclass(frozen=True)
+class VOCSplit:
+    """A validated split; ``clipped`` is the number of boxes that reached over the border."""
+
+    source: VOCSource
+    images: tuple[VOCImage, ...]
+    clipped: int
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.source.classes
+
+
+def resolve(name: str, cfg: CfgNode) -> VOCSource:
+    """The source behind a name of DATASETS.TRAIN or TEST.
+
+    Raises:
+        UserError: the name is neither Detectron2's nor a split of DATASETS.VOC_DIR.
+    """
+    if cfg.DATASETS.VOC_DIR:
+        known = {source.name: source for source in folder_sources(cfg.DATASETS)}
+    else:
+        root = Path(os.environ.get(DATASETS_VARIABLE, "datasets")).expanduser()
+        known = {
+            builtin: VOCSource(builtin, root / folder, split, year, VOC_CLASSES, (".jpg",), True)
+            for builtin, (folder, split, year) in _BUILTIN.items()
+        }
+    if name not in known:
+        raise UserError(
+            f"unknown data set {name!r}; choices are {', '.join(known)}"
+            + ("" if cfg.DATASETS.VOC_DIR else ", or set DATASETS.VOC_DIR to a folder of your own")
+        )
+    return known[name]
+
+
+def folder_sources(datasets: CfgNode) -> list[VOCSource]:
+    """The splits of DATASETS.VOC_DIR, named ``<folder>_<split>``, in order of their names.
+
+    Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted.
+    """
+    root = Path(datasets.VOC_DIR).expanduser()
+    lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
+    if not lists or not (root / "Annotations").is_dir():
+        raise DataError(f"DATASETS.VOC_DIR {root}: {_expected(root, 'trainval')}")
+    if datasets.VOC_YEAR not in (2007, 2012):
+        raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
+    classes = tuple(datasets.VOC_CLASSES) or annotated_classes(root)
+    stem = root.resolve().name
+    return [
+        VOCSource(
+            f"{stem}_{path.stem}",
+            root,
+            path.stem,
+            datasets.VOC_YEAR,
+            classes,
+            (".jpg", ".jpeg", ".png"),
+            False,
+        )
+        for path in lists
+    ]
+
+
+@functools.lru_cache(maxsize=8)
+def annotated_classes(root: Path) -> tuple[str, ...]:
+    """All class names in a folder's annotations, sorted, so that every split agrees on the ids."""
+    names = set()
+    for path in sorted((root / "Annotations").glob("*.xml")):
+        for index, element in enumerate(_parse(path).findall("object")):
+            names.add(_text(element, "name", path, f"object {index + 1}"))
+    if not names:
+        raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
+    return tuple(sorted(names))
+
+
+@functools.lru_cache(maxsize=16)
+def read_split(source: VOCSource) -> VOCSplit:
+    """Read and check a whole split; the result is kept, so that asking twice costs nothing.
+
+    Raises:
+        DataError: anything of a file that cannot be used; the message names file, object, reason.
+    """
+    ids = _image_ids(source)
+    class_ids = {name: index for index, name in enumerate(source.classes)}
+    images, clipped = [], 0
+    for image_id in ids:
+        annotation = source.root / "Annotations" / f"{image_id}.xml"
+        if not annotation.is_file():
+            raise DataError(
+                f"{annotation}: missing, but {image_id} is listed in {_list_path(source)}; "
+                f"{_expected(source.root, source.split)}"
+            )
+        picture = _picture(source, image_id)
+        root = _parse(annotation)
+        width, height = _size(root, annotation, picture)
+        objects = []
+        for index, element in enumerate(root.findall("object")):
+            where = f"object {index + 1}"
+            name = _text(element, "name", annotation, where)
+            if name not in class_ids:
+                raise DataError(
+                    f"{annotation}: {where}: unknown class {name!r}; "
+                    f"{source.name} has {', '.join(source.classes)}"
+                )
+            box, was_clipped = _box(element, width, height, annotation, f"{where} ({name})")
+            clipped += was_clipped
+            difficult = _flag(element, "difficult", annotation, f"{where} ({name})")
+            objects.append(VOCObject(class_ids[name], box, difficult))
+        images.append(VOCImage(image_id, str(picture), height, width, tuple(objects)))
+    return VOCSplit(source, tuple(images), clipped)
+
+
+def records(split: VOCSplit) -> list[dict[str, Any]]:
+    """Detectron2's standard data-set dicts; ``bbox_mode`` 0 is its BoxMode.XYXY_ABS."""
+    return [
+        {
+            "file_name": image.file_name,
+            "image_id": image.image_id,
+            "height": image.height,
+            "width": image.width,
+            "annotations": [
+                {
+                    "category_id": obj.class_id,
+                    "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
+                    "bbox_mode": 0,
+                }
+                for obj in image.objects
+            ],
+        }
+        for image in split.images
+    ]
+
+
+def ground_truth(split: VOCSplit) -> dict[str, GroundTruth]:
+    """Per image id what the VOC metric compares with."""
+    return {
+        image.image_id: GroundTruth(
+            boxes=np.array([obj.box for obj in image.objects], dtype=np.float64).reshape(-1, 4),
+            classes=np.array([obj.class_id for obj in image.objects], dtype=np.int64),
+            difficult=np.array([obj.difficult for obj in image.objects], dtype=bool),
+        )
+        for image in split.images
+    }
+
+
+def _expected(root: Path, split: str) -> str:
+    tree = " ".join(_TREE.format(root=root, split=split).split())
+    return (
+        f"expected {tree}; set ${DATASETS_VARIABLE} to the folder that holds VOC2007/ and VOC2012/ "
+        "(http://host.robots.ox.ac.uk/pascal/VOC/), or DATASETS.VOC_DIR to a folder of your own"
+    )
+
+
+def _list_path(source: VOCSource) -> Path:
+    return source.root / "ImageSets" / "Main" / f"{source.split}.txt"
+
+
+def _image_ids(source: VOCSource) -> list[str]:
+    path = _list_path(source)
+    if not path.is_file():
+        raise DataError(f"{source.name}: {path} is missing; {_expected(source.root, source.split)}")
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text file") from error
+    ids = [line for line in lines if line]
+    if not ids:
+        raise DataError(f"{path}: no image ids in it; expected one per line")
+    seen: set[str] = set()
+    for image_id in ids:
+        if len(image_id.split()) != 1:
+            raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
+        if Path(image_id).name != image_id or image_id in (".", ".."):
+            raise DataError(f"{path}: id {image_id!r} leads out of the data set's folder")
+        if image_id in seen:
+            raise DataError(f"{path}: {image_id} is listed twice")
+        seen.add(image_id)
+    return ids
+
+
+def _picture(source: VOCSource, image_id: str) -> Path:
+    folder = source.root / "JPEGImages"
+    for extension in source.extensions:
+        path = folder / f"{image_id}{extension}"
+        if path.is_file():
+            return path
+    raise DataError(
+        f"{folder / image_id}{source.extensions[0]}: missing, but {image_id} is listed in "
+        f"{_list_path(source)}; {_expected(source.root, source.split)}"
+    )
+
+
+def _parse(path: Path) -> ET.Element:
+    try:
+        text = path.read_bytes()
+        # A document type is where entities are declared, and expanding them can fill the memory.
+        if b"<!DOCTYPE" in text or b"<!ENTITY" in text:
+            raise DataError(f"{path}: refused, because it declares a document type or entities")
+        root = ET.fromstring(text)
+    except (ET.ParseError, ValueError, LookupError) as error:
+        raise DataError(f"{path}: not valid XML ({error})") from error
+    if root.tag != "annotation":
+        raise DataError(f"{path}: expected <annotation>, got <{root.tag}>")
+    return root
+
+
+def _text(element: ET.Element, tag: str, path: Path, where: str) -> str:
+    text = (element.findtext(tag) or "").strip()
+    if not text:
+        raise DataError(f"{path}: {where}: <{tag}> is missing or empty")
+    return text
+
+
+def _number(element: ET.Element, tag: str, path: Path, where: str) -> float:
+    text = _text(element, tag, path, where)
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected a number") from error
+    if not math.isfinite(value):
+        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected a finite number")
+    return value
+
+
+def _flag(element: ET.Element, tag: str, path: Path, where: str) -> bool:
+    """An optional 0/1; absent means 0, as tools other than VOC's leave it out."""
+    text = (element.findtext(tag) or "0").strip()
+    if text not in ("0", "1"):
+        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected 0 or 1")
+    return text == "1"
+
+
+def _size(root: ET.Element, path: Path, picture: Path) -> tuple[int, int]:
+    """Width and height in pixels, stated by the annotation and confirmed by the picture's header.
+
+    The picture counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
+    """
+    element = root.find("size")
+    if element is None:
+        raise DataError(f"{path}: <size> with <width> and <height> is missing")
+    stated = (_number(element, "width", path, "size"), _number(element, "height", path, "size"))
+    actual = _picture_size(picture)
+    if stated != actual:
+        raise DataError(
+            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {picture.name}, which is "
+            f"{actual[0]}x{actual[1]}"
+        )
+    return actual
+
+
+def _picture_size(picture: Path) -> tuple[int, int]:
+    try:
+        with Image.open(picture) as image:
+            width, height = image.size
+            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
+        raise DataError(f"{picture}: not a picture or damaged ({error})") from error
+    return (height, width) if turned else (width, height)
+
+
+def _box(
+    element: ET.Element, width: int, height: int, path: Path, where: str
+) -> tuple[tuple[float, float, float, float], bool]:
+    """The box inside the picture, and whether it had to be clipped."""
+    bndbox = element.find("bndbox")
+    if bndbox is None:
+        raise DataError(f"{path}: {where}: <bndbox> is missing")
+    xmin, ymin, xmax, ymax = (
+        _number(bndbox, tag, path, where) for tag in ("xmin", "ymin", "xmax", "ymax")
+    )
+    shown = f"({xmin:g}, {ymin:g}, {xmax:g}, {ymax:g})"
+    if xmax < xmin or ymax < ymin:
+        raise DataError(f"{path}: {where}: box {shown} is inverted (xmin, ymin, xmax, ymax)")
+    if xmin > width or ymin > height or xmax < 1 or ymax < 1:
+        raise DataError(f"{path}: {where}: box {shown} is outside the {width}x{height} picture")
+    box = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
+    return box, box != (xmin, ymin, xmax, ymax)
+
+
+def class_counts(splits: Sequence[VOCSplit]) -> dict[str, int]:
+    """Number of objects of each class over ``splits``."""
+    counts = dict.fromkeys(splits[0].classes, 0)
+    for split in splits:
+        for image in split.images:
+            for obj in image.objects:
+                counts[split.classes[obj.class_id]] += 1
+    return counts

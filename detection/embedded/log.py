@@ -1,0 +1,86 @@
+"""What a run leaves to read: metrics.json, log.txt, TensorBoard events where it is installed."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from moco.run import RunFolder
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_ITERS = 20  # as Detectron2's PeriodicWriter; values are medians over as many iterations
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Send what `detection` and fvcore log to a file; warnings reach stderr as well."""
+    to_file = logging.FileHandler(path)
+    to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
+    to_terminal = logging.StreamHandler()
+    to_terminal.setLevel(logging.WARNING)
+    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.setLevel(logging.INFO)
+        one.addHandler(to_file)
+        one.addHandler(to_terminal)
+    try:
+        yield
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(to_file)
+            one.removeHandler(to_terminal)
+            one.setLevel(level)
+        to_file.close()
+
+
+class StepLog:
+    """Collects values per iteration; writes a line every 20 iterations and at the end.
+
+    Names are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in
+    seconds), so that its tools read the file.
+    """
+
+    def __init__(self, folder: RunFolder, max_iter: int) -> None:
+        self._folder, self._max_iter = folder, max_iter
+        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOG_EVERY_ITERS))
+        self._writer = _tensorboard(folder.path)
+
+    def step(self, iteration: int, values: Mapping[str, float], lr: float) -> None:
+        """Note the values of one iteration; `lr` is the rate it was done with."""
+        for name, value in values.items():
+            self._windows[name].append(value)
+        last = iteration + 1 == self._max_iter
+        if last or (iteration + 1) % LOG_EVERY_ITERS == 0:
+            medians = {name: statistics.median(w) for name, w in self._windows.items()}
+            left = self._max_iter - iteration - 1
+            self.write(iteration, {**medians, "lr": lr, "eta_seconds": medians["time"] * left})
+
+    def write(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Write values at once, such as the metrics of an evaluation."""
+        self._folder.log({"iteration": iteration, **values})
+        logger.info(
+            "iter: %d  %s", iteration, "  ".join(f"{k}: {v:.4g}" for k, v in values.items())
+        )
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, iteration)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))

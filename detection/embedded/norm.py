@@ -1,0 +1,78 @@
+"""Normalisation layers by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+
+class FrozenBatchNorm(nn.Module):
+    """Batch norm with fixed statistics and fixed affine parameters: (N, C, H, W) -> same.
+
+    The two ways to compute it differ in the last bit; which one is taken follows
+    FrozenBatchNorm2d in detectron2/layers/batch_norm.py.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.ones(num_features))
+        self.register_buffer("bias", torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features) - eps)
+        self.register_buffer("num_batches_tracked", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = cast(Tensor, self.weight), cast(Tensor, self.bias)
+        mean, var = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
+        if not x.requires_grad:
+            return F.batch_norm(x, mean, var, weight, bias, training=False, eps=self.eps)
+        # Without gradients of weight and bias, which F.batch_norm would compute for nothing.
+        scale = weight * (var + self.eps).rsqrt()
+        shift = bias - mean * scale
+        return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "BN": nn.BatchNorm2d,
+    "SyncBN": nn.BatchNorm2d,
+    "naiveSyncBN": nn.BatchNorm2d,
+    "FrozenBN": FrozenBatchNorm,
+}
+
+
+def norm_layer(name: str) -> Callable[[int], nn.Module]:
+    """The layer of a `*.NORM` key; this engine runs one process, where SyncBN is plain BN."""
+    if "Sync" in name:
+        logger.warning("NORM %s on one process is plain batch norm", name)
+    return NORMS[name]
+
+
+def freeze(module: nn.Module) -> None:
+    """Stop the gradient of every parameter and fix every batch norm below `module`.
+
+    As CNNBlockBase.freeze in detectron2/layers/blocks.py.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad = False
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                frozen = FrozenBatchNorm(child.num_features, child.eps)
+                frozen.num_batches_tracked = torch.tensor(0)
+                frozen.load_state_dict(child.state_dict())
+                setattr(parent, name, frozen)
+
+
+def freeze_stages(backbone: nn.Module, freeze_at: int) -> None:
+    """Freeze the stem (1), the stem and res2 (2), ...; 0 freezes nothing (BACKBONE.FREEZE_AT)."""
+    for name in ("stem", "res2", "res3", "res4", "res5")[:freeze_at]:
+        if hasattr(backbone, name):
+            freeze(backbone.get_submodule(name))

@@ -1,0 +1,322 @@
+"""Fine-tune a detector and evaluate it: the embedded engine's `run`.
+
+Under the same SEED and without workers a run equals Detectron2's DefaultTrainer bit for bit on
+the CPU: initial weights, batches, sampled regions and learning rates come from the same random
+streams. Evaluation and PreciseBN draw from a copy of them, so they do not change the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+
+import torch
+from fvcore.common.config import CfgNode
+from fvcore.nn.precise_bn import update_bn_stats
+from torch import Tensor
+
+from convert.verify import Converted
+from detection.datasets import VOCSplit, read_split, records, resolve
+from detection.embedded.checkpoint import (
+    FINAL,
+    RandomState,
+    last_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from detection.embedded.data import Augmentation, Sample, training_batches, with_objects
+from detection.embedded.evaluate import evaluate
+from detection.embedded.log import StepLog, log_file
+from detection.embedded.model import Detector, build_model
+from detection.embedded.solver import (
+    clip_gradients,
+    parameter_groups,
+    set_learning_rate,
+    warmup_multistep,
+)
+from detection.weights import EngineResult, load_converted, load_trained, read_trained
+from moco.errors import NumericError, Preempted
+from moco.progress import Progress
+from moco.run import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    cfg: CfgNode,
+    *,
+    weights: Converted | None,
+    folder: RunFolder,
+    resume: bool,
+    eval_only: bool,
+) -> EngineResult:
+    """Train (unless `eval_only`) and evaluate; see detection/train_net.py.
+
+    Args:
+        cfg: from detection.task.load_task, which has checked it; SEED is not negative.
+        weights: a converted backbone, or None for a random start.
+        folder: the run's folder; gets log.txt, metrics.json, model_*.pth, last_checkpoint and
+            inference/.
+        resume: continue from the folder's last checkpoint, if there is one.
+        eval_only: evaluate the trained model MODEL.WEIGHTS instead.
+
+    Raises:
+        UserError: a key that cannot be honoured, weights that do not fit. DataError: a picture
+            that cannot be read. NumericError: a loss that is not finite. Preempted: SIGTERM came
+            and the state is saved.
+    """
+    start = time.perf_counter()
+    with log_file(folder.path / "log.txt"):
+        logger.info("config:\n%s", cfg.dump())
+        torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
+        torch.manual_seed(cfg.SEED)
+        model = build_model(cfg)
+        if eval_only:
+            load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
+            metrics = evaluate(model, _test_split(cfg), cfg, folder.path / "inference")
+            return EngineResult(metrics, 0, time.perf_counter() - start, None)
+        coverage = None if weights is None else load_converted(model, weights.model)
+        with stop_on_sigterm() as stop, closing(Trainer(cfg, model, folder, stop)) as trainer:
+            if resume:
+                trainer.resume()
+            metrics = trainer.train()
+    return EngineResult(metrics, cfg.SOLVER.MAX_ITER, time.perf_counter() - start, coverage)
+
+
+class Trainer:
+    """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
+
+    def __init__(
+        self, cfg: CfgNode, model: Detector, folder: RunFolder, stop: Callable[[], bool]
+    ) -> None:
+        solver = cfg.SOLVER
+        self.cfg, self.model, self.stop = cfg, model, stop
+        self.folder: Path = folder.path
+        self.device = cfg.MODEL.DEVICE.split(":")[0]
+        self.max_iter: int = solver.MAX_ITER
+        self.next_iteration = 0
+        self.optimizer = torch.optim.SGD(
+            parameter_groups(
+                model,
+                base_lr=solver.BASE_LR,
+                weight_decay=solver.WEIGHT_DECAY,
+                weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+                weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+                bias_lr_factor=solver.BIAS_LR_FACTOR,
+            ),
+            lr=solver.BASE_LR,
+            momentum=solver.MOMENTUM,
+            nesterov=solver.NESTEROV,
+            foreach=True,
+        )
+        self.schedule = warmup_multistep(
+            steps=solver.STEPS,
+            gamma=solver.GAMMA,
+            max_iter=solver.MAX_ITER,
+            warmup_iters=solver.WARMUP_ITERS,
+            warmup_factor=solver.WARMUP_FACTOR,
+            warmup_method=solver.WARMUP_METHOD,
+        )
+        self.random: RandomState | None = None  # of a checkpoint, to be taken up by `train`
+        clip = solver.CLIP_GRADIENTS
+        self.clip = (clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
+        self.mixed_precision = solver.AMP.ENABLED
+        if self.mixed_precision:
+            model.to(memory_format=torch.channels_last)  # half as fast again with bfloat16
+        self.log = StepLog(folder, solver.MAX_ITER)
+
+    def resume(self) -> None:
+        """Take up the folder's last checkpoint; without one, start from the beginning."""
+        path = last_checkpoint(self.folder)
+        if path is None:
+            logger.warning("%s holds no checkpoint; starting at iteration 0", self.folder)
+            return
+        standing = load_checkpoint(path, self.model, self.optimizer)
+        self.next_iteration, self.random = standing.next_iteration, standing.random
+        logger.info("continuing at iteration %d, after %s", self.next_iteration, path)
+
+    def train(self) -> dict[str, float]:
+        """Train to the end and return the last evaluation's metrics.
+
+        Raises:
+            NumericError, DataError: see `run`; the last checkpoint stays.
+            Preempted: SIGTERM came; the state after the last iteration is saved.
+        """
+        cfg, metrics = self.cfg, None
+        self.model.train()
+        batches = self.batches(cfg.DATALOADER.NUM_WORKERS, skip=self.next_iteration)
+        if self.random is not None:  # after `batches`, which drew from the stream when it began
+            self.random.restore()
+        progress = Progress(self.max_iter, "fine-tune", initial=self.next_iteration)
+        with closing(batches), progress:
+            for iteration in range(self.next_iteration, self.max_iter):
+                loss = self.step(iteration, batches)
+                progress.update(1, loss=f"{loss:.3f}")
+                done = iteration + 1
+                evaluation_due = done == self.max_iter or _due(done, cfg.TEST.EVAL_PERIOD)
+                if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
+                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
+                if done == self.max_iter:
+                    self.save(iteration, FINAL)
+                elif _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
+                    self.save(iteration)
+                if evaluation_due:
+                    metrics = self.evaluate(iteration)
+                if self.stop():
+                    self.leave(iteration)
+        return self.evaluate(self.max_iter - 1) if metrics is None else metrics
+
+    def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
+        """One iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
+        start = time.perf_counter()
+        samples = next(batches)
+        data_time = time.perf_counter() - start
+        factor = self.schedule(iteration / self.max_iter)
+        set_learning_rate(self.optimizer, factor)
+        try:
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed_precision):
+                losses = self.model(samples)
+        except FloatingPointError as error:
+            raise self.diverged(iteration, str(error)) from error
+        values = self.finite(iteration, losses)
+        self.optimizer.zero_grad()
+        sum(losses.values()).backward()
+        if self.clip is not None:
+            clip_gradients(self.optimizer, *self.clip)
+        self.optimizer.step()
+        values |= {"time": time.perf_counter() - start, "data_time": data_time}
+        self.log.step(iteration, values, lr=self.cfg.SOLVER.BASE_LR * factor)
+        return values["total_loss"]
+
+    def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
+        """The losses and their sum as numbers, fetched from the device at once.
+
+        Raises:
+            NumericError: one is not finite.
+        """
+        numbers = torch.stack(list(losses.values())).detach().tolist()
+        values = dict(zip(losses, numbers, strict=True))
+        bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
+        if bad:
+            raise self.diverged(iteration, ", ".join(bad))
+        return {"total_loss": sum(numbers), **values}
+
+    def diverged(self, iteration: int, what: str) -> NumericError:
+        last = last_checkpoint(self.folder)
+        kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
+        return NumericError(
+            f"iteration {iteration}: {what}; {kept}; lower SOLVER.BASE_LR "
+            f"({self.cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
+        )
+
+    def precise_bn(self, num_iters: int) -> None:
+        """Replace the running averages of batch norm by averages over `num_iters` batches.
+
+        As Detectron2's PreciseBN hook, over the first batches of the training's plan.
+        """
+        with _private_random():
+            batches = self.batches(num_workers=0)
+            with Progress(num_iters, "precise BN", unit="batch") as progress:
+                update_bn_stats(self.model, _counted(batches, progress), num_iters)
+
+    def save(self, iteration: int, name: str | None = None) -> None:
+        """Write a checkpoint of the state after `iteration`.
+
+        Raises:
+            NumericError: a weight is not finite, so that the checkpoint before stays the last.
+        """
+        for parameter_name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise self.diverged(iteration, f"{parameter_name} is not finite")
+        path = save_checkpoint(
+            self.folder,
+            name or f"model_{iteration:07d}.pth",
+            model=self.model,
+            optimizer=self.optimizer,
+            iteration=iteration,
+        )
+        logger.info("saved %s", path)
+
+    def leave(self, iteration: int) -> None:
+        """Save, and ask to be run again; nothing to do after the last iteration."""
+        if iteration + 1 == self.max_iter:
+            return
+        self.save(iteration)
+        raise Preempted(
+            f"stopped by SIGTERM after iteration {iteration}; the state is saved in "
+            f"{self.folder}; continue with --resume"
+        )
+
+    def evaluate(self, iteration: int) -> dict[str, float]:
+        """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
+        with _private_random():
+            metrics = evaluate(
+                self.model, _test_split(self.cfg), self.cfg, self.folder / "inference"
+            )
+        self.log.write(iteration, metrics)
+        return metrics
+
+    def close(self) -> None:
+        self.log.close()
+
+    def batches(self, num_workers: int, skip: int = 0) -> Generator[list[Sample]]:
+        """Training batches from number `skip` on."""
+        cfg = self.cfg
+        splits = [read_split(resolve(name, cfg)) for name in cfg.DATASETS.TRAIN]
+        everything = [record for split in splits for record in records(split)]
+        if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+            everything = with_objects(everything)
+        return training_batches(
+            everything,
+            Augmentation(
+                tuple(cfg.INPUT.MIN_SIZE_TRAIN),
+                cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING,
+                cfg.INPUT.RANDOM_FLIP,
+            ),
+            max_size_px=cfg.INPUT.MAX_SIZE_TRAIN,
+            channel_order=cfg.INPUT.FORMAT,
+            batch_size=cfg.SOLVER.IMS_PER_BATCH,
+            group_by_shape=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
+            num_workers=num_workers,
+            seed=cfg.SEED,
+            skip=skip,
+        )
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
+    """While open, SIGTERM only makes the function given answer True."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.set())
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _test_split(cfg: CfgNode) -> VOCSplit:
+    return read_split(resolve(cfg.DATASETS.TEST[0], cfg))
+
+
+def _due(done: int, period: int) -> bool:
+    return period > 0 and done % period == 0
+
+
+def _private_random() -> AbstractContextManager[None]:
+    """What is drawn inside does not advance torch's streams."""
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
+
+
+def _counted(batches: Iterator[list[Sample]], progress: Progress) -> Iterator[list[Sample]]:
+    for batch in batches:
+        yield batch
+        progress.update(1)

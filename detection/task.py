@@ -1,0 +1,477 @@
+"""A task: a YAML file in Detectron2's own key names, resolved and checked before anything heavy.
+
+The same file and the same ``KEY VALUE`` overrides serve both engines. The keys that both honour
+stand here; those that only Detectron2 can change are in detectron2_keys.py. An unknown key is an
+error that names the nearest one, and so is a value that the engine cannot honour.
+"""
+
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from convert.verify import Converted
+from detection.datasets import VOCSplit, folder_sources, read_split, resolve
+from detection.detectron2_keys import DETECTRON2_ONLY
+from detection.weights import (
+    RANDOM,
+    apply_contract,
+    apply_random,
+    apply_trained,
+    read_weights,
+    trained_keys,
+)
+from moco.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg, read_yaml
+from moco.errors import DataError, UserError
+
+ENGINES = ("detectron2", "embedded")
+CONFIG_NAME = "config.yaml"
+
+# Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
+# network's input. Sequences keep Detectron2's types, because yacs compares types.
+_HONOURED: dict[str, Any] = {
+    # cuda, cuda:N or cpu. Not set by the user: cuda where there is one, else cpu.
+    "MODEL.DEVICE": "cuda",
+    # random, or a file from convert/convert_to_d2.py; with --eval-only a trained model_final.pth.
+    "MODEL.WEIGHTS": "",
+    # In the order of INPUT.FORMAT, 0..255. Set by the weights' contract.
+    "MODEL.PIXEL_MEAN": [103.530, 116.280, 123.675],
+    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
+    # Number of leading stages (stem = 1) that are not trained and whose BN is frozen, 0..5.
+    "MODEL.BACKBONE.FREEZE_AT": 2,
+    "MODEL.RESNETS.DEPTH": 50,
+    "MODEL.RESNETS.NORM": "FrozenBN",
+    "MODEL.RESNETS.NUM_GROUPS": 1,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 64,
+    # Where a bottleneck's stride sits; False = torchvision and MoCo, True = MSRA.
+    "MODEL.RESNETS.STRIDE_IN_1X1": True,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 64,
+    # 256 for bottlenecks, 64 for ResNet-18 and -34.
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 256,
+    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": 0,  # px; proposals must be larger in both directions
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],  # px, square root of the area
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],  # height / width
+    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,  # of the first anchor's centre, in strides, 0..1
+    "MODEL.RPN.IOU_THRESHOLDS": [0.3, 0.7],  # background below, foreground from
+    "MODEL.RPN.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
+    "MODEL.RPN.SMOOTH_L1_BETA": 0.0,  # 0 = L1
+    "MODEL.RPN.LOSS_WEIGHT": 1.0,  # of both RPN losses
+    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": 1.0,  # times LOSS_WEIGHT
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
+    "MODEL.RPN.POSITIVE_FRACTION": 0.5,
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 12000,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 2000,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
+    "MODEL.RPN.NMS_THRESH": 0.7,
+    "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
+    "MODEL.ROI_HEADS.NUM_CLASSES": 80,
+    "MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.5],
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.25,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.5,
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (10.0, 10.0, 5.0, 5.0),
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,  # 0 = L1
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": 1.0,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 14,
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 0,
+    "INPUT.MIN_SIZE_TRAIN": (800,),  # px, shorter side
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "choice",
+    "INPUT.MAX_SIZE_TRAIN": 1333,  # px, longer side
+    "INPUT.MIN_SIZE_TEST": 800,  # px; 0 = the original size
+    "INPUT.MAX_SIZE_TEST": 1333,
+    "INPUT.RANDOM_FLIP": "horizontal",
+    "INPUT.FORMAT": "BGR",
+    "DATASETS.TRAIN": (),
+    "DATASETS.TEST": (),
+    "DATALOADER.NUM_WORKERS": 4,
+    "DATALOADER.ASPECT_RATIO_GROUPING": True,
+    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": True,
+    "SOLVER.MAX_ITER": 40000,
+    "SOLVER.BASE_LR": 0.001,
+    "SOLVER.MOMENTUM": 0.9,
+    "SOLVER.NESTEROV": False,
+    "SOLVER.WEIGHT_DECAY": 0.0001,
+    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
+    "SOLVER.WEIGHT_DECAY_BIAS": None,  # None = WEIGHT_DECAY
+    "SOLVER.BIAS_LR_FACTOR": 1.0,  # of the biases' learning rate
+    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "value",  # value, or norm: of each parameter
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
+    "SOLVER.GAMMA": 0.1,
+    "SOLVER.STEPS": (30000,),  # iterations at which the learning rate is multiplied by GAMMA
+    "SOLVER.WARMUP_FACTOR": 1.0 / 1000,
+    "SOLVER.WARMUP_ITERS": 1000,
+    "SOLVER.WARMUP_METHOD": "linear",
+    # Mixed precision in training, not in evaluation; bfloat16 here, float16 in Detectron2 (GPU).
+    "SOLVER.AMP.ENABLED": False,
+    "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
+    "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
+    "TEST.EVAL_PERIOD": 0,  # iterations; 0 = only at the end
+    "TEST.DETECTIONS_PER_IMAGE": 100,
+    "TEST.PRECISE_BN.ENABLED": False,
+    "TEST.PRECISE_BN.NUM_ITER": 200,
+    "OUTPUT_DIR": "./output",
+    "SEED": -1,  # negative: one is drawn and recorded
+    "CUDNN_BENCHMARK": False,  # fastest kernels by trial; not reproducible
+}
+
+# This project's own keys.
+_TRANSFER: dict[str, Any] = {
+    # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
+    # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
+    "MODEL.RESNETS.STEM": "imagenet",
+    # A folder of one's own in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
+    # DATASETS.TRAIN and TEST become <folder>_<split> and NUM_CLASSES follows.
+    "DATASETS.VOC_DIR": "",
+    # Class names in order for VOC_DIR; empty: all names in its annotations, sorted.
+    "DATASETS.VOC_CLASSES": [],
+    # Metric for VOC_DIR: 2007 = 11 points (as the paper's tables), 2012 = area under the curve.
+    "DATASETS.VOC_YEAR": 2007,
+}
+
+# The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
+EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
+    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
+    "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
+    "MODEL.RESNETS.NORM": ("BN", "FrozenBN", "SyncBN", "naiveSyncBN"),
+    "MODEL.RESNETS.STEM": ("imagenet", "cifar", "stride2"),
+    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm"),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
+    "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
+    "INPUT.FORMAT": ("RGB", "BGR"),
+    "SOLVER.WARMUP_METHOD": ("linear", "constant"),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
+}
+
+# What does not make two runs different experiments: the trial, where it ran, and what belongs to
+# the weights (named in the run record) and not to the task.
+_NOT_PROTOCOL = (
+    "SEED",
+    "OUTPUT_DIR",
+    "MODEL.WEIGHTS",
+    "MODEL.DEVICE",
+    "DATALOADER.NUM_WORKERS",
+    "DATASETS.VOC_DIR",
+    "SOLVER.CHECKPOINT_PERIOD",
+    "INPUT.FORMAT",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RESNETS.STRIDE_IN_1X1",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task ready to run.
+
+    Attributes:
+        name: the config file's name without ending.
+        cfg: every key resolved (weights' contract, data set, device, seed), frozen.
+        init: ``random`` or the weights file's name without ending.
+        weights: the converted file, None for random and for evaluation only.
+        train: the training splits, empty for evaluation only.
+        notes: what a reader of the result has to know.
+    """
+
+    name: str
+    engine: str
+    cfg: CfgNode
+    init: str
+    weights: Converted | None
+    train: tuple[VOCSplit, ...]
+    test: VOCSplit
+    notes: tuple[str, ...]
+
+
+def default_task() -> CfgNode:
+    """Detectron2's keys with its default values, and this project's own.
+
+    All keys of Detectron2 are there, so that its files load; which of them the embedded engine can
+    change is checked in :func:`load_task`.
+    """
+    return _tree({**_HONOURED, **DETECTRON2_ONLY, **_TRANSFER})
+
+
+def add_transfer_config(cfg: CfgNode) -> None:
+    """Add this project's own keys to Detectron2's config (in place), as its plugins do.
+
+    For one's own train_net.py: ``cfg = get_cfg(); add_transfer_config(cfg)``.
+    """
+    for key, value in _TRANSFER.items():
+        *parents, name = key.split(".")
+        node = cfg
+        for parent in parents:
+            node = node[parent]
+        node[name] = list(value) if isinstance(value, list) else value
+
+
+def protocol_sha256(cfg: CfgNode) -> str:
+    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task."""
+    task_keys = flatten(default_task())
+    return cfg_sha256(
+        {key: value for key, value in flatten(cfg).items() if key in task_keys}, _NOT_PROTOCOL
+    )
+
+
+def load_task(
+    config_file: str | None,
+    opts: Sequence[str],
+    engine: str,
+    *,
+    eval_only: bool = False,
+    resume: bool = False,
+) -> Task:
+    """Resolve and check everything that can be wrong before training.
+
+    Args:
+        config_file: YAML with local ``_BASE_``; None: Detectron2's defaults.
+        opts: ``KEY VALUE`` overrides.
+        engine: one of ``ENGINES``.
+        eval_only: MODEL.WEIGHTS is a trained model; with ``resume`` it is the folder's last one.
+
+    Raises:
+        UserError: unknown keys, values out of range or in contradiction with each other, with the
+            weights' contract or with the data; DataError: files missing or damaged.
+    """
+    for option in opts[::2]:
+        if option.startswith("-"):
+            raise UserError(f"{option} comes after KEY VALUE pairs; options go before them")
+    cfg = load_cfg(_defaults(engine), config_file, opts)
+    cfg.defrost()
+    explicit = explicit_keys(config_file, opts)
+    given = explicit_keys(None, opts)
+    notes: list[str] = []
+
+    weights = None
+    if eval_only:
+        cfg.MODEL.WEIGHTS = str(_trained_file(cfg, resume))
+        apply_trained(cfg, trained_keys(cfg.MODEL.WEIGHTS), explicit)
+    else:
+        weights = read_weights(cfg.MODEL.WEIGHTS)
+        if weights is None:
+            apply_random(cfg, explicit)
+        else:
+            apply_contract(cfg, weights.contract, explicit)
+    init = cfg.MODEL.WEIGHTS if cfg.MODEL.WEIGHTS == RANDOM else Path(cfg.MODEL.WEIGHTS).stem
+
+    _resolve_device(cfg, explicit)
+    _resolve_seed(cfg, resume, notes)
+    _check_values(cfg)
+    _check_engine(cfg, engine)
+    _resolve_datasets(cfg, explicit, given, needed=("TEST",) if eval_only else ("TRAIN", "TEST"))
+    train = () if eval_only else tuple(read_split(resolve(n, cfg)) for n in cfg.DATASETS.TRAIN)
+    test = read_split(resolve(cfg.DATASETS.TEST[0], cfg))
+    notes += _check_splits(train, test)
+    cfg.freeze()
+    if resume and not eval_only:
+        notes += _changes_since(cfg)
+    name = Path(config_file).stem if config_file else "defaults"
+    return Task(name, engine, cfg, init, weights, train, test, tuple(notes))
+
+
+def _defaults(engine: str) -> CfgNode:
+    if engine == "embedded":
+        return default_task()
+    from detection.d2 import transfer_defaults
+
+    return transfer_defaults()
+
+
+def _check_engine(cfg: CfgNode, engine: str) -> None:
+    """What one engine has and the other has not."""
+    if engine == "embedded":
+        from detection.embedded.supported import check_supported
+
+        check_supported(cfg)
+    else:
+        from detection.d2 import check_transfer_config
+
+        check_transfer_config(cfg)
+
+
+def _trained_file(cfg: CfgNode, resume: bool) -> Path:
+    """The trained model that --eval-only means."""
+    pointer = Path(cfg.OUTPUT_DIR) / "last_checkpoint"
+    if resume:
+        if not pointer.is_file():
+            raise DataError(f"{pointer} is missing, so there is no last checkpoint to evaluate")
+        path = pointer.parent / Path(pointer.read_text().strip()).name
+    else:
+        path = Path(cfg.MODEL.WEIGHTS)
+    if cfg.MODEL.WEIGHTS in ("", RANDOM) and not resume:
+        raise UserError(
+            f"MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; --eval-only needs a trained model such as "
+            "OUTPUT_DIR/model_final.pth, or --resume for the folder's last one"
+        )
+    if not path.is_file():
+        raise DataError(f"MODEL.WEIGHTS {path}: no such file; expected a trained model")
+    return path
+
+
+def _resolve_device(cfg: CfgNode, explicit: Collection[str]) -> None:
+    import torch
+
+    available = torch.cuda.is_available()
+    if "MODEL.DEVICE" not in explicit:
+        cfg.MODEL.DEVICE = "cuda" if available else "cpu"
+    kind = cfg.MODEL.DEVICE.split(":")[0]
+    if kind not in ("cuda", "cpu"):
+        raise UserError(f"MODEL.DEVICE: got {cfg.MODEL.DEVICE!r}, choices are cuda, cuda:N, cpu")
+    if kind == "cuda" and not available:
+        raise UserError("MODEL.DEVICE is cuda, but torch sees no GPU; set MODEL.DEVICE cpu")
+
+
+def _resolve_seed(cfg: CfgNode, resume: bool, notes: list[str]) -> None:
+    """A run has a seed, so that it can be repeated: the user's, the folder's, or a new one."""
+    if cfg.SEED >= 0:
+        return
+    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
+    if resume and earlier.is_file():
+        cfg.SEED = int(read_yaml(earlier).get("SEED", -1))
+    if cfg.SEED < 0:
+        cfg.SEED = int.from_bytes(os.urandom(4), "little") >> 1
+        notes.append(f"SEED was not set; {cfg.SEED} was drawn")
+
+
+def _check_values(cfg: CfgNode) -> None:
+    """Ranges, and constraints between keys."""
+    solver = cfg.SOLVER
+    for key, smallest in (
+        ("SOLVER.MAX_ITER", 1),
+        ("SOLVER.IMS_PER_BATCH", 1),
+        ("SOLVER.WARMUP_ITERS", 0),
+        ("SOLVER.CHECKPOINT_PERIOD", 1),
+        ("TEST.EVAL_PERIOD", 0),
+        ("TEST.PRECISE_BN.NUM_ITER", 1),
+        ("TEST.DETECTIONS_PER_IMAGE", 1),
+        ("DATALOADER.NUM_WORKERS", 0),
+        ("INPUT.MIN_SIZE_TEST", 0),
+    ):
+        value = flatten(cfg)[key]
+        if value < smallest:
+            raise UserError(f"{key}: got {value}, expected at least {smallest}")
+    if cfg.SEED >= 2**31:
+        raise UserError(f"SEED: got {cfg.SEED}, expected less than 2**31")
+    if not (math.isfinite(solver.BASE_LR) and solver.BASE_LR > 0):
+        raise UserError(f"SOLVER.BASE_LR: got {solver.BASE_LR}, expected more than 0")
+    steps = list(solver.STEPS)
+    if steps != sorted(set(steps)) or any(not 0 < step < solver.MAX_ITER for step in steps):
+        raise UserError(
+            f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
+            f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
+        )
+    if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
+        raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
+    for key in ("PIXEL_MEAN", "PIXEL_STD"):
+        if len(cfg.MODEL[key]) != 3:
+            raise UserError(f"MODEL.{key}: got {list(cfg.MODEL[key])}, expected 3 numbers, 0..255")
+
+
+def _resolve_datasets(
+    cfg: CfgNode, explicit: Collection[str], given: Collection[str], needed: Sequence[str]
+) -> None:
+    """Names, classes and NUM_CLASSES.
+
+    ``explicit``: keys set anywhere, ``given``: on the command line, ``needed``: TRAIN, TEST or
+    both. DATASETS.VOC_DIR replaces the data set of the YAML file, but not what stands on the
+    command line.
+    """
+    datasets = cfg.DATASETS
+    if datasets.VOC_DIR:
+        sources = {source.name: source for source in folder_sources(datasets)}
+        splits = {source.split: source.name for source in sources.values()}
+        for key in needed:
+            names = tuple(datasets[key])
+            if names and all(name in sources for name in names):
+                continue
+            if names and f"DATASETS.{key}" in given:
+                raise UserError(
+                    f"DATASETS.{key}: {', '.join(names)} is not in DATASETS.VOC_DIR "
+                    f"{datasets.VOC_DIR}; choices are {', '.join(sources)}"
+                )
+            datasets[key] = (_default_splits(datasets.VOC_DIR, splits, needed)[key],)
+        datasets.VOC_CLASSES = list(next(iter(sources.values())).classes)
+        may_replace = "MODEL.ROI_HEADS.NUM_CLASSES" not in given
+    else:
+        if list(datasets.VOC_CLASSES):
+            raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
+        may_replace = "MODEL.ROI_HEADS.NUM_CLASSES" not in explicit
+    if "TRAIN" in needed and not datasets.TRAIN:
+        raise UserError("DATASETS.TRAIN is empty; name a data set or set DATASETS.VOC_DIR")
+    if len(datasets.TEST) != 1:
+        raise UserError(
+            f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one data set, because a run is "
+            "one number of a table"
+        )
+    num_classes = len(resolve(datasets.TEST[0], cfg).classes)
+    if may_replace:
+        cfg.MODEL.ROI_HEADS.NUM_CLASSES = num_classes
+    elif cfg.MODEL.ROI_HEADS.NUM_CLASSES != num_classes:
+        raise UserError(
+            f"MODEL.ROI_HEADS.NUM_CLASSES: got {cfg.MODEL.ROI_HEADS.NUM_CLASSES}, but "
+            f"{datasets.TEST[0]} has {num_classes} classes; remove the key"
+        )
+
+
+def _default_splits(folder: str, names: Mapping[str, str], needed: Sequence[str]) -> dict[str, str]:
+    """Training and test split that do not overlap, from what the folder has."""
+    for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
+        chosen = {"TRAIN": train, "TEST": test}
+        if all(chosen[key] in names for key in needed):
+            return {key: names[chosen[key]] for key in needed}
+    raise DataError(
+        f"DATASETS.VOC_DIR {folder}: ImageSets/Main has {', '.join(names)}; expected trainval or "
+        "train, and test or val (or name the splits in DATASETS.TRAIN and DATASETS.TEST)"
+    )
+
+
+def _check_splits(train: tuple[VOCSplit, ...], test: VOCSplit) -> list[str]:
+    """Notes on the data; an error where training could not start."""
+    notes = []
+    for split in {split.name: split for split in (*train, test)}.values():
+        if split.clipped:
+            notes.append(f"{split.name}: {split.clipped} boxes reach over the border, clipped")
+    if train and not any(image.objects for split in train for image in split.images):
+        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    trained = {image.file_name for split in train for image in split.images}
+    shared = sum(image.file_name in trained for image in test.images)
+    if shared:
+        notes.append(f"{shared} of {len(test.images)} test pictures are also trained on")
+    return notes
+
+
+def _changes_since(cfg: CfgNode) -> list[str]:
+    """A note if the folder was begun under another configuration."""
+    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
+    if not earlier.is_file():
+        return []
+    before, now = flatten(read_yaml(earlier)), flatten(cfg)
+    changed = [
+        key
+        for key in sorted(set(before) & set(now))
+        if key not in _NOT_PROTOCOL and _plain(before[key]) != _plain(now[key])
+    ]
+    return [f"resumed with other values of {', '.join(changed)}"] if changed else []
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, at any depth."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _tree(flat: Mapping[str, Any]) -> CfgNode:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, name = key.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return CfgNode(nested).clone()

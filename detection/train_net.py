@@ -1,0 +1,230 @@
+"""Fine-tune a detector and evaluate it: one run, one folder, one record.
+
+    python detection/train_net.py --config-file configs/voc/faster_rcnn_R_50_C4_24k.yaml \\
+        --num-gpus 8 MODEL.WEIGHTS moco.pth OUTPUT_DIR runs/voc_24k/moco_0
+
+Flags and files are those of a Detectron2 train_net.py. The engine is Detectron2 where it can be
+imported and the embedded one otherwise; the choice is printed and recorded.
+"""
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moco.errors import Preempted, UserError, run_cli
+
+if TYPE_CHECKING:
+    from detection.task import Task
+    from detection.weights import EngineResult
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; it answers --help without importing torch."""
+    parser = argparse.ArgumentParser(
+        prog="train_net.py", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--config-file", metavar="FILE", help="task, e.g. configs/voc/….yaml")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "detectron2", "embedded"),
+        default="auto",
+        help="auto: detectron2 where it can be imported, else embedded",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run in OUTPUT_DIR, if it has begun"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="start anew in a folder that is not empty"
+    )
+    parser.add_argument(
+        "--eval-only",
+        action="store_true",
+        help="evaluate the trained model MODEL.WEIGHTS (with --resume: OUTPUT_DIR's last one)",
+    )
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine")
+    parser.add_argument("--num-machines", type=int, default=1)
+    parser.add_argument("--machine-rank", type=int, default=0)
+    parser.add_argument(
+        "--dist-url", default="auto", help="tcp://host:port of the first of several machines"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument(
+        "opts",
+        nargs=argparse.REMAINDER,
+        metavar="KEY VALUE",
+        help="config overrides, last: MODEL.WEIGHTS file|random, OUTPUT_DIR, SEED, …",
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; see :func:`build_parser`."""
+    args = build_parser().parse_args(argv)
+    engine, reason = choose_engine(args.engine)
+    print(f"engine: {engine} ({reason})", flush=True)
+    if engine == "embedded" and (args.num_gpus, args.num_machines) != (1, 1):
+        raise UserError(
+            "--num-gpus and --num-machines above 1 need --engine detectron2; the embedded engine "
+            "is one process"
+        )
+
+    from detection.task import CONFIG_NAME, load_task
+    from moco.fileio import atomic_write_text
+    from moco.run import RunFolder, write_record
+
+    task = load_task(
+        args.config_file, args.opts, engine, eval_only=args.eval_only, resume=args.resume
+    )
+    print(describe(task), flush=True)
+    if args.machine_rank > 0:
+        run_engine(task, None, args)
+        return 0
+    # An evaluation leaves the run that it is about as it is.
+    keep = args.resume or args.eval_only
+    with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=args.overwrite) as folder:
+        results = folder.path / "inference" if args.eval_only else folder.path
+        if args.overwrite:
+            # Else a later --resume could take up the run that was overwritten.
+            for name in ("last_checkpoint", "log.txt"):
+                (folder.path / name).unlink(missing_ok=True)
+        atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+        try:
+            result = run_engine(task, folder, args)
+        except Preempted:
+            raise  # not over: --resume continues it
+        except Exception as error:
+            write_record(results, failed(task, error))
+            raise
+        record = done(task, result)
+        path = write_record(results, record)
+    report(task, record.metrics, path, args.eval_only)
+    return 0
+
+
+def describe(task: "Task") -> str:
+    """What is about to run, line by line."""
+    data = [f"{split.name} ({len(split.images)} pictures)" for split in task.train]
+    lines = [
+        f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
+        f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
+        f"({len(task.test.images)} pictures), {len(task.test.classes)} classes: "
+        + ", ".join(task.test.classes),
+        *(f"note: {note}" for note in task.notes),
+    ]
+    return "\n".join(lines)
+
+
+def choose_engine(wanted: str) -> tuple[str, str]:
+    """The engine and the reason for it.
+
+    Raises:
+        UserError: Detectron2 is asked for and cannot be imported.
+    """
+    if wanted == "embedded":
+        return "embedded", "asked for"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
+            import detection.d2  # noqa: F401  # the only room that imports detectron2
+    except Exception as error:  # a broken installation fails in many ways
+        if wanted == "detectron2":
+            raise UserError(
+                f"--engine detectron2: it cannot be imported ({error}); README.md says how it is "
+                "installed, or use --engine embedded"
+            ) from error
+        return "embedded", f"Detectron2 cannot be imported: {error}"
+    why = "asked for" if wanted == "detectron2" else "it can be imported"
+    return "detectron2", f"version {metadata.version('detectron2')}, {why}"
+
+
+def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineResult":
+    """Hand a task to its engine."""
+    options = {
+        "weights": task.weights,
+        "folder": folder,
+        "resume": args.resume,
+        "eval_only": args.eval_only,
+    }
+    if task.engine == "embedded":
+        from detection.embedded.trainer import run
+
+        return run(task.cfg, **options)
+    from detection.d2.trainer import Processes
+    from detection.d2.trainer import run as run_detectron2
+
+    processes = Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
+    return run_detectron2(task.cfg, **options, processes=processes)
+
+
+def done(task: "Task", result: "EngineResult") -> Any:
+    """The record of a finished run."""
+    from detection.metrics import for_record
+
+    metrics, notes = for_record(result.metrics)
+    coverage = result.coverage.to_dict() if result.coverage else None
+    return _record(
+        task,
+        status="done",
+        iterations=result.iterations,
+        seconds=round(result.seconds, 3),
+        metrics=metrics,
+        coverage=coverage,
+        notes=[*task.notes, *notes],
+    )
+
+
+def failed(task: "Task", error: Exception) -> Any:
+    """The record of a run that ended without numbers; the last note says why."""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return _record(
+        task,
+        status="failed",
+        iterations=0,
+        seconds=0.0,
+        metrics={},
+        coverage=None,
+        notes=[*task.notes, reason],
+    )
+
+
+def _record(task: "Task", **outcome: Any) -> Any:
+    from detection.task import protocol_sha256
+    from moco.cfgnode import flatten
+    from moco.fileio import sha256_file
+    from moco.run import RunRecord, provenance
+
+    from_file = Path(task.cfg.MODEL.WEIGHTS).is_file()
+    return RunRecord(
+        kind="detection",
+        task=task.name,
+        engine=task.engine,
+        init=task.init,
+        weights_sha256=sha256_file(task.cfg.MODEL.WEIGHTS) if from_file else None,
+        weights_source=task.weights.contract.source if task.weights else None,
+        seed=task.cfg.SEED,
+        config_sha256=protocol_sha256(task.cfg),
+        config=flatten(task.cfg),
+        provenance=provenance(),
+        **outcome,
+    )
+
+
+def report(task: "Task", metrics: Any, path: Path, eval_only: bool) -> None:
+    """The last lines: the numbers, the files, and what to do next."""
+    from detection.metrics import headline
+
+    print(f"{task.test.name}: {headline(metrics)}")
+    if eval_only:
+        print(f"wrote {path}")
+        return
+    files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
+    present = [name for name in files if (path.parent / name).is_file()]
+    print(f"wrote {path.parent}: {', '.join(present)}")
+    print(f"next: python -m benchmarks.make_table {path.parent}")
+
+
+if __name__ == "__main__":
+    run_cli(main)

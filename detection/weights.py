@@ -1,0 +1,290 @@
+"""Weights into a detector: the input contract, the words a user writes, and proof of what landed.
+
+``MODEL.WEIGHTS`` is the word ``random`` or the path of a file written by
+``convert/convert_to_d2.py``. Nothing else starts a training: an empty string or a missing file is
+an error, because a network left at random under a real name is the worst result there is.
+
+Names (the same in both engines): a converted key ``stem.…`` … ``res4.…`` lands on
+``backbone.<key>``, and ``res5.…`` on ``roi_heads.<key>`` (C4, where res5 is the box head).
+"""
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from convert.contract import InputContract
+from convert.verify import Converted, read_converted
+from moco.cfgnode import flatten, read_yaml
+from moco.errors import DataError, UserError
+from moco.fileio import PathLike, load_pickle, load_torch
+
+logger = logging.getLogger(__name__)
+
+RANDOM = "random"
+
+# What torchvision's and MoCo's networks are trained with, 0..255, RGB. A random initialisation
+# gets the same, so that every row of a table sees the same pixels.
+RGB_MEAN = (123.675, 116.280, 103.530)
+RGB_STD = (58.395, 57.120, 57.375)
+
+# Where a converted key may land, the first prefix that exists.
+_PREFIXES = ("backbone.", "backbone.bottom_up.", "roi_heads.")
+# The part of a detector that a backbone's file has to fill; roi_heads.res5.norm is the new BN.
+_TRUNK = re.compile(r"^(backbone\.(bottom_up\.)?(stem|res\d)|roi_heads\.res5\.\d)")
+_UNTRACKED = "num_batches_tracked"
+
+# What a trained model needs beside its tensors: the keys of the contract and the head.
+_TRAINED_KEYS = (
+    "INPUT.FORMAT",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.RESNETS.DEPTH",
+    "MODEL.RESNETS.STEM",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS",
+    "MODEL.RESNETS.RES2_OUT_CHANNELS",
+    "MODEL.RESNETS.NUM_GROUPS",
+    "MODEL.RESNETS.WIDTH_PER_GROUP",
+    "MODEL.ROI_HEADS.NAME",
+    "DATASETS.VOC_CLASSES",
+)
+_PIXEL_KEYS = _TRAINED_KEYS[:4]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a detector's tensors hold after loading.
+
+    Attributes:
+        loaded: number of tensors equal to the file's.
+        left_at_init: names of the tensors that start anew (RPN, extra norm, predictors).
+    """
+
+    loaded: int
+    left_at_init: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"loaded": self.loaded, "left_at_init": list(self.left_at_init)}
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """What an engine hands back.
+
+    Attributes:
+        metrics: canonical name (detection/metrics.py) → value, AP in 0..100; may be NaN.
+        iterations: number of the last iteration trained (``SOLVER.MAX_ITER``), 0 for evaluation.
+        seconds: wall time of training and evaluation.
+        coverage: None for random weights and for evaluation only.
+    """
+
+    metrics: dict[str, float]
+    iterations: int
+    seconds: float
+    coverage: Coverage | None
+
+
+def read_weights(weights: str) -> Converted | None:
+    """The converted file that MODEL.WEIGHTS names, or None for the word ``random``.
+
+    Raises:
+        UserError: an empty value; DataError: a missing, damaged or unconverted file.
+    """
+    if weights == RANDOM:
+        return None
+    if not weights:
+        raise UserError(
+            "MODEL.WEIGHTS is empty; give a file from convert/convert_to_d2.py, or the word "
+            f"{RANDOM} for a random initialisation"
+        )
+    if not Path(weights).is_file():
+        raise DataError(
+            f"MODEL.WEIGHTS {weights}: no such file; give a file from convert/convert_to_d2.py, or "
+            f"the word {RANDOM}"
+        )
+    return read_converted(weights)
+
+
+def apply_contract(cfg: CfgNode, contract: InputContract, explicit: Collection[str]) -> None:
+    """Set the keys that the weights fix (in place); keys the user set must already agree.
+
+    Raises:
+        UserError: naming the key, the user's value and the weights'.
+    """
+    _apply(cfg, contract.d2_keys(), explicit, f"the weights (from {contract.source})")
+
+
+def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
+    """torchvision's convention for what the user left open (in place)."""
+    rgb = cfg.INPUT.FORMAT == "RGB" or "INPUT.FORMAT" not in explicit
+    step = 1 if rgb else -1
+    values: dict[str, Any] = {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": list(RGB_MEAN[::step]),
+        "MODEL.PIXEL_STD": list(RGB_STD[::step]),
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    }
+    if cfg.MODEL.RESNETS.DEPTH < 50:
+        values["MODEL.RESNETS.RES2_OUT_CHANNELS"] = cfg.MODEL.RESNETS.STEM_OUT_CHANNELS
+    open_keys = {key: value for key, value in values.items() if key not in explicit}
+    _apply(cfg, open_keys, explicit, RANDOM)
+
+
+def trained_keys(path: PathLike) -> dict[str, Any]:
+    """What the run that trained a model says about it, from the config.yaml beside it."""
+    config = Path(path).parent / "config.yaml"
+    if not config.is_file():
+        return {}
+    flat = flatten(read_yaml(config))
+    return {key: flat[key] for key in _TRAINED_KEYS if key in flat}
+
+
+def apply_trained(cfg: CfgNode, trained: Mapping[str, Any], explicit: Collection[str]) -> None:
+    """Set what belongs to a trained model (in place); see :func:`trained_keys`.
+
+    Raises:
+        UserError: a contradiction, or nobody says how the model's pixels were normalised.
+    """
+    unknown = [key for key in _PIXEL_KEYS if key not in trained and key not in explicit]
+    if unknown:
+        raise UserError(
+            f"{', '.join(unknown)}: not known for {cfg.MODEL.WEIGHTS}, which has no config.yaml "
+            "beside it; use --config-file with the one of the run that trained it, or set the keys"
+        )
+    _apply(cfg, trained, explicit, f"the model {cfg.MODEL.WEIGHTS}")
+
+
+def read_trained(path: PathLike) -> dict[str, Tensor]:
+    """Tensors of a trained detector, ``model_final.pth`` of either engine (or a ``.pkl``).
+
+    Raises:
+        DataError: unreadable, or not a mapping of names to tensors.
+    """
+    raw = load_pickle(path) if str(path).endswith(".pkl") else load_torch(path)
+    model = raw.get("model", raw) if isinstance(raw, Mapping) else None
+    if not isinstance(model, Mapping) or not model:
+        raise DataError(f"{path}: not a trained detector; expected a mapping with key 'model'")
+    try:
+        return {str(name): torch.as_tensor(value) for name, value in model.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{path}: not a trained detector ({error})") from error
+
+
+def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike) -> None:
+    """Load a whole trained detector, nothing missing, nothing left over.
+
+    Raises:
+        UserError: naming the first tensors that do not fit.
+    """
+    state = {key: value for key, value in model.state_dict().items() if _UNTRACKED not in key}
+    found = {
+        key: value
+        for key, value in tensors.items()
+        # Buffers of the image normalisation, in models saved by older Detectron2.
+        if _UNTRACKED not in key and key not in ("pixel_mean", "pixel_std")
+    }
+    problems = [f"{key} is missing" for key in sorted(set(state) - set(found))]
+    problems += [f"{key} is unknown" for key in sorted(set(found) - set(state))]
+    problems += [
+        f"{key} is {tuple(found[key].shape)} instead of {tuple(state[key].shape)}"
+        for key in sorted(set(found) & set(state))
+        if found[key].shape != state[key].shape
+    ]
+    if problems:
+        raise UserError(f"{path} does not fit this detector: {_some(problems)}")
+    model.load_state_dict(found, strict=False)
+
+
+def load_converted(model: nn.Module, converted: Mapping[str, Tensor]) -> Coverage:
+    """Copy a converted backbone into a detector and check what it then holds.
+
+    Raises:
+        UserError: a tensor of the file has no place or another shape, or a tensor of the trunk is
+            not in the file.
+    """
+    state = model.state_dict()
+    landed = landing_names(state, converted)
+    wrong = [
+        f"{key} is {tuple(converted[key].shape)}, {name} is {tuple(state[name].shape)}"
+        for key, name in landed.items()
+        if converted[key].shape != state[name].shape
+    ]
+    if wrong:
+        raise UserError(f"MODEL.WEIGHTS does not fit this detector: {_some(wrong)}")
+    model.load_state_dict({landed[key]: converted[key] for key in converted}, strict=False)
+    return check_coverage(model.state_dict(), converted)
+
+
+def landing_names(state: Collection[str], converted: Collection[str]) -> dict[str, str]:
+    """Converted key → the detector's name for it.
+
+    Raises:
+        UserError: keys without a place.
+    """
+    landed, homeless = {}, []
+    for key in converted:
+        name = next((prefix + key for prefix in _PREFIXES if prefix + key in state), None)
+        if name is None:
+            homeless.append(key)
+        else:
+            landed[key] = name
+    if homeless:
+        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {_some(homeless)}")
+    return landed
+
+
+def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Coverage:
+    """Compare a loaded detector with the file, tensor by tensor.
+
+    Detectron2 only warns about a mismatch, so a bad file would become a random row with a name.
+
+    Raises:
+        UserError: a tensor that differs from the file's, or a trunk tensor the file does not have.
+    """
+    landed = landing_names(state, converted)
+    different = [
+        name
+        for key, name in landed.items()
+        if not torch.equal(state[name].cpu(), converted[key].to(state[name].dtype).cpu())
+    ]
+    if different:
+        raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {_some(different)}")
+    rest = sorted(
+        name for name in state if name not in set(landed.values()) and _UNTRACKED not in name
+    )
+    random = [name for name in rest if _TRUNK.match(name)]
+    if random:
+        raise UserError(f"MODEL.WEIGHTS leaves these at random: {_some(random)}")
+    logger.info("%d tensors come from the weights, %d start anew", len(landed), len(rest))
+    return Coverage(len(landed), tuple(rest))
+
+
+def _apply(cfg: CfgNode, values: Mapping[str, Any], explicit: Collection[str], owner: str) -> None:
+    known = flatten(cfg)
+    for key, value in values.items():
+        if key in explicit and not _same(known[key], value):
+            raise UserError(
+                f"{key}: you set {known[key]!r}, but {owner} need {value!r}; "
+                "remove the key or use other weights"
+            )
+        cfg.merge_from_list([key, value])
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, float) or isinstance(theirs, float):
+        return abs(ours - theirs) <= 1e-3  # e.g. 103.53 and 0.406 * 255
+    return bool(ours == theirs)
+
+
+def _some(items: list[str]) -> str:
+    """The first items and how many more there are."""
+    return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")

@@ -1,0 +1,53 @@
+"""The embedded model against numbers stored from Detectron2, for machines without it."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from detection.embedded.model import build_model
+from tests.golden.regenerate_embedded import FOLDER, NETWORKS
+from tests.oracles import tiny_detector as tiny
+
+# Another BLAS adds in another order (seen: 2e-6, and 8e-4 in gradients, which 50 batch norms
+# amplify); a wrong formula shows in the second digit.
+RELATIVE = {"gradients": 5e-3, "gradient_norm": 5e-3}
+OTHERWISE = 1e-5
+
+
+def assert_close(actual: Any, expected: Any, tolerance: float, where: str = "") -> None:
+    if isinstance(expected, dict):
+        assert set(actual) == set(expected), where
+        for name in expected:
+            assert_close(actual[name], expected[name], tolerance, f"{where}/{name}")
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected), where
+        scale = max((abs(x) for x in expected if isinstance(x, float)), default=0.0)
+        for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
+            if isinstance(other, float):
+                assert one == pytest.approx(other, rel=tolerance, abs=tolerance * scale), where
+            else:
+                assert_close(one, other, tolerance, f"{where}/{index}")
+    elif isinstance(expected, float):
+        assert actual == pytest.approx(expected, rel=tolerance), where
+    else:
+        assert actual == expected, where
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_equals_detectron2s_numbers(name: str) -> None:
+    model = build_model(tiny.task(NETWORKS[name]))
+    model.load_state_dict(tiny.fill(model.state_dict(), seed=2))
+
+    def detections(samples: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+        with torch.no_grad():
+            found: list[dict[str, torch.Tensor]] = model(samples)
+        return found
+
+    expected = json.loads((FOLDER / f"{name}.json").read_text())
+    assert len(expected["detections"]["scores"]) == 8
+    actual = tiny.summary(model, model, detections)
+    assert set(actual) == set(expected)
+    for part, value in expected.items():
+        assert_close(actual[part], value, RELATIVE.get(part, OTHERWISE), part)

@@ -1,0 +1,321 @@
+"""Tasks: Detectron2's names and values, one YAML for both engines, errors before training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from detection import task as task_module
+from detection.detectron2_keys import DETECTRON2_ONLY
+from detection.task import add_transfer_config, default_task, load_task, protocol_sha256
+from moco.cfgnode import flatten, read_yaml
+from moco.errors import DataError, UserError
+from tests.oracles.tiny_voc import write_voc
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs" / "voc").glob("*.yaml"))
+LEAVES = [path for path in CONFIGS if not path.name.startswith("Base-")]
+
+
+@pytest.fixture
+def load(small_config, voc_folder, tmp_path):
+    """``load_task`` on the small task with random weights and a folder of one's own."""
+
+    def call(*opts: object, engine: str = "embedded", config: str = small_config, **kwargs):
+        base = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+        base += ["OUTPUT_DIR", str(tmp_path / "out"), "MODEL.DEVICE", "cpu"]
+        return load_task(config, [*base, *map(str, opts)], engine, **kwargs)
+
+    return call
+
+
+def test_keys_and_defaults_are_detectron2s(detectron2):
+    """Every key of get_cfg() is either honoured or listed; no key of ours is missing there."""
+    from detectron2.config import get_cfg
+
+    theirs = flatten(get_cfg())
+    ours = flatten(default_task())
+    for key, value in theirs.items():
+        assert key in ours, key
+        assert (ours[key], type(ours[key])) == (value, type(value)), key
+    cfg = get_cfg()
+    add_transfer_config(cfg)
+    assert set(flatten(cfg)) == set(ours)
+    assert not set(DETECTRON2_ONLY) & set(task_module._HONOURED)
+
+
+def test_defaults_are_not_shared():
+    changed = default_task()
+    changed.MODEL.PIXEL_MEAN[0] = 1.0
+    changed.DATASETS.VOC_CLASSES.append("x")
+    assert default_task().MODEL.PIXEL_MEAN[0] == 103.53
+    assert list(default_task().DATASETS.VOC_CLASSES) == []
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
+def test_shipped_files_name_no_weights_and_no_normalisation(path):
+    flat = flatten(read_yaml(path))
+    forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
+    assert not forbidden & set(flat)
+    assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
+    assert flat["MODEL.ROI_HEADS.NAME"] == "Res5ROIHeadsExtraNorm"
+    assert flat["TEST.PRECISE_BN.ENABLED"] is True
+    assert "SyncBN" in flat["MODEL.RESNETS.NORM"]
+    assert "Table" in path.read_text().split("\n_BASE_")[0] or "Not in the paper" in (
+        path.read_text()
+    )
+
+
+def test_the_papers_schedules():
+    """Table 2b: 24k iterations, steps 18k and 22k, batch 16; Table 4: 9k at the same fractions."""
+    long = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml"))
+    short = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_9k.yaml"))
+    assert (long["SOLVER.MAX_ITER"], long["SOLVER.STEPS"]) == (24000, "(18000, 22000)")
+    assert (short["SOLVER.MAX_ITER"], short["SOLVER.STEPS"]) == (9000, "(6750, 8250)")
+    assert long["DATASETS.TRAIN"] == '("voc_2007_trainval", "voc_2012_trainval")'
+    assert short["DATASETS.TRAIN"] == '("voc_2007_trainval",)'
+    for flat in (long, short):
+        assert (flat["SOLVER.IMS_PER_BATCH"], flat["SOLVER.BASE_LR"]) == (16, 0.02)
+        assert flat["INPUT.MIN_SIZE_TEST"] == 800
+        assert flat["DATASETS.TEST"] == '("voc_2007_test",)'
+    differing = {key for key in long if long[key] != short.get(key)}
+    assert differing == {"DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER"}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+@pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
+def test_shipped_files_load_in_both_engines(path, engine, load, request):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+        if "R_10" in path.name:
+            with pytest.raises(UserError, match="use --engine embedded"):
+                load(engine=engine, config=str(path))
+            return
+    loaded = load(engine=engine, config=str(path))
+    assert loaded.name == path.stem
+    assert loaded.cfg.is_frozen()
+    assert loaded.cfg.MODEL.ROI_HEADS.NUM_CLASSES == 3
+
+
+def test_both_engines_resolve_alike(load, detectron2):
+    """The same keys and values, and one protocol hash."""
+    ours, theirs = load("SEED", 1), load("SEED", 1, engine="detectron2")
+    assert flatten(ours.cfg) == flatten(theirs.cfg)
+    assert protocol_sha256(ours.cfg) == protocol_sha256(theirs.cfg)
+
+
+def test_protocol_hash_is_of_the_experiment_only(load, tmp_path):
+    same = protocol_sha256(load("SEED", 1).cfg)
+    assert protocol_sha256(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b").cfg) == same
+    assert protocol_sha256(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3).cfg) == same
+    assert protocol_sha256(load("SOLVER.BASE_LR", 0.02).cfg) != same
+    assert protocol_sha256(load("TEST.PRECISE_BN.ENABLED", False).cfg) != same
+
+
+def test_random_gets_torchvisions_convention(load):
+    cfg = load().cfg
+    assert cfg.INPUT.FORMAT == "RGB"
+    assert list(cfg.MODEL.PIXEL_MEAN) == [123.675, 116.28, 103.53]
+    assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
+    assert cfg.MODEL.RESNETS.STRIDE_IN_1X1 is False
+    bgr = load("INPUT.FORMAT", "BGR").cfg
+    assert list(bgr.MODEL.PIXEL_MEAN) == [103.53, 116.28, 123.675]
+    assert list(load("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]").cfg.MODEL.PIXEL_STD) == [1, 1, 1]
+
+
+def test_the_contract_is_applied(load, r18_file):
+    loaded = load("MODEL.WEIGHTS", r18_file)
+    assert loaded.init == "r18"
+    assert loaded.weights is not None
+    flat = flatten(loaded.cfg)
+    for key, value in loaded.weights.contract.d2_keys().items():
+        assert flat[key] == value, key
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "theirs"),
+    [
+        ("INPUT.FORMAT", "BGR", "'RGB'"),
+        ("MODEL.PIXEL_MEAN", "[103.53, 116.28, 123.675]", r"\[123.675"),
+        ("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]", r"\[58.395"),
+        ("MODEL.RESNETS.STRIDE_IN_1X1", "True", "False"),
+        ("MODEL.RESNETS.DEPTH", "34", "18"),
+        ("MODEL.RESNETS.STEM", "cifar", "'imagenet'"),
+    ],
+)
+def test_contradictions_name_both_sides(key, value, theirs, load, r18_file):
+    with pytest.raises(UserError, match=rf"{key}: you set .*need {theirs}"):
+        load("MODEL.WEIGHTS", r18_file, key, value)
+
+
+def test_weights_of_another_architecture_are_refused(load, r18_file):
+    config = str(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
+    with pytest.raises(UserError, match=r"MODEL.RESNETS.DEPTH: you set 50, but .* need 18"):
+        load("MODEL.WEIGHTS", r18_file, config=config)
+
+
+ERRORS = {
+    "unknown key": (["SOLVER.BASE_LRR", 1], "unknown key SOLVER.BASE_LRR; .*SOLVER.BASE_LR"),
+    "type": (["SOLVER.MAX_ITER", "many"], "SOLVER.MAX_ITER expects int"),
+    "no value": (["SOLVER.MAX_ITER"], "has no value"),
+    "late flag": (["--resume", "x"], "--resume comes after KEY VALUE"),
+    "steps": (["SOLVER.MAX_ITER", 100], r"SOLVER.STEPS: got \(225, 275\), .*MAX_ITER 100"),
+    "falling steps": (["SOLVER.STEPS", "(20, 10)"], "SOLVER.STEPS: got"),
+    "no iterations": (["SOLVER.MAX_ITER", 0], "SOLVER.MAX_ITER: got 0, expected at least 1"),
+    "no learning": (["SOLVER.BASE_LR", 0], "SOLVER.BASE_LR: got 0.0, expected more than 0"),
+    "nan": (["SOLVER.BASE_LR", "nan"], "SOLVER.BASE_LR: got nan"),
+    "no period": (["SOLVER.CHECKPOINT_PERIOD", 0], "CHECKPOINT_PERIOD: got 0"),
+    "format": (["INPUT.FORMAT", "GRB"], "INPUT.FORMAT.*RGB"),
+    "mean": (["MODEL.PIXEL_MEAN", "[1.0, 2.0]"], "MODEL.PIXEL_MEAN: got"),
+    "device": (["MODEL.DEVICE", "gpu"], "MODEL.DEVICE: got 'gpu', choices are cuda"),
+    "classes": (["MODEL.ROI_HEADS.NUM_CLASSES", 20], "NUM_CLASSES: got 20, but .* has 3 classes"),
+    "train": (["DATASETS.TRAIN", "('shapes_all',)"], "shapes_all is not in .*shapes_trainval"),
+    "year": (["DATASETS.VOC_YEAR", 2010], "VOC_YEAR: got 2010, choices are 2007, 2012"),
+    "no folder": (["DATASETS.VOC_DIR", "/nowhere"], "VOC_DIR /nowhere: expected .*Annotations"),
+    "no weights": (["MODEL.WEIGHTS", ""], "MODEL.WEIGHTS is empty; .*random"),
+    "missing": (["MODEL.WEIGHTS", "moco.pth"], "MODEL.WEIGHTS moco.pth: no such file"),
+    "seed": (["SEED", 2**31], "SEED: got 2147483648, expected less"),
+    "class order": (["DATASETS.VOC_CLASSES", "['blue', 'red']"], "unknown class 'green'"),
+}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line_and_the_same_in_both_engines(case, engine, load, request):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    opts, message = ERRORS[case]
+    with pytest.raises(UserError, match=message) as caught:
+        load(*opts, engine=engine)
+    assert "\n" not in str(caught.value)
+
+
+def test_cuda_without_a_gpu(load, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"set MODEL\.DEVICE cpu"):
+        load("MODEL.DEVICE", "cuda")
+
+
+def test_the_device_is_found_if_not_set(small_config, voc_folder, monkeypatch):
+    import torch
+
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    for available, device in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
+        assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.MASK_ON", "True"),
+        ("MODEL.META_ARCHITECTURE", "RetinaNet"),
+        ("MODEL.ROI_HEADS.NAME", "StandardROIHeads"),
+        ("MODEL.RESNETS.NORM", "GN"),
+        ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR"),
+        ("MODEL.RESNETS.RES5_DILATION", "2"),
+    ],
+)
+def test_known_keys_that_the_embedded_engine_cannot_honour(key, value, load):
+    with pytest.raises(UserError, match=f"{key}.*--engine detectron2"):
+        load(key, value)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (["MODEL.RESNETS.STEM", "cifar"], "--engine embedded"),
+        (["MODEL.RESNETS.DEPTH", 10], "--engine embedded"),
+        (["MODEL.RESNETS.DEPTH", 20], "choices are 18, 34, 50, 101, 152"),
+        (["MODEL.RESNETS.RES2_OUT_CHANNELS", 32], "RES2_OUT_CHANNELS: got 32, .*has 64"),
+        (["MODEL.ROI_HEADS.NAME", "Res5ROIHeads"], "use Res5ROIHeadsExtraNorm"),
+        (["MODEL.ROI_HEADS.NAME", "Res6ROIHeads"], "choices are .*Res5ROIHeadsExtraNorm"),
+        (["MODEL.RESNETS.NORM", "SycnBN"], "MODEL.RESNETS.NORM: got 'SycnBN', choices"),
+        (["MODEL.META_ARCHITECTURE", "RCNN"], "choices are .*GeneralizedRCNN"),
+    ],
+)
+def test_what_detectron2_cannot_build(opts, message, load, detectron2):
+    with pytest.raises(UserError, match=message):
+        load(*opts, engine="detectron2")
+
+
+def test_a_seed_is_drawn_and_recorded(load):
+    drawn = load()
+    assert drawn.cfg.SEED >= 0
+    assert any(str(drawn.cfg.SEED) in note for note in drawn.notes)
+    assert load("SEED", 5).cfg.SEED == 5
+    assert load().cfg.SEED != drawn.cfg.SEED
+
+
+def test_resuming_keeps_the_drawn_seed_and_notes_changes(load, tmp_path):
+    first = load()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text(first.cfg.dump())
+    again = load(resume=True)
+    assert again.cfg.SEED == first.cfg.SEED
+    assert again.notes == ()
+    changed = load("SOLVER.BASE_LR", 0.5, resume=True)
+    assert changed.notes == ("resumed with other values of SOLVER.BASE_LR",)
+
+
+def as_json(cfg) -> str:
+    return json.dumps(flatten(cfg), sort_keys=True)
+
+
+def test_a_resolved_config_loads_again(load, tmp_path, detectron2):
+    """config.yaml of either engine is a task for either engine, with the same result."""
+    first = load("SEED", 3)
+    path = tmp_path / "config.yaml"
+    for engine in ("embedded", "detectron2"):
+        path.write_text(load("SEED", 3, engine=engine).cfg.dump())
+        for reader in ("embedded", "detectron2"):
+            again = load_task(str(path), [], reader)
+            # Through JSON, because YAML has no tuples inside tuples.
+            assert as_json(again.cfg) == as_json(first.cfg)
+
+
+def test_splits_of_a_folder(load, tmp_path):
+    """trainval and test; without test train and val, never trainval with val inside it."""
+    assert load().cfg.DATASETS.TRAIN == ("shapes_trainval",)
+    assert load().cfg.DATASETS.TEST == ("shapes_test",)
+    root = write_voc(tmp_path / "own", {"train": 2, "val": 2, "trainval": 1})
+    cfg = load("DATASETS.VOC_DIR", root).cfg
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("own_train",), ("own_val",))
+    chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
+    assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
+    assert chosen.notes[-1] == "2 of 2 test pictures are also trained on"
+    only = write_voc(tmp_path / "only", {"val": 2})
+    with pytest.raises(DataError, match="ImageSets/Main has val; expected trainval or train"):
+        load("DATASETS.VOC_DIR", only)
+
+
+def test_a_builtin_data_set_that_is_not_there(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    with pytest.raises(DataError, match=r"voc_2007_trainval: .*\$DETECTRON2_DATASETS"):
+        load_task(small_config, ["MODEL.WEIGHTS", "random"], "embedded")
+    with pytest.raises(UserError, match="NUM_CLASSES: got 3, but voc_2007_test has 20"):
+        opts = ["MODEL.WEIGHTS", "random", "MODEL.ROI_HEADS.NUM_CLASSES", "3"]
+        load_task(small_config, opts, "embedded")
+
+
+def test_no_objects_to_learn_from(load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
+    for path in (root / "Annotations").glob("000000.xml"):
+        text = path.read_text()
+        path.write_text(text[: text.index("<object>")] + "</annotation>")
+    with pytest.raises(DataError, match="no annotated objects in the training split"):
+        load("DATASETS.VOC_DIR", root)
+
+
+def test_malicious_yaml(load, tmp_path):
+    path = tmp_path / "task.yaml"
+    marker = tmp_path / "ran"
+    path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.system ['touch {marker}']\n")
+    with pytest.raises(UserError, match="not valid YAML"):
+        load(config=str(path))
+    path.write_text("_BASE_: https://example.com/base.yaml\n")
+    with pytest.raises(UserError, match="remote"):
+        load(config=str(path))
+    assert not marker.exists()

@@ -1,0 +1,225 @@
+"""The command line: choice of the engine, the folder, the record, errors in one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from detection import train_net
+from detection.train_net import build_parser, choose_engine, main
+from moco.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.run import LOCK_NAME, read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def argv(small_config, small_options, tmp_path):
+    """A run of the small task on the embedded engine, random weights, into tmp_path/run."""
+
+    def call(*opts: object, flags: tuple[str, ...] = (), engine: str = "embedded") -> list[str]:
+        options = [*small_options, "MODEL.WEIGHTS", "random", "DATALOADER.NUM_WORKERS", "0"]
+        return [
+            *("--config-file", small_config, "--engine", engine, *flags, *options),
+            *("OUTPUT_DIR", str(tmp_path / "run"), *map(str, opts)),
+        ]
+
+    return call
+
+
+def test_help_needs_neither_torch_nor_detectron2():
+    code = (
+        "import sys, detection.train_net as t; t.build_parser().format_help();"
+        "heavy = {'torch', 'detectron2', 'numpy', 'torchvision'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_the_flags_are_detectron2s(detectron2):
+    """Every flag of its default_argument_parser is here, with the same meaning of its defaults."""
+    from detectron2.engine import default_argument_parser
+
+    theirs = {o for a in default_argument_parser()._actions for o in a.option_strings}
+    ours = {o for a in build_parser()._actions for o in a.option_strings}
+    assert theirs <= ours
+    assert ours - theirs == {"--engine", "--overwrite", "--debug"}
+    args = build_parser().parse_args(["--eval-only", "MODEL.WEIGHTS", "a.pth"])
+    assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
+    assert args.opts == ["MODEL.WEIGHTS", "a.pth"]
+
+
+def test_the_engine_is_detectron2_where_it_can_be_imported(detectron2):
+    engine, reason = choose_engine("auto")
+    assert engine == "detectron2"
+    assert "can be imported" in reason
+    assert choose_engine("embedded") == ("embedded", "asked for")
+
+
+def test_the_engine_without_detectron2(monkeypatch):
+    monkeypatch.setitem(sys.modules, "detection.d2", None)
+    engine, reason = choose_engine("auto")
+    assert engine == "embedded"
+    assert "Detectron2 cannot be imported" in reason
+    with pytest.raises(UserError, match="--engine detectron2: it cannot be imported"):
+        choose_engine("detectron2")
+
+
+def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys):
+    assert main(argv()) == 0
+    folder = tmp_path / "run"
+    record = read_record(folder / "run.json")
+    assert (record.kind, record.status, record.engine) == ("detection", "done", "embedded")
+    assert (record.init, record.weights_sha256, record.weights_source) == ("random", None, None)
+    assert (record.seed, record.iterations, record.coverage) == (7, 3, None)
+    assert record.config["DATASETS.VOC_CLASSES"] == ["blue", "green", "red"]
+    assert record.seconds > 0
+    assert set(record.metrics) >= {"bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP-red"}
+    newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert newest.name == "run.json"
+    out = capsys.readouterr().out
+    assert out.startswith("engine: embedded (asked for)")
+    assert "init random, seed 7, on cpu" in out
+    assert "3 classes: blue, green, red" in out
+    assert "shapes_test: AP " in out
+    assert f"wrote {folder}: run.json, model_final.pth, metrics.json, log.txt, config.yaml" in out
+    assert out.endswith(f"next: python -m benchmarks.make_table {folder}\n")
+
+
+def test_a_folder_with_files_is_not_touched(argv, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"not empty \(it holds thesis\.txt\).*--overwrite"):
+        main(argv())
+    assert [path.name for path in folder.iterdir() if path.name != LOCK_NAME] == ["thesis.txt"]
+    with pytest.raises(UserError, match="exclude each other"):
+        main(argv(flags=("--resume", "--overwrite")))
+
+
+def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
+    """A run that was overwritten and then failed must not come back with --resume."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("last_checkpoint", "log.txt", "run.json"):
+        (folder / name).write_text("model_0000001.pth")
+
+    def fails(*_: object) -> None:
+        raise NumericError("at once")
+
+    monkeypatch.setattr(train_net, "run_engine", fails)
+    with pytest.raises(NumericError):
+        main(argv(flags=("--overwrite",)))
+    assert not (folder / "last_checkpoint").exists()
+    assert not (folder / "log.txt").exists()
+    assert read_record(folder / "run.json").status == "failed"
+
+
+def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
+    def stopped(*_: object) -> None:
+        raise Preempted("stopped by SIGTERM")
+
+    monkeypatch.setattr(train_net, "run_engine", stopped)
+    with pytest.raises(Preempted):
+        main(argv())
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
+    """A folder that has only its test split."""
+    main(argv())
+    only = tmp_path / "shapes"
+    for part in ("Annotations", "JPEGImages"):
+        (only / part).parent.mkdir(exist_ok=True)
+        (only / part).symlink_to(voc_folder / part)
+    (only / "ImageSets" / "Main").mkdir(parents=True)
+    (only / "ImageSets" / "Main" / "test.txt").write_bytes(
+        (voc_folder / "ImageSets" / "Main" / "test.txt").read_bytes()
+    )
+    model = ("MODEL.WEIGHTS", tmp_path / "run" / "model_final.pth")
+    where = ("DATASETS.VOC_DIR", only, "OUTPUT_DIR", tmp_path / "again")
+    main(argv(*model, *where, flags=("--eval-only",)))
+    again = read_record(tmp_path / "again" / "inference" / "run.json")
+    assert again.metrics == read_record(tmp_path / "run" / "run.json").metrics
+
+
+def test_a_folder_in_use(argv, tmp_path):
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / LOCK_NAME), pytest.raises(LockedError, match="in use"):
+        main(argv(flags=("--overwrite",)))
+
+
+def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise NumericError("iteration 5: loss_cls is nan")
+
+    monkeypatch.setattr(train_net, "run_engine", fails)
+    with pytest.raises(NumericError):
+        main(argv())
+    record = read_record(tmp_path / "run" / "run.json")
+    assert (record.status, record.metrics) == ("failed", {})
+    assert record.notes[-1] == "NumericError: iteration 5: loss_cls is nan"
+
+
+def test_errors_come_before_the_folder(argv, tmp_path):
+    """Nothing is created for a task that cannot run."""
+    with pytest.raises(DataError, match="no such file"):
+        main(argv("MODEL.WEIGHTS", "moco.pth"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_need_detectron2(argv):
+    with pytest.raises(UserError, match="need --engine detectron2"):
+        main(argv(flags=("--num-gpus", "2")))
+
+
+@pytest.mark.parametrize(
+    ("weights", "flags", "message"),
+    [
+        ("random", (), "--eval-only needs a trained model"),
+        ("x.pth", (), "MODEL.WEIGHTS x.pth: no such file"),
+        ("x.pth", ("--resume",), "last_checkpoint is missing"),
+    ],
+)
+def test_evaluation_needs_a_trained_model(weights, flags, message, argv):
+    with pytest.raises(UserError, match=message):
+        main(argv("MODEL.WEIGHTS", weights, flags=("--eval-only", *flags)))
+
+
+def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_config, small_options):
+    """Colour order, mean and class order come from the run; contradictions are refused."""
+    main(argv("INPUT.FORMAT", "BGR", "DATASETS.VOC_CLASSES", "['red', 'green', 'blue']"))
+    trained = tmp_path / "run" / "model_final.pth"
+    record = read_record(tmp_path / "run" / "run.json")
+    elsewhere = ("MODEL.WEIGHTS", trained, "OUTPUT_DIR", tmp_path / "again")
+    main(argv(*elsewhere, flags=("--eval-only",)))
+    again = read_record(tmp_path / "again" / "inference" / "run.json")
+    assert again.config["INPUT.FORMAT"] == "BGR"
+    assert again.config["DATASETS.VOC_CLASSES"] == ["red", "green", "blue"]
+    assert again.metrics == record.metrics
+    assert again.init == "model_final"
+    assert json.loads((tmp_path / "again" / "inference" / "shapes_test.json").read_text())
+    with pytest.raises(UserError, match=r"INPUT\.FORMAT: you set 'RGB', but"):
+        main(argv(*elsewhere, "INPUT.FORMAT", "RGB", flags=("--eval-only",)))
+
+
+def test_the_script_ends_with_one_line_and_its_code(small_config, small_options, tmp_path):
+    options = [*small_options, "MODEL.WEIGHTS", "no.pth"]
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "detection" / "train_net.py")),
+            *("--config-file", small_config, "--engine", "embedded", *options),
+        ],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        timeout=120,
+    )
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: MODEL.WEIGHTS no.pth: no such file")
+    assert list(tmp_path.iterdir()) == []

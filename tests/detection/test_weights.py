@@ -1,0 +1,157 @@
+"""Weights into a detector: everything lands, and what does not is an error."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from convert.verify import read_converted
+from detection.embedded.model import build_model
+from detection.task import load_task
+from detection.weights import (
+    apply_trained,
+    check_coverage,
+    landing_names,
+    load_converted,
+    load_trained,
+    read_trained,
+    read_weights,
+    trained_keys,
+)
+from moco.errors import DataError, UserError
+from moco.fileio import load_torch
+
+
+@pytest.fixture(scope="module")
+def converted(r18_file):
+    return read_converted(r18_file)
+
+
+@pytest.fixture(scope="module")
+def task_cfg(r18_file, small_config, small_options):
+    return load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(r18_file)], "embedded").cfg
+
+
+@pytest.fixture
+def detector(task_cfg) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(task_cfg)
+
+
+def test_random_and_a_file(r18_file):
+    assert read_weights("random") is None
+    assert len(read_weights(str(r18_file)).model) == 100
+
+
+@pytest.mark.parametrize("weights", ["", "Random", "none.pth"])
+def test_random_is_a_word_and_never_an_accident(weights):
+    with pytest.raises(UserError, match="random"):
+        read_weights(weights)
+
+
+def test_every_tensor_lands(detector, converted):
+    before = {key: value.clone() for key, value in detector.state_dict().items()}
+    coverage = load_converted(detector, converted.model)
+    state = detector.state_dict()
+    assert coverage.loaded == len(converted.model)
+    for key, value in converted.model.items():
+        name = f"roi_heads.{key}" if key.startswith("res5") else f"backbone.{key}"
+        assert torch.equal(state[name], value), key
+        assert name not in coverage.left_at_init
+    for name in coverage.left_at_init:
+        assert torch.equal(state[name], before[name]), name
+        assert name.startswith(
+            ("proposal_generator.rpn_head.", "roi_heads.box_predictor.", "roi_heads.res5.norm.")
+        )
+    assert "roi_heads.res5.norm.weight" in coverage.left_at_init
+    landed = set(landing_names(state, converted.model).values())
+    untracked = {name for name in state if "num_batches_tracked" in name}
+    assert landed | set(coverage.left_at_init) | untracked == set(state)
+
+
+def change(tensors: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Tensor]:
+    result = {**tensors, **{k: v for k, v in changes.items() if v is not None}}
+    return {key: value for key, value in result.items() if changes.get(key, 1) is not None}
+
+
+def test_partial_and_foreign_files_are_refused(detector, converted):
+    key = "res4.1.conv2.weight"
+    with pytest.raises(UserError, match=rf"leaves these at random: backbone\.{key}"):
+        load_converted(detector, change(converted.model, **{key: None}))
+    with pytest.raises(UserError, match=r"at random: roi_heads\.res5\.0\.conv1\.norm\.running_var"):
+        load_converted(detector, change(converted.model, **{"res5.0.conv1.norm.running_var": None}))
+    with pytest.raises(UserError, match=r"no place for stem\.fc\.weight"):
+        load_converted(detector, change(converted.model, **{"stem.fc.weight": torch.ones(2, 2)}))
+    with pytest.raises(UserError, match=r"res4\.1\.conv2\.weight is \(2, 2\), backbone"):
+        load_converted(detector, change(converted.model, **{key: torch.ones(2, 2)}))
+
+
+def test_coverage_is_of_values_and_not_of_names(detector, converted):
+    load_converted(detector, converted.model)
+    with torch.no_grad():
+        detector.state_dict()["backbone.res3.0.conv1.weight"][0, 0, 0, 0] += 1e-6
+    with pytest.raises(UserError, match=r"these tensors differ: backbone\.res3\.0\.conv1\.weight"):
+        check_coverage(detector.state_dict(), converted.model)
+
+
+def test_trained_models_round_trip_and_must_fit(detector, tmp_path):
+    path = tmp_path / "model_final.pth"
+    torch.save({"model": detector.state_dict(), "iteration": 2}, path)
+    tensors = read_trained(path)
+    fresh = {key: torch.zeros_like(value) for key, value in detector.state_dict().items()}
+    detector.load_state_dict(fresh)
+    load_trained(detector, tensors, path)
+    for key, value in detector.state_dict().items():
+        if "num_batches_tracked" not in key:
+            assert torch.equal(value, tensors[key])
+    name = "roi_heads.box_predictor.cls_score.bias"
+    with pytest.raises(UserError, match=rf"{name} is missing"):
+        load_trained(detector, change(tensors, **{name: None}), path)
+    with pytest.raises(UserError, match="extra is unknown"):
+        load_trained(detector, change(tensors, extra=torch.ones(1)), path)
+    with pytest.raises(UserError, match=rf"{name} is \(21,\) instead of \(4,\)"):
+        load_trained(detector, change(tensors, **{name: torch.ones(21)}), path)
+
+
+def test_not_a_trained_model(tmp_path, r18_file):
+    path = tmp_path / "x.pth"
+    for content in ([1, 2], {}, {"model": {"a": "text"}}):
+        torch.save(content, path)
+        with pytest.raises(DataError, match="not a trained detector"):
+            read_trained(path)
+    torch.save({"a": np.random.default_rng}, path)
+    with pytest.raises(DataError, match="refused"):
+        read_trained(path)
+
+
+def test_a_trained_model_brings_its_pixels_from_the_folder(task_cfg, tmp_path):
+    (tmp_path / "config.yaml").write_text(task_cfg.dump())
+    keys = trained_keys(tmp_path / "model_final.pth")
+    assert keys["INPUT.FORMAT"] == "RGB"
+    assert keys["DATASETS.VOC_CLASSES"] == ["blue", "green", "red"]
+    cfg = task_cfg.clone()
+    cfg.defrost()
+    cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_STD = "BGR", [1.0, 1.0, 1.0]
+    apply_trained(cfg, keys, explicit=())
+    assert cfg.INPUT.FORMAT == "RGB"
+    assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
+    with pytest.raises(UserError, match=r"INPUT.FORMAT: you set 'RGB', .* need 'BGR'"):
+        apply_trained(cfg, {**keys, "INPUT.FORMAT": "BGR"}, explicit={"INPUT.FORMAT"})
+
+
+def test_nobody_guesses_how_a_trained_models_pixels_were_normalised(task_cfg, tmp_path):
+    assert trained_keys(tmp_path / "model_final.pth") == {}
+    cfg = task_cfg.clone()
+    cfg.defrost()
+    with pytest.raises(UserError, match=r"INPUT.FORMAT, MODEL.PIXEL_MEAN.*no config\.yaml beside"):
+        apply_trained(cfg, {}, explicit={"MODEL.PIXEL_STD"})
+    keys = ("FORMAT", "PIXEL_MEAN", "PIXEL_STD", "RESNETS.STRIDE_IN_1X1")
+    explicit = {f"{'INPUT' if key == 'FORMAT' else 'MODEL'}.{key}" for key in keys}
+    apply_trained(cfg, {}, explicit)
+
+
+def test_a_converted_file_is_not_a_trained_detector(detector, r18_file):
+    """Its tensors are a backbone's; evaluating them would be evaluating random heads."""
+    assert "contract" in load_torch(r18_file)
+    with pytest.raises(UserError, match="does not fit this detector"):
+        load_trained(detector, read_trained(r18_file), r18_file)

@@ -1,0 +1,48 @@
+"""A generated data set in VOC layout: coloured rectangles on noise, three classes by colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+COLOURS = {"blue": (40, 60, 230), "green": (40, 210, 60), "red": (230, 40, 50)}
+
+
+def write_voc(folder: Path, splits: dict[str, int], seed: int = 0, size: int = 96) -> Path:
+    """Write `splits` = {name: number of pictures}; pictures of about `size` px, wide and tall."""
+    rng = np.random.RandomState(seed)
+    for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    number = 0
+    for split, count in splits.items():
+        ids = [f"{number + i:06d}" for i in range(count)]
+        number += count
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
+        for image_id in ids:
+            _write_picture(folder, image_id, rng, size)
+    return folder
+
+
+def _write_picture(folder: Path, image_id: str, rng: np.random.RandomState, size: int) -> None:
+    width, height = size + rng.randint(0, size // 3), size + rng.randint(0, size // 3)
+    pixels = rng.randint(90, 150, (height, width, 3)).astype(np.uint8)
+    objects = []
+    for left in (0, width // 2)[: 1 + rng.randint(2)]:
+        name = sorted(COLOURS)[rng.randint(len(COLOURS))]
+        w, h = rng.randint(size // 4, size // 2, 2)
+        x = left + rng.randint(0, max(width // 2 - w, 1))
+        y = rng.randint(0, height - h)
+        pixels[y : y + h, x : x + w] = COLOURS[name]
+        objects.append(
+            f"<object><name>{name}</name><pose>Unspecified</pose><truncated>0</truncated>"
+            f"<difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+            f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
+        )
+    Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image_id}.jpg", quality=95)
+    (folder / "Annotations" / f"{image_id}.xml").write_text(
+        f"<annotation><size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        + "".join(objects)
+        + "</annotation>"
+    )
