@@ -1,0 +1,136 @@
+"""Checkpoints: what is in them, how they are named, which is the newest, which may go.
+
+The four keys and the names of the official code (``epoch, arch, state_dict, optimizer``;
+``module.encoder_q.*``) are what everybody's tools read. Everything else is in further keys, all of
+plain values and tensors, readable with ``weights_only=True``.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from moco.encoder import EncoderSpec, ResNet, build_backbone
+from moco.errors import DataError
+from moco.fileio import PathLike, atomic_torch_save, atomic_write_text, load_torch
+
+FORMAT = "moco-transfer/1"
+PREFIX = "module."
+POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
+REQUIRED = {
+    "epoch": int,
+    "arch": str,
+    "state_dict": Mapping,
+    "optimizer": Mapping,
+    "format": str,
+    "encoder": Mapping,
+    "input": Mapping,
+    "step": int,
+    "seed": int,
+    "num_images": int,
+    "seconds": float,
+    "config": Mapping,
+}
+_NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
+
+
+def checkpoint_name(epoch: int, step: int | None = None) -> str:
+    """``checkpoint_0007.pth.tar`` when epoch 7 (from 0) is done; with the step when it is not."""
+    inside = "" if step is None else f"_step{step:08d}"
+    return f"checkpoint_{epoch:04d}{inside}.pth.tar"
+
+
+def list_checkpoints(folder: PathLike) -> list[Path]:
+    """Checkpoints in a folder, the newest last, by epoch and step in their names."""
+    found = []
+    for path in Path(folder).glob("checkpoint_*.pth.tar"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            step = int(match[2]) if match[2] else float("inf")
+            found.append((int(match[1]), step, path))
+    return [path for _, _, path in sorted(found)]
+
+
+def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint atomically, then point ``last_checkpoint`` at it."""
+    path = Path(path)
+    atomic_torch_save(path, dict(state))
+    atomic_write_text(path.parent / POINTER_NAME, path.name)
+
+
+def load_checkpoint(path: PathLike) -> dict[str, Any]:
+    """Read a checkpoint of this project and check that it is whole.
+
+    Raises:
+        DataError: missing, damaged, or not written by this project's pre-training.
+    """
+    state = load_torch(path)
+    if not isinstance(state, dict):
+        raise DataError(f"{path}: holds {type(state).__name__}, expected a checkpoint's dictionary")
+    for key, kind in REQUIRED.items():
+        if not isinstance(state.get(key), kind):
+            raise DataError(
+                f"{path}: {'no' if key not in state else 'a malformed'} {key!r}; "
+                "expected a checkpoint written by moco.pretrain"
+            )
+    if state["format"] != FORMAT:
+        raise DataError(f"{path}: format {state['format']!r}, expected {FORMAT!r}")
+    return state
+
+
+def newest_checkpoint(folder: PathLike) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """The newest checkpoint that can be read, with what was wrong with any newer one.
+
+    Returns:
+        path, content, warnings; or None where the folder holds no checkpoint.
+
+    Raises:
+        DataError: there are checkpoints and none of them can be read.
+    """
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return path, load_checkpoint(path), warnings
+        except DataError as error:
+            warnings.append(f"skipped a checkpoint: {error}")
+    if warnings:
+        raise DataError(f"no checkpoint in {folder} can be read; the newest: {warnings[0]}")
+    return None
+
+
+def remove_old_checkpoints(folder: PathLike, keep: int, milestone_epochs: int) -> None:
+    """Delete all but the ``keep`` newest and those after a multiple of ``milestone_epochs``."""
+    for path in list_checkpoints(folder)[:-keep]:
+        match = _NAME.fullmatch(path.name)
+        assert match
+        whole_epoch = match[2] is None
+        if whole_epoch and milestone_epochs and (int(match[1]) + 1) % milestone_epochs == 0:
+            continue
+        path.unlink()
+
+
+def load_backbone(state: Mapping[str, Any]) -> ResNet:
+    """The query encoder of a checkpoint without its head, in evaluation mode.
+
+    Args:
+        state: what :func:`load_checkpoint` returned.
+
+    Raises:
+        DataError: the tensors do not fit the encoder that the checkpoint names.
+    """
+    encoder = state["encoder"]
+    backbone = build_backbone(EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"]))
+    prefix = f"{PREFIX}encoder_q."
+    weights: dict[str, Tensor] = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state["state_dict"].items()
+        if name.startswith(prefix) and not name.startswith(f"{prefix}fc.")
+    }
+    try:
+        backbone.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"the checkpoint does not hold a {encoder['arch']}: {reason}") from error
+    return backbone.eval()

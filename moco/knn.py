@@ -1,0 +1,217 @@
+"""kNN classification of frozen features: how good they are, without training anything.
+
+The protocol of InstDisc (arXiv 1805.01978, sec. 3.4), as in MoCo's CIFAR notebook: the k nearest
+training pictures by cosine similarity s vote with weight exp(s / t).
+
+    python -m moco.knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
+
+ROOT holds train/<class>/* and val/<class>/*.
+
+N batch, D feature dimension, M number of training pictures.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moco.errors import DataError, UserError, run_cli
+from moco.fileio import PathLike
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class KnnInput:
+    """How pictures are fed to the encoder.
+
+    The shorter side is resized to ``resize_px``, the centre ``crop_px`` x ``crop_px`` is taken and
+    normalised by ``mean`` and ``std`` (RGB, of 0..1).
+    """
+
+    resize_px: int
+    crop_px: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.resize_px >= self.crop_px > 0:
+            raise UserError(
+                f"kNN: a crop of {self.crop_px} px does not fit a picture resized to "
+                f"{self.resize_px} px; set the resize at least as large"
+            )
+
+
+@dataclass(frozen=True)
+class KnnResult:
+    """Top-1 in 0..100, and what it was measured on; ``k`` after limiting it to the pictures."""
+
+    top1: float
+    k: int
+    t: float
+    num_train: int
+    num_val: int
+    num_classes: int
+
+    def __str__(self) -> str:
+        return (
+            f"kNN top-1 {self.top1:.1f}% (k={self.k}, t={self.t}; {self.num_train} train, "
+            f"{self.num_val} val pictures, {self.num_classes} classes, "
+            f"chance {100 / self.num_classes:.1f}%)"
+        )
+
+
+@dataclass(frozen=True)
+class LabelledSets:
+    """Pictures and labels of two folders; labels are indices into ``classes``, those of train."""
+
+    classes: list[str]
+    train_images: list[Path]
+    train_labels: list[int]
+    val_images: list[Path]
+    val_labels: list[int]
+
+
+def labelled_sets(root: PathLike) -> LabelledSets:
+    """What ``root/train/<class>/*`` and ``root/val/<class>/*`` hold.
+
+    Raises:
+        DataError: a folder is missing, or ``val`` has a class that ``train`` has not.
+    """
+    from moco.data import find_labelled_images
+
+    images, labels, classes = find_labelled_images(Path(root) / "train")
+    val_images, val_labels, val_classes = find_labelled_images(Path(root) / "val")
+    unknown = sorted(set(val_classes) - set(classes))
+    if unknown:
+        raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
+    as_train = [classes.index(val_classes[label]) for label in val_labels]
+    return LabelledSets(classes, images, labels, val_images, as_train)
+
+
+def default_sizes(crop_px: int, resize_px: int, training_crop_px: int) -> tuple[int, int]:
+    """``(resize_px, crop_px)`` with 0 replaced: the training crop, and 256/224 of the crop."""
+    crop = crop_px or training_crop_px
+    return resize_px or round(crop * 256 / 224), crop
+
+
+def knn_predict(
+    train: "Tensor", labels: "Tensor", queries: "Tensor", k: int, t: float, num_classes: int
+) -> "Tensor":
+    """Predicted classes (N,) of ``queries`` (N, D), given ``train`` (M, D) and ``labels`` (M,).
+
+    Rows are of unit length; 1 <= k <= M. Equal votes go to the lowest class.
+    """
+    import torch
+
+    similarity, nearest = (queries @ train.T).topk(k, dim=1)  # (N, k)
+    votes = torch.zeros(len(queries), num_classes, device=queries.device)
+    votes.scatter_add_(1, labels[nearest], (similarity / t).exp())
+    return votes.argmax(dim=1)
+
+
+def evaluate(
+    backbone: "nn.Module",
+    root: PathLike,
+    how: KnnInput,
+    k: int,
+    t: float,
+    device: "torch.device",
+    workers: int = 0,
+    batch: int = 64,
+) -> KnnResult:
+    """kNN accuracy on ``root/val`` with the pictures of ``root/train`` as neighbours.
+
+    Args:
+        backbone: images (N, 3, H, W) → features (N, D); is moved to ``device``.
+
+    Raises:
+        DataError: folders missing, different classes, pictures that cannot be decoded.
+    """
+    import torch
+
+    data = labelled_sets(root)
+    num_classes = len(data.classes)
+    backbone = backbone.to(device).eval()
+    train = _features(backbone, data.train_images, how, device, workers, batch)
+    val = _features(backbone, data.val_images, how, device, workers, batch)
+    labels = torch.tensor(data.train_labels, device=device)
+    k = min(k, len(train))
+    predictions = [
+        knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(1024)
+    ]
+    right = torch.cat(predictions) == torch.tensor(data.val_labels)
+    return KnnResult(100 * right.float().mean().item(), k, t, len(train), len(val), num_classes)
+
+
+def _features(
+    backbone: "nn.Module",
+    images: Sequence[Path],
+    how: KnnInput,
+    device: "torch.device",
+    workers: int,
+    batch: int,
+) -> "Tensor":
+    """Features (M, D) of unit length, after global pooling."""
+    import torch
+    import torch.nn.functional as F
+
+    from moco.augment import normalize
+    from moco.data import CentreCrops
+
+    loader = torch.utils.data.DataLoader(
+        CentreCrops(images, how.resize_px, how.crop_px), batch_size=batch, num_workers=workers
+    )
+    features = []
+    with torch.inference_mode():
+        for pixels in loader:  # (N, 3, P, P) uint8
+            x = normalize(pixels.to(device).float() / 255, how.mean, how.std)
+            features.append(F.normalize(backbone(x), dim=1))
+    return torch.cat(features)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m moco.knn", description="kNN classification with a checkpoint's features."
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="checkpoint_*.pth.tar")
+    parser.add_argument(
+        "--data", required=True, metavar="ROOT", help="train/<class>/* and val/<class>/*"
+    )
+    parser.add_argument("--k", type=int, default=200, help="neighbours (default: %(default)s)")
+    parser.add_argument("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
+    parser.add_argument(
+        "--resize-px", type=int, default=0, help="shorter side (default: 256/224 of the crop)"
+    )
+    parser.add_argument(
+        "--crop-px", type=int, default=0, help="centre crop (default: the training's)"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
+    parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command ``python -m moco.knn``."""
+    args = build_parser().parse_args(argv)
+    if args.k < 1 or not args.t > 0:
+        raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
+
+    from moco.checkpoint import load_backbone, load_checkpoint
+    from moco.config import pick_device
+
+    state = load_checkpoint(args.checkpoint)
+    resize, crop = default_sizes(args.crop_px, args.resize_px, state["config"]["AUG.CROP_PX"])
+    how = KnnInput(resize, crop, tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
+    backbone = load_backbone(state)
+    device = pick_device(args.device)
+    print(evaluate(backbone, args.data, how, args.k, args.t, device, args.workers))
+
+
+if __name__ == "__main__":
+    run_cli(main)

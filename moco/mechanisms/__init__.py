@@ -1,0 +1,1 @@
+"""Contrastive loss mechanisms (the paper's Figure 2), one file each."""

@@ -1,0 +1,188 @@
+import dataclasses
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as TF
+from PIL import Image, ImageFilter
+from torchvision.transforms import RandomResizedCrop
+
+from moco import augment
+from moco.augment import V1, V2, apply_colors, draw_box, draw_colors, draw_views
+
+FACTORS = torch.tensor([0.6, 0.9, 1.0, 1.4])
+
+
+@pytest.fixture
+def images():
+    torch.manual_seed(0)
+    x = torch.rand(4, 3, 12, 10)
+    x[0, :, :4] = x[0, :1, :4]  # grey, where hue is undefined
+    x[1] = 0
+    return x
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_jitters_equal_torchvisions(images, name):
+    ours = images.clone()
+    getattr(augment, f"adjust_{name}")(ours, FACTORS.view(-1, 1, 1, 1))
+    theirs = [
+        getattr(TF, f"adjust_{name}")(x, float(f)) for x, f in zip(images, FACTORS, strict=True)
+    ]
+    torch.testing.assert_close(ours, torch.stack(theirs), rtol=0, atol=1e-3)
+    assert not torch.allclose(ours[0], images[0], atol=0.01)
+
+
+def test_hue_equals_torchvisions(images):
+    shifts = torch.tensor([0.3, 0.1, -0.4, 0.5])
+    ours = images.clone()
+    augment.adjust_hue(ours, shifts.view(-1, 1, 1, 1))
+    theirs = torch.stack([TF.adjust_hue(x, float(s)) for x, s in zip(images, shifts, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def test_grayscale_equals_torchvisions(images):
+    ours = images.clone()
+    augment.grayscale(ours)
+    theirs = TF.rgb_to_grayscale(images, num_output_channels=3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-3)
+
+
+def test_operations_follow_the_kinds_order():
+    b, c, s, h, gray = range(5)
+    order = augment.ORDERS.index((h, c, s, b))
+    assert augment.operations(order, True, V2) == (h, c, s, b, gray)
+    assert augment.operations(order, False, V2) == (h, c, s, b)
+    assert augment.operations(-1, True, V2) == (gray,)
+    assert augment.operations(order, True, V1) == (gray, c, b)
+    no_hue = dataclasses.replace(V1, jitter=(0.4, 0.4, 0.4, 0.0))
+    assert augment.operations(order, False, no_hue) == (c, s, b)
+
+
+def test_blur_is_a_gaussian_of_each_pictures_sigma():
+    x = torch.rand(2, 3, 40, 40)
+    sigma = torch.tensor([0.5, 2.0])
+    ours = augment.gaussian_blur(x, sigma)
+    for i in range(2):
+        padded = TF.pad(x[i], [6] * 4, padding_mode="edge")
+        theirs = TF.gaussian_blur(padded, [13, 13], [float(sigma[i])] * 2)[:, 6:-6, 6:-6]
+        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=1e-5)
+    # PIL's, in the official code, is three box filters: close, not equal.
+    picture = Image.fromarray((x[1] * 255).byte().permute(1, 2, 0).numpy())
+    pil = np.asarray(picture.filter(ImageFilter.GaussianBlur(2.0))) / 255
+    assert np.abs(ours[1].permute(1, 2, 0).numpy() - pil).mean() < 0.01
+
+
+def test_boxes_are_distributed_as_torchvisions():
+    rng, size, n = Random(0), (300, 200), 4000
+    torch.manual_seed(0)
+    image = torch.empty(3, size[1], size[0])
+    ours, theirs = [], []
+    for _ in range(n):
+        left, top, right, bottom = draw_box(rng, size, (0.2, 1.0), (3 / 4, 4 / 3))
+        assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
+        ours.append((left, top, right - left, bottom - top))
+        i, j, h, w = RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3])
+        theirs.append((j, i, w, h))
+    ours, theirs = np.array(ours, dtype=float), np.array(theirs, dtype=float)
+    assert np.abs(ours.mean(0) - theirs.mean(0)).max() < 4  # standard errors are below 1.1 px
+    assert np.abs(ours.std(0) / theirs.std(0) - 1).max() < 0.06
+
+
+def test_box_of_a_picture_that_no_crop_fits():
+    """torchvision's fallback: the largest centre crop within the aspect ratios."""
+    assert draw_box(Random(0), (400, 10), (1.0, 1.0), (3 / 4, 4 / 3)) == (193, 0, 206, 10)
+    assert draw_box(Random(0), (10, 400), (1.0, 1.0), (3 / 4, 4 / 3)) == (0, 193, 10, 206)
+
+
+def test_probabilities_and_ranges_of_colours():
+    rng = Random(0)
+    drawn = np.array([draw_colors(rng, V2) for _ in range(6000)])
+    jittered = drawn[:, augment.ORDER] >= 0
+    assert jittered.mean() == pytest.approx(0.8, abs=0.02)
+    assert drawn[:, augment.GRAY].mean() == pytest.approx(0.2, abs=0.02)
+    assert (drawn[:, augment.SIGMA_PX] > 0).mean() == pytest.approx(0.5, abs=0.02)
+    orders = np.bincount(drawn[jittered, augment.ORDER].astype(int), minlength=24)
+    assert orders.min() > 0.7 * orders.mean() and len(orders) == 24
+    factors = drawn[:, augment.FACTORS : augment.FACTORS + 4]
+    assert factors.min(0) == pytest.approx([0.6, 0.6, 0.6, -0.1], abs=0.01)
+    assert factors.max(0) == pytest.approx([1.4, 1.4, 1.4, 0.1], abs=0.01)
+    sigmas = drawn[drawn[:, augment.SIGMA_PX] > 0, augment.SIGMA_PX]
+    assert (sigmas.min(), sigmas.max()) == pytest.approx((0.1, 2.0), abs=0.01)
+    assert all(draw_colors(rng, V1)[augment.ORDER] >= 0 for _ in range(100))
+
+
+@pytest.mark.parametrize("aug", [V1, V2], ids=["v1", "v2"])
+def test_views_equal_the_official_operations_on_pil(aug):
+    """The same draws through PIL, in the order of main_moco.py: equal up to PIL's whole numbers."""
+    aug = dataclasses.replace(aug, crop_px=32, blur_prob=0.0)
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    picture = coarse.resize((90, 70), Image.Resampling.BICUBIC)
+    N = 40
+    pixels, params = torch.empty(N, 2, 3, 32, 32, dtype=torch.uint8), torch.empty(N, 2, 7)
+    for n in range(N):
+        draw_views(Random(n), torch.from_numpy(np.array(picture)), aug, pixels[n], params[n])
+    pixels, params = pixels.flatten(0, 1), params.flatten(0, 1)
+    ours = apply_colors(pixels, params, aug)
+    theirs = torch.stack(
+        [official_colors(x, p, aug) for x, p in zip(pixels, params.tolist(), strict=True)]
+    )
+    # PIL cuts off the fraction after each of five operations, and its hue has 8 bits.
+    assert (ours - theirs).abs().mean() * 255 < 2.0
+    assert (ours - theirs).abs().mean(dim=(1, 2, 3)).max() * 255 < 4.0
+
+
+def official_colors(x, params, aug):
+    picture = TF.to_pil_image(x)
+    order, *factors, hue, gray, _ = params
+    if aug.gray_first and gray:
+        picture = TF.to_grayscale(picture, 3)
+    for op in augment.ORDERS[int(order)] if order >= 0 else ():
+        adjust = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)[op]
+        picture = adjust(picture, [*factors, hue][op])
+    if not aug.gray_first and gray:
+        picture = TF.to_grayscale(picture, 3)
+    return TF.to_tensor(picture)
+
+
+def test_crops_equal_pils_antialiased_resize():
+    picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    aug = dataclasses.replace(V1, crop_px=24, flip_prob=0.0)
+    pixels, params = torch.empty(2, 3, 24, 24, dtype=torch.uint8), torch.empty(2, 7)
+    draw_views(Random(5), torch.from_numpy(picture), aug, pixels, params)
+    rng = Random(5)
+    for view in range(2):
+        box = draw_box(rng, (80, 60), aug.crop_scale, aug.crop_ratio)
+        _, params_again = rng.random(), draw_colors(rng, aug)
+        crop = Image.fromarray(picture).crop(box).resize((24, 24), Image.Resampling.BILINEAR)
+        difference = pixels[view].permute(1, 2, 0).numpy().astype(int) - np.asarray(crop)
+        assert np.abs(difference).max() <= 1
+        assert params[view].tolist() == pytest.approx(params_again)
+
+
+def test_flip():
+    picture = torch.arange(60, dtype=torch.uint8).repeat(60, 1)[..., None].repeat(1, 1, 3)
+    views = {}
+    for probability in (0.0, 1.0):
+        aug = dataclasses.replace(V1, crop_px=16, flip_prob=probability)
+        views[probability] = torch.empty(2, 3, 16, 16, dtype=torch.uint8)
+        draw_views(Random(0), picture, aug, views[probability], torch.empty(2, 7))
+    assert torch.equal(views[1.0], views[0.0].flip(-1))
+    assert views[0.0][0, 0, 0, 0] < views[0.0][0, 0, 0, -1]
+
+
+def test_colours_of_a_view_do_not_depend_on_the_batch():
+    aug = dataclasses.replace(V2, crop_px=16)
+    pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
+    params = torch.tensor([draw_colors(Random(i), aug) for i in range(12)])
+    params[:, augment.SIGMA_PX].clamp_(max=0)  # the reach of a kernel follows the largest sigma
+    together = apply_colors(pixels, params, aug)
+    alone = [apply_colors(pixels[i : i + 1], params[i : i + 1], aug)[0] for i in range(12)]
+    assert torch.equal(together, torch.stack(alone))
+
+
+def test_normalize():
+    x = augment.normalize(torch.full((1, 3, 2, 2), 0.5), (0.5, 0.25, 0.0), (1.0, 0.5, 0.25))
+    assert x[0, :, 0, 0].tolist() == [0.0, 0.5, 2.0]

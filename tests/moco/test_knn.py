@@ -1,0 +1,98 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from moco.checkpoint import list_checkpoints
+from moco.errors import DataError, UserError
+from moco.knn import KnnInput, default_sizes, evaluate, knn_predict, main
+from moco.pretrain import main as pretrain
+
+COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
+HOW = KnnInput(16, 16, (0.5,) * 3, (0.25,) * 3)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    """Noise around three colours; ``val`` lacks one class, so labels of the two differ."""
+    root = tmp_path_factory.mktemp("labelled")
+    rng = np.random.default_rng(0)
+    for split, classes in (("train", COLOURS), ("val", ("green", "red"))):
+        for name in classes:
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for i in range(6):
+                pixels = COLOURS[name] + rng.normal(0, 25, (18, 20, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+def test_votes_are_weighted_as_in_instdisc():
+    """Written out: weight exp(s / t) for each of the k nearest."""
+    rng = np.random.default_rng(0)
+    M, N, D, k, t, classes = 40, 30, 5, 7, 0.1, 4
+    train, queries = (rng.normal(size=(n, D)) for n in (M, N))
+    train, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train, queries))
+    labels = rng.integers(0, classes, M)
+    expected = []
+    for query in queries:
+        similarity = [float(query @ other) for other in train]
+        nearest = sorted(range(M), key=lambda i: -similarity[i])[:k]
+        votes = [0.0] * classes
+        for i in nearest:
+            votes[labels[i]] += np.exp(similarity[i] / t)
+        expected.append(int(np.argmax(votes)))
+    tensors = [torch.from_numpy(x) for x in (train, labels, queries)]
+    got = knn_predict(tensors[0].float(), tensors[1], tensors[2].float(), k, t, classes)
+    assert got.tolist() == expected
+    unweighted = knn_predict(tensors[0].float(), tensors[1], tensors[2].float(), k, 1e9, classes)
+    assert unweighted.tolist() != expected
+
+
+def test_colours_are_told_apart(labelled):
+    backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    result = evaluate(backbone, labelled, HOW, 3, 0.1, CPU)
+    assert result.top1 == 100
+    assert (result.num_train, result.num_val, result.num_classes) == (18, 12, 3)
+    assert "kNN top-1 100.0% (k=3, t=0.1; 18 train" in str(result)
+    assert evaluate(backbone, labelled, HOW, 200, 0.1, CPU).k == 18  # no more than there are
+
+
+def test_a_class_without_training_pictures_is_an_error(labelled, tmp_path):
+    (tmp_path / "val").symlink_to(labelled / "val")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "red").symlink_to(labelled / "train" / "red")
+    with pytest.raises(DataError, match="class green is in val and not in train"):
+        evaluate(torch.nn.Flatten(), tmp_path, HOW, 1, 0.1, CPU)
+
+
+def test_sizes():
+    assert default_sizes(0, 0, training_crop_px=224) == (256, 224)
+    assert default_sizes(32, 0, training_crop_px=224) == (37, 32)
+    assert default_sizes(0, 32, training_crop_px=32) == (32, 32)
+    with pytest.raises(UserError, match="does not fit"):
+        KnnInput(30, 32, (0.0,) * 3, (1.0,) * 3)
+
+
+def test_monitor_and_command_agree(labelled, pictures, tiny, tmp_path, capsys):
+    opts = tiny(
+        DATA__ROOT=pictures,
+        DATA__KNN_ROOT=labelled,
+        OUTPUT_DIR=tmp_path / "run",
+        SOLVER__MAX_ITERS=7,
+        KNN__EVERY_EPOCHS=1,
+        KNN__K=5,
+    )
+    pretrain(opts)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.json").read_text().splitlines()]
+    measured = {line["iteration"]: line["knn/top1"] for line in lines if "knn/top1" in line}
+    assert list(measured) == [3, 6, 7]
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    assert record["metrics"]["knn/top1"] == measured[7]
+    capsys.readouterr()
+    checkpoint = list_checkpoints(tmp_path / "run")[-1]
+    main(["--checkpoint", str(checkpoint), "--data", str(labelled), "--k", "5"])
+    assert f"kNN top-1 {measured[7]:.1f}% (k=5, t=0.1; 18 train, 12 val" in capsys.readouterr().out
