@@ -63,6 +63,9 @@ class PretrainRun:
         torch.backends.cudnn.benchmark = True
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
         self.images = _find_images(cfg)
+        self._notes = _notes(cfg, len(self.images))
+        for note in self._notes:
+            print(f"note: {note}", flush=True)
         self.steps_per_epoch = len(self.images) // self.batch_size
         self.total_steps: int = cfg.SOLVER.MAX_ITERS or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
         _check_milestones(cfg, self.steps_per_epoch, self.total_steps)
@@ -251,7 +254,7 @@ class PretrainRun:
             "pretrain/accuracy": "pretext_accuracy",
             "knn/top1": "knn/top1",
         }
-        notes = []
+        notes = list(self._notes)
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} pictures could not be decoded, replaced")
         record = RunRecord(
@@ -415,6 +418,16 @@ def _find_images(cfg: CfgNode) -> list[Path]:
             f"{cfg.SOLVER.BATCH_SIZE}; add pictures, or lower SOLVER.BATCH_SIZE and BASE_LR with it"
         )
     return images
+
+
+def _notes(cfg: CfgNode, num_images: int) -> list[str]:
+    """What is allowed and yet likely to disappoint."""
+    if cfg.MOCO.K <= num_images:
+        return []
+    return [
+        f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} pictures: the queue holds keys of a query's "
+        "own picture, and they count as negatives; a smaller K or more pictures teach more"
+    ]
 
 
 def _check_milestones(cfg: CfgNode, steps_per_epoch: int, total_steps: int) -> None:

@@ -77,6 +77,13 @@ def test_what_a_run_leaves_behind(opts, tmp_path, capsys):
     assert f"next: python convert/convert_to_d2.py {run / 'checkpoint_0002.pth.tar'}" in out
 
 
+@pytest.mark.parametrize(("K", "is_noted"), [(26, False), (27, True)])
+def test_a_queue_longer_than_the_data_set_is_noted(opts, tmp_path, capsys, K, is_noted):
+    main(opts(MOCO__K=K, SOLVER__MAX_ITERS=1))
+    assert ("note: MOCO.K 27 exceeds the 26 pictures" in capsys.readouterr().out) == is_noted
+    assert len(read_record(tmp_path / "run" / "run.json").notes) == is_noted
+
+
 @pytest.fixture(scope="module")
 def straight(pictures, tiny, tmp_path_factory):
     """Weights of an uninterrupted run."""
