@@ -43,7 +43,7 @@ _TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 _MIN_BOX_SIDE_PX = 1e-5
-STOP_AFTER_SECONDS = 60
+STOP_AFTER_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,15 @@ def load_batches(
 
 
 def _raising(batches: Iterator[list[Sample | DataError]]) -> Generator[list[Sample]]:
-    for batch in batches:
-        for sample in batch:
-            if isinstance(sample, DataError):
-                raise sample
-        yield batch  # type: ignore[misc]
+    try:
+        for batch in batches:
+            for sample in batch:
+                if isinstance(sample, DataError):
+                    # Not `raise sample`: it would refer to itself through this frame.
+                    raise DataError(str(sample))
+            yield batch  # type: ignore[misc]
+    finally:
+        del batches  # ends the workers now, and not when somebody drops the traceback
 
 
 def _outlive_the_stop_signal(worker: int) -> None:

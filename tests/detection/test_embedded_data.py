@@ -125,6 +125,7 @@ def test_an_error_in_a_worker_stays_one_line(num_workers: int, tmp_path: Path) -
         next(batches)
     assert "gone.png" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not multiprocessing.active_children()  # although the traceback is still held
 
 
 def test_the_shuffled_stream() -> None:

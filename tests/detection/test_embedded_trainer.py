@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,8 @@ def test_a_resumed_run_equals_a_straight_one(voc: Path, tmp_path: Path) -> None:
 def test_resuming_a_finished_run_only_evaluates(voc: Path, tmp_path: Path) -> None:
     first = run(voc, tmp_path)
     before = final(tmp_path)
+    # The schedule reached the optimizer: BASE_LR times GAMMA after the step.
+    assert before["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.001)
     again = run(voc, tmp_path, resume=True)
     assert again.metrics == first.metrics
     assert_same_state(final(tmp_path), before)
@@ -185,6 +188,11 @@ def test_evaluation_on_the_way_does_not_change_the_training(voc: Path, tmp_path:
     run(voc, tmp_path / "plain")
     run(voc, tmp_path / "often", {"TEST.EVAL_PERIOD": 2})
     assert_same_state(final(tmp_path / "often"), final(tmp_path / "plain"))
+    precise = {"TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 2}
+    run(voc, tmp_path / "precise", {"TEST.EVAL_PERIOD": 4, **precise})
+    assert_same_state(
+        final(tmp_path / "precise")["optimizer"], final(tmp_path / "plain")["optimizer"]
+    )
     evaluated = [line["iteration"] for line in log_lines(tmp_path / "often") if "bbox/AP" in line]
     assert evaluated == [1, 3, 5, 7]
 
@@ -209,6 +217,19 @@ def test_sigterm_saves_and_asks_for_resume(voc: Path, tmp_path: Path) -> None:
     assert (out / "last_checkpoint").read_text() == "model_0000004.pth"
     run(voc, out, resume=True)
     assert_same_state(final(out), final(tmp_path / "straight"))
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    answers = []
+
+    def work() -> None:
+        with engine.stop_on_sigterm() as stop:
+            answers.append(stop())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert answers == [False]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(voc: Path, tmp_path: Path) -> None:
