@@ -1,0 +1,1 @@
+"""From runs to tables: records, statistics, renderers, and the quickstart."""

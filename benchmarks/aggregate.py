@@ -1,0 +1,231 @@
+"""Runs → mean, standard deviation, n and the gap to a baseline. Pure; refuses to mix what differs.
+
+A row averages runs that differ in nothing but the seed. All rows of a table come from one engine
+and one protocol (the hash of everything but seed, weights, folders and devices), so that a gap
+between two rows is the weights' doing.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.results import Run
+from moco.errors import UserError
+
+METRICS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
+RANDOM = "random"
+FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
+CONFIDENCE = 0.95
+# Keys that the protocol's hash leaves out and that differ from run to run; naming them would hide
+# the ones that matter.
+PER_RUN = ("SEED", "OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.DEVICE")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric over the trials of one row.
+
+    Attributes:
+        values: one per trial, in the order of the seeds.
+        std: sample standard deviation (ddof 1), None for a single trial.
+    """
+
+    values: tuple[float, ...]
+    mean: float
+    std: float | None
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Mean minus the baseline's mean.
+
+    Attributes:
+        low, high: 95% interval of the gap, without assuming equal variances (Welch).
+        p_value: of Welch's two-sided test that the means are equal. All three are None if either
+            side has a single trial or neither side varies.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """All trials of one initialisation; a metric that no trial has is None."""
+
+    init: str
+    runs: tuple[Run, ...]
+    cells: dict[str, Cell | None]
+    gaps: dict[str, Gap | None]
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One task on one engine: a row per initialisation, the baseline first."""
+
+    task: str
+    engine: str
+    iterations: int
+    baseline: str | None
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for row in self.rows for run in row.runs)
+
+
+def aggregate(
+    runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] = METRICS
+) -> list[Table]:
+    """One table per task, tasks in alphabetical order.
+
+    Args:
+        baseline: name of the row that gaps refer to; None takes ``random`` where there is one.
+
+    Raises:
+        UserError: no runs; a baseline that no task has; or, within a task, several engines,
+            protocols, weights under one name, or two runs with one seed. The message says which
+            runs differ in what.
+    """
+    if not runs:
+        raise UserError("no finished detection run to make a table of")
+    inits = sorted({run.record.init for run in runs})
+    if baseline is not None and baseline not in inits:
+        raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
+    tables = []
+    for task in sorted({run.record.task for run in runs}):
+        members = [run for run in runs if run.record.task == task]
+        _require_comparable(task, members)
+        tables.append(_table(task, members, baseline, tuple(metrics)))
+    return tables
+
+
+def summarise(values: Sequence[float]) -> Cell:
+    """Mean and sample standard deviation of at least one value."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(tuple(values), statistics.fmean(values), std)
+
+
+def gap(cell: Cell, base: Cell) -> Gap:
+    """``cell`` minus ``base`` with Welch's interval and test."""
+    value = cell.mean - base.mean
+    if cell.std is None or base.std is None or cell.std == base.std == 0:
+        return Gap(value, None, None, None)
+    from scipy import stats  # takes a second to import
+
+    test = stats.ttest_ind(cell.values, base.values, equal_var=False)
+    interval = test.confidence_interval(CONFIDENCE)
+    return Gap(value, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def _table(task: str, runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:
+    inits = {run.record.init for run in runs}
+    if baseline is None and RANDOM in inits:
+        baseline = RANDOM
+    if baseline not in inits:
+        baseline = None
+    cells = {init: _cells([r for r in runs if r.record.init == init], metrics) for init in inits}
+    base = cells[baseline] if baseline is not None else dict.fromkeys(metrics)
+    rows = []
+    for init in sorted(inits, key=lambda name: (name != RANDOM, name != baseline, name)):
+        own = tuple(sorted((r for r in runs if r.record.init == init), key=lambda r: r.record.seed))
+        gaps = {
+            metric: gap(cell, other)
+            if init != baseline
+            and (cell := cells[init][metric]) is not None
+            and (other := base[metric]) is not None
+            else None
+            for metric in metrics
+        }
+        rows.append(Row(init, own, cells[init], gaps))
+    first = runs[0].record
+    return Table(task, first.engine, first.iterations, baseline, metrics, tuple(rows))
+
+
+def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
+    ordered = sorted(runs, key=lambda run: run.record.seed)
+    cells: dict[str, Cell | None] = {}
+    for metric in metrics:
+        values = [v for run in ordered if (v := run.record.metrics.get(metric)) is not None]
+        cells[metric] = summarise(values) if values else None
+    return cells
+
+
+def _require_comparable(task: str, runs: list[Run]) -> None:
+    engines = _groups(runs, lambda run: run.record.engine)
+    if len(engines) > 1:
+        raise UserError(
+            f"{task}: runs of different engines are not averaged: {_listed(engines)}; "
+            "choose one with --engine, or --engine each for a table of each"
+        )
+    protocols = _groups(runs, lambda run: run.record.config_sha256)
+    if len(protocols) > 1:
+        by_hash = {f"protocol {key[:8]}": members for key, members in protocols.items()}
+        raise UserError(
+            f"{task}: runs of different protocols are not averaged: {_listed(by_hash)}; "
+            f"they differ in {_differences(list(protocols.values()))}"
+        )
+    lengths = _groups(runs, lambda run: run.record.iterations)
+    if len(lengths) > 1:
+        by_length = {f"{key} iterations": members for key, members in lengths.items()}
+        raise UserError(f"{task}: runs of different length are not averaged: {_listed(by_length)}")
+    for init, members in _groups(runs, lambda run: run.record.init).items():
+        weights = _groups(members, lambda run: run.record.weights_sha256)
+        if len(weights) > 1:
+            by_weights = {
+                "no weights" if key is None else f"weights {key[:8]}": group
+                for key, group in weights.items()
+            }
+            raise UserError(
+                f"{task}: init {init!r} stands for different weights: {_listed(by_weights)}; "
+                "give each file its own name"
+            )
+        for seed, same in _groups(members, lambda run: run.record.seed).items():
+            if len(same) > 1:
+                raise UserError(
+                    f"{task}: init {init!r} has seed {seed} more than once "
+                    f"({', '.join(str(run.folder) for run in same)}); a repetition is not a trial, "
+                    "leave one of them out"
+                )
+
+
+def _groups(runs: list[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def _listed(groups: dict[str, list[Run]]) -> str:
+    parts = []
+    for name, members in groups.items():
+        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
+        parts.append(f"{name} ({', '.join(str(run.folder) for run in members[:3])}{more})")
+    return " / ".join(parts)
+
+
+def _differences(groups: list[list[Run]]) -> str:
+    """Keys constant within every group of runs but not across them, with their values."""
+    configs = [[run.record.config for run in group] for group in groups]
+    differing = []
+    keys = {key for group in configs for config in group for key in config}
+    for key in sorted(keys.difference(PER_RUN)):
+        values = [[config.get(key) for config in group] for group in configs]
+        constant = all(all(value == group[0] for value in group) for group in values)
+        if constant and any(group[0] != values[0][0] for group in values):
+            differing.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
+    if not differing:
+        return "keys that their records do not hold"
+    return ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" * (len(differing) > 6))

@@ -1,0 +1,94 @@
+"""The paper's printed numbers (``paper.yaml``) as validated data, to stand beside ours."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moco.cfgnode import read_yaml
+
+OWN = "this paper"
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One printed row; None where the paper prints "-" or no bracket. Units: AP 0..100."""
+
+    name: str
+    values: tuple[float | None, ...]
+    gaps: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One (sub-)table; ``metrics[i]`` and ``methods[i]`` belong to ``columns[i]``."""
+
+    number: int
+    part: str | None
+    label: str
+    title: str
+    tasks: tuple[str, ...]
+    iterations: int
+    trials: int
+    baseline: str | None
+    columns: tuple[str, ...]
+    metrics: tuple[str, ...]
+    methods: tuple[str, ...]
+    rows: tuple[PaperRow, ...]
+
+    @property
+    def cite(self) -> str:
+        """E.g. ``Table 2b (tab:voc)``."""
+        part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
+        return f"Table {self.number}{part} ({self.label})"
+
+    def own(self, row: PaperRow, metric: str) -> tuple[float | None, float | None]:
+        """Value and gap of the paper's own pre-training for ``metric``."""
+        for i, (name, method) in enumerate(zip(self.metrics, self.methods, strict=True)):
+            if name == metric and method == OWN:
+                return row.values[i], row.gaps[i]
+        return None, None
+
+
+@cache
+def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
+    """The citation and all tables.
+
+    Raises:
+        ValueError: a row whose values do not match the columns, or a baseline that is no row.
+    """
+    tree = read_yaml(Path(__file__).with_name("paper.yaml"))
+    return tree["citation"], tuple(_table(entry) for entry in tree["tables"])
+
+
+def tables_for(task: str) -> list[PaperTable]:
+    """The paper's tables that hold numbers for one of this project's tasks."""
+    return [table for table in load_paper()[1] if task in table.tasks]
+
+
+def _table(entry: dict[str, Any]) -> PaperTable:
+    columns = entry["columns"]
+    rows = tuple(_row(row, len(columns)) for row in entry["rows"])
+    if entry["baseline"] is not None and entry["baseline"] not in {row.name for row in rows}:
+        raise ValueError(f"{entry['label']}: baseline {entry['baseline']!r} is none of its rows")
+    return PaperTable(
+        number=entry["table"],
+        part=entry["part"],
+        label=entry["label"],
+        title=entry["title"],
+        tasks=tuple(entry["tasks"]),
+        iterations=entry["iterations"],
+        trials=entry["trials"],
+        baseline=entry["baseline"],
+        columns=tuple(column["name"] for column in columns),
+        metrics=tuple(column["metric"] for column in columns),
+        methods=tuple(column["method"] for column in columns),
+        rows=rows,
+    )
+
+
+def _row(row: dict[str, Any], width: int) -> PaperRow:
+    values, gaps = row["values"], row.get("gaps", [None] * width)
+    if len(values) != width or len(gaps) != width:
+        raise ValueError(f"row {row['name']!r}: expected {width} values and gaps")
+    return PaperRow(row["name"], tuple(values), tuple(gaps))

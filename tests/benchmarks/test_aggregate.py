@@ -1,0 +1,143 @@
+"""Statistics against hand-computed numbers, and everything that must not be averaged."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.aggregate import Cell, aggregate, gap, summarise
+from benchmarks.results import Run
+from moco.errors import UserError
+from tests.benchmarks.fake_runs import CONFIG, record
+
+A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)
+MOCO = "a" * 64
+
+
+def run(folder: str = "", **changes) -> Run:
+    made = record(**changes)
+    return Run(Path(folder or f"{made.init}-{made.seed}"), made)
+
+
+def runs(init: str, values, weights: str | None = None, **changes) -> list[Run]:
+    return [
+        run(init=init, seed=seed, weights_sha256=weights, metrics={"bbox/AP": value}, **changes)
+        for seed, value in enumerate(values)
+    ]
+
+
+def student_two_sided(t: float, df: float, steps: int = 200_000) -> float:
+    """P(|T| > t) by the trapezoid rule on Student's density (slow oracle)."""
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    width = t / steps
+    inside = sum(
+        (0.5 if i in (0, steps) else 1.0) * (1 + (i * width) ** 2 / df) ** (-(df + 1) / 2)
+        for i in range(steps + 1)
+    )
+    return 1 - 2 * scale * inside * width
+
+
+def test_mean_and_sample_std_by_hand():
+    cell = summarise(A)
+    # mean 36 / 3; squared deviations 4 + 0 + 4 over n - 1 = 2 gives variance 4
+    assert (cell.mean, cell.std, cell.n) == (12.0, 2.0, 3)
+    assert summarise([7.5]) == Cell((7.5,), 7.5, None)
+
+
+def test_gap_and_welch_by_hand():
+    result = gap(summarise(B), summarise(A))
+    # variances 7 and 4, n = 3 each: se^2 = 11/3, df = se^4 / ((7/3)^2 / 2 + (4/3)^2 / 2)
+    se2 = 11 / 3
+    df = se2**2 / ((7 / 3) ** 2 / 2 + (4 / 3) ** 2 / 2)
+    assert result.value == pytest.approx(10.0)
+    assert result.p_value == pytest.approx(student_two_sided(10 / math.sqrt(se2), df), abs=1e-8)
+    half = (result.high - result.low) / 2
+    assert (result.low + result.high) / 2 == pytest.approx(10.0)
+    assert student_two_sided(half / math.sqrt(se2), df) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_gap_without_enough_trials_has_no_interval():
+    single = gap(summarise([20.0]), summarise(A))
+    assert single.value == pytest.approx(8.0)
+    assert single.low is single.high is single.p_value is None
+    constant = gap(summarise([5.0, 5.0]), summarise([4.0, 4.0]))
+    assert constant.value == 1.0 and constant.p_value is None
+
+
+def test_rows_baseline_and_order():
+    [table] = aggregate([*runs("zebra", B, MOCO), *runs("moco", A, MOCO), *runs("random", A)])
+    assert [row.init for row in table.rows] == ["random", "moco", "zebra"]
+    assert table.baseline == "random" and table.rows[0].gaps["bbox/AP"] is None
+    assert table.rows[2].gaps["bbox/AP"].value == pytest.approx(10.0)
+    [table] = aggregate(table.runs, baseline="zebra")
+    assert [row.init for row in table.rows] == ["random", "zebra", "moco"]
+    assert table.rows[2].gaps["bbox/AP"].value == pytest.approx(-10.0)
+
+
+def test_without_baseline_there_are_no_gaps():
+    [table] = aggregate([*runs("one", A, MOCO), *runs("two", B, "b" * 64)])
+    assert table.baseline is None
+    assert all(gap is None for row in table.rows for gap in row.gaps.values())
+
+
+def test_missing_metrics_never_become_numbers():
+    members = [
+        run(seed=0, metrics={"bbox/AP": 10.0, "bbox/AP50": None}),
+        run(seed=1, metrics={"bbox/AP": None, "bbox/AP50": None}),
+    ]
+    [table] = aggregate(members)
+    [row] = table.rows
+    assert row.n == 2
+    assert row.cells["bbox/AP"].values == (10.0,)
+    assert row.cells["bbox/AP50"] is None and row.cells["bbox/AP75"] is None
+
+
+def test_one_table_per_task():
+    tables = aggregate([*runs("random", A, task="b"), *runs("random", B, task="a")])
+    assert [(t.task, t.rows[0].cells["bbox/AP"].mean) for t in tables] == [("a", 22.0), ("b", 12.0)]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            run("other", seed=7, engine="detectron2"),
+            ["different engines", "embedded (random-0", "detectron2 (other)", "--engine"],
+        ),
+        (
+            run("other", seed=7, config_sha256="d" * 64, config={**CONFIG, "SOLVER.BASE_LR": 0.01}),
+            ["different protocols", "dddddddd (other)", "SOLVER.BASE_LR (0.02 / 0.01)"],
+        ),
+        (run("other", seed=7, iterations=100), ["different length", "100 iterations (other)"]),
+        (
+            run("other", seed=7, weights_sha256=MOCO),
+            ["init 'random'", "no weights (random-0", "weights aaaaaaaa (other)"],
+        ),
+        (run("other", seed=1), ["seed 1 more than once", "random-1, other"]),
+    ],
+)
+def test_refuses_to_mix(other: Run, words: list[str]):
+    with pytest.raises(UserError) as error:
+        aggregate([*runs("random", A), other])
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_seeds_do_not_count_as_a_difference_of_protocol():
+    members = [
+        run(seed=i, config_sha256=c * 64, config={**CONFIG, "SEED": i, "SOLVER.STEPS": c})
+        for i, c in enumerate("cdcd")
+    ]
+    with pytest.raises(UserError) as error:
+        aggregate(members)
+    assert str(error.value).endswith("differ in SOLVER.STEPS ('c' / 'd')")
+    with pytest.raises(UserError) as error:
+        aggregate(members[:2])
+    assert str(error.value).endswith("differ in SOLVER.STEPS ('c' / 'd')")
+
+
+def test_unknown_baseline_and_no_runs():
+    with pytest.raises(UserError, match="choices are random"):
+        aggregate(runs("random", A), baseline="supervised")
+    with pytest.raises(UserError, match="no finished detection run"):
+        aggregate([])

@@ -1,0 +1,84 @@
+"""The command line: what it prints, writes and refuses."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.make_table import main
+from moco.errors import UserError
+from tests.benchmarks.fake_runs import write_pair, write_run
+
+FILES = ["table.md", "table.csv", "runs.csv", "table.tex", "table.html"]
+FIGURES = ["loss-t.png", "ap-t.png"]
+
+
+def test_prints_and_writes_everything(tmp_path, capsys):
+    write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0]}, task="t")
+    main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "moco − random: AP +9.5" in printed
+    for name in FILES + FIGURES:
+        assert (tmp_path / "out" / name).stat().st_size > 0
+        assert f"wrote {tmp_path / 'out' / name}" in printed
+    assert "data:image/png;base64," in (tmp_path / "out" / "table.html").read_text()
+
+
+def test_only_the_formats_asked_for(tmp_path, capsys):
+    write_pair(tmp_path / "runs", {"random": [10.0]}, task="t")
+    main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--format", "tex, csv"])
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == sorted(["table.tex", "table.csv", "runs.csv", *FIGURES])
+    with pytest.raises(UserError, match="got 'pdf', choices are md, csv, tex, html"):
+        main([str(tmp_path / "runs"), "--format", "pdf"])
+
+
+def test_engines_are_kept_apart(tmp_path, capsys):
+    write_pair(tmp_path / "a", {"random": [10.0]}, task="t")
+    write_pair(tmp_path / "b", {"random": [30.0]}, task="t", engine="detectron2")
+    with pytest.raises(UserError, match="different engines"):
+        main([str(tmp_path)])
+    main([str(tmp_path), "--engine", "detectron2"])
+    assert "30.0" in (out := capsys.readouterr().out) and "10.0" not in out
+    main([str(tmp_path), "--engine", "each", "--out", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert "t: embedded engine" in out and "t: detectron2 engine" in out
+    assert (tmp_path / "out" / "ap-t-detectron2.png").exists()
+    with pytest.raises(UserError, match="choices are detectron2, embedded, each"):
+        main([str(tmp_path), "--engine", "tensorflow"])
+
+
+def test_no_finished_run_is_an_error(tmp_path):
+    write_run(tmp_path / "x", status="failed", notes=["nan"])
+    with pytest.raises(UserError, match=r"no finished detection run.*failed: nan"):
+        main([str(tmp_path)])
+
+
+def test_help_imports_nothing_heavy(request):
+    code = (
+        "import sys\nfrom benchmarks.make_table import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=request.config.rootpath,
+        env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--baseline" in done.stdout
+
+
+def test_an_error_is_one_line(tmp_path, request):
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.make_table", str(tmp_path / "nowhere")],
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path / 'nowhere'}: no such run folder\n"

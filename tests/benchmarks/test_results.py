@@ -1,0 +1,66 @@
+"""Folders → records: what counts, what is listed without a number, what is refused."""
+
+import json
+
+import pytest
+
+from benchmarks.results import collect
+from moco.errors import UserError
+from tests.benchmarks.fake_runs import write_run
+
+
+def test_collects_nested_folders_once(tmp_path):
+    write_run(tmp_path / "x" / "deep" / "run1")
+    write_run(tmp_path / "x" / "run0", seed=1)
+    write_run(tmp_path / "pre", kind="pretrain", engine="moco", metrics={"knn/top1": 50.0})
+    results = collect([tmp_path, tmp_path / "x", tmp_path / "x" / "run0" / "run.json"])
+    assert [run.folder.name for run in results.detection] == ["run1", "run0"]
+    assert [run.folder.name for run in results.pretraining] == ["pre"]
+    assert results.unusable == ()
+
+
+def test_failed_and_unfinished_have_no_numbers(tmp_path):
+    write_run(tmp_path / "failed", status="failed", notes=["loss became nan at iteration 5"])
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "metrics.json").write_text('{"iteration": 0, "total_loss": 1}\n')
+    results = collect([tmp_path])
+    assert results.detection == ()
+    assert [(item.folder.name, item.reason) for item in results.unusable] == [
+        ("failed", "failed: loss became nan at iteration 5"),
+        ("open", "unfinished: it has no run.json yet"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metrics": {"bbox/AP": 101.0}}, "bbox/AP: got 101.0, expected 0 to 100"),
+        ({"metrics": {"bbox/AP": True}}, "bbox/AP: got True"),
+        ({"metrics": {"bbox/AP": "12"}}, "bbox/AP"),
+        ({"seed": "0"}, "seed: got '0'"),
+        ({"status": "running"}, "status"),
+        ({"extra": 1}, "extra"),
+    ],
+)
+def test_invalid_records_are_refused(tmp_path, change, words):
+    folder = write_run(tmp_path / "run")
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, **change}))
+    with pytest.raises(UserError) as error:
+        collect([tmp_path])
+    assert words in str(error.value) and "run.json" in str(error.value)
+
+
+def test_nan_is_not_a_number(tmp_path):
+    folder = write_run(tmp_path / "run")
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace("20.0", "NaN"))
+    with pytest.raises(UserError, match="expected a number or null"):
+        collect([tmp_path])
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(UserError, match="no runs below"):
+        collect([tmp_path])
+    with pytest.raises(UserError, match="no such run folder"):
+        collect([tmp_path / "missing"])

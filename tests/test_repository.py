@@ -1,0 +1,140 @@
+"""What holds for the source tree as a whole."""
+
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+COMMANDS = ("moco.pretrain", "moco.knn", "benchmarks.quickstart", "benchmarks.make_table")
+SCRIPTS = ("convert/convert_to_d2.py", "detection/train_net.py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_imports_point_one_way():
+    """benchmarks → detection → convert → moco (ARCHITECTURE)."""
+    for path in SOURCES:
+        room = path.relative_to(ROOT).parts[0]
+        later = ROOMS[ROOMS.index(room) + 1 :]
+        wrong = {name for name in imported_modules(path) if name.split(".")[0] in later}
+        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_only_the_plugin_imports_detectron2():
+    plugin = ROOT / "detection" / "d2"
+    for path in SOURCES:
+        if plugin not in path.parents:
+            names = {name for name in imported_modules(path) if name.split(".")[0] == "detectron2"}
+            assert not names, f"{path.relative_to(ROOT)} imports {names}"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\btorch\.load\(",
+        r"\bpickle\.loads?\(",
+        r"\bpickle\.Unpickler\b",
+        r"\byaml\.(unsafe_load|load|full_load)\(",
+        r"allow_unsafe\s*=\s*True",
+        r"allow_pickle\s*=\s*True",
+        r"\b(eval|exec)\(",
+        r"\bos\.system\(",
+        r"shell\s*=\s*True",
+    ],
+)
+def test_nothing_that_could_run_a_files_content(pattern):
+    """Reading weights goes through moco/fileio.py and its unpickler, which name the safe way."""
+    allowed = {ROOT / "moco" / "fileio.py", ROOT / "moco" / "plain_pickle.py"}
+    if pattern == r"\b(eval|exec)\(":
+        pattern = r"(?<![.\w])(eval|exec)\("  # model.eval() is another thing
+    for path in SOURCES:
+        if path not in allowed:
+            assert not re.search(pattern, path.read_text()), path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *SCRIPTS])
+def test_help_needs_neither_torch_nor_detectron2(command):
+    """``--help`` answers at once because nothing heavy is imported for it."""
+    target = [command] if command in SCRIPTS else ["-m", command]
+    blocked = "import sys; sys.modules['torch'] = sys.modules['detectron2'] = None; "
+    run = f"import runpy; sys.argv = ['x', '--help']; runpy.run_{{}}({target[-1]!r}, {{}}"
+    how = "path" if command in SCRIPTS else "module"
+    code = blocked + run.format(how, "run_name='__main__')")
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+    assert time.monotonic() - start < 30  # a hang, not a timing
+
+
+def test_the_readme_lists_every_file_once():
+    readme = (ROOT / "README.md").read_text()
+    tree = re.search(r"## The tree\n.*?```\n(.*?)```", readme, re.S)
+    assert tree, "README.md has no section 'The tree'"
+    listed, folder = set(), {}
+    for line in tree[1].splitlines():
+        match = re.match(r"( *)([\w.*-]+/?)(?:\s|$)", line)
+        assert match, line
+        depth = len(match[1]) // 2
+        folder[depth] = match[2]
+        path = "".join(folder[level] for level in range(depth + 1))
+        assert path not in listed, f"{path} is listed twice"
+        listed.add(path)
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    files = {
+        name
+        for name in tracked
+        if (ROOT / name).exists() and not name.startswith(".") and not name.endswith("__init__.py")
+    }
+    golden = {name for name in files if name.startswith("tests/golden/")}
+    missing = {name for name in files - golden if name not in listed}
+    assert not missing, f"not in the README's tree: {sorted(missing)}"
+    gone = {name for name in listed if not name.endswith("/") and not (ROOT / name).exists()}
+    assert not gone, f"in the README's tree but not in the repository: {sorted(gone)}"
+
+
+def test_every_declared_deviation_is_in_the_list():
+    """Deviations from the paper are declared at the line and listed in docs/deviations.md."""
+    listed = (ROOT / "docs" / "deviations.md").read_text()
+    for path in SOURCES:
+        if "Deviation:" in path.read_text():
+            assert f"`{path.relative_to(ROOT)}`" in listed, path.relative_to(ROOT)
+    for name in re.findall(r"`((?:moco|convert|detection|benchmarks)/[\w/]+\.py)`", listed):
+        assert "Deviation:" in (ROOT / name).read_text(), f"{name} declares no deviation"
+
+
+def test_every_package_is_installed():
+    """A package that setup.py forgets works in this tree and nowhere else."""
+    listed = set(re.findall(r'^        "([\w.]+)",$', (ROOT / "setup.py").read_text(), re.M))
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in SOURCES
+        if path.name == "__init__.py"
+    }
+    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES}
+    assert folders == packages, "a folder of modules has no __init__.py"
+    assert packages <= listed
