@@ -78,12 +78,17 @@ def collect(paths: Sequence[PathLike]) -> Results:
 
 
 def _run_folders(root: Path) -> list[Path]:
-    """Folders below ``root`` with a record or, as traces of an unfinished run, metrics."""
-    return [
-        Path(folder)
-        for folder, _, files in os.walk(root)
-        if RECORD_NAME in files or METRICS_NAME in files
-    ]
+    """Folders below ``root`` with a record or, as traces of an unfinished run, metrics.
+
+    What lies inside a run's folder belongs to that run: ``--eval-only`` leaves the record of an
+    evaluation in ``inference/``, which is not another trial.
+    """
+    found = []
+    for folder, below, files in os.walk(root):
+        if RECORD_NAME in files or METRICS_NAME in files:
+            found.append(Path(folder))
+            below.clear()
+    return found
 
 
 def _validated(folder: Path) -> RunRecord:

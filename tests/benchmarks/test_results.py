@@ -19,6 +19,12 @@ def test_collects_nested_folders_once(tmp_path):
     assert results.unusable == ()
 
 
+def test_an_evaluation_inside_a_run_is_not_another_run(tmp_path):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "run" / "inference")
+    assert [run.folder.name for run in collect([tmp_path]).detection] == ["run"]
+
+
 def test_failed_and_unfinished_have_no_numbers(tmp_path):
     write_run(tmp_path / "failed", status="failed", notes=["loss became nan at iteration 5"])
     (tmp_path / "open").mkdir()
