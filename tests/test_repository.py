@@ -98,13 +98,10 @@ def test_the_readme_lists_every_file_once():
         path = "".join(folder[level] for level in range(depth + 1))
         assert path not in listed, f"{path} is listed twice"
         listed.add(path)
-    tracked = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    tracked = listing.stdout.split()
     files = {
         name
         for name in tracked
