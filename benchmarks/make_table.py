@@ -23,7 +23,7 @@ EACH = "each"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     formats = _formats(args.format)
     from benchmarks.aggregate import Table, aggregate
     from benchmarks.results import collect
@@ -83,7 +83,7 @@ def write_files(
     return written + figures
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.make_table",
         description="Average finished runs over their seeds and show the gap to a baseline, "

@@ -128,7 +128,7 @@ def _shrink(source: Path, side_px: int) -> Image.Image:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.kind == "pictures":
         from moco.data import find_images
 
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     shrink_pictures(sample(sources, args.limit), args.out, args.side)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.prepare",
         description="Small copies of one's own pictures for a short pre-training.",

@@ -136,7 +136,7 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     plan = make_plan(args)
     check_sources(plan)
     workers = args.workers or min(len(os.sched_getaffinity(0)), len(plan.seeds) + 1)
@@ -402,7 +402,7 @@ def is_done(folder: Path) -> bool:
     return path.is_file() and read_record(path).status == "done"
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.quickstart",
         description="Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "

@@ -371,7 +371,7 @@ def _text(parent: ElementTree.Element, name: str, value: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     if args.pictures:
         write_knn(args.folder / "knn", args.knn_train, args.knn_val, args.seed)
         write_pictures(args.folder / "pictures", args.pictures, args.seed)
@@ -379,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_scenes(args.folder / "scenes", args.trainval, args.test, args.seed)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.synthetic",
         description="Draw textured shapes: pictures for pre-training (DIR/pictures, with labelled "

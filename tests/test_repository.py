@@ -2,12 +2,21 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from benchmarks import make_table, quickstart
+from convert import convert_to_d2
+from detection import train_net
+from detection.task import default_task
+from moco import pretrain
+from moco.cfgnode import load_cfg
+from moco.config import load_pretrain_cfg
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
@@ -135,3 +144,30 @@ def test_every_package_is_installed():
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in SOURCES}
     assert folders == packages, "a folder of modules has no __init__.py"
     assert packages <= listed
+
+
+def readme_commands() -> list[list[str]]:
+    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("python ")]
+
+
+@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
+def test_the_readmes_commands_are_accepted(words):
+    """Every flag parses, every configuration named exists, every key of an override is known."""
+    if words[1:3] in (["-m", "pip"], ["-m", "pytest"]):
+        return
+    target, args = (words[2], words[3:]) if words[1] == "-m" else (words[1], words[2:])
+    if target == "moco.pretrain":
+        parsed = pretrain.parse_args(args)
+        load_pretrain_cfg(ROOT / parsed.config_file, parsed.opts)
+    elif target == "detection/train_net.py":
+        parsed = train_net.build_parser().parse_args(args)
+        load_cfg(default_task(), ROOT / parsed.config_file, parsed.opts)
+    else:
+        parsers = {
+            "convert/convert_to_d2.py": convert_to_d2.build_parser,
+            "benchmarks.make_table": make_table.build_parser,
+            "benchmarks.quickstart": quickstart.build_parser,
+        }
+        parsers[target]().parse_args(args)

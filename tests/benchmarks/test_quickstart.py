@@ -27,7 +27,7 @@ from tests.benchmarks.fake_runs import write_pair, write_run
 
 
 def plan(out: Path, *arguments: str) -> Plan:
-    return make_plan(quickstart.parser().parse_args(["--out", str(out), *arguments]))
+    return make_plan(quickstart.build_parser().parse_args(["--out", str(out), *arguments]))
 
 
 def flags(command: list[str]) -> tuple[str, dict[str, str]]:
