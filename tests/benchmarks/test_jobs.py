@@ -91,6 +91,14 @@ def test_a_killed_process_is_a_failure(tmp_path):
     assert error.value.exit_code == 1
 
 
+@pytest.fixture
+def as_in_the_foreground():
+    """A shell starts background jobs with SIGINT ignored; Python then raises nothing for it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("number", "error"),
     [
@@ -99,7 +107,7 @@ def test_a_killed_process_is_a_failure(tmp_path):
         (signal.SIGHUP, Preempted),
     ],
 )
-def test_an_interrupt_leaves_no_process_behind(tmp_path, number, error):
+def test_an_interrupt_leaves_no_process_behind(tmp_path, number, error, as_in_the_foreground):
     pid_file = tmp_path / "pid"
     code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
