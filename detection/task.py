@@ -15,7 +15,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from convert.verify import Converted
-from detection.datasets import VOCSplit, folder_sources, read_split, resolve
+from detection.datasets import VOCSplit, annotations_sha256, folder_sources, read_split, resolve
 from detection.detectron2_keys import DETECTRON2_ONLY
 from detection.weights import (
     RANDOM,
@@ -30,6 +30,7 @@ from moco.errors import DataError, UserError
 
 ENGINES = ("detectron2", "embedded")
 CONFIG_NAME = "config.yaml"
+DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
 # network's input. Sequences keep Detectron2's types, because yacs compares types.
@@ -212,12 +213,17 @@ def add_transfer_config(cfg: CfgNode) -> None:
         node[name] = list(value) if isinstance(value, list) else value
 
 
-def protocol_sha256(cfg: CfgNode) -> str:
+def protocol_sha256(task: Task) -> str:
     """Hash of the experiment: equal for the two engines, the seeds and the weights of one task."""
     task_keys = flatten(default_task())
-    return cfg_sha256(
-        {key: value for key, value in flatten(cfg).items() if key in task_keys}, _NOT_PROTOCOL
-    )
+    config = resolved_config(task)
+    kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
+    return cfg_sha256(kept, _NOT_PROTOCOL)
+
+
+def resolved_config(task: Task) -> dict[str, Any]:
+    """Every key, flat, and under ``DATA_KEY`` what the names of the data sets stand for."""
+    return flatten(task.cfg) | {DATA_KEY: annotations_sha256((*task.train, task.test))}
 
 
 def load_task(

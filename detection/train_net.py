@@ -191,8 +191,7 @@ def failed(task: "Task", error: Exception) -> Any:
 
 
 def _record(task: "Task", **outcome: Any) -> Any:
-    from detection.task import protocol_sha256
-    from moco.cfgnode import flatten
+    from detection.task import protocol_sha256, resolved_config
     from moco.fileio import sha256_file
     from moco.run import RunRecord, provenance
 
@@ -205,8 +204,8 @@ def _record(task: "Task", **outcome: Any) -> Any:
         weights_sha256=sha256_file(task.cfg.MODEL.WEIGHTS) if from_file else None,
         weights_source=task.weights.contract.source if task.weights else None,
         seed=task.cfg.SEED,
-        config_sha256=protocol_sha256(task.cfg),
-        config=flatten(task.cfg),
+        config_sha256=protocol_sha256(task),
+        config=resolved_config(task),
         provenance=provenance(),
         **outcome,
     )

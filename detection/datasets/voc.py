@@ -14,6 +14,7 @@ ymin - 1, xmax, ymax. R: objects of one image.
 """
 
 import functools
+import hashlib
 import math
 import os
 import xml.etree.ElementTree as ET
@@ -108,6 +109,19 @@ class VOCSplit:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.source.classes
+
+
+def annotations_sha256(splits: Sequence[VOCSplit]) -> str:
+    """Hex SHA-256 of which pictures are in the splits and what is annotated; not of where they lie.
+
+    Two folders of one name are two data sets when their annotations differ.
+    """
+    digest = hashlib.sha256()
+    for split in splits:
+        for image in split.images:
+            what = (split.name, image.image_id, image.height, image.width, image.objects)
+            digest.update(repr(what).encode())
+    return digest.hexdigest()
 
 
 def resolve(name: str, cfg: CfgNode) -> VOCSource:

@@ -101,15 +101,24 @@ def test_both_engines_resolve_alike(load, detectron2):
     """The same keys and values, and one protocol hash."""
     ours, theirs = load("SEED", 1), load("SEED", 1, engine="detectron2")
     assert flatten(ours.cfg) == flatten(theirs.cfg)
-    assert protocol_sha256(ours.cfg) == protocol_sha256(theirs.cfg)
+    assert protocol_sha256(ours) == protocol_sha256(theirs)
 
 
 def test_protocol_hash_is_of_the_experiment_only(load, tmp_path):
-    same = protocol_sha256(load("SEED", 1).cfg)
-    assert protocol_sha256(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b").cfg) == same
-    assert protocol_sha256(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3).cfg) == same
-    assert protocol_sha256(load("SOLVER.BASE_LR", 0.02).cfg) != same
-    assert protocol_sha256(load("TEST.PRECISE_BN.ENABLED", False).cfg) != same
+    same = protocol_sha256(load("SEED", 1))
+    assert protocol_sha256(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b")) == same
+    assert protocol_sha256(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3)) == same
+    assert protocol_sha256(load("SOLVER.BASE_LR", 0.02)) != same
+    assert protocol_sha256(load("TEST.PRECISE_BN.ENABLED", False)) != same
+
+
+@pytest.mark.parametrize(("seed", "is_same"), [(0, True), (1, False)])
+def test_protocol_hash_knows_the_data_by_content(load, voc_folder, tmp_path, seed, is_same):
+    """A copy elsewhere is the same data set; other annotations under the same name are not."""
+    other = write_voc(tmp_path / voc_folder.name, {"trainval": 6, "test": 3}, seed=seed)
+    here, there = load("SEED", 1), load("SEED", 1, "DATASETS.VOC_DIR", other)
+    assert here.test.name == there.test.name
+    assert (protocol_sha256(here) == protocol_sha256(there)) == is_same
 
 
 def test_random_gets_torchvisions_convention(load):
