@@ -213,10 +213,13 @@ def add_transfer_config(cfg: CfgNode) -> None:
         node[name] = list(value) if isinstance(value, list) else value
 
 
-def protocol_sha256(task: Task) -> str:
-    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task."""
+def protocol_sha256(config: Mapping[str, Any]) -> str:
+    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task.
+
+    Args:
+        config: from :func:`resolved_config`.
+    """
     task_keys = flatten(default_task())
-    config = resolved_config(task)
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
     return cfg_sha256(kept, _NOT_PROTOCOL)
 

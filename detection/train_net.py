@@ -196,6 +196,7 @@ def _record(task: "Task", **outcome: Any) -> Any:
     from moco.run import RunRecord, provenance
 
     from_file = Path(task.cfg.MODEL.WEIGHTS).is_file()
+    config = resolved_config(task)
     return RunRecord(
         kind="detection",
         task=task.name,
@@ -204,8 +205,8 @@ def _record(task: "Task", **outcome: Any) -> Any:
         weights_sha256=sha256_file(task.cfg.MODEL.WEIGHTS) if from_file else None,
         weights_source=task.weights.contract.source if task.weights else None,
         seed=task.cfg.SEED,
-        config_sha256=protocol_sha256(task),
-        config=resolved_config(task),
+        config_sha256=protocol_sha256(config),
+        config=config,
         provenance=provenance(),
         **outcome,
     )

@@ -7,7 +7,13 @@ import pytest
 
 from detection import task as task_module
 from detection.detectron2_keys import DETECTRON2_ONLY
-from detection.task import add_transfer_config, default_task, load_task, protocol_sha256
+from detection.task import (
+    add_transfer_config,
+    default_task,
+    load_task,
+    protocol_sha256,
+    resolved_config,
+)
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
 from tests.oracles.tiny_voc import write_voc
@@ -15,6 +21,10 @@ from tests.oracles.tiny_voc import write_voc
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs" / "voc").glob("*.yaml"))
 LEAVES = [path for path in CONFIGS if not path.name.startswith("Base-")]
+
+
+def protocol(task):
+    return protocol_sha256(resolved_config(task))
 
 
 @pytest.fixture
@@ -101,15 +111,15 @@ def test_both_engines_resolve_alike(load, detectron2):
     """The same keys and values, and one protocol hash."""
     ours, theirs = load("SEED", 1), load("SEED", 1, engine="detectron2")
     assert flatten(ours.cfg) == flatten(theirs.cfg)
-    assert protocol_sha256(ours) == protocol_sha256(theirs)
+    assert protocol(ours) == protocol(theirs)
 
 
 def test_protocol_hash_is_of_the_experiment_only(load, tmp_path):
-    same = protocol_sha256(load("SEED", 1))
-    assert protocol_sha256(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b")) == same
-    assert protocol_sha256(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3)) == same
-    assert protocol_sha256(load("SOLVER.BASE_LR", 0.02)) != same
-    assert protocol_sha256(load("TEST.PRECISE_BN.ENABLED", False)) != same
+    same = protocol(load("SEED", 1))
+    assert protocol(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b")) == same
+    assert protocol(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3)) == same
+    assert protocol(load("SOLVER.BASE_LR", 0.02)) != same
+    assert protocol(load("TEST.PRECISE_BN.ENABLED", False)) != same
 
 
 @pytest.mark.parametrize(("seed", "is_same"), [(0, True), (1, False)])
@@ -118,7 +128,7 @@ def test_protocol_hash_knows_the_data_by_content(load, voc_folder, tmp_path, see
     other = write_voc(tmp_path / voc_folder.name, {"trainval": 6, "test": 3}, seed=seed)
     here, there = load("SEED", 1), load("SEED", 1, "DATASETS.VOC_DIR", other)
     assert here.test.name == there.test.name
-    assert (protocol_sha256(here) == protocol_sha256(there)) == is_same
+    assert (protocol(here) == protocol(there)) == is_same
 
 
 def test_random_gets_torchvisions_convention(load):
