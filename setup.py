@@ -3,6 +3,9 @@
 from setuptools import setup
 
 STUBS = ["types-PyYAML", "types-tabulate", "types-tqdm"]
+# One author and young: pinned, and compared with the package of the data set in the tests.
+LVIS = ["hotcoco==1.3.0"]
+CITYSCAPES = ["cityscapesscripts", "shapely"]
 
 setup(
     name="moco-transfer",
@@ -21,7 +24,7 @@ setup(
         "detection.embedded",
         "benchmarks",
     ],
-    package_data={"benchmarks": ["paper.yaml"]},
+    package_data={"benchmarks": ["paper.yaml"], "detection": ["recipes.yaml"]},
     install_requires=[
         # torch.load(weights_only=True) of earlier versions can be made to run code
         # (CVE-2025-32434, CVE-2026-24747).
@@ -37,8 +40,16 @@ setup(
         "tabulate",
         "matplotlib",
         "scipy",
+        "pycocotools",
     ],
     extras_require={
-        "test": ["pytest", "pytest-timeout", "hypothesis", "ruff", "mypy", *STUBS],
+        "lvis": LVIS,
+        "cityscapes": CITYSCAPES,
+        "test": [
+            *("pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"),
+            *STUBS,
+            *LVIS,
+            *CITYSCAPES,
+        ],
     },
 )

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import Run
+from detection.metrics import headline_names
 from moco.errors import UserError
 
-METRICS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
 RANDOM = "random"
 FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
 CONFIDENCE = 0.95
@@ -87,12 +87,13 @@ class Table:
 
 
 def aggregate(
-    runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] = METRICS
+    runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
     """One table per task, tasks in alphabetical order.
 
     Args:
         baseline: name of the row that gaps refer to; None takes ``random`` where there is one.
+        metrics: the columns; None takes, per task, what its runs measured (detection/metrics.py).
 
     Raises:
         UserError: no runs; a baseline that no task has; or, within a task, several engines,
@@ -108,7 +109,8 @@ def aggregate(
     for task in sorted({run.record.task for run in runs}):
         members = [run for run in runs if run.record.task == task]
         _require_comparable(task, members)
-        tables.append(_table(task, members, baseline, tuple(metrics)))
+        columns = metrics or _measured(members)
+        tables.append(_table(task, members, baseline, tuple(columns)))
     return tables
 
 
@@ -128,6 +130,11 @@ def gap(cell: Cell, base: Cell) -> Gap:
     test = stats.ttest_ind(cell.values, base.values, equal_var=False)
     interval = test.confidence_interval(CONFIDENCE)
     return Gap(value, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def _measured(runs: list[Run]) -> tuple[str, ...]:
+    names = {name for run in runs for name in run.record.metrics}
+    return headline_names(names) or headline_names(["bbox/"])
 
 
 def _table(task: str, runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.aggregate import RANDOM, Table
 from benchmarks.results import Run
+from detection.metrics import titles
 from moco.errors import UserError
 from moco.fileio import PathLike, atomic_write
 from moco.run import METRICS_NAME
@@ -100,7 +101,8 @@ def plot_ap(path: PathLike, table: Table) -> None:
     names = [row.init for row in table.rows]
     colours = _colours(names)
     top = max((max(c.values) for row in table.rows for c in row.cells.values() if c), default=1.0)
-    for axis, metric in zip(axes, table.metrics, strict=True):
+    heads = titles(table.metrics)
+    for axis, metric, title in zip(axes, table.metrics, heads, strict=True):
         for x, row in enumerate(table.rows):
             cell, gap = row.cells[metric], row.gaps[metric]
             if cell is None:
@@ -114,12 +116,10 @@ def plot_ap(path: PathLike, table: Table) -> None:
             )
             label = f"{cell.mean:.1f}" + (f"\n({gap.value:+.1f})" if gap else "")
             axis.text(x, max(cell.values) + 0.03 * top, label, ha="center", va="bottom", fontsize=9)
-        axis.set(
-            title=metric.rsplit("/", 1)[-1], ylim=(0, 1.25 * top), xlim=(-0.6, len(names) - 0.4)
-        )
+        axis.set(title=title, ylim=(0, 1.25 * top), xlim=(-0.6, len(names) - 0.4))
         axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 30)
         axis.tick_params(axis="x", length=0)
-    axes[0].set_ylabel("AP (0 to 100)")
+    axes[0].set_ylabel(f"{'AP' if heads[0].startswith('AP') else heads[0]} (0 to 100)")
     _save(figure, path)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from detection.metrics import HEADLINE
 from moco.errors import UserError
 from moco.fileio import PathLike
 from moco.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
@@ -101,6 +102,6 @@ def _validated(folder: Path) -> RunRecord:
             continue
         if isinstance(value, bool) or not math.isfinite(value):
             raise UserError(f"{path}: metric {name}: got {value!r}, expected a number or null")
-        if name.startswith("bbox/") and not 0 <= value <= 100:
+        if name.split("/", 1)[0] in HEADLINE and not 0 <= value <= 100:
             raise UserError(f"{path}: metric {name}: got {value}, expected 0 to 100")
     return record

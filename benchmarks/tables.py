@@ -9,12 +9,14 @@ import base64
 import csv
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.aggregate import FEW_TRIALS, Cell, Gap, Row, Table
 from benchmarks.paper import PaperTable, load_paper, tables_for
 from benchmarks.results import Results, Run, Unusable
+from detection.metrics import titles
 
 MISSING = "–"
 STRONG_FROM = 0.5
@@ -63,10 +65,10 @@ def to_markdown(tables: Sequence[Table], results: Results) -> str:
         lines += [f"\n{note}" for note in _notes(table)] + [""]
         if evidence := _evidence(table):
             lines += [f"Gap to {table.baseline}, 95% interval, Welch's test:", ""]
-            lines += [*_pipe_table(["", *map(_short, table.metrics)], evidence), ""]
+            lines += [*_pipe_table(["", *titles(table.metrics)], evidence), ""]
         for paper in tables_for(table.task):
             lines += [f"The paper, {paper.cite}; not measured here: {paper.title}.", ""]
-            head = ["pre-train", *map(_short, table.metrics)]
+            head = ["pre-train", *titles(table.metrics)]
             lines += [*_pipe_table(head, _paper_rows(paper, table, _markdown_gap)), ""]
         lines += ["Every run:", "", *_pipe_table(*_runs(table)), ""]
     if results.unusable:
@@ -121,7 +123,7 @@ def to_latex(tables: Sequence[Table]) -> str:
     lines = ["% needs \\usepackage{booktabs} and \\usepackage{xcolor}"]
     for table in tables:
         columns = len(table.metrics) + 2
-        head = ["pre-train", "$n$", *(_tex_metric(metric) for metric in table.metrics)]
+        head = ["pre-train", "$n$", *map(_tex_title, titles(table.metrics))]
         lines += [
             "\\begin{table}[t]",
             "\\centering",
@@ -158,11 +160,11 @@ def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], colour: b
         body = tabulate(_rows(table, paint), headers=_head(table), disable_numparse=True)
         lines = [f"{table.task}: {_setting(table)}", "", body, ""]
         for name, *cells in _evidence(table):
-            shown = zip(map(_short, table.metrics), cells, strict=True)
+            shown = zip(titles(table.metrics), cells, strict=True)
             lines += [f"{name}: " + "; ".join(f"{m} {cell}" for m, cell in shown)]
         lines += _notes(table)
         for paper in tables_for(table.task):
-            head = [f"the paper, {paper.cite}", *map(_short, table.metrics)]
+            head = [f"the paper, {paper.cite}", *titles(table.metrics)]
             rows = _paper_rows(paper, table, paint)
             lines += ["", tabulate(rows, headers=head, disable_numparse=True)]
         blocks.append("\n".join(lines))
@@ -188,12 +190,12 @@ def to_html(tables: Sequence[Table], results: Results, figures: Sequence[Path] =
         if evidence := _evidence(table):
             base = html.escape(str(table.baseline))
             parts.append(f"<h3>Gap to {base}, 95% interval, Welch's test</h3>")
-            head = ["", *map(_short, table.metrics)]
+            head = ["", *titles(table.metrics)]
             parts.append(_html_table(head, _escaped(evidence), kind="evidence"))
         for paper in tables_for(table.task):
             parts.append(f"<h3>The paper, {html.escape(paper.cite)}</h3>")
             parts.append(f'<p class="note">Not measured here: {html.escape(paper.title)}.</p>')
-            head = ["pre-train", *map(_short, table.metrics)]
+            head = ["pre-train", *titles(table.metrics)]
             rows = _paper_rows(paper, table, _html_gap, html.escape)
             parts.append(_html_table(head, rows, kind="paper"))
     for figure in figures:
@@ -247,12 +249,8 @@ def _notes(table: Table) -> list[str]:
     return notes
 
 
-def _short(metric: str) -> str:
-    return metric.rsplit("/", 1)[-1]
-
-
 def _head(table: Table) -> list[str]:
-    return ["pre-train", "n", *map(_short, table.metrics)]
+    return ["pre-train", "n", *titles(table.metrics)]
 
 
 def _rows(
@@ -302,7 +300,7 @@ def _evidence(table: Table) -> list[list[str]]:
 
 
 def _runs(table: Table) -> tuple[list[str], list[list[str]]]:
-    head = ["init", "seed", *map(_short, table.metrics), "iterations", "time", "weights", "folder"]
+    head = ["init", "seed", *titles(table.metrics), "iterations", "time", "weights", "folder"]
     return head, [_run(run, table.metrics) for run in table.runs]
 
 
@@ -334,9 +332,14 @@ def _tex_gap(value: float) -> str:
     return f"({sign}{size})"
 
 
-def _tex_metric(metric: str) -> str:
-    name = escape_latex(_short(metric))
-    return f"AP$_{{{name[2:]}}}$" if name[:2] == "AP" and name[2:].isdigit() else name
+def _tex_title(title: str) -> str:
+    """``AP$^{mk}_{50}$`` of ``AP50^mk``."""
+    parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", title)
+    if parts is None or title == "AP":
+        return escape_latex(title)
+    threshold, mark = parts.groups()
+    upper, lower = f"^{{{mark}}}" if mark else "", f"_{{{threshold}}}" if threshold else ""
+    return f"AP${upper}{lower}$"
 
 
 def _pipe_table(head: list[str], rows: list[list[str]]) -> list[str]:

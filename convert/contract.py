@@ -17,6 +17,8 @@ VERSION = 1
 DEPTHS = (10, 18, 34, 50, 101, 152)
 STEMS = ("imagenet", "cifar", "stride2")
 CHANNEL_ORDERS = ("RGB", "BGR")
+# End of the source's name where batch norm was folded into scale and bias.
+FOLDED = ", BN folded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,11 @@ class InputContract:
             return cls(**{name: values[name] for name in expected})
         except UserError as error:
             raise DataError(f"contract: {error}") from error
+
+    @property
+    def bn_folded(self) -> bool:
+        """Whether the statistics were folded away: BN starts at mean 0 and variance 1."""
+        return self.source.endswith(FOLDED)
 
     def d2_keys(self) -> dict[str, Any]:
         """Keys of Detectron2's configuration; MODEL.RESNETS.STEM is this project's own."""

@@ -39,10 +39,14 @@ from moco.fileio import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from convert.verify import FeatureCheck
+    from convert.sources import Recognised
+    from convert.verify import Converted, FeatureCheck
 
 AUTHOR = "moco-transfer"
 SUFFIXES = (".pth", ".pkl")
+# torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
+# the whole file tells V2 from V1; their tensors have the same names and shapes.
+TORCHVISION_V2 = "11ad3fa6"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +126,97 @@ def convert_file(
     """
     src, dst = Path(src), Path(dst)
     _check_output(src, dst)
-    found = recognise(read_file(src), str(src), encoder=encoder, stem=stem)
+    found, model = _convert(
+        src,
+        read_file(src),
+        encoder=encoder,
+        mean=mean,
+        std=std,
+        channel_order=channel_order,
+        stem=stem,
+    )
+    from convert import verify  # imports torchvision
+
+    contract, notes = model.contract, list(model.notes)
+    with _scratch_folder(dst) as folder:
+        scratch = Path(folder) / dst.name
+        _write(scratch, model.model, contract)
+        converted = verify.read_converted(scratch)
+        verify.check_round_trip(found.state, converted, str(src))
+        if converted.contract != contract:
+            raise DataError(f"{src}: verification failed: read back, the contract is another one")
+        features = verify.check_features(
+            found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1
+        )
+        sha256 = sha256_file(scratch)
+        if dst.exists():
+            notes.append("replaced the output of an earlier conversion")
+        os.replace(scratch, dst)
+
+    left: dict[str, int] = {keymap.FOLDED_RULE: found.filled} if found.filled else {}
+    for key in verify.target_tensors(contract):
+        if rule := keymap.left_rule(key):
+            left[rule] = left.get(rule, 0) + 1
+    return ConversionReport(
+        source_path=src,
+        epoch=found.epoch,
+        head=found.head,
+        contract=contract,
+        mapped=len(model.model) - found.filled,
+        dropped=found.dropped,
+        left=left,
+        features=features,
+        notes=notes,
+        output_path=dst,
+        output_sha256=sha256,
+    )
+
+
+def convert_in_memory(src: PathLike, raw: Any = None) -> Converted:
+    """What `convert_file` would write, without a file: the same recognition, contract and proof.
+
+    `raw`: what `read_file` returned for `src`, when it is already open. The notes say what was
+    done. Raises UserError or DataError, in one line.
+    """
+    from convert import verify
+
+    src = Path(src)
+    found, converted = _convert(src, read_file(src) if raw is None else raw)
+    verify.check_round_trip(found.state, converted, str(src))
+    features = verify.check_features(
+        found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1
+    )
+    bitwise = all(check.bitwise for check in features.values())
+    encoder = "" if found.encoder == "single" else f", {found.encoder} encoder"
+    note = (
+        f"MODEL.WEIGHTS converted in memory: {found.source} checkpoint{encoder}, "
+        f"{converted.contract.architecture()}, {len(converted.model) - found.filled} tensors; "
+        f"features of one image {'bitwise equal' if bitwise else 'equal within rounding'}"
+    )
+    return dataclasses.replace(converted, notes=(note, *converted.notes))
+
+
+def _convert(
+    src: Path,
+    raw: Any,
+    *,
+    encoder: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channel_order: str | None = None,
+    stem: str | None = None,
+) -> tuple[Recognised, Converted]:
+    """Recognise, translate, give a contract, and check every tensor; see `convert_file`."""
+    found = recognise(raw, str(src), encoder=encoder, stem=stem)
     from convert import verify  # after the input is known to be readable: it imports torchvision
 
     notes = list(found.notes)
+    sha256 = sha256_file(src)
+    if sha256.startswith(TORCHVISION_V2):
+        notes.append(
+            "these are torchvision's IMAGENET1K_V2 weights, another recipe than any baseline of "
+            "the paper's time; IMAGENET1K_V1 is resnet50-0676ba61.pth"
+        )
     order = channel_order or found.channel_order
     reverse = order != found.channel_order
     for name, given in (("mean", mean), ("std", std), ("channel order", channel_order)):
@@ -136,10 +227,9 @@ def convert_file(
             pixel_mean=_triple(mean if mean is not None else found.mean, reverse and mean is None),
             pixel_std=_triple(std if std is not None else found.std, reverse and std is None),
             channel_order=order,
-            # Every source puts the stride where torchvision does.
-            stride_in_1x1=False,
+            stride_in_1x1=found.stride_in_1x1,
             source=found.source,
-            source_sha256=sha256_file(src),
+            source_sha256=sha256,
             encoder=found.encoder,
             **found.shape,
         )
@@ -147,37 +237,7 @@ def convert_file(
         raise UserError(f"{src}: {error}") from error
     model = {keymap.to_detectron2(key) or key: value for key, value in found.state.items()}
     verify.check_model(model, contract, str(src))
-
-    with _scratch_folder(dst) as folder:
-        scratch = Path(folder) / dst.name
-        _write(scratch, model, contract)
-        converted = verify.read_converted(scratch)
-        verify.check_round_trip(found.state, converted, str(src))
-        if converted.contract != contract:
-            raise DataError(f"{src}: verification failed: read back, the contract is another one")
-        features = verify.check_features(found.state, converted, str(src))
-        sha256 = sha256_file(scratch)
-        if dst.exists():
-            notes.append("replaced the output of an earlier conversion")
-        os.replace(scratch, dst)
-
-    left: dict[str, int] = {}
-    for key in verify.target_tensors(contract):
-        if rule := keymap.left_rule(key):
-            left[rule] = left.get(rule, 0) + 1
-    return ConversionReport(
-        source_path=src,
-        epoch=found.epoch,
-        head=found.head,
-        contract=contract,
-        mapped=len(model),
-        dropped=found.dropped,
-        left=left,
-        features=features,
-        notes=notes,
-        output_path=dst,
-        output_sha256=sha256,
-    )
+    return found, verify.Converted(model, contract, tuple(notes))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,5 +1,7 @@
 """The table between torchvision's and Detectron2's names of a ResNet's tensors, read both ways.
 
+A second one takes Caffe2's names (MSRA's networks) to torchvision's.
+
 What the table does not know is never guessed: `drop_rule` names why a key of a source is not
 needed, LEFT_AT_INIT why a tensor of the target is not filled, and everything else is an error for
 the caller. No I/O, no tensors.
@@ -10,6 +12,7 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 # torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
@@ -27,6 +30,29 @@ BLOCK_MODULES = {
 }
 CONV_TENSORS = ("weight",)
 NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
+
+# Caffe2 -> torchvision, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
+# convert_basic_c2_names. A name is res<stage>_<block>_<branch>_w or ..._bn_<tensor>; the stem's are
+# conv1_w and res_conv1_bn_<tensor>.
+CAFFE2_STAGES = {"res2": "layer1", "res3": "layer2", "res4": "layer3", "res5": "layer4"}
+CAFFE2_BRANCHES = {
+    "branch2a": ("conv1", "bn1"),
+    "branch2b": ("conv2", "bn2"),
+    "branch2c": ("conv3", "bn3"),
+    "branch1": ("downsample.0", "downsample.1"),
+}
+# Detectron2's files keep the statistics; Detectron's fold them into scale and bias
+# (facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers).
+CAFFE2_NORM_TENSORS = {
+    "gamma": "weight",
+    "beta": "bias",
+    "running_mean": "running_mean",
+    "running_var": "running_var",
+}
+CAFFE2_FOLDED_TENSORS = {"s": "weight", "b": "bias"}
+_CAFFE2_KEY = re.compile(r"(res[2-5])_(0|[1-9]\d*)_(branch[12][abc]?)_(w|bn_\w+)")
+# What a file with folded statistics leaves where BN starts: mean 0, variance 1.
+FOLDED_RULE = "BN statistics (0 and 1)"
 
 # Tensors of a torchvision ResNet that a detector has no place for: name of the rule -> (start of
 # the key, end of the key). An MLP head is fc.0.*, fc.2.* (moco/builder.py).
@@ -47,6 +73,21 @@ def to_detectron2(key: str) -> str | None:
 def from_detectron2(key: str) -> str | None:
     """Torchvision's name of a Detectron2 tensor, or None; the inverse of `to_detectron2`."""
     return _translate(key, _inverse(STEM_MODULES), _inverse(STAGES), _inverse(BLOCK_MODULES))
+
+
+def keep_torchvision(key: str) -> str | None:
+    """The name itself where the table has it: the source's names are torchvision's."""
+    return key if to_detectron2(key) else None
+
+
+def from_caffe2(key: str) -> str | None:
+    """Torchvision's name of a tensor of Detectron2's Caffe2 files, or None."""
+    return _from_caffe2(key, CAFFE2_NORM_TENSORS)
+
+
+def from_caffe2_folded(key: str) -> str | None:
+    """Torchvision's name of a tensor of Detectron's Caffe2 files, or None."""
+    return _from_caffe2(key, CAFFE2_FOLDED_TENSORS)
 
 
 def drop_rule(key: str) -> str | None:
@@ -86,6 +127,24 @@ def _translate(
     if tensor not in (NORM_TENSORS if is_norm else CONV_TENSORS):
         return None
     return f"{new_module}.{tensor}"
+
+
+def _from_caffe2(key: str, norm_tensors: Mapping[str, str]) -> str | None:
+    if key == "conv1_w":
+        return "conv1.weight"
+    stem_start = "res_conv1_bn_"
+    if key.startswith(stem_start):
+        tensor = norm_tensors.get(key.removeprefix(stem_start))
+        return f"bn1.{tensor}" if tensor else None
+    match = _CAFFE2_KEY.fullmatch(key)
+    if match is None or match[3] not in CAFFE2_BRANCHES:
+        return None
+    conv, norm = CAFFE2_BRANCHES[match[3]]
+    block = f"{CAFFE2_STAGES[match[1]]}.{match[2]}"
+    if match[4] == "w":
+        return f"{block}.{conv}.weight"
+    tensor = norm_tensors.get(match[4].removeprefix("bn_"))
+    return f"{block}.{norm}.{tensor}" if tensor else None
 
 
 def _inverse(table: Mapping[str, str]) -> dict[str, str]:

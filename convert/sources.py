@@ -8,11 +8,11 @@ The result is in torchvision's names, tensors on the CPU.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
-from convert.contract import CHANNEL_ORDERS, STEMS
+from convert.contract import CHANNEL_ORDERS, FOLDED, STEMS
 from moco.errors import DataError, UserError
 from moco.fileio import PathLike, load_pickle, load_torch
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
+# MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
+MSRA_MEAN = (103.53, 116.28, 123.675)
+MSRA_STD = (1.0, 1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +38,42 @@ class Source:
     encoders: Mapping[str, str]
     # Rule -> (start, end) of keys of the state dict that belong to no encoder.
     dropped: Mapping[str, tuple[str, str]]
-    # Value of the file's own "format"; None for layouts that do not have one.
+    # Value of the file's own "format" and "__author__"; None for layouts that do not have one.
     format: str | None = None
+    author: str | None = None
+    # Two tensors that tell the layout (after the encoder's start).
+    first: tuple[str, str] = ("conv1.weight", "layer1.0.conv1.weight")
+    # Its names -> torchvision's, None for everything that is not the trunk.
+    rename: Callable[[str], str | None] = keymap.keep_torchvision
+    # What the network was trained with, where the file does not say.
+    channel_order: str = "RGB"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    stride_in_1x1: bool = False
 
 
 _MOCO_ENCODERS = {"query": "module.encoder_q.", "key": "module.encoder_k."}
 _MOCO_DROPPED = {"queue": ("module.queue", "")}
+_D2_LAYOUT: dict[str, Any] = {
+    "container": "model",
+    "encoders": {"single": ""},
+    "dropped": {"head": ("stem.fc.", ""), "batch counter": ("", ".num_batches_tracked")},
+    "first": ("stem.conv1.weight", "res2.0.conv1.weight"),
+    "rename": keymap.from_detectron2,
+}
+_MSRA: dict[str, Any] = {
+    "container": None,
+    "encoders": {"single": ""},
+    "dropped": {
+        "head": ("fc1000_", ""),
+        "momentum": ("", "_momentum"),  # as detectron2/checkpoint/detection_checkpoint.py
+        "convolution bias": ("", "_b"),
+    },
+    "channel_order": "BGR",
+    "mean": MSRA_MEAN,
+    "std": MSRA_STD,
+    "stride_in_1x1": True,
+}
 
 SOURCES = (
     # moco/checkpoint.py
@@ -50,6 +83,28 @@ SOURCES = (
     Source("facebookresearch/moco", "state_dict", _MOCO_ENCODERS, _MOCO_DROPPED),
     # torchvision/models/resnet.py: net.state_dict(), with or without fc.
     Source("torchvision", None, {"single": ""}, {}),
+    # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
+    # its docstring gives colours, mean, std and the stride's place.
+    Source("detectron2/torchvision", **_D2_LAYOUT, author="torchvision"),
+    # facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it belongs to
+    # is in *_moco.yaml beside it.
+    Source("facebookresearch/moco, converted", **_D2_LAYOUT, author="MOCO"),
+    # detectron2://ImageNetPretrained/MSRA/: Caffe2's names with BN statistics (MODEL_ZOO.md, "we do
+    # not fuse BatchNorm"; the keys are printed in detectron2#1688).
+    Source(
+        "detectron2/MSRA",
+        **_MSRA,
+        first=("conv1_w", "res2_0_branch2a_bn_gamma"),
+        rename=keymap.from_caffe2,
+    ),
+    # catalog://ImageNetPretrained/MSRA/ of Detectron: the statistics are folded into scale and bias
+    # (detectron2/checkpoint/catalog.py: "only load them to a model with FrozenBN").
+    Source(
+        "detectron/MSRA" + FOLDED,
+        **_MSRA,
+        first=("conv1_w", "res2_0_branch2a_bn_s"),
+        rename=keymap.from_caffe2_folded,
+    ),
 )
 
 
@@ -61,12 +116,14 @@ class Recognised:
     encoder: str
     state: dict[str, Tensor]  # torchvision's names
     dropped: dict[str, int]  # rule -> number of entries
+    filled: int  # tensors of `state` that are not in the file: folded BN statistics, 0 and 1
     epoch: int | None
     head: str  # for people
     shape: dict[str, Any]  # InputContract's depth, stem, *_channels, num_groups, width_per_group
     channel_order: str
     mean: tuple[float, float, float]  # 0..255, in channel order
     std: tuple[float, float, float]
+    stride_in_1x1: bool
     notes: list[str]
 
 
@@ -101,22 +158,26 @@ def recognise(
         DataError: not a layout of SOURCES, or damaged: keys, shapes, or claims that disagree.
         UserError: `encoder` or `stem` does not fit this checkpoint.
     """
+    raw = _unwrap(raw)
     source = _find_source(raw, where)
     state = raw if source.container is None else raw[source.container]
     encoder = _choose_encoder(source, state, encoder, where)
     prefix = source.encoders[encoder]
+    notes: list[str] = []
     trunk, dropped = _take(source, encoder, state, where)
     if source.container is not None:
         _drop_top_level(source, raw, dropped, where)
+    filled = _fill_statistics(trunk, notes) if source.name.endswith(FOLDED) else 0
 
-    notes: list[str] = []
     arch, recorded_stem, width = raw.get("arch"), None, None
-    mean, std, order = IMAGENET_MEAN, IMAGENET_STD, "RGB"
+    mean, std, order = source.mean, source.std, source.channel_order
     if source.format is not None:
         own = _own_record(raw, where)
         arch, recorded_stem, width = own["arch"], own["stem"], own["width"]
         order, mean, std = own["channel_order"], own["mean"], own["std"]
     shape = _shape(trunk, where)
+    if source.stride_in_1x1:
+        _check_msra(source, state, trunk, shape, where, notes)
     _check_arch(arch, shape, where, notes)
     if width is not None and 64 * width != shape["stem_out_channels"]:
         raise DataError(
@@ -124,20 +185,21 @@ def recognise(
             "channels instead of 64 x width"
         )
     shape["stem"] = _choose_stem(shape.pop("kernel_size"), recorded_stem, stem, where, notes)
-    heads = {"fc.weight": "linear head", "fc.0.weight": "MLP head"}
-    found = [text for key, text in heads.items() if prefix + key in state]
+    found = [text for key, text in _HEADS.items() if prefix + key in state]
     epoch = raw.get("epoch")
     return Recognised(
         source=source.name,
         encoder=encoder,
         state=trunk,
         dropped=dropped,
+        filled=filled,
         epoch=epoch if type(epoch) is int else None,
         head=found[0] if found else "no head",
         shape=shape,
         channel_order=order,
         mean=mean,
         std=std,
+        stride_in_1x1=source.stride_in_1x1,
         notes=notes,
     )
 
@@ -195,6 +257,14 @@ def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping) and any(_is_array(item) for item in value.values())
 
 
+def _unwrap(raw: Any) -> Any:
+    """Blobs of Caffe2 as Detectron2 also keeps them: {"model": blobs, "__author__": "Caffe2"}."""
+    if isinstance(raw, Mapping) and raw.get("__author__") == "Caffe2":
+        model = raw.get("model")
+        return model if isinstance(model, Mapping) else raw
+    return raw
+
+
 def _find_source(raw: Any, where: str) -> Source:
     _refuse_known(raw, where)
     found = [source for source in SOURCES if _matches(source, raw)]
@@ -210,10 +280,11 @@ def _find_source(raw: Any, where: str) -> Source:
 def _matches(source: Source, raw: Any) -> bool:
     if not isinstance(raw, Mapping) or raw.get("format") != source.format:
         return False
+    if raw.get("__author__") != source.author:
+        return False
     state = raw if source.container is None else raw.get(source.container)
     return isinstance(state, Mapping) and any(
-        prefix + "conv1.weight" in state and prefix + "layer1.0.conv1.weight" in state
-        for prefix in source.encoders.values()
+        all(prefix + key in state for key in source.first) for prefix in source.encoders.values()
     )
 
 
@@ -233,16 +304,23 @@ def _refuse_known(raw: Any, where: str) -> None:
                 f"{where}: a detection model, not a pre-trained backbone; "
                 "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
             )
-        if {"stem", "res2"} <= starts:
+        authors = [source.author for source in SOURCES if source.author is not None]
+        if {"stem", "res2"} <= starts and raw.get("__author__") not in authors:
             raise DataError(
-                f"{where}: already in Detectron2's layout, without an input contract; "
-                "convert the checkpoint that it was made from"
+                f"{where}: in Detectron2's layout by {str(raw.get('__author__'))[:40]!r}, without "
+                f"an input contract (known without one: {', '.join(authors)}); convert the "
+                "checkpoint that it was made from"
             )
-    blobs = raw["blobs"] if isinstance(raw.get("blobs"), Mapping) else raw
-    if any(str(key).startswith("res2_0_branch") for key in blobs):
+    if isinstance(raw.get("blobs"), Mapping):
         raise DataError(
-            f"{where}: Caffe2 or Detectron1 weights; their input is not torchvision's (BGR, stride "
-            "in the 1x1) and this converter does not read them"
+            f"{where}: a detection model of Detectron (Caffe2), not a pre-trained backbone; this "
+            "project does not read those"
+        )
+    caffe2 = any(str(key).startswith("res2_0_branch") for key in raw)
+    if caffe2 and not any(_matches(source, raw) for source in SOURCES):
+        raise DataError(
+            f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
+            "normalised is not known"
         )
     version = raw.get("format")
     if isinstance(version, str) and version not in {source.format for source in SOURCES}:
@@ -252,7 +330,7 @@ def _refuse_known(raw: Any, where: str) -> None:
 def _choose_encoder(
     source: Source, state: Mapping[str, Any], encoder: str | None, where: str
 ) -> str:
-    present = [name for name, prefix in source.encoders.items() if prefix + "conv1.weight" in state]
+    present = [n for n, prefix in source.encoders.items() if prefix + source.first[0] in state]
     default = next(iter(source.encoders))
     if encoder is None and default not in present:
         prefix = source.encoders[default]
@@ -282,8 +360,9 @@ def _take(
     for key, value in state.items():
         name = key.removeprefix(prefix) if isinstance(key, str) and key.startswith(prefix) else ""
         rule = keymap.drop_rule(name) or keymap.first_rule(str(key), {**others, **source.dropped})
-        if keymap.to_detectron2(name):
-            trunk[name] = to_tensor(key, value, where)
+        new = source.rename(name)
+        if new:
+            trunk[new] = to_tensor(key, value, where)
         elif rule:
             dropped[rule] = dropped.get(rule, 0) + 1
         else:
@@ -294,6 +373,60 @@ def _take(
             f"{names(unknown, limit=50)}; not the ResNet of a {source.name} checkpoint"
         )
     return trunk, dropped
+
+
+def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
+    """Give every BN without statistics those it starts with (in place); their number."""
+    import torch
+
+    missing = {}
+    for key, value in trunk.items():
+        module, _, tensor = key.rpartition(".")
+        if tensor == "bias":  # only batch norms have one
+            missing[f"{module}.running_mean"] = torch.zeros_like(value)
+            missing[f"{module}.running_var"] = torch.ones_like(value)
+    trunk.update(missing)
+    notes.append(
+        f"BN statistics start at 0 and 1 ({len(missing)} tensors): in this file they are folded "
+        "into scale and bias, which is right for FrozenBN only"
+    )
+    return len(missing)
+
+
+def _check_msra(
+    source: Source,
+    state: Mapping[str, Any],
+    trunk: dict[str, Tensor],
+    shape: Mapping[str, Any],
+    where: str,
+    notes: list[str],
+) -> None:
+    """What is particular to Caffe2's files; rounds float64 to float32 (in place).
+
+    MSRA's input convention is documented for MSRA's networks and not extended to others.
+    """
+    if shape["num_groups"] != 1:
+        raise DataError(
+            f"{where}: a ResNeXt in Caffe2's names; its std and the place of its stride are not "
+            "MSRA's (detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
+        )
+    for key in state:
+        rule = keymap.first_rule(str(key), source.dropped)
+        if source.rename(str(key)) or rule != "convolution bias":
+            continue
+        values = to_tensor(key, state[key], where)
+        if not bool(values.any()):
+            continue
+        if key != "conv1_b":
+            raise DataError(f"{where}: {key!r} is not zero, and no ResNet has a place for it")
+        notes.append(
+            f"conv1_b (up to {float(values.abs().max()):.2g}) is dropped, as Detectron2 does: its "
+            "networks have no place for it"
+        )
+    double = [key for key, value in trunk.items() if value.element_size() == 8]
+    trunk.update({key: trunk[key].float() for key in double})
+    if double:
+        notes.append(f"{len(double)} tensors are of 64 bits in the file, rounded to float32")
 
 
 def _drop_top_level(
@@ -392,6 +525,14 @@ def _choose_stem(
     )
     return possible[0]
 
+
+_HEADS = {
+    "fc.weight": "linear head",
+    "fc.0.weight": "MLP head",
+    "stem.fc.weight": "linear head",
+    "stem.fc.0.weight": "MLP head",
+    "fc1000_w": "linear head",
+}
 
 # torchvision's names -> depth, groups, width per group.
 _ARCHS = {

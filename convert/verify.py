@@ -38,6 +38,7 @@ class Converted:
 
     model: dict[str, Tensor]
     contract: InputContract
+    notes: tuple[str, ...] = ()  # what a reader of a result has to know
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +50,15 @@ class FeatureCheck:
     bitwise: bool
 
 
-def read_converted(path: PathLike) -> Converted:
+def read_converted(path: PathLike, raw: Any = None) -> Converted:
     """Read and check a file that convert_to_d2.py wrote, `.pth` or `.pkl`.
+
+    `raw`: what `read_file` returned for it, when it is already open.
 
     Raises DataError: unreadable, not a converted file, or tensors that are missing, unknown, of
     another shape or type, not finite or all zero.
     """
-    raw = read_file(path)
+    raw = read_file(path) if raw is None else raw
     if not is_converted(raw):
         raise DataError(
             f"{path}: not a file that convert/convert_to_d2.py wrote ({describe(raw)}); "
@@ -69,7 +72,8 @@ def read_converted(path: PathLike) -> Converted:
         raise DataError(f"{path}: {error}") from error
     model = {key: to_tensor(key, value, str(path)) for key, value in raw["model"].items()}
     check_model(model, contract, str(path))
-    return Converted(model, contract)
+    notes = ("BN statistics start at 0 and 1: they were folded",) if contract.bn_folded else ()
+    return Converted(model, contract, notes)
 
 
 def build_backbone(contract: InputContract) -> ResNet:
@@ -144,10 +148,11 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
 
 
 def check_features(
-    source: Mapping[str, Tensor], converted: Converted, where: str
+    source: Mapping[str, Tensor], converted: Converted, where: str, *, stride_in_1x1: bool = False
 ) -> dict[str, FeatureCheck]:
     """Show one fixed image to the source's network and to the target backbone, in eval mode.
 
+    `stride_in_1x1` is the source's, from its documentation; the contract may not decide it.
     Returns the agreement at the stem and res2..res5. Raises DataError at the first feature whose
     stride or values differ.
     """
@@ -155,7 +160,7 @@ def check_features(
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 3, *IMAGE_SIZE_PX, generator=generator)
     with torch.no_grad():
-        expected = _features(_filled(lambda: _torchvision(contract), source), image)
+        expected = _features(_filled(lambda: _torchvision(contract, stride_in_1x1), source), image)
         backbone = _filled(lambda: build_backbone(contract), converted.model)
         actual = backbone(image)
     return {
@@ -203,7 +208,7 @@ def _filled(build: Callable[[], Net], state: Mapping[str, Tensor]) -> Net:
     return net.eval()
 
 
-def _torchvision(contract: InputContract) -> tv.ResNet:
+def _torchvision(contract: InputContract, stride_in_1x1: bool) -> tv.ResNet:
     """torchvision's ResNet of a contract's architecture, without fc."""
     block: type[tv.Bottleneck | tv.BasicBlock]
     block = tv.Bottleneck if is_bottleneck(contract.depth) else tv.BasicBlock
@@ -234,6 +239,11 @@ def _torchvision(contract: InputContract) -> tv.ResNet:
         for i, count in enumerate(blocks):
             stage = net._make_layer(block, planes * 2**i, count, stride=1 if i == 0 else 2)
             setattr(net, f"layer{i + 1}", stage)
+    if stride_in_1x1:
+        # As in He et al.'s first ResNets; torchvision has no argument for it.
+        for module in net.modules():
+            if isinstance(module, tv.Bottleneck):
+                module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
     return net
 
 

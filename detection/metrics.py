@@ -1,22 +1,74 @@
 """Names and units of results, the same from every engine to every table.
 
-``bbox/AP``, ``bbox/AP50``, ``bbox/AP75``: AP in 0..100; on VOC, AP is the mean over IoU .50:.05:.95
-of the VOC AP. ``bbox/AP-<class>`` and ``bbox/AP50-<class>``: the same for one class.
+A metric is called ``<kind>/<name>`` and lies in 0..100:
+
+    bbox, segm, keypoints   AP, AP50, AP75, AP-<class>; on COCO and LVIS also APs, APm, APl (small,
+                            medium, large), on LVIS APr, APc, APf (rare, common, frequent); on VOC
+                            also AP50-<class>
+    densepose               AP, AP50, AP75, APm, APl
+    sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
+
+AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
+elsewhere of the data set's own.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-HEADLINE = ("bbox/AP", "bbox/AP50", "bbox/AP75")
+# What is shown of each kind, kinds in the order of the paper's columns.
+HEADLINE: dict[str, tuple[str, ...]] = {
+    "bbox": ("AP", "AP50", "AP75"),
+    "segm": ("AP", "AP50", "AP75"),
+    "keypoints": ("AP", "AP50", "AP75"),
+    "densepose": ("AP", "AP50", "AP75"),
+    "sem_seg": ("mIoU",),
+}
+# What an engine must report: the Cityscapes metric of instances has no AP75.
+REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
+# Shown without the kind's name where it is the only one.
+_ALONE = {"bbox", "sem_seg"}
+# As in the paper's tables: bounding box, mask, keypoints, dense pose.
+_MARKS = {"bbox": "bb", "segm": "mk", "keypoints": "kp", "densepose": "dp"}
 
 
-def for_record(metrics: Mapping[str, float]) -> tuple[dict[str, float | None], list[str]]:
+def headline_names(names: Collection[str]) -> tuple[str, ...]:
+    """What to show of metrics called ``names``: of each kind there is what ``HEADLINE`` has.
+
+    A name that is not ``REQUIRED`` is left out where it is not among ``names``.
+    """
+    kinds = {name.split("/", 1)[0] for name in names}
+    return tuple(
+        f"{kind}/{name}"
+        for kind, shown in HEADLINE.items()
+        if kind in kinds
+        for name in shown
+        if name in REQUIRED[kind] or f"{kind}/{name}" in names
+    )
+
+
+def titles(names: Sequence[str]) -> tuple[str, ...]:
+    """``AP50^mk`` and the like, as the paper's column heads; without the kind where it is plain."""
+    kinds = {name.split("/", 1)[0] for name in names}
+    plain = len(kinds) == 1 and kinds <= _ALONE
+    return tuple(
+        short if plain or not _MARKS.get(kind) else f"{short}^{_MARKS[kind]}"
+        for kind, short in (name.rsplit("/", 1) for name in names)
+    )
+
+
+def for_record(
+    metrics: Mapping[str, float], kinds: Sequence[str] = ("bbox",)
+) -> tuple[dict[str, float | None], list[str]]:
     """Metrics as a run record stores them, and a note where a number is missing.
 
-    NaN is not JSON and no result: it becomes None. Per-class numbers are rounded to 1e-6.
+    NaN is not JSON and no result: it becomes None. Numbers are rounded to 1e-6.
+
+    Args:
+        kinds: what the task must report (keys of ``HEADLINE``).
 
     Raises:
-        ValueError: a headline metric is absent or outside 0..100 (a fault of the engine).
+        ValueError: a metric of ``REQUIRED`` is absent, or any is outside 0..100 (a fault of the
+            engine).
     """
     stored: dict[str, float | None] = {}
     for name, value in metrics.items():
@@ -26,7 +78,8 @@ def for_record(metrics: Mapping[str, float]) -> tuple[dict[str, float | None], l
             stored[name] = round(float(value), 6)
         else:
             raise ValueError(f"{name}: got {value}, expected 0..100")
-    absent = [name for name in HEADLINE if name not in stored]
+    required = [f"{kind}/{name}" for kind in kinds for name in REQUIRED[kind]]
+    absent = [name for name in required if name not in stored]
     if absent:
         raise ValueError(f"the engine reported no {', '.join(absent)}")
     missing = [name for name, value in stored.items() if value is None]
@@ -35,9 +88,19 @@ def for_record(metrics: Mapping[str, float]) -> tuple[dict[str, float | None], l
 
 
 def headline(metrics: Mapping[str, float | None]) -> str:
-    """``AP 12.3  AP50 30.1  AP75 7.9``."""
-    shown = []
-    for name in HEADLINE:
-        value = metrics[name]
-        shown.append(f"{name.removeprefix('bbox/')} {'-' if value is None else f'{value:.2f}'}")
-    return "  ".join(shown)
+    """``AP 12.30  AP50 30.10  AP75 7.90``, ``mIoU 74.40``, or, of several kinds or of one that
+    has to be named, ``bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …``."""
+    names = headline_names(metrics)
+    kinds = list(dict.fromkeys(name.split("/")[0] for name in names))
+    if len(kinds) == 1 and kinds[0] in _ALONE:
+        return "  ".join(_shown(metrics, name) for name in names)
+    parts = []
+    for kind in kinds:
+        mine = [_shown(metrics, name) for name in names if name.startswith(f"{kind}/")]
+        parts.append(" ".join([kind, *mine]))
+    return "  ".join(parts)
+
+
+def _shown(metrics: Mapping[str, float | None], name: str) -> str:
+    value = metrics.get(name)
+    return f"{name.split('/', 1)[1]} {'-' if value is None else f'{value:.2f}'}"

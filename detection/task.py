@@ -5,6 +5,7 @@ stand here; those that only Detectron2 can change are in detectron2_keys.py. An 
 error that names the nearest one, and so is a value that the engine cannot honour.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +16,11 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from convert.verify import Converted
-from detection.datasets import VOCSplit, annotations_sha256, folder_sources, read_split, resolve
+from detection.datasets import custom_names, folder_sources, read_split
+from detection.datasets.base import Split
 from detection.detectron2_keys import DETECTRON2_ONLY
+from detection.evaluators import build_evaluator
+from detection.recipe import RecipeCheck, check
 from detection.weights import (
     RANDOM,
     apply_contract,
@@ -114,6 +118,9 @@ _HONOURED: dict[str, Any] = {
     "SOLVER.AMP.ENABLED": False,
     "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
     "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
+    # Number of processes that batch, learning rate and schedule are meant for; with another number
+    # they are scaled to it (see `scale_to_processes`). 0: they stand as they are.
+    "SOLVER.REFERENCE_WORLD_SIZE": 0,
     "TEST.EVAL_PERIOD": 0,  # iterations; 0 = only at the end
     "TEST.DETECTIONS_PER_IMAGE": 100,
     "TEST.PRECISE_BN.ENABLED": False,
@@ -135,6 +142,17 @@ _TRANSFER: dict[str, Any] = {
     "DATASETS.VOC_CLASSES": [],
     # Metric for VOC_DIR: 2007 = 11 points (as the paper's tables), 2012 = area under the curve.
     "DATASETS.VOC_YEAR": 2007,
+    # A data set of one's own in COCO's JSON format: the two annotation files, and the folders of
+    # their pictures (empty: beside the file). When set they replace DATASETS.TRAIN and TEST, and
+    # NUM_CLASSES follows.
+    "DATASETS.COCO_TRAIN_JSON": "",
+    "DATASETS.COCO_TRAIN_ROOT": "",
+    "DATASETS.COCO_TEST_JSON": "",
+    "DATASETS.COCO_TEST_ROOT": "",
+    # Side of the square crops that semantic segmentation trains on, px; 0 = the whole picture.
+    "INPUT.SEM_SEG_CROP_SIZE": 0,
+    # Lowest and highest ratio of its random scaling.
+    "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
 }
 
 # The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
@@ -160,7 +178,12 @@ _NOT_PROTOCOL = (
     "MODEL.DEVICE",
     "DATALOADER.NUM_WORKERS",
     "DATASETS.VOC_DIR",
+    "DATASETS.COCO_TRAIN_JSON",
+    "DATASETS.COCO_TRAIN_ROOT",
+    "DATASETS.COCO_TEST_JSON",
+    "DATASETS.COCO_TEST_ROOT",
     "SOLVER.CHECKPOINT_PERIOD",
+    "SOLVER.REFERENCE_WORLD_SIZE",
     "INPUT.FORMAT",
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
@@ -178,6 +201,7 @@ class Task:
         init: ``random`` or the weights file's name without ending.
         weights: the converted file, None for random and for evaluation only.
         train: the training splits, empty for evaluation only.
+        recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
     """
 
@@ -186,8 +210,9 @@ class Task:
     cfg: CfgNode
     init: str
     weights: Converted | None
-    train: tuple[VOCSplit, ...]
-    test: VOCSplit
+    train: tuple[Split, ...]
+    test: Split
+    recipe: RecipeCheck
     notes: tuple[str, ...]
 
 
@@ -226,7 +251,10 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
 
 def resolved_config(task: Task) -> dict[str, Any]:
     """Every key, flat, and under ``DATA_KEY`` what the names of the data sets stand for."""
-    return flatten(task.cfg) | {DATA_KEY: annotations_sha256((*task.train, task.test))}
+    digest = hashlib.sha256()
+    for split in (*task.train, task.test):
+        digest.update(f"{split.name} {split.annotations_sha256}\n".encode())
+    return flatten(task.cfg) | {DATA_KEY: digest.hexdigest()}
 
 
 def load_task(
@@ -236,6 +264,7 @@ def load_task(
     *,
     eval_only: bool = False,
     resume: bool = False,
+    num_processes: int = 1,
 ) -> Task:
     """Resolve and check everything that can be wrong before training.
 
@@ -244,6 +273,7 @@ def load_task(
         opts: ``KEY VALUE`` overrides.
         engine: one of ``ENGINES``.
         eval_only: MODEL.WEIGHTS is a trained model; with ``resume`` it is the folder's last one.
+        num_processes: over all machines; see :func:`scale_to_processes`.
 
     Raises:
         UserError: unknown keys, values out of range or in contradiction with each other, with the
@@ -252,9 +282,9 @@ def load_task(
     for option in opts[::2]:
         if option.startswith("-"):
             raise UserError(f"{option} comes after KEY VALUE pairs; options go before them")
-    cfg = load_cfg(_defaults(engine), config_file, opts)
-    cfg.defrost()
     explicit = explicit_keys(config_file, opts)
+    cfg = load_cfg(_defaults(engine, explicit), config_file, opts)
+    cfg.defrost()
     given = explicit_keys(None, opts)
     notes: list[str] = []
 
@@ -272,25 +302,76 @@ def load_task(
 
     _resolve_device(cfg, explicit)
     _resolve_seed(cfg, resume, notes)
+    notes += scale_to_processes(cfg, num_processes)
     _check_values(cfg)
     _check_engine(cfg, engine)
-    _resolve_datasets(cfg, explicit, given, needed=("TEST",) if eval_only else ("TRAIN", "TEST"))
-    train = () if eval_only else tuple(read_split(resolve(n, cfg)) for n in cfg.DATASETS.TRAIN)
-    test = read_split(resolve(cfg.DATASETS.TEST[0], cfg))
-    notes += _check_splits(train, test)
+    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
+    _resolve_names(cfg, given, needed)
+    train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
+    test = read_split(cfg.DATASETS.TEST[0], cfg)
+    _resolve_classes(cfg, test, explicit, given)
+    notes += _check_splits(cfg, train, test)
+    if test.evaluator_type != "densepose":
+        build_evaluator(test, cfg, Path(cfg.OUTPUT_DIR))  # says now what it could not do later
     cfg.freeze()
     if resume and not eval_only:
         notes += _changes_since(cfg)
+    recipe = check(cfg, weights.contract if weights else None)
     name = Path(config_file).stem if config_file else "defaults"
-    return Task(name, engine, cfg, init, weights, train, test, tuple(notes))
+    return Task(name, engine, cfg, init, weights, train, test, recipe, tuple(notes))
 
 
-def _defaults(engine: str) -> CfgNode:
+def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
+    """Scale batch, learning rate and schedule (in place) as Detectron2 does, and say so.
+
+    The rule is that of ``DefaultTrainer.auto_scale_workers``: the batch of each process stays, the
+    learning rate follows the whole batch (Goyal et al. 2017), and the durations in iterations are
+    divided, so that the number of epochs stays. With SOLVER.REFERENCE_WORLD_SIZE 0 nothing changes.
+
+    Raises:
+        UserError: the batch cannot be divided among the reference's processes.
+    """
+    solver, test = cfg.SOLVER, cfg.TEST
+    reference = solver.REFERENCE_WORLD_SIZE
+    if reference in (0, num_processes):
+        return []
+    if reference < 0 or solver.IMS_PER_BATCH % reference:
+        raise UserError(
+            f"SOLVER.REFERENCE_WORLD_SIZE: got {reference}, expected a divisor of "
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH}"
+        )
+    before = (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER)
+    scale = num_processes / reference
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR = solver.BASE_LR * scale
+    solver.MAX_ITER = round(solver.MAX_ITER / scale)
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
+    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
+    solver.CHECKPOINT_PERIOD = max(1, round(solver.CHECKPOINT_PERIOD / scale))
+    test.EVAL_PERIOD = round(test.EVAL_PERIOD / scale)
+    solver.REFERENCE_WORLD_SIZE = num_processes
+    return [
+        f"scaled from {reference} to {num_processes} processes: batch {before[0]} -> "
+        f"{solver.IMS_PER_BATCH}, learning rate {before[1]:g} -> {solver.BASE_LR:g}, iterations "
+        f"{before[2]} -> {solver.MAX_ITER}, steps {tuple(solver.STEPS)}, warm-up "
+        f"{solver.WARMUP_ITERS}",
+        f"not equivalent after scaling: BN sees {solver.IMS_PER_BATCH} pictures at once instead of "
+        f"{before[0]}, and the rule for the learning rate holds approximately",
+    ]
+
+
+def _defaults(engine: str, explicit: Collection[str]) -> CfgNode:
+    dense_pose = "MODEL.DENSEPOSE_ON" in explicit
     if engine == "embedded":
+        if dense_pose:
+            raise UserError(
+                "MODEL.DENSEPOSE_ON: the embedded engine has no DensePose; use --engine detectron2 "
+                "with Detectron2's DensePose project installed"
+            )
         return default_task()
     from detection.d2 import transfer_defaults
 
-    return transfer_defaults()
+    return transfer_defaults(dense_pose=dense_pose)
 
 
 def _check_engine(cfg: CfgNode, engine: str) -> None:
@@ -357,6 +438,7 @@ def _check_values(cfg: CfgNode) -> None:
         ("SOLVER.IMS_PER_BATCH", 1),
         ("SOLVER.WARMUP_ITERS", 0),
         ("SOLVER.CHECKPOINT_PERIOD", 1),
+        ("INPUT.SEM_SEG_CROP_SIZE", 0),
         ("TEST.EVAL_PERIOD", 0),
         ("TEST.PRECISE_BN.NUM_ITER", 1),
         ("TEST.DETECTIONS_PER_IMAGE", 1),
@@ -376,6 +458,12 @@ def _check_values(cfg: CfgNode) -> None:
             f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
             f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
         )
+    low, high = cfg.INPUT.SEM_SEG_SCALE_RANGE
+    if not 0 < low <= high:
+        raise UserError(
+            f"INPUT.SEM_SEG_SCALE_RANGE: got {[low, high]}, expected two ratios above 0, the lower "
+            "one first"
+        )
     if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
         raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
     for key in ("PIXEL_MEAN", "PIXEL_STD"):
@@ -383,16 +471,22 @@ def _check_values(cfg: CfgNode) -> None:
             raise UserError(f"MODEL.{key}: got {list(cfg.MODEL[key])}, expected 3 numbers, 0..255")
 
 
-def _resolve_datasets(
-    cfg: CfgNode, explicit: Collection[str], given: Collection[str], needed: Sequence[str]
-) -> None:
-    """Names, classes and NUM_CLASSES.
+def _resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
+    """DATASETS.TRAIN and TEST (in place).
 
-    ``explicit``: keys set anywhere, ``given``: on the command line, ``needed``: TRAIN, TEST or
-    both. DATASETS.VOC_DIR replaces the data set of the YAML file, but not what stands on the
-    command line.
+    ``given``: keys of the command line, ``needed``: TRAIN, TEST or both. A data set of the user's
+    own replaces that of the YAML file, but not what stands on the command line.
     """
     datasets = cfg.DATASETS
+    own = custom_names(cfg)
+    if own and datasets.VOC_DIR:
+        raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
+    for key, name in own.items():
+        if f"DATASETS.{key}" not in given:
+            datasets[key] = (name,)
+    if own and [key for key in needed if key not in own]:
+        missing = " and ".join(f"DATASETS.COCO_{key}_JSON" for key in needed if key not in own)
+        raise UserError(f"{missing} is not set, but the other one is; set both")
     if datasets.VOC_DIR:
         sources = {source.name: source for source in folder_sources(datasets)}
         splits = {source.split: source.name for source in sources.values()}
@@ -407,25 +501,43 @@ def _resolve_datasets(
                 )
             datasets[key] = (_default_splits(datasets.VOC_DIR, splits, needed)[key],)
         datasets.VOC_CLASSES = list(next(iter(sources.values())).classes)
-        may_replace = "MODEL.ROI_HEADS.NUM_CLASSES" not in given
-    else:
-        if list(datasets.VOC_CLASSES):
-            raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
-        may_replace = "MODEL.ROI_HEADS.NUM_CLASSES" not in explicit
+    elif list(datasets.VOC_CLASSES):
+        raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
     if "TRAIN" in needed and not datasets.TRAIN:
-        raise UserError("DATASETS.TRAIN is empty; name a data set or set DATASETS.VOC_DIR")
+        raise UserError(
+            "DATASETS.TRAIN is empty; name a data set, or set DATASETS.VOC_DIR or "
+            "DATASETS.COCO_TRAIN_JSON"
+        )
     if len(datasets.TEST) != 1:
         raise UserError(
             f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one data set, because a run is "
             "one number of a table"
         )
-    num_classes = len(resolve(datasets.TEST[0], cfg).classes)
-    if may_replace:
-        cfg.MODEL.ROI_HEADS.NUM_CLASSES = num_classes
-    elif cfg.MODEL.ROI_HEADS.NUM_CLASSES != num_classes:
+
+
+def _resolve_classes(
+    cfg: CfgNode, test: Split, explicit: Collection[str], given: Collection[str]
+) -> None:
+    """NUM_CLASSES (in place) follows the data set, unless it was set and contradicts it.
+
+    ``explicit``: keys set anywhere, ``given``: on the command line.
+    """
+    semantic = test.evaluator_type == "sem_seg"
+    if semantic != (cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"):
         raise UserError(
-            f"MODEL.ROI_HEADS.NUM_CLASSES: got {cfg.MODEL.ROI_HEADS.NUM_CLASSES}, but "
-            f"{datasets.TEST[0]} has {num_classes} classes; remove the key"
+            f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} does not fit {test.name}, "
+            f"whose metric is {test.evaluator_type}"
+        )
+    node = cfg.MODEL.SEM_SEG_HEAD if semantic else cfg.MODEL.ROI_HEADS
+    key = f"MODEL.{'SEM_SEG_HEAD' if semantic else 'ROI_HEADS'}.NUM_CLASSES"
+    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg))
+    num_classes = len(test.classes)
+    if key not in (given if own else explicit):
+        node.NUM_CLASSES = num_classes
+    elif node.NUM_CLASSES != num_classes:
+        raise UserError(
+            f"{key}: got {node.NUM_CLASSES}, but {test.name} has {num_classes} classes; remove the "
+            "key"
         )
 
 
@@ -441,19 +553,41 @@ def _default_splits(folder: str, names: Mapping[str, str], needed: Sequence[str]
     )
 
 
-def _check_splits(train: tuple[VOCSplit, ...], test: VOCSplit) -> list[str]:
+def _check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[str]:
     """Notes on the data; an error where training could not start."""
     notes = []
     for split in {split.name: split for split in (*train, test)}.values():
-        if split.clipped:
-            notes.append(f"{split.name}: {split.clipped} boxes reach over the border, clipped")
-    if train and not any(image.objects for split in train for image in split.images):
+        notes += [f"{split.name}: {note}" for note in split.notes]
+        if split.classes != test.classes:
+            raise DataError(
+                f"{split.name} has the classes {_some(split.classes)}, {test.name} has "
+                f"{_some(test.classes)}; they must be the same in the same order"
+            )
+    model = cfg.MODEL
+    for split in train:
+        for key, wanted, present in (
+            ("MASK_ON", model.MASK_ON, split.has_masks),
+            ("KEYPOINT_ON", model.KEYPOINT_ON, split.has_keypoints),
+        ):
+            if wanted and not present:
+                what = "a mask" if key == "MASK_ON" else "keypoints"
+                raise DataError(
+                    f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
+                    f"them, or set MODEL.{key} False"
+                )
+    boxes = train and test.evaluator_type != "sem_seg"
+    if boxes and not any(record["annotations"] for split in train for record in split.records):
         raise DataError(f"{train[0].name}: no annotated objects in the training split")
-    trained = {image.file_name for split in train for image in split.images}
-    shared = sum(image.file_name in trained for image in test.images)
+    trained = {record["file_name"] for split in train for record in split.records}
+    shared = sum(record["file_name"] in trained for record in test.records)
     if shared:
-        notes.append(f"{shared} of {len(test.images)} test pictures are also trained on")
+        notes.append(f"{shared} of {len(test.records)} test pictures are also trained on")
     return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names and how many there are."""
+    return ", ".join(names[:5]) + (f", ... ({len(names)})" if len(names) > 5 else "")
 
 
 def _changes_since(cfg: CfgNode) -> list[str]:

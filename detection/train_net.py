@@ -50,6 +50,18 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dist-url", default="auto", help="tcp://host:port of the first of several machines"
     )
+    parser.add_argument(
+        "--check-only",
+        action="store_true",
+        help="check configuration, weights and data, compare them with the paper's recipe, and stop",
+    )
+    parser.add_argument(
+        "--visualize",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw the predictions on N test pictures, into OUTPUT_DIR/inference/visualize",
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument(
         "opts",
@@ -75,10 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     from moco.fileio import atomic_write_text
     from moco.run import RunFolder, write_record
 
+    if args.visualize < 0:
+        raise UserError(f"--visualize: got {args.visualize}, expected a number of pictures")
     task = load_task(
-        args.config_file, args.opts, engine, eval_only=args.eval_only, resume=args.resume
+        args.config_file,
+        args.opts,
+        engine,
+        eval_only=args.eval_only,
+        resume=args.resume,
+        num_processes=args.num_gpus * args.num_machines,
     )
     print(describe(task), flush=True)
+    if args.check_only:
+        print("checked: configuration, weights and data fit; run it without --check-only")
+        return 0
     if args.machine_rank > 0:
         run_engine(task, None, args)
         return 0
@@ -106,13 +128,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(task: "Task") -> str:
     """What is about to run, line by line."""
-    data = [f"{split.name} ({len(split.images)} pictures)" for split in task.train]
+    data = [f"{split.name} ({len(split.records)} pictures)" for split in task.train]
+    classes = task.test.classes
+    shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
     lines = [
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
-        f"({len(task.test.images)} pictures), {len(task.test.classes)} classes: "
-        + ", ".join(task.test.classes),
+        f"({len(task.test.records)} pictures), {len(classes)} classes: {shown}",
         *(f"note: {note}" for note in task.notes),
+        f"recipe: {task.recipe.label}",
+        *(f"  {deviation}" for deviation in task.recipe.deviations),
     ]
     return "\n".join(lines)
 
@@ -147,6 +172,7 @@ def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineRe
         "folder": folder,
         "resume": args.resume,
         "eval_only": args.eval_only,
+        "visualize": args.visualize,
     }
     if task.engine == "embedded":
         from detection.embedded.trainer import run
@@ -161,9 +187,10 @@ def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineRe
 
 def done(task: "Task", result: "EngineResult") -> Any:
     """The record of a finished run."""
+    from detection.evaluators import metric_kinds
     from detection.metrics import for_record
 
-    metrics, notes = for_record(result.metrics)
+    metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
     coverage = result.coverage.to_dict() if result.coverage else None
     return _record(
         task,
@@ -207,6 +234,7 @@ def _record(task: "Task", **outcome: Any) -> Any:
         seed=task.cfg.SEED,
         config_sha256=protocol_sha256(config),
         config=config,
+        recipe={"label": task.recipe.label, "deviations": list(task.recipe.deviations)},
         provenance=provenance(),
         **outcome,
     )

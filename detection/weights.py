@@ -1,8 +1,10 @@
 """Weights into a detector: the input contract, the words a user writes, and proof of what landed.
 
-``MODEL.WEIGHTS`` is the word ``random`` or the path of a file written by
-``convert/convert_to_d2.py``. Nothing else starts a training: an empty string or a missing file is
-an error, because a network left at random under a real name is the worst result there is.
+``MODEL.WEIGHTS`` is the word ``random``; a file written by ``convert/convert_to_d2.py``; a
+checkpoint that it reads, which is then converted in memory by the same functions and with the same
+proof; or Detectron2's name of a pre-trained backbone (``detectron2://ImageNetPretrained/…``).
+Nothing else starts a training: an empty string or a missing file is an error, because a network
+left at random under a real name is the worst result there is.
 
 Names (the same in both engines): a converted key ``stem.…`` … ``res4.…`` lands on
 ``backbone.<key>``, and ``res5.…`` on ``roi_heads.<key>`` (C4, where res5 is the box head).
@@ -20,6 +22,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from convert.contract import InputContract
+from convert.convert_to_d2 import convert_in_memory
+from convert.sources import is_converted, read_file
 from convert.verify import Converted, read_converted
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
@@ -28,6 +32,14 @@ from moco.fileio import PathLike, load_pickle, load_torch
 logger = logging.getLogger(__name__)
 
 RANDOM = "random"
+
+# Detectron2's names: the scheme and what its addresses start with (detectron2/utils/file_io.py,
+# detectron2/checkpoint/catalog.py). Backbones stand under one folder, whole detectors beside it.
+MODEL_ZOO = {
+    "detectron2://": "https://dl.fbaipublicfiles.com/detectron2/",
+    "catalog://": "https://dl.fbaipublicfiles.com/detectron/",
+}
+_BACKBONES = "ImageNetPretrained/"
 
 # What torchvision's and MoCo's networks are trained with, 0..255, RGB. A random initialisation
 # gets the same, so that every row of a table sees the same pixels.
@@ -92,24 +104,77 @@ class EngineResult:
 
 
 def read_weights(weights: str) -> Converted | None:
-    """The converted file that MODEL.WEIGHTS names, or None for the word ``random``.
+    """The backbone that MODEL.WEIGHTS names, or None for the word ``random``.
+
+    What a reader of the result has to know is in ``Converted.notes``.
 
     Raises:
-        UserError: an empty value; DataError: a missing, damaged or unconverted file.
+        UserError: an empty value, a whole detector, a name that cannot be fetched; DataError: a
+            missing or damaged file, or one that convert/ does not recognise.
     """
     if weights == RANDOM:
         return None
+    what = (
+        "a file from convert/convert_to_d2.py, a checkpoint that it reads, or the word "
+        f"{RANDOM} for a random initialisation"
+    )
     if not weights:
+        raise UserError(f"MODEL.WEIGHTS is empty; give {what}")
+    path = _resolve(weights) if "://" in weights else Path(weights)
+    if not path.is_file():
+        raise DataError(f"MODEL.WEIGHTS {weights}: no such file; give {what}")
+    raw = read_file(path)
+    if is_converted(raw):
+        return read_converted(path, raw)
+    return convert_in_memory(path, raw)
+
+
+def init_name(weights: str) -> str:
+    """What a result calls its initialisation: a short name from the value of MODEL.WEIGHTS.
+
+    ``random``; the last two parts of Detectron2's names (two of them end in ``R-50.pkl``); else
+    the file's name without its endings.
+    """
+    name = Path(weights).name
+    for ending in (".tar", ".pth", ".pkl", ".pt"):
+        name = name.removesuffix(ending)
+    return f"{Path(weights).parent.name}_{name}" if _scheme(weights) else name
+
+
+def model_zoo_url(name: str) -> str:
+    """The address behind a ``detectron2://`` or ``catalog://`` name, for people."""
+    scheme = _scheme(name)
+    ending = "" if name.endswith(".pkl") else ".pkl"
+    return MODEL_ZOO[scheme] + name.removeprefix(scheme) + ending
+
+
+def _scheme(weights: str) -> str:
+    return next((scheme for scheme in MODEL_ZOO if weights.startswith(scheme)), "")
+
+
+def _resolve(name: str) -> Path:
+    """A name with a scheme as a file on this machine."""
+    scheme = _scheme(name)
+    if not scheme:
         raise UserError(
-            "MODEL.WEIGHTS is empty; give a file from convert/convert_to_d2.py, or the word "
-            f"{RANDOM} for a random initialisation"
+            f"MODEL.WEIGHTS {name}: this address is not read; download the file and give its path, "
+            f"or a name such as detectron2://{_BACKBONES}MSRA/R-50.pkl"
         )
-    if not Path(weights).is_file():
-        raise DataError(
-            f"MODEL.WEIGHTS {weights}: no such file; give a file from convert/convert_to_d2.py, or "
-            f"the word {RANDOM}"
+    if not name.removeprefix(scheme).startswith(_BACKBONES):
+        raise UserError(
+            f"MODEL.WEIGHTS {name}: a whole detector, not a pre-trained backbone; training starts "
+            f"from {scheme}{_BACKBONES}…, a file, or {RANDOM}"
         )
-    return read_converted(weights)
+    try:
+        from detection.d2.model_zoo import resolve_detectron2_name
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "detectron2":
+            raise
+        raise UserError(
+            f"MODEL.WEIGHTS {name}: only Detectron2 can resolve this name, and it is not "
+            f"installed; download {model_zoo_url(name)} and give the file's path"
+        ) from error
+    return resolve_detectron2_name(name)
 
 
 def apply_contract(cfg: CfgNode, contract: InputContract, explicit: Collection[str]) -> None:

@@ -119,6 +119,7 @@ class RunRecord:
         metrics: canonical name → number, AP in 0..100; None where it is not a number.
         coverage: which tensors came from the weights and which started anew, or None.
         notes: what a reader of the number has to know, one sentence each.
+        recipe: ``label`` ("as in the paper (…)") and ``deviations`` of a detection run, or None.
     """
 
     kind: str
@@ -137,6 +138,7 @@ class RunRecord:
     metrics: dict[str, float | None]
     coverage: dict[str, Any] | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
+    recipe: dict[str, Any] | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:

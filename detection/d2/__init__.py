@@ -1,4 +1,4 @@
-"""The Detectron2 plugin. Importing it registers ``Res5ROIHeadsExtraNorm``.
+"""The Detectron2 plugin. Importing it registers the paper's backbone and heads.
 
 In one's own train_net.py::
 
@@ -7,6 +7,7 @@ In one's own train_net.py::
     add_transfer_config(cfg)
 """
 
+from detection.d2.backbones import build_resnet_dilated_c5_backbone
 from detection.d2.config import (
     add_transfer_config,
     check_transfer_config,
@@ -14,10 +15,13 @@ from detection.d2.config import (
     with_process_norms,
 )
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
+from detection.d2.semantic_seg import FCN16sHead
 
 __all__ = [
+    "FCN16sHead",
     "Res5ROIHeadsExtraNorm",
     "add_transfer_config",
+    "build_resnet_dilated_c5_backbone",
     "check_transfer_config",
     "transfer_defaults",
     "with_process_norms",

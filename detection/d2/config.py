@@ -4,7 +4,12 @@ import logging
 
 import torch
 from detectron2.config import CfgNode, get_cfg
-from detectron2.modeling import META_ARCH_REGISTRY, ROI_HEADS_REGISTRY
+from detectron2.modeling import (
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    ROI_HEADS_REGISTRY,
+    SEM_SEG_HEADS_REGISTRY,
+)
 
 from detection.task import add_transfer_config
 from moco.cfgnode import flatten
@@ -24,9 +29,13 @@ _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiv
 _SYNCED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
 
-def transfer_defaults() -> CfgNode:
-    """Detectron2's defaults with this project's own keys."""
+def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
+    """Detectron2's defaults with this project's own keys, and DensePose's where they are needed."""
     cfg = get_cfg()
+    if dense_pose:
+        from detection.d2.densepose import add_keys
+
+        add_keys(cfg)
     add_transfer_config(cfg)
     return cfg
 
@@ -53,6 +62,11 @@ def check_transfer_config(cfg: CfgNode) -> None:
                     f"MODEL.RESNETS.{key}: got {resnets[key]}, but Detectron2's ResNet-"
                     f"{resnets.DEPTH} has {only}; use --engine embedded for other widths"
                 )
+        if resnets.RES5_DILATION != 1:
+            raise UserError(
+                f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: Detectron2's ResNet-"
+                f"{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
+            )
         if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
             # Its res5 is three bottlenecks whatever the trunk: R18 weights would load in part.
             raise UserError(
@@ -61,7 +75,9 @@ def check_transfer_config(cfg: CfgNode) -> None:
             )
     for key, registry in (
         ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
+        ("MODEL.BACKBONE.NAME", BACKBONE_REGISTRY),
         ("MODEL.ROI_HEADS.NAME", ROI_HEADS_REGISTRY),
+        ("MODEL.SEM_SEG_HEAD.NAME", SEM_SEG_HEADS_REGISTRY),
     ):
         name = flatten(cfg)[key]
         if name not in registry:

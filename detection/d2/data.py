@@ -1,102 +1,136 @@
-"""Data sets and evaluators for Detectron2, from the same validated reader as the other engine."""
+"""Data sets, loaders and evaluators for Detectron2, from the same readers as the other engine."""
 
+import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pycocotools.mask as mask_util
+import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.evaluation import DatasetEvaluator
+from detectron2.data import DatasetCatalog, DatasetMapper, MetadataCatalog
+from detectron2.evaluation import DatasetEvaluator, inference_context
+from detectron2.structures import Instances
 from detectron2.utils import comm
+from torch import nn
 
-from detection.datasets import VOCSplit, ground_truth, read_split, records, resolve
-from detection.predictions import rows, write
-from detection.voc_eval import VOCDetections, evaluate
-from moco.errors import DataError, UserError
+from detection.datasets import read_split
+from detection.datasets.base import Record, Split
+from detection.evaluators import Evaluator, Prediction
+from detection.evaluators import build_evaluator as build_shared_evaluator
+from detection.visualize import Visualizer
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
-    """Register splits of DATASETS.VOC_DIR; Detectron2's own names are only checked.
+    """Let Detectron2 read ``names`` through this project's readers.
 
-    Raises:
-        UserError: a name that Detectron2 uses for something else; DataError: what the reader finds.
+    For Detectron2's own names that replaces its readers, whose records are the same where they
+    work (tests/detection), and which for LVIS and Cityscapes do not work on today's stack.
     """
     for name in dict.fromkeys(names):
-        source = resolve(name, cfg)
-        if source.builtin:
-            if len(read_split(source).images) == 1:
-                raise DataError(
-                    f"{name}: one image only, which Detectron2's reader cannot list; "
-                    "set DATASETS.VOC_DIR to the folder instead"
-                )
-            continue
+        split = read_split(name, cfg)
+        if split.evaluator_type == "densepose":
+            continue  # its records hold objects of the DensePose project, which has registered it
         if name in DatasetCatalog:
-            if not MetadataCatalog.get(name).get("voc_dir"):
-                raise UserError(
-                    f"Detectron2 has a data set named {name} already; rename the folder "
-                    f"{cfg.DATASETS.VOC_DIR}"
-                )
             DatasetCatalog.remove(name)
+        if name in MetadataCatalog.list():
             MetadataCatalog.remove(name)
-        split = read_split(source)
-        DatasetCatalog.register(name, lambda split=split: records(split))
-        MetadataCatalog.get(name).set(
-            thing_classes=list(source.classes),
-            dirname=str(source.root),
-            split=source.split,
-            year=source.year,
-            evaluator_type="pascal_voc",
-            voc_dir=True,
-        )
+        DatasetCatalog.register(name, lambda split=split: list(split.records))
+        # What Detectron2 itself would call the data set's metadata.
+        MetadataCatalog.get(name).set(evaluator_type=split.evaluator_type, **split.metadata)
+
+
+def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]] | None:
+    """The mapper that a task needs; None: Detectron2's own."""
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        from detection.d2 import semantic_seg
+
+        return semantic_seg.build_mapper(cfg, training=training)
+    if cfg.MODEL.get("DENSEPOSE_ON", False):
+        from detection.d2 import densepose
+
+        return densepose.build_mapper(cfg, training=training)
+    return None
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-    """The evaluator that the data set's metadata ask for by ``evaluator_type``."""
-    kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
-    if kind != "pascal_voc":
-        raise UserError(f"{dataset_name}: no evaluator for evaluator_type {kind!r}")
-    split = read_split(resolve(dataset_name, cfg))
-    return VOCEvaluator(split, Path(cfg.OUTPUT_DIR) / "inference")
+    """The evaluator that the data set's ``evaluator_type`` asks for."""
+    split = read_split(dataset_name, cfg)
+    if split.evaluator_type == "densepose":
+        from detection.d2 import densepose
+
+        return densepose.build_evaluator(cfg, dataset_name)
+    return SharedEvaluator(split, cfg)
 
 
-class VOCEvaluator(DatasetEvaluator):
-    """The VOC metric of detection/voc_eval.py behind Detectron2's interface.
+class SharedEvaluator(DatasetEvaluator):
+    """This project's metric of a split (detection/evaluators.py) behind Detectron2's interface."""
 
-    Same numbers as Detectron2's ``PascalVOCDetectionEvaluator``; also per class, and for
-    annotations that its reader refuses (no pose, fractional coordinates).
-    """
-
-    def __init__(self, split: VOCSplit, folder: Path) -> None:
-        self._split, self._folder = split, folder
+    def __init__(self, split: Split, cfg: CfgNode) -> None:
+        folder = Path(cfg.OUTPUT_DIR) / "inference"
+        self._build: Callable[[], Evaluator] = lambda: build_shared_evaluator(split, cfg, folder)
+        self._records = {record["file_name"]: record for record in split.records}
         self.reset()
 
     def reset(self) -> None:
-        self._detections = VOCDetections(len(self._split.classes))
-        self._predictions: list[dict[str, Any]] = []
+        self._evaluator = self._build()
 
     def process(self, inputs: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]]) -> None:
         for picture, output in zip(inputs, outputs, strict=True):
-            instances = output["instances"].to("cpu")
-            found = (
-                instances.pred_boxes.tensor.numpy(),
-                instances.scores.numpy(),
-                instances.pred_classes.numpy(),
-            )
-            self._detections.add(picture["image_id"], *found)
-            self._predictions += rows(picture["image_id"], *found)
+            self._evaluator.add(self._records[picture["file_name"]], to_prediction(output))
 
     def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
         """``{"bbox": {"AP": …}}`` on the main process, None on the others."""
-        gathered = comm.gather((self._detections, self._predictions), dst=0)
+        gathered = comm.gather(self._evaluator, dst=0)
         if not comm.is_main_process():
             return None
-        everything, predictions = VOCDetections(len(self._split.classes)), []
-        for detections, its_predictions in gathered:
-            everything.extend(detections)
-            predictions += its_predictions
-        write(self._folder, self._split.name, self._split.classes, predictions)
-        metrics = evaluate(
-            everything, ground_truth(self._split), self._split.classes, self._split.source.year
-        )
-        return OrderedDict(bbox={k.removeprefix("bbox/"): v for k, v in metrics.items()})
+        whole, *others = gathered
+        for other in others:
+            whole.extend(other)
+        results: OrderedDict[str, dict[str, float]] = OrderedDict()
+        for name, value in whole.evaluate().items():
+            kind, metric = name.split("/", 1)
+            results.setdefault(kind, {})[metric] = value
+        return results
+
+
+def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
+    """Draw what ``model`` finds on ``number`` test pictures, spread over the split.
+
+    Returns:
+        The folder with the pictures.
+    """
+    split = read_split(cfg.DATASETS.TEST[0], cfg)
+    mapper = build_mapper(cfg, training=False) or DatasetMapper(cfg, is_train=False)
+    folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
+    visualizer = Visualizer(folder, number, split)
+    with inference_context(model), torch.no_grad():
+        for record in visualizer.records:
+            (output,) = model([mapper(copy.deepcopy(record))])
+            visualizer.add(record, to_prediction(output))
+    return folder
+
+
+def to_prediction(output: dict[str, Any]) -> Prediction:
+    """A model's output for one picture in this project's form (detection/evaluators.py)."""
+    if "sem_seg" in output:
+        return {"sem_seg": output["sem_seg"].argmax(dim=0).cpu().numpy()}
+    instances: Instances = output["instances"].to("cpu")
+    prediction: Prediction = {
+        "boxes": instances.pred_boxes.tensor.numpy(),
+        "scores": instances.scores.numpy(),
+        "classes": instances.pred_classes.numpy(),
+    }
+    if instances.has("pred_masks"):
+        prediction["masks"] = [encode(mask) for mask in instances.pred_masks.numpy()]
+    if instances.has("pred_keypoints"):
+        prediction["keypoints"] = instances.pred_keypoints.numpy()
+    return prediction
+
+
+def encode(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """(H, W) bool → COCO's run lengths, as text that JSON can hold."""
+    rle = mask_util.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": rle["size"], "counts": rle["counts"].decode()}

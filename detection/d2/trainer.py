@@ -5,6 +5,7 @@ import json
 import logging
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode
+from detectron2.data import build_detection_test_loader, build_detection_train_loader
 from detectron2.engine import (
     DefaultTrainer,
     HookBase,
@@ -20,6 +22,7 @@ from detectron2.engine import (
     create_ddp_model,
     launch,
 )
+from detectron2.engine.hooks import PreciseBN
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
@@ -30,7 +33,9 @@ from torch import nn
 
 from convert.verify import Converted
 from detection.d2.config import with_process_norms
-from detection.d2.data import build_evaluator, register
+from detection.d2.data import build_evaluator, build_mapper, draw_predictions, register
+from detection.d2.precise_bn import RankEqualPreciseBN
+from detection.metrics import HEADLINE
 from detection.weights import (
     Coverage,
     EngineResult,
@@ -67,12 +72,14 @@ def run(
     folder: RunFolder | None,
     resume: bool,
     eval_only: bool,
+    visualize: int = 0,
     processes: Processes = Processes(),
 ) -> EngineResult:
     """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
 
     Args:
         weights: the converted backbone, None for a random one and for evaluation.
+        visualize: draw the predictions on so many test pictures.
         folder: locked output folder; None on machines other than the first.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
 
@@ -81,7 +88,7 @@ def run(
     """
     check_processes(cfg, processes)
     if processes.world_size == 1:
-        return _work(cfg, weights, resume, eval_only)
+        return _work(cfg, weights, resume, eval_only, visualize)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
         try:
@@ -91,7 +98,7 @@ def run(
                 processes.num_machines,
                 processes.machine_rank,
                 processes.dist_url,
-                args=(cfg, weights, resume, eval_only, str(outcome)),
+                args=(cfg, weights, resume, eval_only, visualize, str(outcome)),
             )
         except Exception:
             # The message of the process that failed first is worth more than the launcher's.
@@ -121,12 +128,10 @@ def check_processes(cfg: CfgNode, processes: Processes) -> None:
             f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
             "set it to cuda"
         )
-    # With a reference the batch is scaled to the processes (DefaultTrainer.auto_scale_workers).
-    scaled = cfg.SOLVER.REFERENCE_WORLD_SIZE > 0
-    if cfg.SOLVER.IMS_PER_BATCH % processes.world_size and not scaled:
+    if cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
-            f"{processes.world_size} processes"
+            f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
         )
 
 
@@ -139,15 +144,29 @@ class Trainer(DefaultTrainer):
     def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
         return build_evaluator(cfg, dataset_name)
 
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Any:
+        return build_detection_train_loader(cfg, mapper=build_mapper(cfg, training=True))
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
+        mapper = build_mapper(cfg, training=False)
+        return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
+
     def build_hooks(self) -> list[HookBase]:
         # Here and not in __init__, because the hooks below take hold of it.
         self.checkpointer = AtomicCheckpointer(
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
         )
-        hooks = super().build_hooks()
+        hooks = [self._rank_equal(hook) for hook in super().build_hooks()]
         if comm.is_main_process():
             hooks.insert(-1, ProgressHook())
         return hooks
+
+    def _rank_equal(self, hook: HookBase) -> HookBase:
+        if isinstance(hook, PreciseBN):
+            return RankEqualPreciseBN(hook, self.model, self.cfg.TEST.EVAL_PERIOD)
+        return hook
 
 
 class CpuTrainer(Trainer):
@@ -204,7 +223,9 @@ class ProgressHook(HookBase):
         self._progress.__exit__(None, None, None)
 
 
-def _work(cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool) -> EngineResult:
+def _work(
+    cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool, visualize: int
+) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
     start = time.monotonic()
     _set_up(cfg)
@@ -214,16 +235,18 @@ def _work(cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool
     if eval_only:
         model = Trainer.build_model(cfg)
         load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
-        metrics = flatten_results_dict(Trainer.test(cfg, model))
+        metrics = _canonical(flatten_results_dict(Trainer.test(cfg, model)))
     else:
-        metrics, coverage, iterations = _train(cfg, weights, resume)
+        model, metrics, coverage, iterations = _train(cfg, weights, resume)
+    if visualize and comm.is_main_process():
+        logger.info("drew predictions into %s", draw_predictions(cfg, model, visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
 
 
 def _train(
     cfg: CfgNode, weights: Converted | None, resume: bool
-) -> tuple[dict[str, float], Coverage | None, int]:
-    """Metrics, coverage of the weights, and number of iterations."""
+) -> tuple[nn.Module, dict[str, float], Coverage | None, int]:
+    """The model, metrics, coverage of the weights, and number of iterations."""
     spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
     trainer = (CpuTrainer if spread else Trainer)(cfg)
     model: nn.Module = trainer.checkpointer.model
@@ -242,8 +265,18 @@ def _train(
             "or lengthen SOLVER.WARMUP_ITERS"
         ) from error
     latest = trainer.storage.latest()
-    metrics = {name: value for name, (value, _) in latest.items() if name.startswith("bbox/")}
-    return metrics, coverage, trainer.max_iter
+    metrics = _canonical({name: value for name, (value, _) in latest.items()})
+    return model, metrics, coverage, trainer.max_iter
+
+
+def _canonical(results: Mapping[str, float]) -> dict[str, float]:
+    """The metrics among everything that the trainer's storage holds."""
+    renamed = {
+        # DensePose's AP is that of the geodesic point similarity (the paper's AP^dp).
+        name.replace("densepose_gps/", "densepose/"): value
+        for name, value in results.items()
+    }
+    return {name: value for name, value in renamed.items() if name.split("/")[0] in HEADLINE}
 
 
 def _check_checkpoint(path: str) -> None:
@@ -271,11 +304,16 @@ def _set_up(cfg: CfgNode) -> None:
 
 
 def _worker(
-    cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool, outcome: str
+    cfg: CfgNode,
+    weights: Converted | None,
+    resume: bool,
+    eval_only: bool,
+    visualize: int,
+    outcome: str,
 ) -> None:
     """``_work`` in a process of its own; the main one leaves its result or error in a file."""
     try:
-        result = _work(cfg, weights, resume, eval_only)
+        result = _work(cfg, weights, resume, eval_only, visualize)
     except UserError as error:
         content = {"error": str(error), "exit_code": error.exit_code, "rank": comm.get_rank()}
         atomic_write_json(outcome, content)

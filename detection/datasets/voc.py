@@ -8,25 +8,25 @@ Everything is checked before training: a file that is missing or malformed, a cl
 the list, a box that is inverted, outside, or not a number, a size that contradicts the picture. A
 box that reaches over the border is clipped, and the count is kept.
 
-Coordinates: annotations are 1-based and inclusive, ``VOCObject.box`` keeps them so; ``records``
-gives 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/pascal_voc.py): xmin - 1,
-ymin - 1, xmax, ymax. R: objects of one image.
+Coordinates: annotations are 1-based and inclusive, and ``VOCObject.box`` and ``Split.truth`` keep
+them so; ``Split.records`` has 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/
+pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
 """
 
 import functools
 import hashlib
 import math
-import os
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fvcore.common.config import CfgNode
-from PIL import Image
 
+from detection.datasets.base import Record, Split
+from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, picture_size
 from detection.voc_eval import GroundTruth
 from moco.errors import DataError, UserError
 
@@ -35,8 +35,6 @@ VOC_CLASSES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
     "tvmonitor",
 )  # fmt: skip
-
-DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 
 # Detectron2's names (detectron2/data/datasets/builtin.py) → folder, split, year.
 _BUILTIN = {
@@ -73,6 +71,30 @@ class VOCSource:
     extensions: tuple[str, ...]
     builtin: bool
 
+    def read(self) -> Split:
+        """Read and check the whole split.
+
+        Raises:
+            DataError: anything of a file that cannot be used; names file, object, reason.
+        """
+        images, clipped = _read(self)
+        notes = (f"{clipped} boxes reached over the border and were clipped",) if clipped else ()
+        return Split(
+            name=self.name,
+            evaluator_type="pascal_voc",
+            classes=self.classes,
+            records=tuple(_record(image) for image in images),
+            annotations_sha256=_sha256(self.name, images),
+            notes=notes,
+            metadata={
+                "thing_classes": list(self.classes),
+                "dirname": str(self.root),
+                "split": self.split,
+                "year": self.year,
+            },
+            truth={image.image_id: _truth(image) for image in images},
+        )
+
 
 @dataclass(frozen=True)
 class VOCObject:
@@ -94,56 +116,15 @@ class VOCImage:
     objects: tuple[VOCObject, ...]
 
 
-@dataclass(frozen=True)
-class VOCSplit:
-    """A validated split; ``clipped`` is the number of boxes that reached over the border."""
-
-    source: VOCSource
-    images: tuple[VOCImage, ...]
-    clipped: int
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.source.classes
-
-
-def annotations_sha256(splits: Sequence[VOCSplit]) -> str:
-    """Hex SHA-256 of which pictures are in the splits and what is annotated; not of where they lie.
-
-    Two folders of one name are two data sets when their annotations differ.
-    """
-    digest = hashlib.sha256()
-    for split in splits:
-        for image in split.images:
-            what = (split.name, image.image_id, image.height, image.width, image.objects)
-            digest.update(repr(what).encode())
-    return digest.hexdigest()
-
-
-def resolve(name: str, cfg: CfgNode) -> VOCSource:
-    """The source behind a name of DATASETS.TRAIN or TEST.
-
-    Raises:
-        UserError: the name is neither Detectron2's nor a split of DATASETS.VOC_DIR.
-    """
-    if cfg.DATASETS.VOC_DIR:
-        known = {source.name: source for source in folder_sources(cfg.DATASETS)}
-    else:
-        root = Path(os.environ.get(DATASETS_VARIABLE, "datasets")).expanduser()
-        known = {
-            builtin: VOCSource(builtin, root / folder, split, year, VOC_CLASSES, (".jpg",), True)
-            for builtin, (folder, split, year) in _BUILTIN.items()
-        }
-    if name not in known:
-        raise UserError(
-            f"unknown data set {name!r}; choices are {', '.join(known)}"
-            + ("" if cfg.DATASETS.VOC_DIR else ", or set DATASETS.VOC_DIR to a folder of your own")
-        )
-    return known[name]
+def sources(cfg: CfgNode) -> dict[str, VOCSource]:
+    """The splits of DATASETS.VOC_DIR; without one, Detectron2's names."""
+    if cfg.DATASETS.get("VOC_DIR", ""):
+        return {source.name: source for source in folder_sources(cfg.DATASETS)}
+    root = Path(datasets_root())
+    return {
+        name: VOCSource(name, root / folder, split, year, VOC_CLASSES, (".jpg",), True)
+        for name, (folder, split, year) in _BUILTIN.items()
+    }
 
 
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
@@ -185,13 +166,8 @@ def annotated_classes(root: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-@functools.lru_cache(maxsize=16)
-def read_split(source: VOCSource) -> VOCSplit:
-    """Read and check a whole split; the result is kept, so that asking twice costs nothing.
-
-    Raises:
-        DataError: anything of a file that cannot be used; the message names file, object, reason.
-    """
+def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
+    """All pictures of a split, and the number of boxes that were clipped."""
     ids = _image_ids(source)
     class_ids = {name: index for index, name in enumerate(source.classes)}
     images, clipped = [], 0
@@ -219,40 +195,42 @@ def read_split(source: VOCSource) -> VOCSplit:
             difficult = _flag(element, "difficult", annotation, f"{where} ({name})")
             objects.append(VOCObject(class_ids[name], box, difficult))
         images.append(VOCImage(image_id, str(picture), height, width, tuple(objects)))
-    return VOCSplit(source, tuple(images), clipped)
+    return images, clipped
 
 
-def records(split: VOCSplit) -> list[dict[str, Any]]:
-    """Detectron2's standard data-set dicts; ``bbox_mode`` 0 is its BoxMode.XYXY_ABS."""
-    return [
-        {
-            "file_name": image.file_name,
-            "image_id": image.image_id,
-            "height": image.height,
-            "width": image.width,
-            "annotations": [
-                {
-                    "category_id": obj.class_id,
-                    "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
-                    "bbox_mode": 0,
-                }
-                for obj in image.objects
-            ],
-        }
-        for image in split.images
-    ]
-
-
-def ground_truth(split: VOCSplit) -> dict[str, GroundTruth]:
-    """Per image id what the VOC metric compares with."""
+def _record(image: VOCImage) -> Record:
+    """Detectron2's standard dict; ``bbox_mode`` 0 is its BoxMode.XYXY_ABS."""
     return {
-        image.image_id: GroundTruth(
-            boxes=np.array([obj.box for obj in image.objects], dtype=np.float64).reshape(-1, 4),
-            classes=np.array([obj.class_id for obj in image.objects], dtype=np.int64),
-            difficult=np.array([obj.difficult for obj in image.objects], dtype=bool),
-        )
-        for image in split.images
+        "file_name": image.file_name,
+        "image_id": image.image_id,
+        "height": image.height,
+        "width": image.width,
+        "annotations": [
+            {
+                "category_id": obj.class_id,
+                "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
+                "bbox_mode": 0,
+            }
+            for obj in image.objects
+        ],
     }
+
+
+def _truth(image: VOCImage) -> GroundTruth:
+    """What the VOC metric compares with."""
+    return GroundTruth(
+        boxes=np.array([obj.box for obj in image.objects], dtype=np.float64).reshape(-1, 4),
+        classes=np.array([obj.class_id for obj in image.objects], dtype=np.int64),
+        difficult=np.array([obj.difficult for obj in image.objects], dtype=bool),
+    )
+
+
+def _sha256(name: str, images: Sequence[VOCImage]) -> str:
+    digest = hashlib.sha256()
+    for image in images:
+        what = (name, image.image_id, image.height, image.width, image.objects)
+        digest.update(repr(what).encode())
+    return digest.hexdigest()
 
 
 def _expected(root: Path, split: str) -> str:
@@ -271,11 +249,24 @@ def _image_ids(source: VOCSource) -> list[str]:
     path = _list_path(source)
     if not path.is_file():
         raise DataError(f"{source.name}: {path} is missing; {_expected(source.root, source.split)}")
+    return read_ids(path)
+
+
+def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
+    """The image ids of a list, one per line, none of them twice.
+
+    ``columns``: another form of a line, whose first group is the id.
+
+    Raises:
+        DataError: empty, odd lines, or an id that would lead out of the folder.
+    """
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file") from error
     ids = [line for line in lines if line]
+    if columns:
+        ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
         raise DataError(f"{path}: no image ids in it; expected one per line")
     seen: set[str] = set()
@@ -351,23 +342,13 @@ def _size(root: ET.Element, path: Path, picture: Path) -> tuple[int, int]:
     if element is None:
         raise DataError(f"{path}: <size> with <width> and <height> is missing")
     stated = (_number(element, "width", path, "size"), _number(element, "height", path, "size"))
-    actual = _picture_size(picture)
+    actual = picture_size(picture)
     if stated != actual:
         raise DataError(
             f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {picture.name}, which is "
             f"{actual[0]}x{actual[1]}"
         )
     return actual
-
-
-def _picture_size(picture: Path) -> tuple[int, int]:
-    try:
-        with Image.open(picture) as image:
-            width, height = image.size
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
-        raise DataError(f"{picture}: not a picture or damaged ({error})") from error
-    return (height, width) if turned else (width, height)
 
 
 def _box(
@@ -387,13 +368,3 @@ def _box(
         raise DataError(f"{path}: {where}: box {shown} is outside the {width}x{height} picture")
     box = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
     return box, box != (xmin, ymin, xmax, ymax)
-
-
-def class_counts(splits: Sequence[VOCSplit]) -> dict[str, int]:
-    """Number of objects of each class over ``splits``."""
-    counts = dict.fromkeys(splits[0].classes, 0)
-    for split in splits:
-        for image in split.images:
-            for obj in image.objects:
-                counts[split.classes[obj.class_id]] += 1
-    return counts

@@ -23,11 +23,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from detection.datasets.base import Record
 from moco.errors import DataError, UserError
 
-# Detectron2's standard dict of one picture, as given by detection/datasets: "file_name",
-# "image_id", "height", "width", "annotations" with "bbox" (XYXY) and "category_id" each.
-Record = dict[str, Any]
 # A picture as the detector takes it: "image" (3, H, W) uint8, "boxes" (R, 4), "classes" (R,), and
 # the record's "file_name", "image_id", "height", "width".
 Sample = dict[str, Any]
@@ -43,6 +41,7 @@ _TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 _MIN_BOX_SIDE_PX = 1e-5
+_XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 STOP_AFTER_SECONDS = 30
 
 
@@ -135,8 +134,9 @@ def load_sample(record: Record, draw: Draw, *, max_size_px: int, channel_order: 
     if draw.short_edge_px:
         image = image.resize((new_width, new_height), Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
-    objects = record["annotations"]
-    boxes = np.array([item["bbox"] for item in objects], dtype=np.float64).reshape(-1, 2, 2)
+    objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
+    corners_of = np.array([_corners(item) for item in objects], dtype=np.float64)
+    boxes = corners_of.reshape(-1, 2, 2)
     boxes = boxes * (new_width * 1.0 / width, new_height * 1.0 / height)
     if draw.flip == "horizontal":
         pixels, boxes[..., 0] = pixels[:, ::-1], new_width - boxes[..., 0]
@@ -158,14 +158,26 @@ def load_sample(record: Record, draw: Draw, *, max_size_px: int, channel_order: 
     }
 
 
+def _corners(item: dict[str, Any]) -> Sequence[float]:
+    """(x1, y1, x2, y2); from width and height in single precision, as BoxMode.convert."""
+    if item["bbox_mode"] == _XYXY:
+        return item["bbox"]
+    x, y, width, height = np.array(item["bbox"], dtype=np.float32)
+    return [x, y, x + width, y + height]
+
+
 def _without_empty(boxes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     keep = (boxes[:, 2:] - boxes[:, :2] > _MIN_BOX_SIDE_PX).all(dim=1)
     return boxes[keep], classes[keep]
 
 
 def with_objects(records: Sequence[Record]) -> list[Record]:
-    """The records that have an object (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
-    return [record for record in records if record["annotations"]]
+    """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
+    return [
+        record
+        for record in records
+        if any(not item.get("iscrowd", 0) for item in record["annotations"])
+    ]
 
 
 def shuffled_forever(size: int, seed: int) -> Iterator[int]:

@@ -22,7 +22,8 @@ from fvcore.nn.precise_bn import update_bn_stats
 from torch import Tensor
 
 from convert.verify import Converted
-from detection.datasets import VOCSplit, read_split, records, resolve
+from detection.datasets import read_split
+from detection.datasets.base import Split
 from detection.embedded.checkpoint import (
     FINAL,
     RandomState,
@@ -31,7 +32,7 @@ from detection.embedded.checkpoint import (
     save_checkpoint,
 )
 from detection.embedded.data import Augmentation, Sample, training_batches, with_objects
-from detection.embedded.evaluate import evaluate
+from detection.embedded.evaluate import draw_predictions, evaluate
 from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Detector, build_model
 from detection.embedded.solver import (
@@ -55,6 +56,7 @@ def run(
     folder: RunFolder,
     resume: bool,
     eval_only: bool,
+    visualize: int = 0,
 ) -> EngineResult:
     """Train (unless `eval_only`) and evaluate; see detection/train_net.py.
 
@@ -65,6 +67,7 @@ def run(
             inference/.
         resume: continue from the folder's last checkpoint, if there is one.
         eval_only: evaluate the trained model MODEL.WEIGHTS instead.
+        visualize: draw the predictions on so many test pictures.
 
     Raises:
         UserError: a key that cannot be honoured, weights that do not fit. DataError: a picture
@@ -80,12 +83,14 @@ def run(
         if eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
             metrics = evaluate(model, _test_split(cfg), cfg, folder.path / "inference")
+            _draw(model, cfg, folder, visualize)
             return EngineResult(metrics, 0, time.perf_counter() - start, None)
         coverage = None if weights is None else load_converted(model, weights.model)
         with stop_on_sigterm() as stop, closing(Trainer(cfg, model, folder, stop)) as trainer:
             if resume:
                 trainer.resume()
             metrics = trainer.train()
+        _draw(model, cfg, folder, visualize)
     return EngineResult(metrics, cfg.SOLVER.MAX_ITER, time.perf_counter() - start, coverage)
 
 
@@ -268,8 +273,8 @@ class Trainer:
     def batches(self, num_workers: int, skip: int = 0) -> Generator[list[Sample]]:
         """Training batches from number `skip` on."""
         cfg = self.cfg
-        splits = [read_split(resolve(name, cfg)) for name in cfg.DATASETS.TRAIN]
-        everything = [record for split in splits for record in records(split)]
+        splits = [read_split(name, cfg) for name in cfg.DATASETS.TRAIN]
+        everything = [record for split in splits for record in split.records]
         if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
             everything = with_objects(everything)
         return training_batches(
@@ -303,8 +308,14 @@ def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _test_split(cfg: CfgNode) -> VOCSplit:
-    return read_split(resolve(cfg.DATASETS.TEST[0], cfg))
+def _test_split(cfg: CfgNode) -> Split:
+    return read_split(cfg.DATASETS.TEST[0], cfg)
+
+
+def _draw(model: Detector, cfg: CfgNode, folder: RunFolder, number: int) -> None:
+    if number:
+        path = draw_predictions(model, _test_split(cfg), cfg, folder.path / "inference", number)
+        logger.info("drew predictions into %s", path)
 
 
 def _due(done: int, period: int) -> bool:

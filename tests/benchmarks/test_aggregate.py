@@ -141,3 +141,22 @@ def test_unknown_baseline_and_no_runs():
         aggregate(runs("random", A), baseline="supervised")
     with pytest.raises(UserError, match="no finished detection run"):
         aggregate([])
+
+
+def test_columns_are_what_the_runs_of_a_task_measured():
+    three = {"AP": 30.0, "AP50": 50.0, "AP75": 32.0}
+    both = {f"{kind}/{name}": v for kind in ("segm", "bbox") for name, v in three.items()}
+    tables = aggregate(
+        [
+            run(task="coco", metrics={**both, "bbox/APs": 9.0, "bbox/AP-cat": 1.0}),
+            run(task="fcn", metrics={"sem_seg/mIoU": 70.0, "sem_seg/pACC": 90.0}),
+            run(task="streets", metrics={"segm/AP": 30.0, "segm/AP50": None}),
+        ]
+    )
+    assert [table.metrics for table in tables] == [
+        ("bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"),
+        ("sem_seg/mIoU",),
+        ("segm/AP", "segm/AP50"),
+    ]
+    assert tables[0].rows[0].cells["segm/AP75"].mean == 32.0
+    assert aggregate([run(metrics={})])[0].metrics == ("bbox/AP", "bbox/AP50", "bbox/AP75")

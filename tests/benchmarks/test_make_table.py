@@ -82,3 +82,14 @@ def test_an_error_is_one_line(tmp_path, request):
     )
     assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path / 'nowhere'}: no such run folder\n"
+
+
+def test_every_kind_of_task_has_its_columns_and_figure(tmp_path, capsys):
+    kinds = {"a": ["bbox", "segm"], "b": ["sem_seg"], "c": ["keypoints"]}
+    for task, of_task in kinds.items():
+        names = [f"{k}/{n}" for k in of_task for n in (["mIoU"] if k == "sem_seg" else ["AP"])]
+        write_run(tmp_path / task, task=task, losses=[2, 1], metrics=dict.fromkeys(names, 50.0))
+    main([str(tmp_path), "--out", str(tmp_path / "out")])
+    out = capsys.readouterr().out
+    assert all(head in out for head in ("AP75^bb", "AP50^mk", "mIoU", "AP50^kp"))
+    assert {f"ap-{task}.png" for task in kinds} <= {p.name for p in (tmp_path / "out").iterdir()}

@@ -41,6 +41,8 @@ def test_failed_and_unfinished_have_no_numbers(tmp_path):
     ("change", "words"),
     [
         ({"metrics": {"bbox/AP": 101.0}}, "bbox/AP: got 101.0, expected 0 to 100"),
+        ({"metrics": {"segm/AP50": -1.0}}, "segm/AP50: got -1.0, expected 0 to 100"),
+        ({"metrics": {"sem_seg/mIoU": 100.1}}, "sem_seg/mIoU: got 100.1, expected 0 to 100"),
         ({"metrics": {"bbox/AP": True}}, "bbox/AP: got True"),
         ({"metrics": {"bbox/AP": "12"}}, "bbox/AP"),
         ({"seed": "0"}, "seed: got '0'"),

@@ -236,3 +236,22 @@ def test_terminal(own):
     coloured = to_terminal(tables, missing, colour=True)
     assert "\033[1;32m(+11.0)\033[0m" in coloured and "\033[1;32m(+0.2)" not in coloured
     assert re.sub(r"\033\[[0-9;]*m", "", coloured) == plain
+
+
+def test_heads_name_the_kinds_as_the_paper_does(tmp_path):
+    both = {f"{kind}/{name}": 40.0 for kind in ("segm", "bbox") for name in ("AP", "AP50", "AP75")}
+    write_run(tmp_path / "a", task="coco", metrics=both)
+    write_run(tmp_path / "b", task="fcn", metrics={"sem_seg/mIoU": 70.0})
+    write_run(tmp_path / "c", task="people", metrics={"keypoints/AP": 60.0, "keypoints/AP50": None})
+    results = collect([tmp_path])
+    tables = aggregate(results.detection)
+    heads = ["AP^bb", "AP50^bb", "AP75^bb", "AP^mk", "AP50^mk", "AP75^mk"]
+    markdown = to_markdown(tables, results)
+    assert f"| pre-train | n | {' | '.join(heads)} |" in markdown
+    assert "| pre-train | n | mIoU |" in markdown and "| random | 1† | 70.0 |" in markdown
+    assert "| pre-train | n | AP^kp | AP50^kp | AP75^kp |" in markdown
+    assert "| random | 1† | 60.0 | – | – |" in markdown
+    assert all(head in to_html(tables, results) for head in [*heads, "mIoU"])
+    latex = to_latex(tables)
+    assert "& AP$^{bb}$ & AP$^{bb}_{50}$ & AP$^{bb}_{75}$ & AP$^{mk}$ & AP$^{mk}_{50}$ &" in latex
+    assert "$n$ & mIoU \\\\" in latex

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -101,6 +103,73 @@ def _own(**kwargs: Any) -> dict[str, Any]:
     }
 
 
+def _caffe2(net: tv.ResNet, *, folded: bool = False) -> dict[str, np.ndarray]:
+    """MSRA's layout: the keys printed in detectron2#1688, or Detectron's with folded statistics.
+
+    Folding: facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers.
+    """
+    state = {key: value.numpy() for key, value in net.state_dict().items()}
+    blobs = {
+        "conv1_w": state["conv1.weight"],
+        "conv1_b": np.full_like(state["bn1.bias"], 0.25),
+        "fc1000_w": state["fc.weight"],
+        "fc1000_b": state["fc.bias"],
+    }
+    norms = {"bn1": "res_conv1_bn"}
+    parts = {"conv1": "2a", "conv2": "2b", "conv3": "2c", "downsample.0": "1"}
+    for key in state:
+        pieces = key.split(".", 2)
+        if not key.startswith("layer") or pieces[2].removesuffix(".weight") not in parts:
+            continue
+        part = pieces[2].removesuffix(".weight")
+        name = f"res{int(pieces[0][5]) + 1}_{pieces[1]}_branch{parts[part]}"
+        blobs[f"{name}_w"] = state[key]
+        norm = {"downsample.0": "downsample.1"}.get(part, part.replace("conv", "bn"))
+        norms[f"{pieces[0]}.{pieces[1]}.{norm}"] = f"{name}_bn"
+    for norm, name in norms.items():
+        scale, bias, mean, var = (
+            state[f"{norm}.{tensor}"]
+            for tensor in ("weight", "bias", "running_mean", "running_var")
+        )
+        if folded:
+            factor = scale / np.sqrt(var + 1e-5)
+            blobs[f"{name}_s"], blobs[f"{name}_b"] = factor, bias - mean * factor
+        else:
+            blobs[f"{name}_gamma"], blobs[f"{name}_beta"] = scale, bias
+            blobs[f"{name}_running_mean"], blobs[f"{name}_running_var"] = mean, var
+    return blobs
+
+
+def _detectron2_layout(net: nn.Module, author: str = "torchvision") -> dict[str, Any]:
+    """What tools/convert-torchvision-to-d2.py and the official MoCo converter write."""
+    return {
+        "model": {_official_names(k): v.numpy() for k, v in net.state_dict().items()},
+        "__author__": author,
+        "matching_heuristics": True,
+    }
+
+
+@pytest.fixture(scope="session")
+def caffe2() -> Callable[..., dict[str, np.ndarray]]:
+    return _caffe2
+
+
+@pytest.fixture(scope="session")
+def detectron2_layout() -> Callable[..., dict[str, Any]]:
+    return _detectron2_layout
+
+
+@pytest.fixture
+def save_pickle(tmp_path: Path) -> Callable[..., Path]:
+    """Write a pickle under a name that says nothing about it; protocol 2 as Python 2 wrote it."""
+
+    def write(value: Any, name: str = "weights.file", protocol: int = 2) -> Path:
+        (tmp_path / name).write_bytes(pickle.dumps(value, protocol=protocol))
+        return tmp_path / name
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def official() -> Callable[..., dict[str, Any]]:
     return _official
@@ -122,21 +191,21 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture
-def official_names() -> Callable[[str], str]:
+def _official_names(k: str) -> str:
     """The official converter's chain of replacements, as the oracle of the table.
 
     facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py:22-36.
     """
+    if "layer" not in k:
+        k = "stem." + k
+    for t in [1, 2, 3, 4]:
+        k = k.replace(f"layer{t}", f"res{t + 1}")
+    for t in [1, 2, 3]:
+        k = k.replace(f"bn{t}", f"conv{t}.norm")
+    k = k.replace("downsample.0", "shortcut")
+    return k.replace("downsample.1", "shortcut.norm")
 
-    def translate(k: str) -> str:
-        if "layer" not in k:
-            k = "stem." + k
-        for t in [1, 2, 3, 4]:
-            k = k.replace(f"layer{t}", f"res{t + 1}")
-        for t in [1, 2, 3]:
-            k = k.replace(f"bn{t}", f"conv{t}.norm")
-        k = k.replace("downsample.0", "shortcut")
-        return k.replace("downsample.1", "shortcut.norm")
 
-    return translate
+@pytest.fixture
+def official_names() -> Callable[[str], str]:
+    return _official_names

@@ -262,12 +262,16 @@ def test_detection_models_and_finished_weights(
 ) -> None:
     detector = {"model": {"backbone.stem.conv1.weight": torch.ones(1)}, "iteration": 9}
     refuse(detector, "a detection model.*--eval-only")
-    zoo = {"model": {"stem.conv1.weight": 1, "res2.0.conv1.weight": 1}, "__author__": "MOCO"}
-    refuse(zoo, "already in Detectron2's layout, without an input contract")
+    zoo = {"model": {"stem.conv1.weight": 1, "res2.0.conv1.weight": 1}, "__author__": "ACME"}
+    refuse(zoo, "in Detectron2's layout by 'ACME', without an input contract .*torchvision, MOCO")
     caffe2 = {"conv1_w": np.ones(3), "res2_0_branch2a_w": np.ones(3)}
-    for name, content in (("a.pkl", caffe2), ("b.pkl", {"blobs": caffe2})):
+    reasons = {
+        "a.pkl": (caffe2, r"Caffe2 weights, but not of MSRA's ResNets \('conv1_w'"),
+        "b.pkl": ({"blobs": caffe2, "cfg": "x"}, r"a detection model of Detectron \(Caffe2\)"),
+    }
+    for name, (content, reason) in reasons.items():
         (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
-        refuse(tmp_path / name, "Caffe2 or Detectron1 weights")
+        refuse(tmp_path / name, reason)
 
 
 def test_numpy_state_dicts_are_read(make_resnet: Any, tmp_path: Path) -> None:

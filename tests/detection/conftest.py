@@ -1,5 +1,6 @@
 """Shared by the tests of the detection room: a small data set and a converted ResNet-18."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,61 @@ def small_options(voc_folder) -> list[str]:
         "SEED": 7,
     }
     return [str(item) for pair in values.items() for item in pair]
+
+
+def task_files() -> list[str]:
+    """``voc/faster_rcnn_R_50_C4_24k`` …: every task file that Detectron2 can run."""
+    folders = ("voc", "coco", "lvis", "cityscapes")
+    files = [path for folder in folders for path in (ROOT / "configs" / folder).glob("*.yaml")]
+    names = [f"{path.parent.name}/{path.stem}" for path in files]
+    return sorted(name for name in names if "quickstart" not in name)
+
+
+@pytest.fixture(scope="session")
+def narrow_r50_file(tmp_path_factory) -> Path:
+    """A converted ResNet-50 of a quarter of the width, as this project's pre-training leaves it."""
+    from convert.convert_to_d2 import convert_file
+    from tests.convert.conftest import _own
+
+    folder = tmp_path_factory.mktemp("narrow")
+    torch.save(_own(depth=50, base=16), folder / "checkpoint.pth.tar")
+    convert_file(folder / "checkpoint.pth.tar", folder / "narrow_r50.pth")
+    return folder / "narrow_r50.pth"
+
+
+@pytest.fixture(scope="session")
+def layouts_root(tmp_path_factory) -> Path:
+    """Tiny data sets in all layouts, where Detectron2's own names look for them."""
+    return write_layouts(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture
+def data_of(layouts_root, monkeypatch) -> Callable[[str], None]:
+    """Let ``$DETECTRON2_DATASETS`` be the tiny data of a task file's name."""
+
+    def use(task: str) -> None:
+        folder = "of_lvis" if task.startswith("lvis") else "of_all_others"
+        monkeypatch.setenv("DETECTRON2_DATASETS", str(layouts_root / folder))
+
+    return use
+
+
+def write_layouts(root: Path) -> Path:
+    """A few pictures in the layout of every data set that a task file names."""
+    from tests.oracles.tiny_cityscapes import write_cityscapes
+    from tests.oracles.tiny_coco import write_coco
+    from tests.oracles.tiny_lvis import write_lvis
+    from tests.oracles.tiny_voc import VOC_NAMES
+    from tests.oracles.tiny_voc_seg import write_voc_seg
+
+    lvis = root / "of_lvis"  # apart, because LVIS shares COCO's folder of pictures
+    write_lvis(lvis, {"train": 4, "val": 2})
+    others = root / "of_all_others"
+    write_voc(others / "VOC2007", {"trainval": 3, "test": 3}, names=VOC_NAMES)
+    write_voc(others / "VOC2012", {"trainval": 3}, names=VOC_NAMES)
+    write_voc_seg(others, {"train_aug": 4, "val": 2})
+    write_coco(others, {"train2017": 4, "val2017": 2}, keypoints=True)
+    densepose = {"train2014": 3, "valminusminival2014": 2, "minival2014": 2}
+    write_coco(others, densepose, densepose=True)
+    write_cityscapes(others, {"train": 4, "val": 2})
+    return root

@@ -242,7 +242,7 @@ def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path, mon
     monkeypatch.setattr(trainer, "_work", fails)
     outcome = tmp_path / "outcome.json"
     with pytest.raises(kind):
-        trainer._worker(None, None, False, False, str(outcome))
+        trainer._worker(None, None, False, False, 0, str(outcome))
     with pytest.raises(kind, match=r"what went wrong \(process 0\)") as caught:
         trainer._read_outcome(outcome)
     assert type(caught.value) is kind

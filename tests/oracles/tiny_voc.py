@@ -8,10 +8,21 @@ import numpy as np
 from PIL import Image
 
 COLOURS = {"blue": (40, 60, 230), "green": (40, 210, 60), "red": (230, 40, 50)}
+# The same colours under names that PASCAL VOC has.
+VOC_NAMES = {"blue": "car", "green": "dog", "red": "person"}
 
 
-def write_voc(folder: Path, splits: dict[str, int], seed: int = 0, size: int = 96) -> Path:
-    """Write `splits` = {name: number of pictures}; pictures of about `size` px, wide and tall."""
+def write_voc(
+    folder: Path,
+    splits: dict[str, int],
+    seed: int = 0,
+    size: int = 96,
+    names: dict[str, str] | None = None,
+) -> Path:
+    """Write `splits` = {name: number of pictures}; pictures of about `size` px, wide and tall.
+
+    `names`: colour → class, default the colours themselves.
+    """
     rng = np.random.RandomState(seed)
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -21,11 +32,13 @@ def write_voc(folder: Path, splits: dict[str, int], seed: int = 0, size: int = 9
         number += count
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
         for image_id in ids:
-            _write_picture(folder, image_id, rng, size)
+            _write_picture(folder, image_id, rng, size, names or {})
     return folder
 
 
-def _write_picture(folder: Path, image_id: str, rng: np.random.RandomState, size: int) -> None:
+def _write_picture(
+    folder: Path, image_id: str, rng: np.random.RandomState, size: int, names: dict[str, str]
+) -> None:
     width, height = size + rng.randint(0, size // 3), size + rng.randint(0, size // 3)
     pixels = rng.randint(90, 150, (height, width, 3)).astype(np.uint8)
     objects = []
@@ -36,7 +49,7 @@ def _write_picture(folder: Path, image_id: str, rng: np.random.RandomState, size
         y = rng.randint(0, height - h)
         pixels[y : y + h, x : x + w] = COLOURS[name]
         objects.append(
-            f"<object><name>{name}</name><pose>Unspecified</pose><truncated>0</truncated>"
+            f"<object><name>{names.get(name, name)}</name><pose>Unspecified</pose><truncated>0</truncated>"
             f"<difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
             f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
         )

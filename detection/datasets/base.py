@@ -1,0 +1,54 @@
+"""What a data set is to both engines: validated records, and what its metric compares with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# Detectron2's standard data-set dict of one picture ("file_name", "image_id", "height", "width",
+# "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A validated split.
+
+    Attributes:
+        name: as in DATASETS.TRAIN and TEST.
+        evaluator_type: Detectron2's word for the metric: pascal_voc, coco, lvis,
+            cityscapes_instance, sem_seg, densepose.
+        classes: in the order of their contiguous ids; things, or all classes for sem_seg.
+        records: one per picture.
+        annotations_sha256: hex digest of which pictures there are and what is annotated, not of
+            where they lie: two folders of one name are two data sets when it differs.
+        notes: what was clipped or left out, with counts.
+        metadata: what Detectron2's MetadataCatalog holds about the split.
+        truth: what the metric compares with, where that is not in ``metadata`` or the records.
+        has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
+    """
+
+    name: str
+    evaluator_type: str
+    classes: tuple[str, ...]
+    records: tuple[Record, ...]
+    annotations_sha256: str
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    truth: Any = None
+    has_masks: bool = False
+    has_keypoints: bool = False
+
+
+class Source(Protocol):
+    """Where a split lies and how it is read; frozen and hashable."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read(self) -> Split:
+        """Read and check the whole split.
+
+        Raises:
+            DataError: anything that cannot be used; the message names file, object and reason.
+        """
+        ...

@@ -1,0 +1,310 @@
+"""Cityscapes, fine annotations: instance segmentation of 8 classes, semantic segmentation of 19.
+
+    cityscapes/leftImg8bit/<split>/<city>/<frame>_leftImg8bit.png
+    cityscapes/gtFine/<split>/<city>/<frame>_gtFine_polygons.json, _instanceIds.png, _labelIds.png
+                                     <frame>_gtFine_labelTrainIds.png  (csCreateTrainIdLabelImgs)
+
+The records equal those of Detectron2's readers (detectron2/data/datasets/cityscapes.py, polygons
+from the JSON files), in the order of the file names instead of the file system's.
+
+Annotators draw from back to front, and each polygon hides what is below it. So they are taken from
+the last to the first, and each loses what is hidden. This needs shapely.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from detection.datasets.base import Record, Split
+from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, read_json
+from moco.errors import DataError, UserError
+
+# The names of all labels → id; below 0: not a label of pixels.
+_LABEL_IDS = {
+    "unlabeled": 0, "ego vehicle": 1, "rectification border": 2, "out of roi": 3, "static": 4,
+    "dynamic": 5, "ground": 6, "road": 7, "sidewalk": 8, "parking": 9, "rail track": 10,
+    "building": 11, "wall": 12, "fence": 13, "guard rail": 14, "bridge": 15, "tunnel": 16,
+    "pole": 17, "polegroup": 18, "traffic light": 19, "traffic sign": 20, "vegetation": 21,
+    "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26, "truck": 27, "bus": 28,
+    "caravan": 29, "trailer": 30, "train": 31, "motorcycle": 32, "bicycle": 33,
+    "license plate": -1,
+}  # fmt: skip
+
+THING_CLASSES = ("person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle")
+# In the order of their train ids, which are the values of labelTrainIds.png; 255 is ignored.
+STUFF_CLASSES = (
+    "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign",
+    "vegetation", "terrain", "sky", *THING_CLASSES,
+)  # fmt: skip
+IGNORED = 255
+
+_XYXY_ABS = 0  # Detectron2's BoxMode
+_PICTURE = "_leftImg8bit.png"
+_FEW = 64  # pictures that are read faster without processes of their own
+_MAKE_TRAIN_IDS = "CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
+
+
+@dataclass(frozen=True)
+class CityscapesSource:
+    """Where a split lies; ``kind`` is instance_seg or sem_seg."""
+
+    name: str
+    kind: str
+    split: str
+    root: str
+
+    @property
+    def image_dir(self) -> str:
+        return os.path.join(self.root, f"leftImg8bit/{self.split}/")
+
+    @property
+    def gt_dir(self) -> str:
+        return os.path.join(self.root, f"gtFine/{self.split}/")
+
+    def read(self) -> Split:
+        """Read and check the whole split.
+
+        Raises:
+            DataError: anything that cannot be used; names file, object, reason.
+            UserError: shapely is not installed (instances only).
+        """
+        frames = self._frames()
+        self._require_files(frames)
+        if self.kind == "sem_seg":
+            return self._read_semantic(frames)
+        return self._read_instances(frames)
+
+    def expected(self) -> str:
+        """What should be where, for the end of a message."""
+        split = self.split
+        return (
+            f"expected cityscapes/leftImg8bit/{split}/<city>/*_leftImg8bit.png and "
+            f"cityscapes/gtFine/{split}/<city>/*_gtFine_{{polygons.json,instanceIds.png,"
+            f"labelIds.png}} in ${DATASETS_VARIABLE} (now {datasets_root()}); get "
+            "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from "
+            "https://www.cityscapes-dataset.com/downloads/"
+        )
+
+    def _frames(self) -> list[tuple[str, str]]:
+        """(picture, annotation's path without ending) of each frame, by name."""
+        frames = []
+        for city in _listed(self.image_dir):
+            for name in _listed(os.path.join(self.image_dir, city)):
+                if not name.endswith(_PICTURE):
+                    raise DataError(
+                        f"{os.path.join(self.image_dir, city, name)}: not a picture named "
+                        f"*{_PICTURE}; remove it"
+                    )
+                stem = name.removesuffix(_PICTURE) + "_gtFine"
+                frames.append(
+                    (
+                        os.path.join(self.image_dir, city, name),
+                        os.path.join(self.gt_dir, city, stem),
+                    )
+                )
+        if not frames:
+            raise DataError(f"{self.name}: {self.image_dir} has no pictures; {self.expected()}")
+        return frames
+
+    def _require_files(self, frames: Sequence[tuple[str, str]]) -> None:
+        needed = ("polygons.json", "instanceIds.png")  # the second is what the metric compares with
+        if self.kind == "sem_seg":
+            needed = ("polygons.json", "labelTrainIds.png")
+        for ending in needed:
+            missing = absent(f"{stem}_{ending}" for _, stem in frames)
+            if not missing:
+                continue
+            how = self.expected()
+            if ending == "labelTrainIds.png":
+                make = _MAKE_TRAIN_IDS.format(root=self.root)
+                how = f"make them with: pip install cityscapesscripts; {make}"
+            raise DataError(
+                f"{missing[0]}: missing, and so are {len(missing) - 1} others of {len(frames)}; "
+                f"{how}"
+            )
+
+    def _split(self, records: Sequence[Record], sha256: str, **fields: Any) -> Split:
+        semantic = self.kind == "sem_seg"
+        metadata: dict[str, Any] = {
+            "image_dir": self.image_dir,
+            "gt_dir": self.gt_dir,
+            "thing_classes": list(THING_CLASSES),
+            "stuff_classes": list(STUFF_CLASSES),
+        }
+        if semantic:
+            metadata["ignore_label"] = IGNORED
+        return Split(
+            name=self.name,
+            evaluator_type="sem_seg" if semantic else "cityscapes_instance",
+            classes=STUFF_CLASSES if semantic else THING_CLASSES,
+            records=tuple(records),
+            annotations_sha256=sha256,
+            metadata=metadata,
+            **fields,
+        )
+
+    def _read_semantic(self, frames: Sequence[tuple[str, str]]) -> Split:
+        from detection.datasets.sem_seg import check_labels, digest_labels
+
+        records = []
+        for picture, stem in frames:
+            size, _ = _polygon_file(f"{stem}_polygons.json")
+            records.append(
+                {
+                    "file_name": picture,
+                    "sem_seg_file_name": f"{stem}_labelTrainIds.png",
+                    "height": size[0],
+                    "width": size[1],
+                }
+            )
+        sha256 = digest_labels(records)
+        check_labels(records, len(STUFF_CLASSES), IGNORED)
+        return self._split(records, sha256)
+
+    def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
+        _require_shapely()
+        read = _parallel if len(frames) > _FEW else map
+        results = list(read(_instances, frames))
+        digest = hashlib.sha256()
+        for (picture, _), (_, sha256, _) in zip(frames, results, strict=True):
+            digest.update(f"{os.path.basename(picture)} {sha256}\n".encode())
+        lost = sum(lost for _, _, lost in results)
+        return self._split(
+            [record for record, _, _ in results],
+            digest.hexdigest(),
+            notes=(f"{lost} objects are hidden by others and left out",) if lost else (),
+            has_masks=any(record["annotations"] for record, _, _ in results),
+        )
+
+
+def sources(cfg: CfgNode) -> dict[str, CityscapesSource]:
+    """Detectron2's names of what has public annotations."""
+    root = os.path.join(datasets_root(), "cityscapes")
+    return {
+        name: CityscapesSource(name, kind, split, root)
+        for kind in ("instance_seg", "sem_seg")
+        for split in ("train", "val")
+        for name in (f"cityscapes_fine_{kind}_{split}",)
+    }
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []
+
+
+def _require_shapely() -> None:
+    try:
+        import shapely  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "Cityscapes' instances need the package shapely: pip install moco-transfer[cityscapes]"
+        ) from error
+
+
+def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """``map`` over processes: the polygons of 2975 pictures take minutes in one."""
+    workers = max(1, min(8, len(os.sched_getaffinity(0))))
+    # Not forked: a process that holds CUDA or threads must not be.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return list(pool.map(function, items, chunksize=16))
+
+
+def _polygon_file(path: str) -> tuple[tuple[int, int], tuple[list[dict[str, Any]], str]]:
+    """((height, width), (objects in drawing order, SHA-256 of the file))."""
+    content, sha256 = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("objects"), list):
+        raise DataError(f"{path}: expected an object with imgHeight, imgWidth and objects")
+    size = (content.get("imgHeight"), content.get("imgWidth"))
+    if not all(isinstance(side, int) and side > 0 for side in size):
+        raise DataError(f"{path}: imgHeight, imgWidth are {size}, expected whole numbers above 0")
+    return size, (content["objects"], sha256)  # type: ignore[return-value]
+
+
+def _label(name: Any, path: str, index: int) -> tuple[int, bool]:
+    """(id, whether it is a group whose members were not told apart)."""
+    if isinstance(name, str):
+        if name in _LABEL_IDS:
+            return _LABEL_IDS[name], name.endswith("group")
+        single = name.removesuffix("group")
+        if single != name and single in _LABEL_IDS:
+            return _LABEL_IDS[single], True
+    raise DataError(f"{path}: object {index + 1}: unknown label {name!r}")
+
+
+def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
+    """A frame's record, its annotations' SHA-256, and the number of objects that are hidden."""
+    from shapely import GEOSException
+    from shapely.geometry import Polygon
+
+    picture, stem = frame
+    path = f"{stem}_polygons.json"
+    (height, width), (drawn, sha256) = _polygon_file(path)
+    ids = {_LABEL_IDS[name]: index for index, name in enumerate(THING_CLASSES)}
+    annotations: list[dict[str, Any]] = []
+    above = Polygon()  # the union of what was drawn later
+    lost = 0
+    for index in reversed(range(len(drawn))):
+        item = drawn[index]
+        if not isinstance(item, dict):
+            raise DataError(f"{path}: object {index + 1}: expected an object")
+        if "deleted" in item:
+            continue
+        label, is_group = _label(item.get("label"), path, index)
+        if label < 0:
+            continue
+        corners = _corners(item.get("polygon"), path, index)
+        try:
+            # Corners are pixel indices, and their drawing covers half a pixel around.
+            shape = Polygon(corners).buffer(0.5, quad_segs=4)
+            visible = shape.difference(above) if label in ids else shape
+            if not visible.is_empty:
+                above = above.union(shape)
+        except GEOSException as error:
+            raise DataError(f"{path}: object {index + 1}: not a polygon ({error})") from error
+        if label not in ids:
+            continue
+        parts = [p for p in getattr(visible, "geoms", [visible]) if p.geom_type == "Polygon"]
+        if visible.is_empty or not parts:
+            lost += 1
+            continue
+        annotations.append(
+            {
+                "iscrowd": is_group,
+                "category_id": ids[label],
+                "segmentation": [list(chain(*part.exterior.coords)) for part in parts],
+                "bbox": visible.bounds,
+                "bbox_mode": _XYXY_ABS,
+            }
+        )
+    record = {
+        "file_name": picture,
+        "image_id": os.path.basename(picture),
+        "height": height,
+        "width": width,
+        "annotations": annotations,
+    }
+    return record, sha256, lost
+
+
+def _corners(polygon: Any, path: str, index: int) -> np.ndarray:
+    """(corners, 2) float32, moved to the pixels' centres."""
+    try:
+        corners = np.asarray(polygon, dtype="f4") + 0.5
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: object {index + 1}: polygon is not a list of [x, y]") from error
+    if corners.ndim != 2 or corners.shape[1] != 2 or len(corners) < 3:
+        raise DataError(f"{path}: object {index + 1}: expected a polygon of 3 or more [x, y]")
+    if not np.isfinite(corners).all():
+        raise DataError(f"{path}: object {index + 1}: a corner is not a finite number")
+    return corners

@@ -1,0 +1,109 @@
+"""Where data sets lie, and the checks that all readers share: paths, JSON, picture headers."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from moco.errors import DataError
+
+DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+_ORIENTATION = 0x0112
+_LONGEST_LINK = 255  # bytes
+
+
+def datasets_root() -> str:
+    """The folder of Detectron2's own data sets: $DETECTRON2_DATASETS, else ``datasets``."""
+    return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
+
+
+def inside(name: Any, where: str) -> str:
+    """``name``, if it is a relative path that cannot lead out of its folder.
+
+    By its parts alone, not by where links point: data sets made of links are common.
+
+    Raises:
+        DataError: empty, absolute, with a ``..`` in it, or not text; begins with ``where``.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise DataError(f"{where}: got {name!r}, expected the name of a file")
+    if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
+        raise DataError(f"{where}: {name!r} leads out of the data set's folder")
+    return name
+
+
+def read_json(path: str | Path) -> tuple[Any, str]:
+    """What a JSON file holds, and the hex SHA-256 of its bytes.
+
+    Raises:
+        DataError: unreadable or not JSON.
+    """
+    try:
+        raw = Path(path).read_bytes()
+        return json.loads(raw), hashlib.sha256(raw).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # also bytes that are not text
+        raise DataError(f"{path}: not valid JSON ({error})") from error
+
+
+def absent(files: Iterable[str]) -> list[str]:
+    """Those of ``files`` that are not there; each folder is listed once, no file is opened."""
+    listed: dict[str, set[str]] = {}
+    missing = []
+    for file in files:
+        folder, name = os.path.split(file)
+        if folder not in listed:
+            listed[folder] = _names(folder)
+        if name not in listed[folder]:
+            missing.append(file)
+    return missing
+
+
+def _names(folder: str) -> set[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries}
+    except OSError:
+        return set()
+
+
+def picture_size(source: str | Path | bytes, where: str | Path | None = None) -> tuple[int, int]:
+    """(width, height) in pixels from a picture's header, as it is shown (EXIF orientation).
+
+    Args:
+        source: the file, or its bytes; with bytes ``where`` names it.
+
+    Raises:
+        DataError: not a picture.
+    """
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            width, height = image.size
+            turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
+        if isinstance(source, bytes):
+            raise DataError(f"{where!s}: not a picture or damaged ({error})") from error
+        raise DataError(f"{source!s}: {_damage(source, error)}") from error
+    return (height, width) if turned else (width, height)
+
+
+def _damage(path: str | Path, error: Exception) -> str:
+    """What is wrong with a picture that cannot be opened."""
+    try:
+        start = Path(path).read_bytes()[:_LONGEST_LINK]
+        target = start.decode().strip()
+        if target and (Path(path).parent / target).is_file():
+            return (
+                f"a text that names {target}, which a link becomes where links cannot be copied; "
+                "copy the data set again with its links (cp -a, rsync -a, tar)"
+            )
+    except (OSError, ValueError):
+        pass
+    return f"not a picture or damaged ({error})"

@@ -1,0 +1,451 @@
+"""Weights that Detectron2 publishes or other converters wrote: MSRA's, torchvision's, MoCo's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+from torch import nn
+from torchvision.models import resnet as tv
+
+from convert import convert_to_d2, keymap, verify
+from convert.convert_to_d2 import convert_file, convert_in_memory
+from convert.sources import read_file, recognise
+from convert.verify import build_backbone, read_converted
+from moco.errors import DataError, UserError
+from moco.fileio import sha256_file
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
+RGB_MEAN, RGB_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+def assert_trunk(model: dict[str, torch.Tensor], net: nn.Module, names: Any, **skip: Any) -> None:
+    """The converted tensors are the network's, every one, under the official names."""
+    expected = {
+        names(key): value
+        for key, value in net.state_dict().items()
+        if not key.startswith("fc.") and "num_batches" not in key
+    }
+    assert model.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.endswith(("running_mean", "running_var")) and skip.get("folded"):
+            assert bool((model[key] == key.endswith("running_var")).all()), key
+        elif not skip.get("folded") or not key.endswith((".norm.weight", ".norm.bias")):
+            assert torch.equal(model[key], value), key
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("suffix", [".pth", ".pkl"])
+def test_msra_with_statistics(
+    suffix: str,
+    wrapped: bool,
+    protocol: int,
+    make_resnet: Any,
+    caffe2: Any,
+    save_pickle: Any,
+    tmp_path: Path,
+    official_names: Any,
+) -> None:
+    net = make_resnet(50)
+    blobs = caffe2(net)
+    content = {"model": blobs, "__author__": "Caffe2"} if wrapped else blobs
+    src = save_pickle({**content} if wrapped else blobs, protocol=protocol)
+    report = convert_file(src, tmp_path / f"out{suffix}")
+    converted = read_converted(tmp_path / f"out{suffix}")
+    assert_trunk(converted.model, net, official_names)
+    contract = converted.contract
+    assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
+    assert (contract.pixel_mean, contract.pixel_std) == (MSRA_MEAN, MSRA_STD)
+    assert (contract.channel_order, contract.stride_in_1x1) == ("BGR", True)
+    assert (contract.depth, contract.num_groups, contract.width_per_group) == (50, 1, 8)
+    assert not contract.bn_folded and converted.notes == ()
+    assert report.mapped == 265
+    assert report.dropped == {"head": 2, "convolution bias": 1}
+    assert report.left == {"batch counter": 53}
+    assert report.notes == [
+        "conv1_b (up to 0.25) is dropped, as Detectron2 does: its networks have no place for it"
+    ]
+    assert all(check.bitwise for check in report.features.values())
+    assert "BGR, stride in the 1x1, mean [103.53, 116.28, 123.675], std [1, 1, 1]" in report.text()
+
+
+def test_msra_with_folded_statistics(
+    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
+) -> None:
+    net = make_resnet(50)
+    report = convert_file(save_pickle(caffe2(net, folded=True)), tmp_path / "out.pth")
+    converted = read_converted(tmp_path / "out.pth")
+    assert_trunk(converted.model, net, official_names, folded=True)
+    assert converted.contract.source == "detectron/MSRA, BN folded"
+    assert converted.contract.bn_folded
+    assert (converted.contract.channel_order, converted.contract.stride_in_1x1) == ("BGR", True)
+    assert "BN statistics start at 0 and 1" in converted.notes[0]
+    assert report.mapped == 265 - 2 * 53
+    assert report.left == {keymap.FOLDED_RULE: 106, "batch counter": 53}
+    assert "BN statistics start at 0 and 1 (106 tensors)" in report.text()
+    # In eval mode it is the network with its statistics, up to the epsilon of a BN.
+    kept = convert_in_memory(save_pickle(caffe2(net)))
+    image = torch.randn(1, 3, 64, 64)
+    outputs = []
+    for one in (converted, kept):
+        backbone = build_backbone(one.contract).eval()
+        backbone.load_state_dict(one.model, strict=False)
+        with torch.no_grad():
+            outputs.append(backbone(image)["res5"])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-2, atol=1e-3)
+
+
+def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
+    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
+) -> None:
+    both = {**caffe2(make_resnet(50)), **caffe2(make_resnet(50), folded=True)}
+    with pytest.raises(DataError, match="ambiguous, holds the layouts of detectron2/MSRA and"):
+        convert_file(save_pickle(both), tmp_path / "out.pth")
+    mixed = caffe2(make_resnet(50), folded=True)
+    mixed["res3_1_branch2b_bn_running_mean"] = np.ones(16, np.float32)
+    with pytest.raises(DataError, match=r"1 keys .*'res3_1_branch2b_bn_running_mean'"):
+        convert_file(save_pickle(mixed), tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda b: b.pop("res4_1_branch2b_w"), r"missing: 'res4\.1\.conv2\.weight'"),
+        (lambda b: b.pop("res_conv1_bn_running_var"), r"missing: 'stem\.conv1\.norm\.running_var'"),
+        (lambda b: b.pop("res5_2_branch2c_bn_beta"), r"missing: 'res5\.2\.conv3\.norm\.bias'"),
+        (lambda b: b.update(res2_0_branch2a_gn_s=np.ones(8)), "'res2_0_branch2a_gn_s'"),
+        (lambda b: b.update(res2_00_branch2a_w=np.ones(8)), "'res2_00_branch2a_w'"),
+        (lambda b: b.update(res2_0_branch2d_w=np.ones(8)), "'res2_0_branch2d_w'"),
+        (lambda b: b.update(res2_0_branch2a_bn_riv=np.ones(8)), "'res2_0_branch2a_bn_riv'"),
+        (lambda b: b.update(pred_w=np.ones(8)), "'pred_w'"),
+        (lambda b: b.update(rpn_cls_logits_w=np.ones(8)), "'rpn_cls_logits_w'"),
+        (lambda b: b.update(res2_0_branch2a_b=np.ones(8)), "'res2_0_branch2a_b' is not zero"),
+        (lambda b: b.update(res2_0_branch2a_bn_b=np.ones(8)), "'res2_0_branch2a_bn_b' is not zero"),
+        (lambda b: b.update(conv1_w=b["conv1_w"] * np.nan), "NaN or Inf: 'stem.conv1.weight'"),
+        (lambda b: b.update(conv1_w=b["conv1_w"].astype("f2")), "float16 where torch.float32"),
+    ],
+)
+def test_one_wrong_blob(
+    change: Any, reason: str, make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
+) -> None:
+    blobs = caffe2(make_resnet(50))
+    change(blobs)
+    with pytest.raises(DataError, match=reason) as caught:
+        convert_file(save_pickle(blobs), tmp_path / "out.pth")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_zero_biases_momentum_and_doubles(
+    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
+) -> None:
+    net = make_resnet(50)
+    blobs = caffe2(net)
+    blobs["conv1_b"] = blobs["conv1_b"] * 0
+    blobs["res2_0_branch2a_b"] = np.zeros(8, np.float32)
+    blobs["res2_0_branch2a_w_momentum"] = np.ones(8, np.float32)
+    blobs["conv1_w"] = blobs["conv1_w"].astype("f8")
+    report = convert_file(save_pickle(blobs), tmp_path / "out.pth")
+    assert report.dropped == {"head": 2, "convolution bias": 2, "momentum": 1}
+    assert report.notes == ["1 tensors are of 64 bits in the file, rounded to float32"]
+    assert_trunk(read_converted(tmp_path / "out.pth").model, net, official_names)
+
+
+def test_msras_convention_is_not_extended_to_a_resnext(
+    caffe2: Any, save_pickle: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = tv.ResNet(tv.Bottleneck, [3, 4, 6, 3], groups=2, width_per_group=4, num_classes=4).eval()
+    with pytest.raises(DataError, match="a ResNeXt in Caffe2's names"):
+        convert_file(save_pickle(caffe2(net)), tmp_path / "out.pth")
+
+
+def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
+    path = save_pickle(caffe2(make_resnet(50)))
+    found = recognise(read_file(path), "x")
+    assert found.stride_in_1x1
+    converted = convert_in_memory(path)
+    wrong = dataclasses.replace(
+        converted, contract=dataclasses.replace(converted.contract, stride_in_1x1=False)
+    )
+    verify.check_features(found.state, converted, "x", stride_in_1x1=True)
+    with pytest.raises(DataError, match="verification failed at res3"):
+        verify.check_features(found.state, wrong, "x", stride_in_1x1=True)
+
+
+def test_msra_names_are_detectron2s_own(make_resnet: Any, caffe2: Any, detectron2: Any) -> None:
+    from detectron2.checkpoint.c2_model_loading import convert_basic_c2_names
+
+    with torch.device("meta"):
+        nets = [tv.resnet50(), tv.resnet101(), tv.resnet152()]
+    for net in [*nets, make_resnet(50)]:
+        for folded, ours in ((False, keymap.from_caffe2), (True, keymap.from_caffe2_folded)):
+            if net in nets:
+                names = [  # of the largest networks, without tensors
+                    f"res{stage}_{block}_branch{part}_{tensor}"
+                    for stage, blocks in zip((2, 3, 4, 5), (3, 8, 36, 3), strict=True)
+                    for block in range(blocks)
+                    for part in ("1", "2a", "2b", "2c")
+                    for tensor in ("w", *(("bn_s", "bn_b") if folded else ("bn_gamma", "bn_beta")))
+                ]
+            else:
+                names = [key for key in caffe2(net, folded=folded) if ours(key)]
+                assert len(names) == (159 if folded else 265)
+            for key, theirs in zip(names, convert_basic_c2_names(names), strict=True):
+                assert keymap.to_detectron2(ours(key) or "") == theirs
+
+
+@pytest.mark.parametrize(
+    ("author", "head", "source"),
+    [
+        ("torchvision", "linear", "detectron2/torchvision"),
+        ("MOCO", "linear", "facebookresearch/moco, converted"),
+        ("MOCO", "mlp", "facebookresearch/moco, converted"),
+        ("MOCO", None, "facebookresearch/moco, converted"),
+    ],
+)
+def test_detectron2s_layout_of_known_authors(
+    author: str,
+    head: str | None,
+    source: str,
+    make_resnet: Any,
+    detectron2_layout: Any,
+    save_pickle: Any,
+    tmp_path: Path,
+    official_names: Any,
+) -> None:
+    net = make_resnet(50)
+    if head == "mlp":
+        net.fc = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), net.fc)
+    elif head is None:
+        net.fc = nn.Identity()
+    content = detectron2_layout(net, author)
+    report = convert_file(save_pickle(content, protocol=4), tmp_path / "out.pth")
+    converted = read_converted(tmp_path / "out.pth")
+    state = nn.Module.state_dict(net)
+    trunk = {k: v for k, v in state.items() if not k.startswith("fc")}
+    assert len(converted.model) == 265
+    for key, value in converted.model.items():
+        assert torch.equal(value, trunk[keymap.from_detectron2(key) or ""])
+        assert key == official_names(keymap.from_detectron2(key) or "")
+    contract = converted.contract
+    assert (contract.source, contract.channel_order, contract.stride_in_1x1) == (
+        source,
+        "RGB",
+        False,
+    )
+    assert (contract.pixel_mean, contract.pixel_std) == (RGB_MEAN, RGB_STD)
+    assert report.head == {"linear": "linear head", "mlp": "MLP head", None: "no head"}[head]
+    assert report.dropped.get("head", 0) == {"linear": 2, "mlp": 4, None: 0}[head]
+    assert report.dropped["batch counter"] == 53
+
+
+def test_detectron2s_layout_is_read_strictly(
+    make_resnet: Any, detectron2_layout: Any, save_pickle: Any, tmp_path: Path
+) -> None:
+    content = detectron2_layout(make_resnet(50))
+    del content["model"]["res3.0.shortcut.norm.running_mean"]
+    with pytest.raises(DataError, match=r"missing: 'res3\.0\.shortcut\.norm\.running_mean'"):
+        convert_file(save_pickle(content), tmp_path / "out.pth")
+    content = detectron2_layout(make_resnet(50))
+    content["model"]["proposal.weight"] = np.ones(1)
+    with pytest.raises(DataError, match=r"1 keys .*'proposal\.weight'"):
+        convert_file(save_pickle(content), tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "official", "own", "msra", "layout"])
+def test_in_memory_is_what_a_file_would_hold(
+    kind: str,
+    make_resnet: Any,
+    official: Any,
+    own: Any,
+    caffe2: Any,
+    detectron2_layout: Any,
+    save: Any,
+    save_pickle: Any,
+    tmp_path: Path,
+) -> None:
+    src = {
+        "torchvision": lambda: save(make_resnet(18).state_dict()),
+        "official": lambda: save(official()),
+        "own": lambda: save(own()),
+        "msra": lambda: save_pickle(caffe2(make_resnet(50))),
+        "layout": lambda: save_pickle(detectron2_layout(make_resnet(50))),
+    }[kind]()
+    report = convert_file(src, tmp_path / "out.pth")
+    expected = read_converted(tmp_path / "out.pth")
+    for converted in (convert_in_memory(src), convert_in_memory(src, read_file(src))):
+        assert converted.contract == expected.contract
+        assert converted.model.keys() == expected.model.keys()
+        for key, value in expected.model.items():
+            assert torch.equal(converted.model[key], value)
+        first, *rest = converted.notes
+        assert f"converted in memory: {report.contract.source} checkpoint" in first
+        assert f"{report.mapped} tensors; features of one image bitwise equal" in first
+        assert ("query encoder" in first) == (kind in ("official", "own"))
+        assert rest == report.notes
+
+
+def test_in_memory_is_verified(official: Any, save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    src = save(official())
+    build = verify.build_backbone
+
+    def other(contract: Any) -> nn.Module:
+        net = build(contract)
+        net.res3[1].conv1.dilation = net.res3[1].conv1.padding = (2, 2)
+        return net
+
+    monkeypatch.setattr(verify, "build_backbone", other)
+    with pytest.raises(DataError, match="verification failed at res3"):
+        convert_in_memory(src)
+
+
+def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
+    make_resnet: Any, save: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = save(make_resnet().state_dict())
+    assert not any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
+    monkeypatch.setattr(convert_to_d2, "sha256_file", lambda path: "11ad3fa6" + "0" * 56)
+    assert any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_detectron2_loads_the_same_tensors(
+    folded: bool, caffe2: Any, save_pickle: Any, detectron2: Any
+) -> None:
+    """A full-size R-50 in MSRA's layout: its checkpointer and ours fill a C4 detector alike."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import get_cfg
+    from detectron2.modeling import build_model
+
+    torch.manual_seed(0)
+    net = tv.resnet50(num_classes=10)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-1, 1)
+                module.running_var.uniform_(0.5, 2)
+    path = save_pickle(caffe2(net, folded=folded), "R-50.pkl")
+    converted = convert_in_memory(path)
+    keys: CfgNode = get_cfg()
+    keys.MODEL.DEVICE = "cpu"
+    keys.MODEL.BACKBONE.FREEZE_AT = 0
+    keys.MODEL.RESNETS.NORM = "BN"
+    values = converted.contract.d2_keys()
+    del values["MODEL.RESNETS.STEM"]
+    defaults = get_cfg()
+    for key, value in values.items():
+        node = defaults
+        for part in key.split("."):
+            node = node[part]
+        # The contract of MSRA's network is what Detectron2's defaults were made for.
+        assert node == value, key
+    theirs = build_model(keys)
+    DetectionCheckpointer(theirs).load(str(path))
+    state = theirs.state_dict()
+    for key, value in converted.model.items():
+        place = ("roi_heads." if key.startswith("res5") else "backbone.") + key
+        assert torch.equal(state[place], value), key
+
+
+# configs/inits.yaml
+
+
+def _inits() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "configs" / "inits.yaml").read_text())["inits"]
+
+
+@pytest.mark.parametrize("name", list(_inits()))
+def test_the_described_inits_have_the_contract_that_convert_finds(
+    name: str,
+    make_resnet: Any,
+    official: Any,
+    caffe2: Any,
+    detectron2_layout: Any,
+    save: Any,
+    save_pickle: Any,
+) -> None:
+    init = _inits()[name]
+    assert set(init) == {"weights", "source", "contract", "paper", "from", "cite", "notes"}
+    assert init["cite"] and init["notes"] is not None
+    described = init["contract"]
+    if init["source"] is None:
+        assert init["weights"] == "random"
+        from detection.weights import apply_random
+
+        cfg = CfgNode(
+            {
+                "INPUT": {"FORMAT": "BGR"},
+                "MODEL": {
+                    "PIXEL_MEAN": [0.0],
+                    "PIXEL_STD": [0.0],
+                    "RESNETS": {"STRIDE_IN_1X1": True, "DEPTH": 50},
+                },
+            }
+        )
+        apply_random(cfg, explicit=())
+        found = {
+            "channel_order": cfg.INPUT.FORMAT,
+            "pixel_mean": cfg.MODEL.PIXEL_MEAN,
+            "pixel_std": cfg.MODEL.PIXEL_STD,
+            "stride_in_1x1": cfg.MODEL.RESNETS.STRIDE_IN_1X1,
+        }
+        assert found == described
+        return
+    make: dict[str, Callable[[], Path]] = {
+        "torchvision": lambda: save(make_resnet(50).state_dict()),
+        "facebookresearch/moco": lambda: save(official(depth=50)),
+        "facebookresearch/moco, converted": lambda: save_pickle(
+            detectron2_layout(make_resnet(50), "MOCO")
+        ),
+        "detectron2/torchvision": lambda: save_pickle(detectron2_layout(make_resnet(50))),
+        "detectron2/MSRA": lambda: save_pickle(caffe2(make_resnet(50))),
+    }
+    contract = convert_in_memory(make[init["source"]]()).contract
+    values = contract.to_dict()
+    assert contract.source == init["source"]
+    assert {key: values[key] for key in described} == described
+    assert len(described) == 4
+
+
+def test_the_hashes_of_the_inits_are_those_in_the_files_names() -> None:
+    init = _inits()["supervised_torchvision_r50"]
+    digits = init["from"]["sha256"]
+    assert digits == "0676ba61"
+    assert init["weights"] == f"PATH/resnet50-{digits}.pth"
+    assert init["from"]["url"].endswith(f"/resnet50-{digits}.pth")
+    assert tv.ResNet50_Weights.IMAGENET1K_V1.url == init["from"]["url"]
+    assert convert_to_d2.TORCHVISION_V2 in tv.ResNet50_Weights.IMAGENET1K_V2.url
+    for init in _inits().values():
+        if "://" in init["weights"]:
+            rest = init["weights"].removeprefix("detectron2://")
+            assert init["from"]["url"] == f"https://dl.fbaipublicfiles.com/detectron2/{rest}"
+
+
+def test_payloads_in_these_layouts_are_refused(
+    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
+) -> None:
+    class Payload:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "ran",))
+
+    path = save_pickle({**caffe2(make_resnet(50)), "extra": Payload()})
+    with pytest.raises(UserError, match="refused, because loading it would run code"):
+        convert_in_memory(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_source_is_not_touched(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
+    path = save_pickle(caffe2(make_resnet(50)))
+    before = sha256_file(path)
+    assert convert_in_memory(path).contract.source_sha256 == before
+    assert sha256_file(path) == before

@@ -1,0 +1,129 @@
+"""Every task file on the real Detectron2: built, trained for two iterations, evaluated, recorded.
+
+The data is generated in each data set's own layout; only sizes and durations are overridden. The
+weights are a quarter-width ResNet-50, so that a run takes seconds: depth and width come with the
+weights' contract and are not overridden either.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from detection.train_net import main
+from moco.run import RunRecord, read_record
+from tests.detection.conftest import ROOT, task_files
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+# Sizes and durations only; "sem_seg" tasks take the second table.
+SMALL = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 60,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 60,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 20,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 10,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
+    "TEST.DETECTIONS_PER_IMAGE": 5,
+    "INPUT.MIN_SIZE_TRAIN": (96,),
+    "INPUT.MIN_SIZE_TEST": 96,
+}
+SMALL_SEM_SEG = {"MODEL.DEVICE": "cpu", "INPUT.SEM_SEG_CROP_SIZE": 65}
+SHORT = {
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": (1,),
+    "SOLVER.CHECKPOINT_PERIOD": 2,
+    "DATALOADER.NUM_WORKERS": 0,
+    "TEST.PRECISE_BN.NUM_ITER": 2,
+    "SEED": 3,
+}
+
+RPN = ("proposal_generator.rpn_head",)
+NEW_C4 = (*RPN, "roi_heads.box_predictor", "roi_heads.res5.norm")
+NEW_FPN = (*RPN, "backbone.fpn_lateral", "backbone.fpn_output", "roi_heads.box_head",
+           "roi_heads.box_predictor")  # fmt: skip
+NEW_FPN_MASK = (*NEW_FPN, "roi_heads.mask_head")
+NEW_FCN = ("sem_seg_head.head.convs", "sem_seg_head.head.predictor")
+# Task → the layers that start at random. Everything else comes from the weights.
+NEW_LAYERS = {
+    "voc/faster_rcnn_R_50_C4_24k": NEW_C4,
+    "voc/faster_rcnn_R_50_C4_9k": NEW_C4,
+    "voc/faster_rcnn_R_50_dilated_C5_24k": (
+        *RPN, "backbone.reduce", "roi_heads.box_head", "roi_heads.box_predictor",
+    ),
+    "voc/fcn16s_R_50_30k": NEW_FCN,
+    "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_C4_2x": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_6x": NEW_FPN_MASK,
+    "coco/keypoint_rcnn_R_50_FPN_2x": (*NEW_FPN, "roi_heads.keypoint_head"),
+    "coco/densepose_rcnn_R_50_FPN_s1x": (
+        *NEW_FPN, "roi_heads.decoder", "roi_heads.densepose_head", "roi_heads.densepose_predictor",
+    ),
+    "lvis/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_1x_frozen_bn": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_2x_frozen_bn": NEW_FPN_MASK,
+    "cityscapes/mask_rcnn_R_50_FPN_24k": NEW_FPN_MASK,
+    "cityscapes/fcn16s_R_50_90k": NEW_FCN,
+}  # fmt: skip
+# Kinds of metric by what the file's name says.
+METRICS = {
+    "voc/faster": {"bbox/AP", "bbox/AP50", "bbox/AP75"},
+    "coco/mask": {"bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"},
+    "coco/keypoint": {"bbox/AP", "keypoints/AP", "keypoints/AP50", "keypoints/AP75"},
+    "coco/densepose": {"bbox/AP", "densepose/AP", "densepose/AP50", "densepose/AP75"},
+    "lvis": {"bbox/AP", "segm/AP", "segm/AP50", "segm/AP75", "segm/APr", "segm/APc", "segm/APf"},
+    "cityscapes/mask": {"segm/AP", "segm/AP50"},
+    "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
+}
+PAPER_TASKS = [path for path in task_files() if path not in ("voc/faster_rcnn_R_18_C4_small",)]
+
+
+def options(task: str) -> dict[str, object]:
+    return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
+
+
+def run(task: str, weights: Path, folder: Path, *opts: object, flags: tuple[str, ...] = ()):
+    values = options(task) | {"MODEL.WEIGHTS": weights, "OUTPUT_DIR": folder}
+    argv = ["--config-file", str(ROOT / "configs" / f"{task}.yaml"), "--engine", "detectron2"]
+    argv += [*flags, *(str(item) for pair in values.items() for item in pair), *map(str, opts)]
+    assert main(argv) == 0
+    return read_record(folder / "run.json")
+
+
+def test_the_tables_name_every_task_file():
+    assert set(NEW_LAYERS) == set(PAPER_TASKS)
+
+
+@pytest.mark.parametrize("task", PAPER_TASKS)
+def test_a_task_trains_and_evaluates(task, narrow_r50_file, data_of, tmp_path):
+    data_of(task)
+    if "densepose" in task:
+        pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    record = run(task, narrow_r50_file, tmp_path / "run")
+    check_record(task, record)
+    state = torch.load(tmp_path / "run" / "model_final.pth", weights_only=True)["model"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+def check_record(task: str, record: RunRecord) -> None:
+    assert (record.status, record.iterations) == ("done", 2)
+    (expected,) = [metrics for part, metrics in METRICS.items() if part in task]
+    assert set(record.metrics) >= expected
+    assert record.recipe is not None
+    assert record.coverage is not None and record.coverage["loaded"] == 265  # all of an R50's
+    started_anew = {layer(name) for name in record.coverage["left_at_init"]}
+    assert started_anew == set(NEW_LAYERS[task])
+
+
+def layer(name: str) -> str:
+    """``roi_heads.mask_head.deconv.weight`` → ``roi_heads.mask_head``; numbers of levels go too."""
+    parts = name.split(".")
+    depth = 3 if parts[:2] == ["roi_heads", "res5"] or parts[0] == "sem_seg_head" else 2
+    return re.sub(r"\d+$", "", ".".join(parts[:depth]))
