@@ -18,7 +18,7 @@ DEPTHS = (10, 18, 34, 50, 101, 152)
 STEMS = ("imagenet", "cifar", "stride2")
 CHANNEL_ORDERS = ("RGB", "BGR")
 # End of the source's name where batch norm was folded into scale and bias.
-FOLDED = ", BN folded"
+FOLDED = " (BN folded)"
 
 
 @dataclasses.dataclass(frozen=True)

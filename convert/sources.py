@@ -88,7 +88,7 @@ SOURCES = (
     Source("detectron2/torchvision", **_D2_LAYOUT, author="torchvision"),
     # facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it belongs to
     # is in *_moco.yaml beside it.
-    Source("facebookresearch/moco, converted", **_D2_LAYOUT, author="MOCO"),
+    Source("facebookresearch/moco (converted)", **_D2_LAYOUT, author="MOCO"),
     # detectron2://ImageNetPretrained/MSRA/: Caffe2's names with BN statistics (MODEL_ZOO.md, "we do
     # not fuse BatchNorm"; the keys are printed in detectron2#1688).
     Source(

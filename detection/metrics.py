@@ -72,10 +72,11 @@ def for_record(
     """
     stored: dict[str, float | None] = {}
     for name, value in metrics.items():
+        rounded = round(float(value), 6)  # an average of hundreds may end at 100.00000000000003
         if not math.isfinite(value):
             stored[name] = None
-        elif 0 <= value <= 100:
-            stored[name] = round(float(value), 6)
+        elif 0 <= rounded <= 100:
+            stored[name] = rounded
         else:
             raise ValueError(f"{name}: got {value}, expected 0..100")
     required = [f"{kind}/{name}" for kind in kinds for name in REQUIRED[kind]]

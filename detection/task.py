@@ -26,6 +26,7 @@ from detection.weights import (
     apply_contract,
     apply_random,
     apply_trained,
+    init_name,
     read_weights,
     trained_keys,
 )
@@ -298,7 +299,7 @@ def load_task(
             apply_random(cfg, explicit)
         else:
             apply_contract(cfg, weights.contract, explicit)
-    init = cfg.MODEL.WEIGHTS if cfg.MODEL.WEIGHTS == RANDOM else Path(cfg.MODEL.WEIGHTS).stem
+            notes += weights.notes
 
     _resolve_device(cfg, explicit)
     _resolve_seed(cfg, resume, notes)
@@ -318,6 +319,7 @@ def load_task(
         notes += _changes_since(cfg)
     recipe = check(cfg, weights.contract if weights else None)
     name = Path(config_file).stem if config_file else "defaults"
+    init = init_name(cfg.MODEL.WEIGHTS)
     return Task(name, engine, cfg, init, weights, train, test, recipe, tuple(notes))
 
 

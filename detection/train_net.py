@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-only",
         action="store_true",
-        help="check configuration, weights and data, compare them with the paper's recipe, and stop",
+        help="check configuration, weights and data against the paper's recipe, and stop",
     )
     parser.add_argument(
         "--visualize",
@@ -222,19 +222,22 @@ def _record(task: "Task", **outcome: Any) -> Any:
     from moco.fileio import sha256_file
     from moco.run import RunRecord, provenance
 
-    from_file = Path(task.cfg.MODEL.WEIGHTS).is_file()
+    named = task.cfg.MODEL.WEIGHTS
+    sha256 = sha256_file(named) if Path(named).is_file() else None
+    if sha256 is None and task.weights is not None:
+        sha256 = task.weights.contract.source_sha256  # one of Detectron2's names
     config = resolved_config(task)
     return RunRecord(
         kind="detection",
         task=task.name,
         engine=task.engine,
         init=task.init,
-        weights_sha256=sha256_file(task.cfg.MODEL.WEIGHTS) if from_file else None,
+        weights_sha256=sha256,
         weights_source=task.weights.contract.source if task.weights else None,
         seed=task.cfg.SEED,
         config_sha256=protocol_sha256(config),
         config=config,
-        recipe={"label": task.recipe.label, "deviations": list(task.recipe.deviations)},
+        recipe=task.recipe.to_dict(),
         provenance=provenance(),
         **outcome,
     )

@@ -87,7 +87,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{name}."))
         else:
-            flat[name] = value
+            # An empty node becomes a plain dict, so that copies of the result are plain data.
+            flat[name] = {} if isinstance(value, Mapping) else value
     return flat
 
 

@@ -10,12 +10,19 @@ import numpy as np
 import pycocotools.mask as mask_util
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, DatasetMapper, MetadataCatalog
+from detectron2.data import (
+    DatasetCatalog,
+    DatasetMapper,
+    MetadataCatalog,
+    build_detection_test_loader,
+    build_detection_train_loader,
+)
 from detectron2.evaluation import DatasetEvaluator, inference_context
 from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import nn
 
+from detection.d2 import semantic_seg
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
@@ -32,7 +39,10 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
     for name in dict.fromkeys(names):
         split = read_split(name, cfg)
         if split.evaluator_type == "densepose":
-            continue  # its records hold objects of the DensePose project, which has registered it
+            from detection.d2 import densepose
+
+            densepose.register(split)  # its records hold objects of that project
+            continue
         if name in DatasetCatalog:
             DatasetCatalog.remove(name)
         if name in MetadataCatalog.list():
@@ -42,17 +52,43 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
         MetadataCatalog.get(name).set(evaluator_type=split.evaluator_type, **split.metadata)
 
 
-def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]] | None:
-    """The mapper that a task needs; None: Detectron2's own."""
-    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
-        from detection.d2 import semantic_seg
-
-        return semantic_seg.build_mapper(cfg, training=training)
-    if cfg.MODEL.get("DENSEPOSE_ON", False):
+def build_train_loader(cfg: CfgNode) -> Any:
+    """Endless batches of DATASETS.TRAIN."""
+    if is_densepose(cfg):
         from detection.d2 import densepose
 
-        return densepose.build_mapper(cfg, training=training)
-    return None
+        return densepose.build_train_loader(cfg)
+    mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
+    return build_detection_train_loader(cfg, mapper=mapper)
+
+
+def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
+    """Every test picture once."""
+    if is_densepose(cfg):
+        from detection.d2 import densepose
+
+        return densepose.build_test_loader(cfg, dataset_name)
+    return build_detection_test_loader(cfg, dataset_name, mapper=build_test_mapper(cfg))
+
+
+def build_test_mapper(cfg: CfgNode) -> Callable[[Record], dict[str, Any]]:
+    """A record → what the model takes in evaluation."""
+    if is_densepose(cfg):
+        from detection.d2 import densepose
+
+        return densepose.build_mapper(cfg)
+    if is_semantic(cfg):
+        return semantic_seg.build_mapper(cfg, training=False)
+    return DatasetMapper(cfg, is_train=False)
+
+
+def is_semantic(cfg: CfgNode) -> bool:
+    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+
+
+def is_densepose(cfg: CfgNode) -> bool:
+    """Whether the DensePose project, which has to be installed, takes part."""
+    return cfg.MODEL.get("DENSEPOSE_ON", False)
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
@@ -103,7 +139,7 @@ def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
         The folder with the pictures.
     """
     split = read_split(cfg.DATASETS.TEST[0], cfg)
-    mapper = build_mapper(cfg, training=False) or DatasetMapper(cfg, is_train=False)
+    mapper = build_test_mapper(cfg)
     folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
     visualizer = Visualizer(folder, number, split)
     with inference_context(model), torch.no_grad():

@@ -3,13 +3,24 @@
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator
+from detectron2.utils.file_io import PathManager
 
+from detection.datasets.base import Split
 from moco.errors import UserError
 
 INSTALL = (
     "python -m pip install --no-build-isolation "
     "'git+https://github.com/facebookresearch/detectron2.git#subdirectory=projects/DensePose'"
+)
+# The body's surface: symmetries for training; vertices and their distances for the metric.
+SURFACE = "https://dl.fbaipublicfiles.com/densepose/data/"
+SURFACE_FILES = (
+    "UV_symmetry_transforms.mat",
+    "SMPL_subdiv.mat",
+    "SMPL_SUBDIV_TRANSFORM.mat",
+    "Pdist_matrix.pkl",
 )
 
 
@@ -28,11 +39,61 @@ def add_keys(cfg: CfgNode) -> None:
     add_densepose_config(cfg)
 
 
-def build_mapper(cfg: CfgNode, *, training: bool) -> Any:
-    """DensePose's own mapper; it fetches the symmetries of the body's charts on first use."""
+def fetch_surface() -> None:
+    """Have the files of the body's surface at hand before training, and not at its end.
+
+    Raises:
+        UserError: they are neither in iopath's cache nor to be had.
+    """
+    # Its evaluator passes a time limit that not every handler of paths knows.
+    PathManager.set_strict_kwargs_checking(False)
+    for name in SURFACE_FILES:
+        try:
+            PathManager.get_local_path(SURFACE + name)
+        except Exception as error:  # of the network, of the file system, of iopath
+            raise UserError(
+                f"DensePose needs {SURFACE}{name} ({error}); put it under densepose/data/ in "
+                "$FVCORE_CACHE (default ~/.torch/iopath_cache) by hand"
+            ) from error
+
+
+def register(split: Split) -> None:
+    """Register a split under its name from where this project found it.
+
+    The project's own registration always looks in ``./datasets``.
+
+    Raises:
+        UserError: the files of the body's surface cannot be had.
+    """
+    from densepose.data.datasets.coco import CocoDatasetInfo, register_dataset
+
+    fetch_surface()
+    if split.name in DatasetCatalog:
+        DatasetCatalog.remove(split.name)
+        MetadataCatalog.remove(split.name)
+    files = split.metadata
+    register_dataset(CocoDatasetInfo(split.name, files["image_root"], files["json_file"]))
+
+
+def build_mapper(cfg: CfgNode) -> Any:
+    """DensePose's own mapper, for evaluation."""
     from densepose.data import DatasetMapper
 
-    return DatasetMapper(cfg, training)
+    return DatasetMapper(cfg, False)
+
+
+def build_train_loader(cfg: CfgNode) -> Any:
+    """DensePose's own loader, which also completes the metadata that its evaluator reads."""
+    from densepose.engine import Trainer
+
+    return Trainer.build_train_loader(cfg)
+
+
+def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
+    """See :func:`build_train_loader`."""
+    from densepose.engine import Trainer
+
+    return Trainer.build_test_loader(cfg, dataset_name)
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:

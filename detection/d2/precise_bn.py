@@ -1,9 +1,9 @@
 """PreciseBN that ends with the same statistics on every rank.
 
-Detectron2's hook re-estimates the statistics of each rank from that rank's own pictures, weighted
-by their number of pixels, and never compares them (facebookresearch/detectron2#5398): the ranks go
-on to evaluate with different networks. Here the ranks' estimates are combined into those of all
-pictures together.
+Deviation: Detectron2's hook re-estimates the statistics of each rank from that rank's own pictures,
+weighted by their number of pixels, and never compares them (facebookresearch/detectron2#5398): the
+ranks go on to evaluate with different networks. Here the ranks' estimates are combined into those
+of all pictures together.
 """
 
 from collections.abc import Iterator, Mapping

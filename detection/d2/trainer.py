@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import time
 import weakref
 from collections.abc import Mapping
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode
-from detectron2.data import build_detection_test_loader, build_detection_train_loader
 from detectron2.engine import (
     DefaultTrainer,
     HookBase,
@@ -33,7 +33,13 @@ from torch import nn
 
 from convert.verify import Converted
 from detection.d2.config import with_process_norms
-from detection.d2.data import build_evaluator, build_mapper, draw_predictions, register
+from detection.d2.data import (
+    build_evaluator,
+    build_test_loader,
+    build_train_loader,
+    draw_predictions,
+    register,
+)
 from detection.d2.precise_bn import RankEqualPreciseBN
 from detection.metrics import HEADLINE
 from detection.weights import (
@@ -146,12 +152,11 @@ class Trainer(DefaultTrainer):
 
     @classmethod
     def build_train_loader(cls, cfg: CfgNode) -> Any:
-        return build_detection_train_loader(cfg, mapper=build_mapper(cfg, training=True))
+        return build_train_loader(cfg)
 
     @classmethod
     def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
-        mapper = build_mapper(cfg, training=False)
-        return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
+        return build_test_loader(cfg, dataset_name)
 
     def build_hooks(self) -> list[HookBase]:
         # Here and not in __init__, because the hooks below take hold of it.
@@ -271,12 +276,14 @@ def _train(
 
 def _canonical(results: Mapping[str, float]) -> dict[str, float]:
     """The metrics among everything that the trainer's storage holds."""
-    renamed = {
-        # DensePose's AP is that of the geodesic point similarity (the paper's AP^dp).
-        name.replace("densepose_gps/", "densepose/"): value
-        for name, value in results.items()
-    }
-    return {name: value for name, value in renamed.items() if name.split("/")[0] in HEADLINE}
+    metrics = {}
+    for name, value in results.items():
+        # DensePose's AP is that of the geodesic point similarity (the paper's AP^dp); -1 times 100
+        # stands where there was nothing to measure.
+        name = name.replace("densepose_gps/", "densepose/")
+        if name.split("/")[0] in HEADLINE:
+            metrics[name] = math.nan if value == -100 else value
+    return metrics
 
 
 def _check_checkpoint(path: str) -> None:

@@ -6,6 +6,7 @@
 import dataclasses
 import difflib
 import functools
+import gc
 from collections.abc import Iterable
 
 from fvcore.common.config import CfgNode
@@ -73,7 +74,14 @@ def cache_clear() -> None:
 
 @functools.lru_cache(maxsize=16)
 def _read(source: Source) -> Split:
-    split = source.read()
+    # The collector would go through millions of new lists again and again, and free none.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        split = source.read()
+    finally:
+        if collecting:
+            gc.enable()
     official = image_count(split.name)
     if official and official != len(split.records):
         note = f"{len(split.records)} pictures, the official split has {official}"

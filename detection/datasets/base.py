@@ -45,6 +45,10 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        ...
+
     def read(self) -> Split:
         """Read and check the whole split.
 

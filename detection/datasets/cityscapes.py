@@ -69,6 +69,15 @@ class CityscapesSource:
     def gt_dir(self) -> str:
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        ending = "_labelTrainIds.png" if self.kind == "sem_seg" else "_polygons.json"
+        return any(
+            name.endswith(ending)
+            for city in _listed(self.gt_dir)
+            for name in _listed(os.path.join(self.gt_dir, city))
+        )
+
     def read(self) -> Split:
         """Read and check the whole split.
 
@@ -92,6 +101,11 @@ class CityscapesSource:
             "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from "
             "https://www.cityscapes-dataset.com/downloads/"
         )
+
+    def how_to_make_labels(self) -> str:
+        """Only the polygons are published; the labels in train ids are drawn from them."""
+        make = _MAKE_TRAIN_IDS.format(root=self.root)
+        return f"make them with: pip install cityscapesscripts && {make}"
 
     def _frames(self) -> list[tuple[str, str]]:
         """(picture, annotation's path without ending) of each frame, by name."""
@@ -124,11 +138,9 @@ class CityscapesSource:
                 continue
             how = self.expected()
             if ending == "labelTrainIds.png":
-                make = _MAKE_TRAIN_IDS.format(root=self.root)
-                how = f"make them with: pip install cityscapesscripts; {make}"
+                how = self.how_to_make_labels()
             raise DataError(
-                f"{missing[0]}: missing, and so are {len(missing) - 1} others of {len(frames)}; "
-                f"{how}"
+                f"{missing[0]}: missing ({len(missing)} of the {len(frames)} such files); {how}"
             )
 
     def _split(self, records: Sequence[Record], sha256: str, **fields: Any) -> Split:
@@ -180,7 +192,7 @@ class CityscapesSource:
         return self._split(
             [record for record, _, _ in results],
             digest.hexdigest(),
-            notes=(f"{lost} objects are hidden by others and left out",) if lost else (),
+            notes=(f"objects hidden by others, left out: {lost}",) if lost else (),
             has_masks=any(record["annotations"] for record, _, _ in results),
         )
 

@@ -132,13 +132,17 @@ class COCOSource:
     kind: str
     role: str = ""
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        return os.path.isfile(self.json_file)
+
     def read(self) -> Split:
         """Read and check the whole split.
 
         Raises:
             DataError: anything that cannot be used; names file, annotation id, reason.
         """
-        if not os.path.isfile(self.json_file):
+        if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self.expected()}")
         content, sha256 = read_json(self.json_file)
         file = AnnotationFile(self.json_file, content)
@@ -149,7 +153,7 @@ class COCOSource:
         found: Counter[str] = Counter()
         groups = file.annotations_by_image(tolerant, found)
         extra = DENSEPOSE_KEYS if self.kind == "densepose" else ()
-        reader = _Reader(file, metadata, extra, found)
+        reader = _Reader(file, metadata, extra, found, measured=self.role == "TEST")
         records = [
             {
                 "file_name": os.path.join(root, image["file_name"]),
@@ -336,7 +340,7 @@ class AnnotationFile:
             if not isinstance(annotation_id, int):
                 raise DataError(f"{self.path}: an annotation without a whole-number id")
             image_id = annotation.get("image_id")
-            if image_id not in self.images:
+            if not isinstance(image_id, int) or image_id not in self.images:
                 if tolerant:
                     found["orphans"] += 1
                     continue
@@ -346,9 +350,9 @@ class AnnotationFile:
                     self.refuse(annotation, "there are two with this id")
                 found["twice"] += 1
             seen.add(annotation_id)
-            if annotation.get("category_id") not in known:
-                category_id = _shown(annotation.get("category_id"))
-                self.refuse(annotation, f"category {category_id} is not in the file")
+            category_id = annotation.get("category_id")
+            if not isinstance(category_id, int) or category_id not in known:
+                self.refuse(annotation, f"category {_shown(category_id)} is not in the file")
             groups.setdefault(image_id, []).append(annotation)
         return groups
 
@@ -391,27 +395,34 @@ class AnnotationFile:
 
 
 _NOTES = {
-    "border": "{} boxes reach over the border and are clipped",
-    "empty": "{} boxes have no area and are left out in training",
-    "polygons": "{} polygons with fewer than 3 points are left out",
-    "shapeless": "{} objects with no other polygon are left out",
-    "twice": "{} annotations have the id of another one (known in the minival files of 2014)",
-    "orphans": "{} annotations belong to no picture in the file and are left out",
+    "border": "boxes over the border, clipped",
+    "empty": "boxes without area, left out in training",
+    "polygons": "polygons of fewer than 3 points or half a point, left out",
+    "shapeless": "objects without another polygon, left out",
+    "twice": "annotations with the id of another one, as known of the minival files of 2014",
+    "orphans": "annotations of pictures that are not in the file, left out",
 }
 
 
 def count_notes(found: Mapping[str, int]) -> tuple[str, ...]:
     """What was clipped or left out, in words."""
-    return tuple(text.format(found[what]) for what, text in _NOTES.items() if found.get(what))
+    return tuple(f"{text}: {found[what]}" for what, text in _NOTES.items() if found.get(what))
 
 
 class _Reader:
     """One file's annotations → Detectron2's dicts."""
 
     def __init__(
-        self, file: AnnotationFile, metadata: Json, extra: Sequence[str], found: Counter[str]
+        self,
+        file: AnnotationFile,
+        metadata: Json,
+        extra: Sequence[str],
+        found: Counter[str],
+        *,
+        measured: bool,
     ) -> None:
-        self._file, self._found = file, found
+        """``measured``: the metric will read the file, and it needs more than training does."""
+        self._file, self._found, self._measured = file, found, measured
         self._keys = ("iscrowd", "bbox", "keypoints", "category_id", *extra)
         self._contiguous: Mapping[int, int] = metadata["thing_dataset_id_to_contiguous_id"]
         self._keypoints = 3 * len(metadata.get("keypoint_names", ()))
@@ -425,6 +436,12 @@ class _Reader:
         file.check_box(annotation, image, self._found)
         if annotation.get("iscrowd", 0) not in (0, 1):
             file.refuse(annotation, f"iscrowd is {_shown(annotation['iscrowd'])}, expected 0 or 1")
+        if self._measured:
+            needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
+            for key in needed:
+                if key not in annotation or not _all_numbers([annotation[key]]):
+                    value = _shown(annotation.get(key))
+                    file.refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
         if annotation.get("ignore", 0) != 0:
             file.refuse(annotation, "'ignore' is not supported; remove the annotation, or set it 0")
         row = {key: annotation[key] for key in self._keys if key in annotation}
@@ -499,8 +516,8 @@ def require_pictures(records: Sequence[Record], json_file: str, expected: str) -
     missing = absent(record["file_name"] for record in records)
     if missing:
         raise DataError(
-            f"{missing[0]}: missing, and so are {len(missing) - 1} others of the {len(records)} "
-            f"pictures that {json_file} lists; {expected}"
+            f"{missing[0]}: missing ({len(missing)} of the {len(records)} pictures that "
+            f"{json_file} lists); {expected}"
         )
 
 
@@ -514,8 +531,10 @@ def _find_pictures(source: COCOSource, file: AnnotationFile) -> str:
     first = file.sorted_images()[0][1]["file_name"]
     nearby = [here, here.parent]
     for folder in (here, here.parent):
-        nearby += sorted(path for path in folder.iterdir() if path.is_dir() and path != here)
-    nearby += [path / "images" for path in nearby] + [path / "data" for path in nearby]
+        nearby += _folders_in(folder)
+        for name in ("images", "data"):  # images/train2017 and the like
+            nearby += _folders_in(folder / name)
+    nearby += [path / "images" for path in nearby]
     holding = [path for path in dict.fromkeys(nearby) if (path / first).is_file()]
     # Both what lies with the file itself and what bears its name is beyond doubt.
     sure = [path for path in holding if path == here] or [
@@ -530,6 +549,13 @@ def _find_pictures(source: COCOSource, file: AnnotationFile) -> str:
     raise DataError(
         f"{file.path}: {first} is in {', '.join(str(path) for path in chosen)}; set {key} to one"
     )
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
 
 
 def _own_keypoints(file: AnnotationFile) -> Json:

@@ -94,6 +94,25 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
     return (height, width) if turned else (width, height)
 
 
+def checked_picture(path: str, size: tuple[int, int]) -> None:
+    """Decode a picture to its end and compare its size (width, height) with what is annotated.
+
+    Raises:
+        DataError: damaged, or of another size.
+    """
+    actual = picture_size(path)
+    try:
+        with Image.open(path) as image:
+            image.load()
+    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
+        raise DataError(f"{path}: {_damage(path, error)}") from error
+    if actual != size:
+        raise DataError(
+            f"{path}: {actual[0]}x{actual[1]} contradicts its annotations, which say "
+            f"{size[0]}x{size[1]}"
+        )
+
+
 def _damage(path: str | Path, error: Exception) -> str:
     """What is wrong with a picture that cannot be opened."""
     try:

@@ -37,13 +37,17 @@ class LVISSource:
     json_file: str
     image_root: str
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        return os.path.isfile(self.json_file)
+
     def read(self) -> Split:
         """Read and check the whole split.
 
         Raises:
             DataError: anything that cannot be used; names file, annotation id, reason.
         """
-        if not os.path.isfile(self.json_file):
+        if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self.expected()}")
         content, sha256 = read_json(self.json_file)
         self._check_version(content)

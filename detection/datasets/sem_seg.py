@@ -49,17 +49,28 @@ class VOCSegmentationSource:
     root: Path
     split: str
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        return self._list() is not None
+
     def read(self) -> Split:
         """Read and check the whole split.
 
         Raises:
             DataError: anything that cannot be used; names file and reason.
         """
-        ids = read_ids(self._list(), _TWO_COLUMNS)
+        path = self._list()
+        if path is None:
+            missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
+            raise DataError(f"{self.name}: {missing} is missing; {self.expected()}")
+        ids = read_ids(path, _TWO_COLUMNS)
         pictures = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
-        missing = absent(pictures)
-        if missing:
-            raise DataError(f"{missing[0]}: missing, but listed; {self.expected()}")
+        lacking = absent(pictures)
+        if lacking:
+            raise DataError(
+                f"{lacking[0]}: missing ({len(lacking)} of the {len(ids)} pictures); "
+                f"{self.expected()}"
+            )
         masks = self._masks(ids)
         records = []
         for image_id, picture, mask in zip(ids, pictures, masks, strict=True):
@@ -96,13 +107,10 @@ class VOCSegmentationSource:
             f"${DATASETS_VARIABLE} (now {datasets_root()}); get them from {where}"
         )
 
-    def _list(self) -> Path:
+    def _list(self) -> Path | None:
         folder = self.root / "ImageSets" / "Segmentation"
         names = _AUGMENTED_LISTS if self.split == _AUGMENTED else (f"{self.split}.txt",)
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-        raise DataError(f"{self.name}: {folder / names[0]} is missing; {self.expected()}")
+        return next((folder / name for name in names if (folder / name).is_file()), None)
 
     def _masks(self, ids: Sequence[str]) -> list[str]:
         folders = ["SegmentationClass"]
@@ -116,8 +124,7 @@ class VOCSegmentationSource:
                 return masks
             first = first or missing
         raise DataError(
-            f"{first[0]}: missing, and so are {len(first) - 1} others of the {len(ids)} masks; "
-            f"{self.expected()}"
+            f"{first[0]}: missing ({len(first)} of the {len(ids)} masks); {self.expected()}"
         )
 
 

@@ -71,6 +71,10 @@ class VOCSource:
     extensions: tuple[str, ...]
     builtin: bool
 
+    def present(self) -> bool:
+        """Whether its annotations are there at all, right or wrong."""
+        return _list_path(self).is_file()
+
     def read(self) -> Split:
         """Read and check the whole split.
 
@@ -78,7 +82,7 @@ class VOCSource:
             DataError: anything of a file that cannot be used; names file, object, reason.
         """
         images, clipped = _read(self)
-        notes = (f"{clipped} boxes reached over the border and were clipped",) if clipped else ()
+        notes = (f"boxes over the border, clipped: {clipped}",) if clipped else ()
         return Split(
             name=self.name,
             evaluator_type="pascal_voc",

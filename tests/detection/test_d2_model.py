@@ -11,8 +11,7 @@ from convert.verify import read_converted
 from detection.embedded.model import build_model as build_embedded
 from detection.task import load_task
 from detection.weights import load_converted
-from moco.errors import DataError, UserError
-from tests.oracles.tiny_voc import write_voc
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -161,43 +160,21 @@ def test_registered_folders_carry_their_metadata(load, voc_folder):
     assert meta.dirname == str(voc_folder)
 
 
-def test_a_folder_must_not_take_one_of_detectron2s_names(load, tmp_path):
-    from detection.d2.data import register
+def test_a_name_of_detectron2_is_read_by_us(load, tmp_path, monkeypatch):
+    """One picture, which Detectron2 lists with numpy.loadtxt, would be a scalar there."""
+    from detectron2.data import DatasetCatalog, MetadataCatalog
 
-    root = write_voc(tmp_path / "voc_2007", {"train": 2, "val": 1})
-    cfg = load("DATASETS.VOC_DIR", root)
-    with pytest.raises(UserError, match="data set named voc_2007_"):
-        register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-
-
-def test_a_builtin_split_of_one_picture(load, tmp_path, monkeypatch):
-    """Detectron2 reads the list with numpy.loadtxt, which makes a scalar of one line."""
     from detection.d2.data import register
 
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    root = write_voc(tmp_path / "VOC2007", {"train": 2, "val": 1})
-    for path in (root / "Annotations").glob("*.xml"):
-        text = path.read_text()
-        for colour, name in (("red", "cat"), ("green", "dog"), ("blue", "cow")):
-            text = text.replace(f">{colour}<", f">{name}<")
-        path.write_text(text)
+    write_voc(tmp_path / "VOC2007", {"train": 2, "val": 1}, names=VOC_NAMES)
     cfg = load("DATASETS.VOC_DIR", "", "DATASETS.TRAIN", "('voc_2007_train',)",
                "DATASETS.TEST", "('voc_2007_val',)", "MODEL.ROI_HEADS.NUM_CLASSES", 20)  # fmt: skip
-    with pytest.raises(DataError, match="voc_2007_val: one image only"):
-        register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-
-
-def test_the_evaluator_is_chosen_by_metadata(load, tmp_path):
-    from detectron2.data import MetadataCatalog
-
-    from detection.d2.data import VOCEvaluator, build_evaluator, register
-
-    cfg = load()
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-    assert isinstance(build_evaluator(cfg, "shapes_test"), VOCEvaluator)
-    MetadataCatalog.get("looks_like_voc_2007_test").set(evaluator_type="lvis")
-    with pytest.raises(UserError, match="no evaluator for evaluator_type 'lvis'"):
-        build_evaluator(cfg, "looks_like_voc_2007_test")
+    (record,) = DatasetCatalog.get("voc_2007_val")
+    assert record["image_id"] == "000002" and record["annotations"]
+    meta = MetadataCatalog.get("voc_2007_val")
+    assert meta.evaluator_type == "pascal_voc" and meta.thing_classes[14] == "person"
 
 
 def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
@@ -206,7 +183,7 @@ def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
     from detectron2.structures import Boxes, Instances
 
     from detection.d2.data import build_evaluator, register
-    from detection.datasets import read_split, records, resolve
+    from detection.datasets import read_split
 
     cfg = load()
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
@@ -214,7 +191,7 @@ def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
     rng = np.random.default_rng(0)
     for evaluator in (ours, theirs):
         evaluator.reset()
-    for record in records(read_split(resolve("shapes_test", cfg))):
+    for record in read_split("shapes_test", cfg).records:
         boxes = np.array([a["bbox"] for a in record["annotations"]] * 2)
         boxes += rng.normal(0, 2, boxes.shape)
         instances = Instances((record["height"], record["width"]))

@@ -102,10 +102,13 @@ def test_the_tables_name_every_task_file():
 
 
 @pytest.mark.parametrize("task", PAPER_TASKS)
-def test_a_task_trains_and_evaluates(task, narrow_r50_file, data_of, tmp_path):
+def test_a_task_trains_and_evaluates(task, narrow_r50_file, data_of, tmp_path, monkeypatch):
     data_of(task)
     if "densepose" in task:
         pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+        from tests.oracles.tiny_body import write_body
+
+        monkeypatch.setenv("FVCORE_CACHE", str(write_body(tmp_path / "cache")))
     record = run(task, narrow_r50_file, tmp_path / "run")
     check_record(task, record)
     state = torch.load(tmp_path / "run" / "model_final.pth", weights_only=True)["model"]

@@ -254,5 +254,5 @@ def test_results_of_several_processes_come_back_whole(tmp_path, monkeypatch):
 
     result = EngineResult({"bbox/AP": 1.5}, 3, 2.0, Coverage(7, ("a", "b")))
     monkeypatch.setattr(trainer, "_work", lambda *_: result)
-    trainer._worker(None, None, False, False, str(tmp_path / "outcome.json"))
+    trainer._worker(None, None, False, False, 0, str(tmp_path / "outcome.json"))
     assert trainer._read_outcome(tmp_path / "outcome.json") == result

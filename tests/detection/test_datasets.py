@@ -10,14 +10,14 @@ from PIL import Image
 from detection.datasets import (
     VOC_CLASSES,
     VOCSource,
+    cache_clear,
     folder_sources,
-    ground_truth,
+    known,
     read_split,
-    records,
-    resolve,
 )
 from detection.task import default_task, load_task
 from moco.errors import DataError, UserError
+from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_voc import write_voc
 
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def fresh_cache():
     """Splits are kept per path and pytest reuses no paths, but tests rewrite files in place."""
-    read_split.cache_clear()
+    cache_clear()
     yield
-    read_split.cache_clear()
+    cache_clear()
 
 
 def source(root: Path, split: str = "train", classes: tuple[str, ...] = ("blue", "green", "red")):
@@ -123,23 +123,26 @@ def test_broken_annotations_stop_both_engines_before_training(
 
 def test_a_box_over_the_border_is_clipped_and_counted(tmp_path):
     body = SIZE + obj("red", box(0, -3, 10, 45)) + obj("blue", box(1, 1, 60, 40))
-    split = read_split(source(write_one(tmp_path, body)))
-    assert split.clipped == 1
-    assert [o.box for o in split.images[0].objects] == [(1, 1, 10, 40), (1, 1, 60, 40)]
+    split = source(write_one(tmp_path, body)).read()
+    assert split.notes == ("boxes over the border, clipped: 1",)
+    assert split.truth["1"].boxes.tolist() == [[1, 1, 10, 40], [1, 1, 60, 40]]
+    boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
+    assert boxes == [[0, 0, 10, 40], [0, 0, 60, 40]]
 
 
 def test_one_pixel_boxes_and_fractions_are_boxes(tmp_path):
     body = SIZE + obj("red", box(5, 5, 5, 5)) + obj("red", box(1.5, 2.25, 9.75, 8))
-    split = read_split(source(write_one(tmp_path, body)))
-    boxes = [annotation["bbox"] for annotation in records(split)[0]["annotations"]]
+    split = source(write_one(tmp_path, body)).read()
+    boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
+    assert split.notes == ()
     assert boxes == [[4, 4, 5, 5], [0.5, 1.25, 9.75, 8]]
 
 
 def test_optional_elements_may_be_missing(tmp_path):
     """Other tools leave out pose, truncated and difficult; a picture may have no object."""
-    split = read_split(source(write_one(tmp_path / "a", SIZE + obj())))
-    assert split.images[0].objects[0].difficult is False
-    assert read_split(source(write_one(tmp_path / "b", SIZE))).images[0].objects == ()
+    split = source(write_one(tmp_path / "a", SIZE + obj())).read()
+    assert split.truth["1"].difficult.tolist() == [False]
+    assert source(write_one(tmp_path / "b", SIZE)).read().records[0]["annotations"] == []
 
 
 def test_records_are_detectron2s(detectron2, tmp_path):
@@ -147,16 +150,47 @@ def test_records_are_detectron2s(detectron2, tmp_path):
     from detectron2.data.datasets.pascal_voc import load_voc_instances
 
     root = write_voc(tmp_path / "set", {"train": 5})
-    split = read_split(source(root))
+    split = source(root).read()
     theirs = load_voc_instances(str(root), "train", split.classes)
-    ours = records(split)
-    assert ours == theirs
-    assert sum(len(record["annotations"]) for record in ours) >= 5
+    assert list(split.records) == theirs
+    assert sum(len(record["annotations"]) for record in theirs) >= 5
+
+
+@pytest.mark.parametrize("name", ["voc_2007_trainval", "voc_2007_test"])
+def test_real_records_and_metadata_are_detectron2s(
+    name, detectron2, shared_data, tmp_path, monkeypatch
+):
+    from detectron2.data import MetadataCatalog
+    from detectron2.data.datasets.pascal_voc import load_voc_instances
+
+    root = with_links(shared_data / "VOC2007", tmp_path / "VOC2007")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    split = read_split(name, default_task())
+    meta = MetadataCatalog.get(name)
+    assert list(split.records) == load_voc_instances(str(root), meta.split, meta.thing_classes)
+    assert split.evaluator_type == meta.evaluator_type == "pascal_voc"
+    assert split.metadata == {
+        "thing_classes": meta.thing_classes,
+        "dirname": str(root),
+        "split": meta.split,
+        "year": meta.year,
+    }
+    assert not split.has_masks
+
+
+def test_pictures_that_are_the_text_of_a_link(shared_data, monkeypatch):
+    """As in ../shared/data, which was copied without its links: the message says so."""
+    picture = next((shared_data / "VOC2007" / "JPEGImages").iterdir())
+    if picture.stat().st_size > 255:
+        pytest.skip("these are the pictures themselves")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(shared_data))
+    with pytest.raises(DataError, match=r"a text that names \.\./\.\./coco/.*with its links"):
+        read_split("voc_2007_trainval", default_task())
 
 
 def test_ground_truth_is_one_based(tmp_path):
     body = SIZE + obj("red", box(3, 4, 10, 12) + "<difficult>1</difficult>") + obj("blue")
-    truth = ground_truth(read_split(source(write_one(tmp_path, body))))["1"]
+    truth = source(write_one(tmp_path, body)).read().truth["1"]
     np.testing.assert_array_equal(truth.boxes, [[3, 4, 10, 12], [1, 1, 10, 10]])
     assert truth.classes.tolist() == [2, 0]
     assert truth.difficult.tolist() == [True, False]
@@ -178,7 +212,7 @@ def test_bad_lists_are_refused(lines, message, tmp_path):
     root = write_one(tmp_path, SIZE + obj())
     (root / "ImageSets" / "Main" / "train.txt").write_text(lines)
     with pytest.raises(DataError, match=message):
-        read_split(source(root))
+        source(root).read()
 
 
 def test_missing_and_damaged_pictures_are_named(tmp_path):
@@ -187,16 +221,16 @@ def test_missing_and_damaged_pictures_are_named(tmp_path):
     for content, message in ((b"", "not a picture or damaged"), (b"no image", "1.jpg")):
         picture.write_bytes(content)
         with pytest.raises(DataError, match=message):
-            read_split(source(root))
+            source(root).read()
     picture.unlink()
     with pytest.raises(DataError, match=r"1.jpg: missing, but 1 is listed in .*train.txt"):
-        read_split(source(root))
+        source(root).read()
 
 
 @pytest.mark.parametrize("name", ["1.jpg", "1.jpeg", "1.png"])
 def test_a_folder_of_ones_own_may_hold_png(name, tmp_path):
-    split = read_split(source(write_one(tmp_path, SIZE + obj(), image=name)))
-    assert split.images[0].file_name.endswith(name)
+    split = source(write_one(tmp_path, SIZE + obj(), image=name)).read()
+    assert split.records[0]["file_name"].endswith(name)
 
 
 def test_exif_orientation_counts(tmp_path):
@@ -206,8 +240,8 @@ def test_exif_orientation_counts(tmp_path):
     exif = picture.getexif()
     exif[0x0112] = 6
     picture.save(root / "JPEGImages" / "1.jpg", exif=exif)
-    image = read_split(source(root)).images[0]
-    assert (image.width, image.height) == (60, 40)
+    record = source(root).read().records[0]
+    assert (record["width"], record["height"]) == (60, 40)
 
 
 def task_with(folder: Path | str, **datasets: object):
@@ -230,16 +264,51 @@ def test_classes_are_all_names_sorted_and_the_same_for_every_split(tmp_path):
 def test_names_are_looked_up_whole(tmp_path, monkeypatch):
     """'voc' somewhere in a name means nothing."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    found = resolve("voc_2007_trainval", default_task())
+    table = known(default_task())
+    found = table["voc_2007_trainval"]
     assert (found.root, found.split, found.year) == (tmp_path / "VOC2007", "trainval", 2007)
     assert found.classes == VOC_CLASSES and found.builtin
-    assert resolve("voc_2012_val", default_task()).year == 2012
-    for name in ("my_voc_2007_test", "voc_2012_test", "coco_2017_train"):
-        with pytest.raises(UserError, match=r"unknown data set .*voc_2007_trainval"):
-            resolve(name, default_task())
+    assert table["voc_2012_val"].year == 2012
+    for name, near in (
+        ("my_voc_2007_test", "voc_2007_test"),
+        ("voc_2012_test", "voc_2012_train"),
+        ("coco", "DATASETS.VOC_DIR"),
+        ("my_coco_2017_train", "coco_2017_train"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"unknown data set .*{near}.*COCO_TRAIN_JSON"
+        ) as error:
+            read_split(name, default_task())
+        assert "\n" not in str(error.value)
     root = write_voc(tmp_path / "own", {"train": 1})
     with pytest.raises(UserError, match=r"choices are own_train$"):
-        resolve("voc_2007_trainval", task_with(root))
+        read_split("voc_2007_trainval", task_with(root))
+
+
+def test_names_whose_annotations_are_not_public_say_so():
+    for name in ("coco_2017_test-dev", "lvis_v1_test_dev", "cityscapes_fine_sem_seg_test"):
+        with pytest.raises(UserError, match=r"its annotations are not public"):
+            read_split(name, default_task())
+
+
+def test_asking_twice_reads_once(tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 1, "val": 1})
+    first = read_split("own_train", task_with(root))
+    assert read_split("own_train", task_with(root)) is first
+    assert read_split("own_val", task_with(root)) is not first
+    cache_clear()
+    assert read_split("own_train", task_with(root)) is not first
+
+
+def test_the_digest_is_of_what_is_annotated_and_not_of_where_it_lies(tmp_path):
+    """A folder of the same name elsewhere is the same data set, unless a box is different."""
+    roots = [write_voc(tmp_path / part / "own", {"train": 2}) for part in "ab"]
+    first, second = (source(root).read().annotations_sha256 for root in roots)
+    assert first == second and len(first) == 64
+    annotation = roots[1] / "Annotations" / "000001.xml"
+    text = annotation.read_text()
+    annotation.write_text(text.replace("<difficult>0", "<difficult>1", 1))
+    assert source(roots[1]).read().annotations_sha256 != first
 
 
 def test_the_builtin_names_are_detectron2s(detectron2):
@@ -257,7 +326,7 @@ def test_the_builtin_names_are_detectron2s(detectron2):
 def test_a_missing_data_set_shows_the_tree_and_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     with pytest.raises(DataError) as caught:
-        read_split(resolve("voc_2007_trainval", default_task()))
+        read_split("voc_2007_trainval", default_task())
     for word in ("ImageSets/Main/trainval.txt", "Annotations/", "$DETECTRON2_DATASETS", "VOC_DIR"):
         assert word in str(caught.value)
     with pytest.raises(DataError, match=r"expected .*Annotations/"):
@@ -266,8 +335,8 @@ def test_a_missing_data_set_shows_the_tree_and_the_variable(tmp_path, monkeypatc
 
 def test_real_annotations(shared_data):
     cfg = task_with(shared_data / "bccd")
-    split = read_split(resolve("bccd_trainval", cfg))
+    split = read_split("bccd_trainval", cfg)
     assert split.classes == ("Platelets", "RBC", "WBC")
-    assert len(split.images) == 292
-    assert len(read_split(resolve("bccd_test", cfg)).images) == 72
-    assert os.path.isfile(split.images[0].file_name)
+    assert len(split.records) == 292
+    assert len(read_split("bccd_test", cfg).records) == 72
+    assert os.path.isfile(split.records[0]["file_name"])

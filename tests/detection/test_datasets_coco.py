@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from detection.datasets import cache_clear, coco, custom_names, known, read_split
 from detection.task import default_task, load_task
 from moco.errors import DataError, UserError
+from tests.oracles.broken_coco import BROKEN, COUNTED, second, write_good
 from tests.oracles.tiny_coco import write_coco
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,3 +131,245 @@ def test_the_densepose_names_are_the_projects(detectron2):
     for name, (_, pictures, annotations) in ours.items():
         assert theirs[name].images_root == pictures
         assert theirs[name].annotations_fpath == annotations
+
+
+def own(file: Path, **datasets: object) -> tuple[str, dict[str, object]]:
+    """The name and the keys of a data set of one's own."""
+    return f"{file.parent.name}_{file.stem}", {"COCO_TRAIN_JSON": file, **datasets}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_stop_both_engines_before_training(
+    case, engine, tmp_path, request, monkeypatch
+):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    monkeypatch.chdir(ROOT)
+    edit, message = BROKEN[case]
+    file = write_good(tmp_path / "set", edit)
+    opts = ["MODEL.WEIGHTS", "random", "OUTPUT_DIR", str(tmp_path / "o")]
+    for role in ("TRAIN", "TEST"):
+        opts += [
+            f"DATASETS.COCO_{role}_JSON",
+            str(file),
+            f"DATASETS.COCO_{role}_ROOT",
+            str(file.parent),
+        ]
+    with pytest.raises(DataError, match=message) as caught:
+        load_task(R18, opts, engine)
+    assert "objects.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_what_detectron2_clips_or_leaves_out_is_counted(case, detectron2, tmp_path):
+    from detectron2.data.datasets.coco import load_coco_json
+
+    edit, note = COUNTED[case]
+    file = write_good(tmp_path / "set", edit)
+    name, keys = own(file)
+    split = read(name, **keys)
+    assert note in split.notes
+    assert list(split.records) == load_coco_json(str(file), str(file.parent), f"{name}_{tmp_path}")
+
+
+def test_a_file_of_ones_own(detectron2, tmp_path):
+    """Classes in the order of the file's ids, and Detectron2's records."""
+    from detectron2.data.datasets.coco import load_coco_json
+
+    file = write_good(tmp_path / "mine")
+    name, keys = own(file)
+    assert name == "mine_objects"
+    split = read(name, **keys)
+    assert split.classes == ("red", "blue") and split.notes == ()
+    assert split.metadata["thing_dataset_id_to_contiguous_id"] == {3: 0, 7: 1}
+    assert list(split.records) == load_coco_json(str(file), str(file.parent), f"x_{tmp_path}")
+    assert split.evaluator_type == "coco" and split.has_masks
+
+
+@pytest.mark.parametrize(("key", "value"), [("area", None), ("area", "x"), ("iscrowd", None)])
+def test_what_only_the_metric_needs(key, value, tmp_path):
+    """Without it Detectron2 would train to the end, and then fail."""
+    file = write_good(tmp_path / "set", second(**{key: value}))
+    assert len(read("set_objects", COCO_TRAIN_JSON=file).records) == 2
+    with pytest.raises(DataError, match=rf"annotation 12: {key} is .*metric needs the number"):
+        read("set_objects", COCO_TEST_JSON=file)
+
+
+def test_keypoints_without_their_number(tmp_path):
+    file = write_good(tmp_path / "set", with_keypoints)
+    assert read("set_objects", COCO_TRAIN_JSON=file).has_keypoints
+    with pytest.raises(DataError, match=r"annotation 11: num_keypoints is None, and COCO's metric"):
+        read("set_objects", COCO_TEST_JSON=file)
+
+
+def test_names_of_ones_own_files(tmp_path):
+    cfg = default_task()
+    assert custom_names(cfg) == {}
+    train, test = write_good(tmp_path / "a"), write_good(tmp_path / "b")
+    cfg.DATASETS.COCO_TEST_JSON = str(test)
+    assert custom_names(cfg) == {"TEST": "b_objects"}
+    cfg.DATASETS.COCO_TRAIN_JSON = str(train)
+    assert custom_names(cfg) == {"TRAIN": "a_objects", "TEST": "b_objects"}
+    assert {"a_objects", "b_objects", "coco_2017_val"} <= set(known(cfg))
+    cfg.DATASETS.COCO_TRAIN_JSON = str(test)
+    assert len(read_split("b_objects", cfg).records) == 2
+    cfg.DATASETS.COCO_TRAIN_JSON = str(write_good(tmp_path / "elsewhere" / "b"))
+    with pytest.raises(UserError, match="would both be named b_objects; rename"):
+        known(cfg)
+    cfg.DATASETS.COCO_TRAIN_JSON = ""
+    cfg.DATASETS.COCO_TRAIN_ROOT = "x"
+    with pytest.raises(UserError, match=r"COCO_TRAIN_ROOT belongs to DATASETS.COCO_TRAIN_JSON"):
+        known(cfg)
+
+
+@pytest.mark.parametrize(
+    "pictures", [".", "images", "../images", "../objects", "..", "../data", "../images/objects"]
+)
+def test_pictures_near_the_file_are_found(pictures, tmp_path):
+    file = write_good(tmp_path / "set" / "annotations")
+    folder = file.parent / pictures
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in sorted(file.parent.glob("*.jpg")):
+        picture.rename(folder.resolve() / picture.name)
+    name, keys = own(file)
+    split = read(name, **keys)
+    assert Path(split.metadata["image_root"]) == folder.resolve()
+
+
+def test_pictures_in_several_places_or_none(tmp_path):
+    """train/1.jpg and val/1.jpg are other pictures: the file's own name decides, or the user."""
+    file = write_good(tmp_path / "set" / "annotations")
+    for folder in ("train", "val"):
+        (file.parent.parent / folder).mkdir()
+        for name in ("1.jpg", "2.jpg"):
+            (file.parent.parent / folder / name).write_bytes((file.parent / name).read_bytes())
+    for picture in file.parent.glob("*.jpg"):
+        picture.unlink()
+    name, keys = own(file)
+    with pytest.raises(
+        DataError, match=r"1.jpg is in .*train, .*val; set DATASETS.COCO_TRAIN_ROOT"
+    ):
+        read(name, **keys)
+    named = file.rename(file.with_name("my_val.json"))
+    name, keys = own(named)
+    assert Path(read(name, **keys).metadata["image_root"]).name == "val"
+    name, keys = own(named, COCO_TRAIN_ROOT=file.parent.parent / "train")
+    assert Path(read(name, **keys).metadata["image_root"]).name == "train"
+    for folder in ("train", "val"):
+        (file.parent.parent / folder / "1.jpg").unlink()
+    cache_clear()
+    name, keys = own(named)
+    with pytest.raises(DataError, match=r"1.jpg is not near it; set DATASETS.COCO_TRAIN_ROOT"):
+        read(name, **keys)
+
+
+def with_keypoints(content):
+    for category in content["categories"]:
+        category["keypoints"] = ["nose", "left_ear", "right_ear"]
+        category["skeleton"] = [[1, 2], [1, 3]]
+    for row in content["annotations"]:
+        row["keypoints"] = [6, 7, 2, 8, 9, 1, 0, 0, 0]
+
+
+def test_keypoints_of_ones_own(detectron2, tmp_path):
+    from detectron2.data.datasets.coco import load_coco_json
+
+    file = write_good(tmp_path / "set", with_keypoints)
+    name, keys = own(file)
+    split = read(name, **keys)
+    assert split.has_keypoints
+    assert split.metadata["keypoint_names"] == ("nose", "left_ear", "right_ear")
+    assert split.metadata["keypoint_flip_map"] == (("left_ear", "right_ear"),)
+    lines = [line[:2] for line in split.metadata["keypoint_connection_rules"]]
+    assert lines == [("nose", "left_ear"), ("nose", "right_ear")]
+    assert list(split.records) == load_coco_json(str(file), str(file.parent), f"x_{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("keypoints", "message"),
+    [
+        ([6, 7, 2], "expected 3 keypoints of .* got 3 numbers"),
+        ([6, 7, 3] * 3, "v = 0, 1 or 2"),
+        ([6, float("nan"), 2] * 3, "keypoints is not a list of finite numbers"),
+    ],
+)
+def test_odd_keypoints_are_refused(keypoints, message, tmp_path):
+    def edit(content):
+        with_keypoints(content)
+        content["annotations"][1]["keypoints"] = keypoints
+
+    name, keys = own(write_good(tmp_path / "set", edit))
+    with pytest.raises(DataError, match=rf"annotation 12: .*{message}"):
+        read(name, **keys)
+
+
+def test_the_minival_files_of_2014_may_hold_an_annotation_twice(tiny, tmp_path, monkeypatch):
+    """As published; Detectron2 lets them pass, and nothing else."""
+    shutil.copytree(tiny / "coco", tmp_path / "coco")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    for split, passes in (("minival2014", True), ("train2014", False)):
+        file = tmp_path / "coco" / "annotations" / f"instances_{split}.json"
+        content = json.loads(file.read_text())
+        content["annotations"].append(dict(content["annotations"][0]))
+        file.write_text(json.dumps(content))
+        name = f"coco_2014_{split.removesuffix('2014')}"
+        if passes:
+            assert any("with the id of another one" in note for note in read(name).notes)
+        else:
+            with pytest.raises(DataError, match="there are two with this id"):
+                read(name)
+
+
+def test_other_categories_under_cocos_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    file = write_good(tmp_path / "coco" / "annotations")
+    for name, what in (("instances", "COCO's 80"), ("person_keypoints", "person alone")):
+        shutil.copy(file, file.with_name(f"{name}_val2017.json"))
+        prefix = "" if name == "instances" else "keypoints_"
+        with pytest.raises(DataError, match=f"the categories are not {what}; .*COCO_TRAIN_JSON"):
+            read(f"{prefix}coco_2017_val")
+
+
+@pytest.mark.parametrize("what", ["nothing", "no annotations", "no pictures", "half the pictures"])
+def test_a_missing_or_half_data_set_shows_what_is_expected_where(what, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    if what != "nothing":
+        write_coco(tmp_path, {"train2017": 4, "val2017": 1})
+    if what == "no annotations":
+        (tmp_path / "coco/annotations/instances_train2017.json").unlink()
+    elif what != "nothing":
+        pictures = sorted((tmp_path / "coco/train2017").iterdir())
+        for picture in pictures[: 4 if what == "no pictures" else 2]:
+            picture.unlink()
+    started = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        load_task(
+            "configs/coco/mask_rcnn_R_50_FPN_1x.yaml", ["MODEL.WEIGHTS", "random"], "detectron2"
+        )
+    assert time.monotonic() - started < 10
+    for word in (
+        "coco/annotations/instances_train2017.json",
+        "coco/train2017/*.jpg",
+        "$DETECTRON2_DATASETS",
+        "https://cocodataset.org/#download",
+    ):
+        assert word in str(caught.value)
+    if "pictures" in what:
+        number = 2 if what.startswith("half") else 4
+        assert f"missing ({number} of the 4 pictures" in str(caught.value)
+
+
+def test_pictures_are_listed_once_and_not_opened(tmp_path, monkeypatch):
+    """118287 pictures on a network disk: one listing of the folder, not a call for each."""
+    write_coco(tmp_path, {"val2017": 3})
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    for picture in (tmp_path / "coco/val2017").iterdir():
+        picture.write_bytes(b"")
+    listed = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert len(read("coco_2017_val").records) == 3
+    assert listed == [str(tmp_path / "coco/val2017")]

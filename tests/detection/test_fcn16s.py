@@ -40,7 +40,7 @@ def test_cell_i_lies_on_pixel_16_i(size):
 
 
 def test_a_trunk_of_padded_layers_is_aligned_as_assumed():
-    """An impulse at pixel 16 i excites cell i most, through the 7x7, the pooling and three strides."""
+    """An impulse at pixel 16 i excites cell i most, through the 7x7, the pooling, the strides."""
     layers: list[nn.Module] = [nn.Conv2d(1, 1, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)]
     layers += [nn.Conv2d(1, 1, 3, 2, 1, bias=False) for _ in range(2)]
     trunk = nn.Sequential(*layers)
@@ -80,7 +80,11 @@ def picture(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_pixels_and_labels_stay_together():
     pixels, labels = picture(40, 60)
-    for draw in (Draw(1.0, False, (0, 0)), Draw(1.0, True, (0.9, 0.4)), Draw(2.0, True, (0.5, 0.5))):
+    for draw in (
+        Draw(1.0, False, (0, 0)),
+        Draw(1.0, True, (0.9, 0.4)),
+        Draw(2.0, True, (0.5, 0.5)),
+    ):
         cropped, cropped_labels = augmentation(32).apply(pixels, labels, draw)
         assert cropped.shape == (32, 32, 3) and cropped_labels.shape == (32, 32)
         inner = np.abs(np.diff(cropped_labels.astype(int), axis=1)) == 0

@@ -15,6 +15,10 @@ def test_numbers_pass_and_nan_becomes_null_with_a_note():
     assert notes == ["not a number, so null: bbox/AP-cat"]
 
 
+def test_an_average_may_end_a_rounding_error_beyond_100():
+    assert for_record({**GOOD, "bbox/AP": 100.00000000000003})[0]["bbox/AP"] == 100.0
+
+
 @pytest.mark.parametrize(
     "bad", [{"bbox/AP": 0.1234e3 + 1}, {"bbox/AP75": -1.0}, {"sem_seg/mIoU": 101.0}]
 )

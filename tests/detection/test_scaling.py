@@ -7,17 +7,20 @@ from moco.cfgnode import flatten
 from moco.errors import UserError
 
 
-def config(reference: int, **solver: object):
+def config(reference: int):
     """COCO 1x, meant for ``reference`` processes."""
     cfg = default_task()
-    cfg.merge_from_list(
-        ["SOLVER.REFERENCE_WORLD_SIZE", reference, "SOLVER.IMS_PER_BATCH", 16]
-        + ["SOLVER.BASE_LR", 0.02, "SOLVER.MAX_ITER", 90000, "SOLVER.STEPS", (60000, 80000)]
-        + ["SOLVER.WARMUP_ITERS", 1000, "SOLVER.CHECKPOINT_PERIOD", 5000]
-        + ["TEST.EVAL_PERIOD", 3000]
-    )
-    for key, value in solver.items():
-        cfg.SOLVER[key] = value
+    values = {
+        "SOLVER.REFERENCE_WORLD_SIZE": reference,
+        "SOLVER.IMS_PER_BATCH": 16,
+        "SOLVER.BASE_LR": 0.02,
+        "SOLVER.MAX_ITER": 90000,
+        "SOLVER.STEPS": (60000, 80000),
+        "SOLVER.WARMUP_ITERS": 1000,
+        "SOLVER.CHECKPOINT_PERIOD": 5000,
+        "TEST.EVAL_PERIOD": 3000,
+    }
+    cfg.merge_from_list([item for pair in values.items() for item in pair])
     return cfg
 
 

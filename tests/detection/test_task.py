@@ -1,6 +1,7 @@
 """Tasks: Detectron2's names and values, one YAML for both engines, errors before training."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,16 @@ from detection.task import (
 )
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
-from tests.oracles.tiny_voc import write_voc
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted((ROOT / "configs" / "voc").glob("*.yaml"))
-LEAVES = [path for path in CONFIGS if not path.name.startswith("Base-")]
+LEAVES = [
+    path
+    for folder in ("voc", "coco", "lvis", "cityscapes")
+    for path in sorted((ROOT / "configs" / folder).glob("*.yaml"))
+]
+C4_ON_VOC = [path for path in LEAVES if path.parent.name == "voc" and "_C4_" in path.name]
+OTHERS = [path for path in LEAVES if path not in C4_ON_VOC and "quickstart" not in path.name]
 
 
 def protocol(task):
@@ -68,12 +74,12 @@ def test_shipped_files_name_no_weights_and_no_normalisation(path):
     forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
     assert not forbidden & set(flat)
     assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
-    assert flat["MODEL.ROI_HEADS.NAME"] == "Res5ROIHeadsExtraNorm"
-    assert flat["TEST.PRECISE_BN.ENABLED"] is True
-    assert "SyncBN" in flat["MODEL.RESNETS.NORM"]
-    assert "Table" in path.read_text().split("\n_BASE_")[0] or "Not in the paper" in (
-        path.read_text()
-    )
+    frozen = "frozen_bn" in path.name
+    assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
+    assert flat["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "naiveSyncBN")
+    header = path.read_text().split("\n_BASE_")[0]
+    assert re.search("Table|ppendix A", header) or "Not in the paper" in header
+    assert f"--config-file {path.relative_to(ROOT)}" in header
 
 
 def test_the_papers_schedules():
@@ -93,7 +99,7 @@ def test_the_papers_schedules():
 
 
 @pytest.mark.parametrize("engine", ["embedded", "detectron2"])
-@pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", C4_ON_VOC, ids=lambda path: path.stem)
 def test_shipped_files_load_in_both_engines(path, engine, load, request):
     if engine == "detectron2":
         request.getfixturevalue("detectron2")
@@ -105,6 +111,13 @@ def test_shipped_files_load_in_both_engines(path, engine, load, request):
     assert loaded.name == path.stem
     assert loaded.cfg.is_frozen()
     assert loaded.cfg.MODEL.ROI_HEADS.NUM_CLASSES == 3
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_the_embedded_engine_lacks_is_named(path, load):
+    """One line with the first key, before weights, data or a folder are touched."""
+    with pytest.raises(UserError, match=r"^[A-Z]+\.[A-Z_0-9.]+.*embedded engine .*detectron2"):
+        load(config=str(path))
 
 
 def test_both_engines_resolve_alike(load, detectron2):
@@ -314,9 +327,15 @@ def test_a_builtin_data_set_that_is_not_there(small_config, tmp_path, monkeypatc
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     with pytest.raises(DataError, match=r"voc_2007_trainval: .*\$DETECTRON2_DATASETS"):
         load_task(small_config, ["MODEL.WEIGHTS", "random"], "embedded")
+
+
+def test_classes_of_a_builtin_data_set(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_voc(tmp_path / "VOC2007", {"trainval": 2, "test": 1}, names=VOC_NAMES)
+    opts = ["MODEL.WEIGHTS", "random", "SEED", "1"]
+    assert load_task(small_config, opts, "embedded").cfg.MODEL.ROI_HEADS.NUM_CLASSES == 20
     with pytest.raises(UserError, match="NUM_CLASSES: got 3, but voc_2007_test has 20"):
-        opts = ["MODEL.WEIGHTS", "random", "MODEL.ROI_HEADS.NUM_CLASSES", "3"]
-        load_task(small_config, opts, "embedded")
+        load_task(small_config, [*opts, "MODEL.ROI_HEADS.NUM_CLASSES", "3"], "embedded")
 
 
 def test_no_objects_to_learn_from(load, tmp_path):

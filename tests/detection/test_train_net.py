@@ -46,7 +46,8 @@ def test_the_flags_are_detectron2s(detectron2):
     theirs = {o for a in default_argument_parser()._actions for o in a.option_strings}
     ours = {o for a in build_parser()._actions for o in a.option_strings}
     assert theirs <= ours
-    assert ours - theirs == {"--engine", "--overwrite", "--debug"}
+    own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize"}
+    assert ours - theirs == own
     args = build_parser().parse_args(["--eval-only", "MODEL.WEIGHTS", "a.pth"])
     assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
     assert args.opts == ["MODEL.WEIGHTS", "a.pth"]

@@ -1,0 +1,415 @@
+"""Every config of a task is the paper's, and every key that leaves it is named."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from convert.contract import InputContract
+from detection.recipe import RecipeCheck, check, load_recipes
+from detection.task import default_task
+from moco.cfgnode import flatten, load_cfg, read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted(
+    path
+    for folder in ("voc", "coco", "lvis", "cityscapes")
+    for path in (ROOT / "configs" / folder).glob("*.yaml")
+    if not path.name.startswith("Base-")
+)
+TASKS = [path for path in CONFIGS if not {"small", "quickstart"} & set(path.stem.split("_"))]
+OWN = [path for path in CONFIGS if path not in TASKS]
+RGB = {
+    "INPUT.FORMAT": "RGB",
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+}
+
+
+def contract(**changes: Any) -> InputContract:
+    values: dict[str, Any] = {
+        "pixel_mean": (123.675, 116.28, 103.53),
+        "pixel_std": (58.395, 57.12, 57.375),
+        "channel_order": "RGB",
+        "stride_in_1x1": False,
+        "depth": 50,
+        "stem": "imagenet",
+        "stem_out_channels": 64,
+        "res2_out_channels": 256,
+        "num_groups": 1,
+        "width_per_group": 64,
+        "source": "facebookresearch/moco",
+        "source_sha256": "0",
+        "encoder": "query",
+    }
+    return InputContract(**(values | changes))
+
+
+MSRA = contract(
+    pixel_mean=(103.53, 116.28, 123.675),
+    pixel_std=(1.0, 1.0, 1.0),
+    channel_order="BGR",
+    stride_in_1x1=True,
+    source="detectron2/MSRA",
+)
+
+
+def resolved(path: Path, **changes: Any) -> dict[str, Any]:
+    """Flat keys of a config with random weights; __ in a change stands for a dot."""
+    flat = flatten(default_task())
+    for key, value in flatten(read_yaml(path)).items():
+        # yacs reads tuples from text.
+        is_tuple = isinstance(value, str) and value.startswith("(")
+        flat[key] = ast.literal_eval(value) if is_tuple else value
+    flat |= {"MODEL.WEIGHTS": "random", **RGB}
+    return flat | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def identify(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def keys_of(result: RecipeCheck) -> list[str]:
+    return [line.split(":")[0] for line in result.deviations]
+
+
+VOC_24K = ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_the_configs_are_as_in_the_paper(path):
+    result = check(resolved(path), None)
+    assert result.deviations == ()
+    assert result.label == f"as in the paper ({result.recipe})"
+    # The header of the file names the same table or section.
+    header = " ".join(
+        line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
+    )
+    assert result.recipe.split(",")[0].lower() in header.lower()
+
+
+def test_every_recipe_has_its_config():
+    found = [check(resolved(path), None).recipe for path in TASKS]
+    assert sorted(found) == sorted(recipe.name for recipe in load_recipes())
+
+
+@pytest.mark.parametrize("path", OWN, ids=identify)
+def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
+    result = check(resolved(path), None)
+    assert result == RecipeCheck(None, "not a task of the paper", ())
+
+
+def test_there_are_small_configs():
+    assert OWN and TASKS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"DATASETS__TRAIN": ("my_train",), "DATASETS__TEST": ("my_test",)},
+        {"MODEL__RESNETS__DEPTH": 18},
+        {
+            "MODEL__META_ARCHITECTURE": "RetinaNet",
+            "MODEL__BACKBONE__NAME": "build_retinanet_resnet_fpn_backbone",
+        },
+    ],
+)
+def test_other_data_and_other_networks(changes):
+    assert check(resolved(VOC_24K, **changes), None).label == "not a task of the paper"
+    assert check({}, None).recipe is None
+
+
+def other(value: Any) -> Any:
+    """A value of the same kind that is not this one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list | tuple):
+        return [*value, value[-1]]
+    if value is None:
+        return 0.0
+    return f"{value}X" if isinstance(value, str) else value + 3
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
+    cfg = resolved(path)
+    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    assert len(recipe.settings) > 40
+    for key in [*recipe.settings, *RGB]:
+        result = check(cfg | {key: other(cfg[key])}, None)
+        assert keys_of(result) == [key], (key, result.deviations)
+        assert result.label == f"deviates from the paper ({recipe.name})"
+        line = result.deviations[0]
+        assert line.startswith(f"{key}: got ") and line.endswith(")"), line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_absent_keys_are_deviations_and_no_accident(path):
+    cfg = resolved(path)
+    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    for key in [*recipe.settings, *RGB]:
+        rest = {name: value for name, value in cfg.items() if name != key}
+        expected = [] if key == "MODEL.RESNETS.STEM" else [key]
+        result = check(rest, None)
+        assert keys_of(result) == expected
+        assert all(": got nothing, " in line for line in result.deviations)
+
+
+def test_every_citation_is_used():
+    tree = read_yaml(ROOT / "detection" / "recipes.yaml")
+    values = [value for group in tree["groups"].values() for value in group.values()]
+    values += [value for recipe in tree["recipes"] for value in recipe.get("values", {}).values()]
+    assert {source for _, source in values} == set(tree["sources"])
+    assert {name for recipe in tree["recipes"] for name in recipe["groups"]} == set(tree["groups"])
+
+
+def test_who_says_so():
+    cfg = resolved(VOC_24K, MODEL__BACKBONE__FREEZE_AT=2, MODEL__RPN__NMS_THRESH=0.5)
+    freeze, nms = check(cfg, None).deviations
+    assert freeze.startswith(
+        "MODEL.BACKBONE.FREEZE_AT: got 2, the paper has 0 (Sec. 4.2.1 and 4.2.2"
+    )
+    assert nms == (
+        "MODEL.RPN.NMS_THRESH: got 0.5, expected 0.7 (Detectron2 default: "
+        "detectron2/config/defaults.py; the paper is silent)"
+    )
+
+
+@pytest.mark.parametrize("name", ["SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N"])
+def test_every_synchronised_bn_is_the_papers(name):
+    cfg = resolved(FPN_1X, MODEL__RESNETS__NORM=name, MODEL__FPN__NORM=name)
+    assert check(cfg, None).label == "as in the paper (Table 5a)"
+
+
+def test_other_norms_are_not():
+    for name in ("BN", "FrozenBN", "GN"):
+        result = check(resolved(VOC_24K, MODEL__RESNETS__NORM=name), None)
+        assert keys_of(result) == ["MODEL.RESNETS.NORM"]
+        assert ("on one process that is the same" in result.deviations[0]) == (name == "BN")
+
+
+# Weights and input.
+
+
+def test_the_weights_decide_what_the_input_must_be():
+    cfg = resolved(VOC_24K, MODEL__WEIGHTS="moco.pth")
+    assert check(cfg, contract()).deviations == ()
+    result = check(cfg, MSRA)
+    assert keys_of(result) == list(RGB)
+    assert result.deviations[0] == (
+        "INPUT.FORMAT: got 'RGB', the weights need 'BGR' "
+        "(contract of the detectron2/MSRA checkpoint)"
+    )
+    assert check(cfg | {key: MSRA.d2_keys()[key] for key in RGB}, MSRA).deviations == ()
+    # Of a trained model nothing is known here.
+    bgr = cfg | {key: MSRA.d2_keys()[key] for key in RGB}
+    assert check(bgr | {"MODEL.WEIGHTS": "model_final.pth"}, None).deviations == ()
+    assert keys_of(check(bgr | {"MODEL.WEIGHTS": "random"}, None)) == list(RGB)
+
+
+def test_means_are_compared_within_rounding():
+    near = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+    assert check(resolved(VOC_24K, MODEL__PIXEL_MEAN=near), contract()).deviations == ()
+    far = [123.675, 116.28, 103.55]
+    result = check(resolved(VOC_24K, MODEL__PIXEL_MEAN=far), contract())
+    assert keys_of(result) == ["MODEL.PIXEL_MEAN"]
+
+
+def test_folded_batch_norm_is_wrong_where_it_is_trained():
+    folded = contract(source="detectron/MSRA (BN folded)")
+    (line,) = check(resolved(VOC_24K), folded).deviations
+    assert line.startswith("MODEL.WEIGHTS: got weights whose batch norm was folded")
+    frozen = ROOT / "configs" / "lvis" / "mask_rcnn_R_50_FPN_1x_frozen_bn.yaml"
+    assert check(resolved(frozen), folded).deviations == ()
+
+
+# The linear scaling rule.
+
+HALF = {
+    "SOLVER__IMS_PER_BATCH": 8,
+    "SOLVER__BASE_LR": 0.01,
+    "SOLVER__MAX_ITER": 48000,
+    "SOLVER__STEPS": (36000, 44000),
+}
+
+
+def test_half_the_batch_follows_the_rule_and_says_what_is_not_equivalent():
+    for warm_up, more in ((100, []), (200, ["SOLVER.WARMUP_ITERS"])):
+        cfg = resolved(VOC_24K, SOLVER__WARMUP_ITERS=warm_up, **HALF)
+        result = check(cfg, None)
+        assert result.recipe == "Table 2b"
+        assert set(keys_of(result)) == {*(k.replace("__", ".") for k in HALF), *more}
+        assert all("; follows the linear scaling rule" in line for line in result.deviations)
+        batch = next(line for line in result.deviations if "IMS_PER_BATCH" in line)
+        assert batch.endswith(
+            "but is not equivalent: BN statistics and gradients are averaged over fewer images "
+            "(8 instead of 16)"
+        )
+
+
+@pytest.mark.parametrize("key", [key for key in HALF if "BATCH" not in key])
+def test_half_of_the_rule_is_not_the_rule(key):
+    changes = {k: v for k, v in HALF.items() if k != key}
+    result = check(resolved(VOC_24K, **changes), None)
+    assert result.recipe == "Table 2b"
+    assert not any("linear scaling" in line for line in result.deviations)
+
+
+def test_half_the_batch_of_1x_is_not_2x():
+    cfg = resolved(
+        FPN_1X, **(HALF | {"SOLVER__MAX_ITER": 180000, "SOLVER__STEPS": (120000, 160000)})
+    )
+    assert check(cfg, None).recipe == "Table 5a"
+
+
+def test_a_larger_batch_and_frozen_bn():
+    frozen = ROOT / "configs" / "lvis" / "mask_rcnn_R_50_FPN_1x_frozen_bn.yaml"
+    cfg = resolved(
+        frozen,
+        SOLVER__IMS_PER_BATCH=64,
+        SOLVER__BASE_LR=0.08,
+        SOLVER__MAX_ITER=22500,
+        SOLVER__STEPS=(15000, 20000),
+        SOLVER__WARMUP_ITERS=250,
+    )
+    batch = next(line for line in check(cfg, None).deviations if "IMS_PER_BATCH" in line)
+    assert batch.endswith("the gradient is averaged over more images (64 instead of 16)")
+
+
+def test_a_longer_schedule_is_the_other_recipe():
+    cfg = resolved(FPN_1X, SOLVER__MAX_ITER=180000, SOLVER__STEPS=(120000, 160000))
+    assert check(cfg, None).label == "as in the paper (Table 5b)"
+
+
+# Files that are not this project's.
+
+# facebookresearch/moco@7397dfe detection/configs, transcribed.
+OFFICIAL_BASE = """
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  RPN: {PRE_NMS_TOPK_TEST: 6000, POST_NMS_TOPK_TEST: 1000}
+  ROI_HEADS: {NAME: "Res5ROIHeadsExtraNorm"}
+  BACKBONE: {FREEZE_AT: 0}
+  RESNETS: {NORM: "naiveSyncBN"}
+TEST: {PRECISE_BN: {ENABLED: True}}
+SOLVER: {IMS_PER_BATCH: 16, BASE_LR: 0.02}
+"""
+OFFICIAL_VOC = """
+_BASE_: "Base-RCNN-C4-BN.yaml"
+MODEL:
+  MASK_ON: False
+  WEIGHTS: "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
+  ROI_HEADS: {NUM_CLASSES: 20}
+INPUT:
+  MIN_SIZE_TRAIN: (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
+  MIN_SIZE_TEST: 800
+DATASETS:
+  TRAIN: ('voc_2007_trainval', 'voc_2012_trainval')
+  TEST: ('voc_2007_test',)
+SOLVER: {STEPS: "(18000, 22000)", MAX_ITER: 24000, WARMUP_ITERS: 100}
+"""
+OFFICIAL_COCO = """
+_BASE_: "Base-RCNN-C4-BN.yaml"
+MODEL:
+  MASK_ON: True
+  WEIGHTS: "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
+INPUT:
+  MIN_SIZE_TRAIN: (640, 672, 704, 736, 768, 800)
+  MIN_SIZE_TEST: 800
+DATASETS:
+  TRAIN: ("coco_2017_train",)
+  TEST: ("coco_2017_val",)
+SOLVER: {STEPS: "(120000, 160000)", MAX_ITER: 180000}
+"""
+OFFICIAL_MOCO = """
+_BASE_: "supervised.yaml"
+MODEL:
+  PIXEL_MEAN: [123.675, 116.280, 103.530]
+  PIXEL_STD: [58.395, 57.120, 57.375]
+  WEIGHTS: "See Instructions"
+  RESNETS: {STRIDE_IN_1X1: False}
+INPUT: {FORMAT: "RGB"}
+"""
+
+
+def official(folder: Path, name: str, moco: bool) -> CfgNode:
+    (folder / "Base-RCNN-C4-BN.yaml").write_text(OFFICIAL_BASE)
+    (folder / "supervised.yaml").write_text({"voc": OFFICIAL_VOC, "coco": OFFICIAL_COCO}[name])
+    (folder / "moco.yaml").write_text(OFFICIAL_MOCO)
+    file = folder / ("moco.yaml" if moco else "supervised.yaml")
+    return load_cfg(default_task(), file, [])
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("voc", "Table 2b"), ("coco", "Table 5d")])
+def test_the_official_files_are_as_in_the_paper(name, recipe, tmp_path):
+    label = f"as in the paper ({recipe})"
+    moco = check(official(tmp_path, name, moco=True), contract())
+    assert (moco.label, moco.deviations) == (label, ())
+    supervised = check(official(tmp_path, name, moco=False), MSRA)
+    assert (supervised.label, supervised.deviations) == (label, ())
+    # The mistake that users made: MoCo's weights under the supervised file.
+    mixed = check(official(tmp_path, name, moco=False), contract())
+    assert keys_of(mixed) == list(RGB)
+
+
+def test_a_record_of_it():
+    result = check(resolved(VOC_24K, SOLVER__BASE_LR=0.1), None)
+    assert result.to_dict() == {
+        "recipe": "Table 2b",
+        "label": "deviates from the paper (Table 2b)",
+        "deviations": list(result.deviations),
+    }
+
+
+def test_the_check_is_pure():
+    cfg = load_cfg(default_task(), VOC_24K, ["MODEL.WEIGHTS", "random"])
+    before = cfg.dump()
+    assert check(cfg, None) == check(cfg, None)
+    assert cfg.dump() == before
+
+
+# The data against Detectron2 itself.
+
+
+def test_what_is_called_a_default_is_one(detectron2):
+    from detectron2.config import get_cfg
+
+    defaults = flatten(get_cfg())
+    seen = set()
+    for recipe in load_recipes():
+        for key, setting in recipe.settings.items():
+            if setting.source.startswith("Detectron2 default:"):
+                assert _plain(defaults[key]) == setting.value, (recipe.name, key)
+                seen.add(key)
+    assert len(seen) > 50
+
+
+def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
+    from detectron2.config import get_cfg
+
+    folder = Path(detectron2.__file__).parent.parent
+    if not (folder / "configs" / "Base-RCNN-FPN.yaml").is_file():
+        folder = Path(detectron2.__file__).parent / "model_zoo"
+    if not (folder / "configs" / "Base-RCNN-FPN.yaml").is_file():
+        pytest.skip("this installation of Detectron2 has no configs")
+    seen = set()
+    for recipe in load_recipes():
+        for key, setting in recipe.settings.items():
+            if not setting.source.startswith("Detectron2: configs/"):
+                continue
+            file = setting.source.removeprefix("Detectron2: ").split(";")[0]
+            cfg = get_cfg()
+            cfg.merge_from_file(str(folder / file))
+            assert _plain(flatten(cfg)[key]) == setting.value, (recipe.name, key, file)
+            seen.add(file)
+    assert len(seen) == 5
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, all the way down."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
