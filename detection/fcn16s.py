@@ -45,6 +45,7 @@ class FCN16sHead(nn.Module):
         self.convs = nn.Sequential(*layers)
         self.predictor = nn.Conv2d(channels, num_classes, 1)
         nn.init.kaiming_normal_(self.predictor.weight, mode="fan_out", nonlinearity="relu")
+        assert self.predictor.bias is not None
         nn.init.zeros_(self.predictor.bias)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import make_table, quickstart
 from convert import convert_to_d2
 from detection import train_net
+from detection.datasets import __main__ as doctor
 from detection.task import default_task
 from moco import pretrain
 from moco.cfgnode import load_cfg
@@ -169,5 +170,6 @@ def test_the_readmes_commands_are_accepted(words):
             "convert/convert_to_d2.py": convert_to_d2.build_parser,
             "benchmarks.make_table": make_table.build_parser,
             "benchmarks.quickstart": quickstart.build_parser,
+            "detection.datasets": doctor.build_parser,
         }
         parsers[target]().parse_args(args)

@@ -67,7 +67,11 @@ def combine_statistics(counts: Mapping[nn.Module, int]) -> None:
     if comm.get_world_size() == 1:
         return
     for layer, count in counts.items():
-        mean, var = layer.running_mean.double(), layer.running_var.double()
+        running_mean, running_var = (
+            layer.get_buffer("running_mean"),
+            layer.get_buffer("running_var"),
+        )
+        mean, var = running_mean.double(), running_var.double()
         channels = mean.numel()
         sums = torch.cat([mean * count, (var + mean**2) * count, mean.new_tensor([count])])
         torch.distributed.all_reduce(sums)
@@ -76,5 +80,5 @@ def combine_statistics(counts: Mapping[nn.Module, int]) -> None:
             continue  # a layer that no rank used keeps what training left
         mean = sums[:channels] / total
         var = sums[channels:-1] / total - mean**2
-        layer.running_mean.copy_(mean)
-        layer.running_var.copy_(var)
+        running_mean.copy_(mean)
+        running_var.copy_(var)

@@ -226,7 +226,8 @@ def _require_shapely() -> None:
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """``map`` over processes: the polygons of 2975 pictures take minutes in one."""
-    workers = max(1, min(8, len(os.sched_getaffinity(0))))
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = max(1, min(8, cpus or 1))
     # Not forked: a process that holds CUDA or threads must not be.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         return list(pool.map(function, items, chunksize=16))

@@ -332,10 +332,17 @@ def test_other_categories_under_cocos_names(tmp_path, monkeypatch):
             read(f"{prefix}coco_2017_val")
 
 
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
 @pytest.mark.parametrize("what", ["nothing", "no annotations", "no pictures", "half the pictures"])
-def test_a_missing_or_half_data_set_shows_what_is_expected_where(what, tmp_path, monkeypatch):
+def test_a_missing_or_half_data_set_shows_what_is_expected_where(
+    what, engine, tmp_path, request, monkeypatch
+):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     monkeypatch.chdir(ROOT)
+    opts = ["MODEL.WEIGHTS", "random", "OUTPUT_DIR", str(tmp_path / "o")]
+    opts += ["DATASETS.TRAIN", "('coco_2017_train',)", "DATASETS.TEST", "('coco_2017_val',)"]
     if what != "nothing":
         write_coco(tmp_path, {"train2017": 4, "val2017": 1})
     if what == "no annotations":
@@ -346,9 +353,7 @@ def test_a_missing_or_half_data_set_shows_what_is_expected_where(what, tmp_path,
             picture.unlink()
     started = time.monotonic()
     with pytest.raises(DataError) as caught:
-        load_task(
-            "configs/coco/mask_rcnn_R_50_FPN_1x.yaml", ["MODEL.WEIGHTS", "random"], "detectron2"
-        )
+        load_task(R18, opts, engine)
     assert time.monotonic() - started < 10
     for word in (
         "coco/annotations/instances_train2017.json",

@@ -49,8 +49,8 @@ def _write_picture(
         y = rng.randint(0, height - h)
         pixels[y : y + h, x : x + w] = COLOURS[name]
         objects.append(
-            f"<object><name>{names.get(name, name)}</name><pose>Unspecified</pose><truncated>0</truncated>"
-            f"<difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+            f"<object><name>{names.get(name, name)}</name><pose>Unspecified</pose>"
+            f"<truncated>0</truncated><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
             f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
         )
     Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image_id}.jpg", quality=95)
