@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
+from detection.datasets.official import image_count
 from detection.weights import RANDOM, RGB_MEAN, RGB_STD
 from moco.cfgnode import flatten, read_yaml
 
@@ -81,13 +82,18 @@ class RecipeCheck:
 NOT_A_TASK = RecipeCheck(None, "not a task of the paper", ())
 
 
-def check(cfg: Mapping[str, Any], contract: InputContract | None) -> RecipeCheck:
+def check(
+    cfg: Mapping[str, Any],
+    contract: InputContract | None,
+    num_pictures: Mapping[str, int] | None = None,
+) -> RecipeCheck:
     """Compare a resolved configuration with the paper's recipe for its task.
 
     Args:
         cfg: a CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
         contract: of the weights; None for a random initialisation, and where it is not known
             (MODEL.WEIGHTS is then not ``random``, and the input is not checked).
+        num_pictures: data set → number of its pictures; a part of a published split is a deviation.
     """
     flat = {**_WITHOUT_KEY, **flatten(cfg)}
     candidates = [recipe for recipe in load_recipes() if _is_meant(flat, recipe)]
@@ -96,6 +102,10 @@ def check(cfg: Mapping[str, Any], contract: InputContract | None) -> RecipeCheck
     compared = [(recipe, *_compare(flat, recipe)) for recipe in candidates]
     recipe, _, lines = min(compared, key=lambda item: item[1])  # the first of equal ones
     lines += _check_input(flat, contract)
+    for name, number in (num_pictures or {}).items():
+        official = image_count(name)
+        if official and number != official:
+            lines.append(f"{name}: got {number} pictures, the published split has {official}")
     label = f"{'deviates from' if lines else 'as in'} the paper ({recipe.name})"
     return RecipeCheck(recipe.name, label, tuple(lines))
 

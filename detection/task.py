@@ -32,6 +32,8 @@ from detection.weights import (
 )
 from moco.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg, read_yaml
 from moco.errors import DataError, UserError
+from moco.fileio import PathLike
+from moco.run import RECORD_NAME, read_record
 
 ENGINES = ("detectron2", "embedded")
 CONFIG_NAME = "config.yaml"
@@ -259,7 +261,7 @@ def resolved_config(task: Task) -> dict[str, Any]:
 
 
 def load_task(
-    config_file: str | None,
+    config_file: PathLike | None,
     opts: Sequence[str],
     engine: str,
     *,
@@ -303,7 +305,8 @@ def load_task(
 
     _resolve_device(cfg, explicit)
     _resolve_seed(cfg, resume, notes)
-    notes += scale_to_processes(cfg, num_processes)
+    if not eval_only:  # the schedule that a model was trained with stays what it was
+        notes += scale_to_processes(cfg, num_processes)
     _check_values(cfg)
     _check_engine(cfg, engine)
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
@@ -317,10 +320,19 @@ def load_task(
     cfg.freeze()
     if resume and not eval_only:
         notes += _changes_since(cfg)
-    recipe = check(cfg, weights.contract if weights else None)
-    name = Path(config_file).stem if config_file else "defaults"
+    num_pictures = {split.name: len(split.records) for split in (*train, test)}
+    recipe = check(cfg, weights.contract if weights else None, num_pictures)
+    name = _task_name(Path(config_file)) if config_file else "defaults"
     init = init_name(cfg.MODEL.WEIGHTS)
     return Task(name, engine, cfg, init, weights, train, test, recipe, tuple(notes))
+
+
+def _task_name(config_file: Path) -> str:
+    """The file's name; that of the run for the config.yaml that a run left beside its record."""
+    record = config_file.with_name(RECORD_NAME)
+    if config_file.name == CONFIG_NAME and record.is_file():
+        return read_record(record).task
+    return config_file.stem
 
 
 def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from moco.errors import Preempted, UserError, run_cli
 
 if TYPE_CHECKING:
+    from detection.d2.trainer import Processes
     from detection.task import Task
     from detection.weights import EngineResult
 
@@ -84,22 +85,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
     from detection.task import CONFIG_NAME, load_task
+    from detection.weights import trained_config
     from moco.fileio import atomic_write_text
     from moco.run import RunFolder, write_record
 
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected a number of pictures")
+    config_file, opts = args.config_file, args.opts
+    if args.eval_only and config_file is None:
+        config_file = trained_config(opts, resume=args.resume)
+        if "OUTPUT_DIR" not in opts[::2]:  # else the folder's name on the day of the training
+            opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
+        print(f"config: {config_file}, beside the model", flush=True)
     task = load_task(
-        args.config_file,
-        args.opts,
+        config_file,
+        opts,
         engine,
         eval_only=args.eval_only,
         resume=args.resume,
         num_processes=args.num_gpus * args.num_machines,
     )
     print(describe(task), flush=True)
+    if engine == "detectron2":
+        from detection.d2.trainer import check_processes
+
+        check_processes(task.cfg, processes(args), eval_only=args.eval_only)
     if args.check_only:
-        print("checked: configuration, weights and data fit; run it without --check-only")
+        print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
         return 0
     if args.machine_rank > 0:
         run_engine(task, None, args)
@@ -131,15 +143,34 @@ def describe(task: "Task") -> str:
     data = [f"{split.name} ({len(split.records)} pictures)" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
+    number = len(task.recipe.deviations)
+    listed = f", {number} deviation{'s'[: number > 1]}:" if number else ""
     lines = [
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
         f"({len(task.test.records)} pictures), {len(classes)} classes: {shown}",
+        *_weights_and_schedule(task),
         *(f"note: {note}" for note in task.notes),
-        f"recipe: {task.recipe.label}",
+        f"recipe: {task.recipe.label}{listed}",
         *(f"  {deviation}" for deviation in task.recipe.deviations),
     ]
     return "\n".join(lines)
+
+
+def _weights_and_schedule(task: "Task") -> list[str]:
+    """What a training starts from and how long it is; nothing for an evaluation."""
+    if not task.train:
+        return []
+    cfg, solver = task.cfg, task.cfg.SOLVER
+    source = task.weights.contract.source if task.weights else "random initialisation"
+    mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
+    stride = "1x1" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3"
+    steps = ", ".join(map(str, solver.STEPS))
+    return [
+        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
+        f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} pictures, learning rate "
+        f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
+    ]
 
 
 def choose_engine(wanted: str) -> tuple[str, str]:
@@ -178,11 +209,16 @@ def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineRe
         from detection.embedded.trainer import run
 
         return run(task.cfg, **options)
-    from detection.d2.trainer import Processes
     from detection.d2.trainer import run as run_detectron2
 
-    processes = Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
-    return run_detectron2(task.cfg, **options, processes=processes)
+    return run_detectron2(task.cfg, **options, processes=processes(args))
+
+
+def processes(args: argparse.Namespace) -> "Processes":
+    """How many processes the flags ask for."""
+    from detection.d2.trainer import Processes
+
+    return Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
 
 
 def done(task: "Task", result: "EngineResult") -> Any:

@@ -12,7 +12,7 @@ Names (the same in both engines): a converted key ``stem.…`` … ``res4.…`` 
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,29 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
         values["MODEL.RESNETS.RES2_OUT_CHANNELS"] = cfg.MODEL.RESNETS.STEM_OUT_CHANNELS
     open_keys = {key: value for key, value in values.items() if key not in explicit}
     _apply(cfg, open_keys, explicit, RANDOM)
+
+
+def trained_config(opts: Sequence[str], *, resume: bool) -> Path:
+    """The config.yaml beside the trained model that ``--eval-only`` names: the whole task is in it.
+
+    Args:
+        opts: ``KEY VALUE`` overrides.
+        resume: the model is the last one in OUTPUT_DIR, not MODEL.WEIGHTS.
+
+    Raises:
+        UserError: there is none.
+    """
+    given = dict(zip(opts[::2], opts[1::2], strict=False))
+    model = Path(given.get("MODEL.WEIGHTS", ""))
+    folder = Path(given.get("OUTPUT_DIR", "")) if resume else model.parent
+    key = "OUTPUT_DIR" if resume else "MODEL.WEIGHTS"
+    if key not in given or not (folder / "config.yaml").is_file():
+        raise UserError(
+            f"--eval-only without --config-file takes the config.yaml beside the model, but {key} "
+            f"is {given.get(key, 'not set')!r} and there is none; give --config-file, e.g. the "
+            "config.yaml of the run that trained it"
+        )
+    return folder / "config.yaml"
 
 
 def trained_keys(path: PathLike) -> dict[str, Any]:

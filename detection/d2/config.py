@@ -2,7 +2,6 @@
 
 import logging
 
-import torch
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import (
     BACKBONE_REGISTRY,
@@ -86,8 +85,10 @@ def check_transfer_config(cfg: CfgNode) -> None:
     for key in _norm_keys(cfg):
         if flatten(cfg)[key] not in _NORMS:
             raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
-    if cfg.SOLVER.AMP.ENABLED and not torch.cuda.is_available():
-        raise UserError("SOLVER.AMP.ENABLED needs a GPU; torch sees none")
+    if cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE.startswith("cpu"):
+        raise UserError(
+            "SOLVER.AMP.ENABLED needs a GPU, and MODEL.DEVICE is cpu; set SOLVER.AMP.ENABLED False"
+        )
 
 
 def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:

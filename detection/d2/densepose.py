@@ -1,12 +1,17 @@
 """COCO DensePose through Detectron2's own DensePose project, which is installed separately."""
 
+import contextlib
+import io
+from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import get_cache_dir
 
+from detection.d2.model_zoo import TIMEOUT_SECONDS, socket_timeout
 from detection.datasets.base import Split
 from moco.errors import UserError
 
@@ -34,7 +39,8 @@ def add_keys(cfg: CfgNode) -> None:
         from densepose import add_densepose_config
     except ImportError as error:
         raise UserError(
-            f"MODEL.DENSEPOSE_ON needs Detectron2's DensePose project ({error}): {INSTALL}"
+            f"MODEL.DENSEPOSE_ON needs Detectron2's DensePose project, which cannot be imported "
+            f"({error}); install it with {INSTALL}"
         ) from error
     add_densepose_config(cfg)
 
@@ -49,11 +55,14 @@ def fetch_surface() -> None:
     PathManager.set_strict_kwargs_checking(False)
     for name in SURFACE_FILES:
         try:
-            PathManager.get_local_path(SURFACE + name)
+            # iopath's progress bar would stand above the one line of an error.
+            with socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
+                PathManager.get_local_path(SURFACE + name)
         except Exception as error:  # of the network, of the file system, of iopath
+            cache = Path(get_cache_dir()) / "densepose" / "data"
             raise UserError(
-                f"DensePose needs {SURFACE}{name} ({error}); put it under densepose/data/ in "
-                "$FVCORE_CACHE (default ~/.torch/iopath_cache) by hand"
+                f"DensePose needs {SURFACE}{name}, which cannot be fetched ({error}); download it "
+                f"by hand into {cache} (the first part is $FVCORE_CACHE)"
             ) from error
 
 

@@ -27,7 +27,7 @@ def resolve_detectron2_name(name: str) -> Path:
         if name.startswith("catalog://"):
             ModelCatalog.get(name.removeprefix("catalog://"))
         # Its progress bar would stand above the one line of an error.
-        with _socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
+        with socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
             return Path(PathManager.get_local_path(name))
     except (OSError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
@@ -38,7 +38,7 @@ def resolve_detectron2_name(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
+def socket_timeout(seconds: float) -> Iterator[None]:
     """iopath opens its connections without a timeout of their own."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)

@@ -92,7 +92,7 @@ def run(
     Raises:
         UserError: what does not fit; NumericError: a loss that is not finite.
     """
-    check_processes(cfg, processes)
+    check_processes(cfg, processes, eval_only=eval_only)
     if processes.world_size == 1:
         return _work(cfg, weights, resume, eval_only, visualize)
     with TemporaryDirectory(prefix="detection-") as scratch:
@@ -116,7 +116,7 @@ def run(
     return EngineResult({}, 0 if eval_only else cfg.SOLVER.MAX_ITER, 0.0, None)
 
 
-def check_processes(cfg: CfgNode, processes: Processes) -> None:
+def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
     """Raise UserError where Detectron2 would answer with an assertion in every process."""
     available = torch.cuda.device_count()
     if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
@@ -134,7 +134,7 @@ def check_processes(cfg: CfgNode, processes: Processes) -> None:
             f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
             "set it to cuda"
         )
-    if cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
+    if not eval_only and cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
         raise UserError(
             f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
             f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"

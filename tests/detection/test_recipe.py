@@ -11,6 +11,7 @@ from convert.contract import InputContract
 from detection.recipe import RecipeCheck, check, load_recipes
 from detection.task import default_task
 from moco.cfgnode import flatten, load_cfg, read_yaml
+from tests.oracles.official_yaml import NAMES, write_official
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(
@@ -288,61 +289,10 @@ def test_a_longer_schedule_is_the_other_recipe():
 
 # Files that are not this project's.
 
-# facebookresearch/moco@7397dfe detection/configs, transcribed.
-OFFICIAL_BASE = """
-MODEL:
-  META_ARCHITECTURE: "GeneralizedRCNN"
-  RPN: {PRE_NMS_TOPK_TEST: 6000, POST_NMS_TOPK_TEST: 1000}
-  ROI_HEADS: {NAME: "Res5ROIHeadsExtraNorm"}
-  BACKBONE: {FREEZE_AT: 0}
-  RESNETS: {NORM: "naiveSyncBN"}
-TEST: {PRECISE_BN: {ENABLED: True}}
-SOLVER: {IMS_PER_BATCH: 16, BASE_LR: 0.02}
-"""
-OFFICIAL_VOC = """
-_BASE_: "Base-RCNN-C4-BN.yaml"
-MODEL:
-  MASK_ON: False
-  WEIGHTS: "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
-  ROI_HEADS: {NUM_CLASSES: 20}
-INPUT:
-  MIN_SIZE_TRAIN: (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
-  MIN_SIZE_TEST: 800
-DATASETS:
-  TRAIN: ('voc_2007_trainval', 'voc_2012_trainval')
-  TEST: ('voc_2007_test',)
-SOLVER: {STEPS: "(18000, 22000)", MAX_ITER: 24000, WARMUP_ITERS: 100}
-"""
-OFFICIAL_COCO = """
-_BASE_: "Base-RCNN-C4-BN.yaml"
-MODEL:
-  MASK_ON: True
-  WEIGHTS: "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
-INPUT:
-  MIN_SIZE_TRAIN: (640, 672, 704, 736, 768, 800)
-  MIN_SIZE_TEST: 800
-DATASETS:
-  TRAIN: ("coco_2017_train",)
-  TEST: ("coco_2017_val",)
-SOLVER: {STEPS: "(120000, 160000)", MAX_ITER: 180000}
-"""
-OFFICIAL_MOCO = """
-_BASE_: "supervised.yaml"
-MODEL:
-  PIXEL_MEAN: [123.675, 116.280, 103.530]
-  PIXEL_STD: [58.395, 57.120, 57.375]
-  WEIGHTS: "See Instructions"
-  RESNETS: {STRIDE_IN_1X1: False}
-INPUT: {FORMAT: "RGB"}
-"""
-
 
 def official(folder: Path, name: str, moco: bool) -> CfgNode:
-    (folder / "Base-RCNN-C4-BN.yaml").write_text(OFFICIAL_BASE)
-    (folder / "supervised.yaml").write_text({"voc": OFFICIAL_VOC, "coco": OFFICIAL_COCO}[name])
-    (folder / "moco.yaml").write_text(OFFICIAL_MOCO)
-    file = folder / ("moco.yaml" if moco else "supervised.yaml")
-    return load_cfg(default_task(), file, [])
+    file = f"{NAMES[name]}{'_moco' if moco else ''}.yaml"
+    return load_cfg(default_task(), write_official(folder) / file, [])
 
 
 @pytest.mark.parametrize(("name", "recipe"), [("voc", "Table 2b"), ("coco", "Table 5d")])
@@ -413,3 +363,14 @@ def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
 def _plain(value: Any) -> Any:
     """Tuples as lists, all the way down."""
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_part_of_a_published_split_is_a_deviation():
+    flat = resolved(FPN_1X)
+    whole = {"coco_2017_train": 118287, "coco_2017_val": 5000}
+    assert check(flat, None, whole).deviations == ()
+    part = check(flat, None, whole | {"coco_2017_train": 100})
+    assert part.label == "deviates from the paper (Table 5a)"
+    (line,) = part.deviations
+    assert line == "coco_2017_train: got 100 pictures, the published split has 118287"
+    assert check(flat, None, {"of_ones_own": 3}).deviations == ()

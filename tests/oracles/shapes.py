@@ -30,16 +30,22 @@ class Shape:
         return float(abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2)
 
 
-def paint(rng: np.random.RandomState, first_kind: int, size: int = 96) -> tuple[Image.Image, list]:
-    """A picture of about `size` px, wide or tall, and one or two shapes, left and right."""
+def paint(
+    rng: np.random.RandomState, first_kind: int, size: int = 96, *, one_large: bool = False
+) -> tuple[Image.Image, list]:
+    """A picture of about `size` px, wide or tall, and one or two shapes, left and right.
+
+    `one_large`: a single one, about half of the picture.
+    """
     width, height = (int(size + rng.randint(0, size // 3)) for _ in range(2))
     picture = Image.fromarray(rng.randint(90, 150, (height, width, 3)).astype(np.uint8))
     draw = ImageDraw.Draw(picture)
     shapes = []
-    for index, left in enumerate((0, width // 2)[: 1 + rng.randint(2)]):
-        w, h = (int(side) for side in rng.randint(size // 4, size // 2, 2))
-        x = int(left + rng.randint(0, max(width // 2 - w, 1)))
-        y = int(rng.randint(0, height - h - size // 8))  # the lowest rows stay free
+    sides = (size // 2, size * 3 // 4) if one_large else (size // 4, size // 2)
+    for index, left in enumerate((0,) if one_large else (0, width // 2)[: 1 + rng.randint(2)]):
+        w, h = (int(side) for side in rng.randint(*sides, 2))
+        x = int(left + rng.randint(0, max((width if one_large else width // 2) - w, 1)))
+        y = int(rng.randint(0, max(height - h - size // 8, 1)))  # the lowest rows stay free
         x = min(x, width - w - 1)
         if rng.randint(2):
             corners = ((x, y), (x + w, y), (x + w, y + h), (x, y + h))

@@ -27,11 +27,12 @@ def write_coco(
     crowd: bool = True,
     seed: int = 0,
     size: int = 96,
+    one_large: bool = False,
 ) -> Path:
     """Write `splits` = {"train2017": number of pictures, ...}; returns `folder`.
 
     The first picture of each split also has a crowd as uncompressed RLE. With `keypoints` or
-    `densepose` every picture has a person.
+    `densepose` every picture has a person. `one_large`: one object per picture, half of it.
     """
     rng = np.random.RandomState(seed)
     number = 0
@@ -40,7 +41,7 @@ def write_coco(
         for index in range(count):
             number += 1
             first = 0 if keypoints or densepose else number % 3
-            picture, shapes = paint(rng, first, size)
+            picture, shapes = paint(rng, first, size, one_large=one_large)
             name = f"{number:012d}.jpg"
             if split.endswith("2014"):
                 name = f"COCO_{split}_{name}"

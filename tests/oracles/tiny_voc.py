@@ -18,10 +18,12 @@ def write_voc(
     seed: int = 0,
     size: int = 96,
     names: dict[str, str] | None = None,
+    one_large: bool = False,
 ) -> Path:
     """Write `splits` = {name: number of pictures}; pictures of about `size` px, wide and tall.
 
-    `names`: colour → class, default the colours themselves.
+    `names`: colour → class, default the colours themselves. `one_large`: one object per picture,
+    about half of it, the colours in turn.
     """
     rng = np.random.RandomState(seed)
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
@@ -32,25 +34,37 @@ def write_voc(
         number += count
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
         for image_id in ids:
-            _write_picture(folder, image_id, rng, size, names or {})
+            only = sorted(COLOURS)[int(image_id) % len(COLOURS)] if one_large else None
+            _write_picture(folder, image_id, rng, size, names or {}, only)
     return folder
 
 
 def _write_picture(
-    folder: Path, image_id: str, rng: np.random.RandomState, size: int, names: dict[str, str]
+    folder: Path,
+    image_id: str,
+    rng: np.random.RandomState,
+    size: int,
+    names: dict[str, str],
+    only: str | None,
 ) -> None:
     width, height = size + rng.randint(0, size // 3), size + rng.randint(0, size // 3)
     pixels = rng.randint(90, 150, (height, width, 3)).astype(np.uint8)
     objects = []
-    for left in (0, width // 2)[: 1 + rng.randint(2)]:
-        name = sorted(COLOURS)[rng.randint(len(COLOURS))]
-        w, h = rng.randint(size // 4, size // 2, 2)
-        x = left + rng.randint(0, max(width // 2 - w, 1))
+    for left in (0,) if only else (0, width // 2)[: 1 + rng.randint(2)]:
+        if only:
+            name = only
+            w, h = rng.randint(size // 2, size * 3 // 4, 2)
+            x = rng.randint(0, width - w)
+        else:
+            name = sorted(COLOURS)[rng.randint(len(COLOURS))]
+            w, h = rng.randint(size // 4, size // 2, 2)
+            x = left + rng.randint(0, max(width // 2 - w, 1))
         y = rng.randint(0, height - h)
         pixels[y : y + h, x : x + w] = COLOURS[name]
         objects.append(
             f"<object><name>{names.get(name, name)}</name><pose>Unspecified</pose>"
-            f"<truncated>0</truncated><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+            f"<truncated>0</truncated><difficult>0</difficult>"
+            f"<bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
             f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
         )
     Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image_id}.jpg", quality=95)
