@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import Run
+from detection.keys import NOT_PROTOCOL
 from detection.metrics import headline_names
 from moco.errors import UserError
 
 RANDOM = "random"
 FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
 CONFIDENCE = 0.95
-# Keys that the protocol's hash leaves out and that differ from run to run; naming them would hide
-# the ones that matter.
-PER_RUN = ("SEED", "OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.DEVICE")
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ def _differences(groups: list[list[Run]]) -> str:
     configs = [[run.record.config for run in group] for group in groups]
     differing = []
     keys = {key for group in configs for config in group for key in config}
-    for key in sorted(keys.difference(PER_RUN)):
+    for key in sorted(keys.difference(NOT_PROTOCOL)):
         values = [[config.get(key) for config in group] for group in configs]
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):

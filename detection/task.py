@@ -1,8 +1,7 @@
 """A task: a YAML file in Detectron2's own key names, resolved and checked before anything heavy.
 
-The same file and the same ``KEY VALUE`` overrides serve both engines. The keys that both honour
-stand here; those that only Detectron2 can change are in detectron2_keys.py. An unknown key is an
-error that names the nearest one, and so is a value that the engine cannot honour.
+The same file and the same ``KEY VALUE`` overrides serve both engines; all keys are in keys.py. An
+unknown key is an error that names the nearest one, and so is a value that the engine cannot honour.
 """
 
 import hashlib
@@ -18,8 +17,8 @@ from fvcore.common.config import CfgNode
 from convert.verify import Converted
 from detection.datasets import custom_names, folder_sources, read_split
 from detection.datasets.base import Split
-from detection.detectron2_keys import DETECTRON2_ONLY
 from detection.evaluators import build_evaluator
+from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
 from detection.recipe import RecipeCheck, check
 from detection.weights import (
     RANDOM,
@@ -38,160 +37,6 @@ from moco.run import RECORD_NAME, read_record
 ENGINES = ("detectron2", "embedded")
 CONFIG_NAME = "config.yaml"
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
-
-# Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
-# network's input. Sequences keep Detectron2's types, because yacs compares types.
-_HONOURED: dict[str, Any] = {
-    # cuda, cuda:N or cpu. Not set by the user: cuda where there is one, else cpu.
-    "MODEL.DEVICE": "cuda",
-    # random, or a file from convert/convert_to_d2.py; with --eval-only a trained model_final.pth.
-    "MODEL.WEIGHTS": "",
-    # In the order of INPUT.FORMAT, 0..255. Set by the weights' contract.
-    "MODEL.PIXEL_MEAN": [103.530, 116.280, 123.675],
-    "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
-    # Number of leading stages (stem = 1) that are not trained and whose BN is frozen, 0..5.
-    "MODEL.BACKBONE.FREEZE_AT": 2,
-    "MODEL.RESNETS.DEPTH": 50,
-    "MODEL.RESNETS.NORM": "FrozenBN",
-    "MODEL.RESNETS.NUM_GROUPS": 1,
-    "MODEL.RESNETS.WIDTH_PER_GROUP": 64,
-    # Where a bottleneck's stride sits; False = torchvision and MoCo, True = MSRA.
-    "MODEL.RESNETS.STRIDE_IN_1X1": True,
-    "MODEL.RESNETS.STEM_OUT_CHANNELS": 64,
-    # 256 for bottlenecks, 64 for ResNet-18 and -34.
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 256,
-    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": 0,  # px; proposals must be larger in both directions
-    "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],  # px, square root of the area
-    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],  # height / width
-    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,  # of the first anchor's centre, in strides, 0..1
-    "MODEL.RPN.IOU_THRESHOLDS": [0.3, 0.7],  # background below, foreground from
-    "MODEL.RPN.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
-    "MODEL.RPN.SMOOTH_L1_BETA": 0.0,  # 0 = L1
-    "MODEL.RPN.LOSS_WEIGHT": 1.0,  # of both RPN losses
-    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": 1.0,  # times LOSS_WEIGHT
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
-    "MODEL.RPN.POSITIVE_FRACTION": 0.5,
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 12000,
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 2000,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
-    "MODEL.RPN.NMS_THRESH": 0.7,
-    "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
-    "MODEL.ROI_HEADS.NUM_CLASSES": 80,
-    "MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.5],
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
-    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.25,
-    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.5,
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (10.0, 10.0, 5.0, 5.0),
-    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,  # 0 = L1
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": 1.0,
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 14,
-    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 0,
-    "INPUT.MIN_SIZE_TRAIN": (800,),  # px, shorter side
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "choice",
-    "INPUT.MAX_SIZE_TRAIN": 1333,  # px, longer side
-    "INPUT.MIN_SIZE_TEST": 800,  # px; 0 = the original size
-    "INPUT.MAX_SIZE_TEST": 1333,
-    "INPUT.RANDOM_FLIP": "horizontal",
-    "INPUT.FORMAT": "BGR",
-    "DATASETS.TRAIN": (),
-    "DATASETS.TEST": (),
-    "DATALOADER.NUM_WORKERS": 4,
-    "DATALOADER.ASPECT_RATIO_GROUPING": True,
-    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": True,
-    "SOLVER.MAX_ITER": 40000,
-    "SOLVER.BASE_LR": 0.001,
-    "SOLVER.MOMENTUM": 0.9,
-    "SOLVER.NESTEROV": False,
-    "SOLVER.WEIGHT_DECAY": 0.0001,
-    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
-    "SOLVER.WEIGHT_DECAY_BIAS": None,  # None = WEIGHT_DECAY
-    "SOLVER.BIAS_LR_FACTOR": 1.0,  # of the biases' learning rate
-    "SOLVER.CLIP_GRADIENTS.ENABLED": False,
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "value",  # value, or norm: of each parameter
-    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
-    "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
-    "SOLVER.GAMMA": 0.1,
-    "SOLVER.STEPS": (30000,),  # iterations at which the learning rate is multiplied by GAMMA
-    "SOLVER.WARMUP_FACTOR": 1.0 / 1000,
-    "SOLVER.WARMUP_ITERS": 1000,
-    "SOLVER.WARMUP_METHOD": "linear",
-    # Mixed precision in training, not in evaluation; bfloat16 here, float16 in Detectron2 (GPU).
-    "SOLVER.AMP.ENABLED": False,
-    "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
-    "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
-    # Number of processes that batch, learning rate and schedule are meant for; with another number
-    # they are scaled to it (see `scale_to_processes`). 0: they stand as they are.
-    "SOLVER.REFERENCE_WORLD_SIZE": 0,
-    "TEST.EVAL_PERIOD": 0,  # iterations; 0 = only at the end
-    "TEST.DETECTIONS_PER_IMAGE": 100,
-    "TEST.PRECISE_BN.ENABLED": False,
-    "TEST.PRECISE_BN.NUM_ITER": 200,
-    "OUTPUT_DIR": "./output",
-    "SEED": -1,  # negative: one is drawn and recorded
-    "CUDNN_BENCHMARK": False,  # fastest kernels by trial; not reproducible
-}
-
-# This project's own keys.
-_TRANSFER: dict[str, Any] = {
-    # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
-    # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
-    "MODEL.RESNETS.STEM": "imagenet",
-    # A folder of one's own in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
-    # DATASETS.TRAIN and TEST become <folder>_<split> and NUM_CLASSES follows.
-    "DATASETS.VOC_DIR": "",
-    # Class names in order for VOC_DIR; empty: all names in its annotations, sorted.
-    "DATASETS.VOC_CLASSES": [],
-    # Metric for VOC_DIR: 2007 = 11 points (as the paper's tables), 2012 = area under the curve.
-    "DATASETS.VOC_YEAR": 2007,
-    # A data set of one's own in COCO's JSON format: the two annotation files, and the folders of
-    # their pictures (empty: beside the file). When set they replace DATASETS.TRAIN and TEST, and
-    # NUM_CLASSES follows.
-    "DATASETS.COCO_TRAIN_JSON": "",
-    "DATASETS.COCO_TRAIN_ROOT": "",
-    "DATASETS.COCO_TEST_JSON": "",
-    "DATASETS.COCO_TEST_ROOT": "",
-    # Side of the square crops that semantic segmentation trains on, px; 0 = the whole picture.
-    "INPUT.SEM_SEG_CROP_SIZE": 0,
-    # Lowest and highest ratio of its random scaling.
-    "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
-}
-
-# The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
-EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
-    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
-    "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
-    "MODEL.RESNETS.NORM": ("BN", "FrozenBN", "SyncBN", "naiveSyncBN"),
-    "MODEL.RESNETS.STEM": ("imagenet", "cifar", "stride2"),
-    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm"),
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
-    "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
-    "INPUT.FORMAT": ("RGB", "BGR"),
-    "SOLVER.WARMUP_METHOD": ("linear", "constant"),
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
-}
-
-# What does not make two runs different experiments: the trial, where it ran, and what belongs to
-# the weights (named in the run record) and not to the task.
-_NOT_PROTOCOL = (
-    "SEED",
-    "OUTPUT_DIR",
-    "MODEL.WEIGHTS",
-    "MODEL.DEVICE",
-    "DATALOADER.NUM_WORKERS",
-    "DATASETS.VOC_DIR",
-    "DATASETS.COCO_TRAIN_JSON",
-    "DATASETS.COCO_TRAIN_ROOT",
-    "DATASETS.COCO_TEST_JSON",
-    "DATASETS.COCO_TEST_ROOT",
-    "SOLVER.CHECKPOINT_PERIOD",
-    "SOLVER.REFERENCE_WORLD_SIZE",
-    "INPUT.FORMAT",
-    "MODEL.PIXEL_MEAN",
-    "MODEL.PIXEL_STD",
-    "MODEL.RESNETS.STRIDE_IN_1X1",
-)
 
 
 @dataclass(frozen=True)
@@ -225,7 +70,7 @@ def default_task() -> CfgNode:
     All keys of Detectron2 are there, so that its files load; which of them the embedded engine can
     change is checked in :func:`load_task`.
     """
-    return _tree({**_HONOURED, **DETECTRON2_ONLY, **_TRANSFER})
+    return _tree({**HONOURED, **DETECTRON2_ONLY, **TRANSFER})
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
@@ -233,7 +78,7 @@ def add_transfer_config(cfg: CfgNode) -> None:
 
     For one's own train_net.py: ``cfg = get_cfg(); add_transfer_config(cfg)``.
     """
-    for key, value in _TRANSFER.items():
+    for key, value in TRANSFER.items():
         *parents, name = key.split(".")
         node = cfg
         for parent in parents:
@@ -249,7 +94,7 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     """
     task_keys = flatten(default_task())
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
-    return cfg_sha256(kept, _NOT_PROTOCOL)
+    return cfg_sha256(kept, NOT_PROTOCOL)
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
@@ -613,7 +458,7 @@ def _changes_since(cfg: CfgNode) -> list[str]:
     changed = [
         key
         for key in sorted(set(before) & set(now))
-        if key not in _NOT_PROTOCOL and _plain(before[key]) != _plain(now[key])
+        if key not in NOT_PROTOCOL and _plain(before[key]) != _plain(now[key])
     ]
     return [f"resumed with other values of {', '.join(changed)}"] if changed else []
 

@@ -1,7 +1,7 @@
 """Refuses, before training, every key whose value this engine cannot honour.
 
 A key that is silently ignored would make a number that means something else than its
-configuration says. The tables of keys are in detection/task.py and detection/detectron2_keys.py.
+configuration says. The tables of keys are in detection/keys.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from convert.backbone import is_bottleneck
-from detection.detectron2_keys import DETECTRON2_ONLY
-from detection.task import EMBEDDED_CHOICES
+from detection.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
 from moco.errors import UserError
 
 

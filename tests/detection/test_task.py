@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from detection import task as task_module
-from detection.detectron2_keys import DETECTRON2_ONLY
+from detection.keys import DETECTRON2_ONLY, HONOURED
 from detection.task import (
     add_transfer_config,
     default_task,
@@ -57,7 +56,7 @@ def test_keys_and_defaults_are_detectron2s(detectron2):
     cfg = get_cfg()
     add_transfer_config(cfg)
     assert set(flatten(cfg)) == set(ours)
-    assert not set(DETECTRON2_ONLY) & set(task_module._HONOURED)
+    assert not set(DETECTRON2_ONLY) & set(HONOURED)
 
 
 def test_defaults_are_not_shared():
