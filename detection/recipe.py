@@ -14,6 +14,7 @@ from typing import Any
 
 from convert.contract import InputContract
 from detection.datasets.official import image_count
+from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
 from detection.weights import RANDOM, RGB_MEAN, RGB_STD
 from moco.cfgnode import flatten, read_yaml
 
@@ -35,6 +36,18 @@ _RANDOM_INPUT: dict[str, Any] = {
     "MODEL.PIXEL_STD": list(RGB_STD),
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
 }
+# What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which
+# has all that only the weights' contract decides): how a run is watched, how fast it is, and what
+# is read for data of one's own only.
+_FREE = (
+    "TEST.EVAL_PERIOD",
+    "TEST.EXPECTED_RESULTS",
+    "VIS_PERIOD",
+    "VERSION",
+    "CUDNN_BENCHMARK",
+    "DATASETS.VOC_CLASSES",
+    "DATASETS.VOC_YEAR",
+)
 _ABSENT = object()
 # Where the key is missing, Detectron2 alone builds this.
 _WITHOUT_KEY = {"MODEL.RESNETS.STEM": "imagenet"}
@@ -141,6 +154,19 @@ def _alternatives() -> dict[str, tuple[str, ...]]:
     return {name: tuple(values) for name, values in tree["alternatives"].items()}
 
 
+@cache
+def _defaults() -> dict[str, Setting]:
+    """Every key that makes an experiment another one, with its default."""
+    detectron2 = dict.fromkeys(HONOURED | DETECTRON2_ONLY, "Detectron2's default")
+    owners = detectron2 | dict.fromkeys(TRANSFER, "this project's default")
+    values = HONOURED | DETECTRON2_ONLY | TRANSFER
+    return {
+        key: Setting(values[key], f"{owner}; the paper is silent")
+        for key, owner in owners.items()
+        if key not in NOT_PROTOCOL and key not in _FREE
+    }
+
+
 def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
     """Whether the recipe is about this configuration's data and kind of network."""
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
@@ -155,6 +181,12 @@ def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:
         key: setting
         for key, setting in recipe.settings.items()
         if not _equal(flat.get(key, _ABSENT), setting.value)
+    }
+    # What a recipe does not list has to be as it always is, where the configuration has it.
+    different |= {
+        key: setting
+        for key, setting in _defaults().items()
+        if key in flat and key not in recipe.settings and not _equal(flat[key], setting.value)
     }
     scaled = _linearly_scaled(flat, recipe) & set(different)
     lines = []

@@ -35,6 +35,16 @@ from moco.fileio import PathLike
 from moco.run import RECORD_NAME, read_record
 
 ENGINES = ("detectron2", "embedded")
+# What a resumed run cannot change: the checkpoint brings optimizer and schedule along.
+_FIXED_BY_CHECKPOINT = (
+    "SOLVER.BASE_LR",
+    "SOLVER.IMS_PER_BATCH",
+    "SOLVER.GAMMA",
+    "SOLVER.STEPS",
+    "SOLVER.WARMUP_FACTOR",
+    "SOLVER.WARMUP_ITERS",
+    "SOLVER.WARMUP_METHOD",
+)
 CONFIG_NAME = "config.yaml"
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
@@ -153,15 +163,20 @@ def load_task(
     if not eval_only:  # the schedule that a model was trained with stays what it was
         notes += scale_to_processes(cfg, num_processes)
     _check_values(cfg)
-    _check_engine(cfg, engine)
+    notes += _check_engine(cfg, engine, num_processes)
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     _resolve_names(cfg, given, needed)
     train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
     test = read_split(cfg.DATASETS.TEST[0], cfg)
     _resolve_classes(cfg, test, explicit, given)
     notes += _check_splits(cfg, train, test)
-    if test.evaluator_type != "densepose":
-        build_evaluator(test, cfg, Path(cfg.OUTPUT_DIR))  # says now what it could not do later
+    # Both say now what they could not do at the end of a training.
+    if test.evaluator_type == "densepose":
+        from detection.d2.densepose import fetch_surface
+
+        fetch_surface()
+    else:
+        build_evaluator(test, cfg, Path(cfg.OUTPUT_DIR))
     cfg.freeze()
     if resume and not eval_only:
         notes += _changes_since(cfg)
@@ -233,16 +248,22 @@ def _defaults(engine: str, explicit: Collection[str]) -> CfgNode:
     return transfer_defaults(dense_pose=dense_pose)
 
 
-def _check_engine(cfg: CfgNode, engine: str) -> None:
-    """What one engine has and the other has not."""
+def _check_engine(cfg: CfgNode, engine: str, num_processes: int) -> list[str]:
+    """What one engine has and the other has not; notes on what it does its own way."""
     if engine == "embedded":
         from detection.embedded.supported import check_supported
 
         check_supported(cfg)
-    else:
-        from detection.d2 import check_transfer_config
+        return []
+    from detection.d2.config import check_transfer_config, process_norms
 
-        check_transfer_config(cfg)
+    check_transfer_config(cfg)
+    where = "one process" if num_processes == 1 else "on the CPU"
+    names = {"BN": "plain BN"}
+    return [
+        f"{key} {flatten(cfg)[key]}: {where}, so this is {names.get(norm, norm)}"
+        for key, norm in process_norms(cfg, num_processes).items()
+    ]
 
 
 def _trained_file(cfg: CfgNode, resume: bool) -> Path:
@@ -450,7 +471,12 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _changes_since(cfg: CfgNode) -> list[str]:
-    """A note if the folder was begun under another configuration."""
+    """A note if the folder was begun under another configuration.
+
+    Raises:
+        UserError: the checkpoint would overrule the change (it holds optimizer and schedule), or
+            the iterations done would count for something else.
+    """
     earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
     if not earlier.is_file():
         return []
@@ -460,6 +486,13 @@ def _changes_since(cfg: CfgNode) -> list[str]:
         for key in sorted(set(before) & set(now))
         if key not in NOT_PROTOCOL and _plain(before[key]) != _plain(now[key])
     ]
+    for key in changed:
+        if key in _FIXED_BY_CHECKPOINT:
+            raise UserError(
+                f"--resume: {key} is {_plain(now[key])}, but {cfg.OUTPUT_DIR} was begun with "
+                f"{_plain(before[key])}; keep it (and the number of processes, if "
+                "SOLVER.REFERENCE_WORLD_SIZE scales it), or start anew in another folder"
+            )
     return [f"resumed with other values of {', '.join(changed)}"] if changed else []
 
 

@@ -105,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         resume=args.resume,
         num_processes=args.num_gpus * args.num_machines,
     )
+    if args.num_machines > 1 and any(note.startswith("SEED was not set") for note in task.notes):
+        raise UserError("--num-machines needs SEED, the same one on every machine")
     print(describe(task), flush=True)
     if engine == "detectron2":
         from detection.d2.trainer import check_processes
@@ -124,7 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Else a later --resume could take up the run that was overwritten.
             for name in ("last_checkpoint", "log.txt"):
                 (folder.path / name).unlink(missing_ok=True)
-        atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+        if not (args.resume and (results / CONFIG_NAME).is_file()):
+            # A resumed run keeps its first one, so that what was changed since stays visible.
+            atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+        with (folder.path / "log.txt").open("a") as log:
+            log.write(f"{describe(task)}\n")
         try:
             result = run_engine(task, folder, args)
         except Preempted:

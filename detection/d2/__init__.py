@@ -2,18 +2,23 @@
 
 In one's own train_net.py::
 
-    from detection.d2 import add_transfer_config
+    from detection.d2 import add_transfer_config, apply_weights, register
     cfg = get_cfg()
     add_transfer_config(cfg)
+    ...  # merge one of this project's YAML files, set MODEL.WEIGHTS
+    apply_weights(cfg)
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
 """
 
 from detection.d2.backbones import build_resnet_dilated_c5_backbone
 from detection.d2.config import (
     add_transfer_config,
+    apply_weights,
     check_transfer_config,
     transfer_defaults,
     with_process_norms,
 )
+from detection.d2.data import register
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
 
@@ -21,8 +26,10 @@ __all__ = [
     "FCN16sHead",
     "Res5ROIHeadsExtraNorm",
     "add_transfer_config",
+    "apply_weights",
     "build_resnet_dilated_c5_backbone",
     "check_transfer_config",
+    "register",
     "transfer_defaults",
     "with_process_norms",
 ]

@@ -1,7 +1,5 @@
 """Detectron2's config with this project's keys, and what must hold before Detectron2 builds it."""
 
-import logging
-
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import (
     BACKBONE_REGISTRY,
@@ -11,17 +9,17 @@ from detectron2.modeling import (
 )
 
 from detection.task import add_transfer_config
+from detection.weights import apply_contract, apply_random, read_weights
 from moco.cfgnode import flatten
 from moco.errors import UserError
 
 __all__ = [
     "add_transfer_config",
+    "apply_weights",
     "check_transfer_config",
     "transfer_defaults",
     "with_process_norms",
 ]
-
-logger = logging.getLogger(__name__)
 
 # The names that detectron2.layers.get_norm takes.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
@@ -37,6 +35,21 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
         add_keys(cfg)
     add_transfer_config(cfg)
     return cfg
+
+
+def apply_weights(cfg: CfgNode) -> None:
+    """Let ``cfg`` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
+
+    Colour order, mean, std, the stride's place, depth and width follow the weights' contract.
+
+    Raises:
+        UserError, DataError: see ``detection.weights.read_weights``.
+    """
+    weights = read_weights(cfg.MODEL.WEIGHTS)
+    if weights is None:
+        apply_random(cfg, explicit=())
+    else:
+        apply_contract(cfg, weights.contract, explicit=())
 
 
 def check_transfer_config(cfg: CfgNode) -> None:
@@ -85,28 +98,48 @@ def check_transfer_config(cfg: CfgNode) -> None:
     for key in _norm_keys(cfg):
         if flatten(cfg)[key] not in _NORMS:
             raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
+    for key, used in (
+        ("TEST.AUG.ENABLED", cfg.TEST.AUG.ENABLED),
+        ("TEST.EXPECTED_RESULTS", bool(cfg.TEST.EXPECTED_RESULTS)),
+    ):
+        if used:
+            raise UserError(f"{key}: this train_net.py has no such thing; remove the key")
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        if cfg.INPUT.CROP.ENABLED:
+            raise UserError("INPUT.CROP: semantic segmentation crops by INPUT.SEM_SEG_CROP_SIZE")
+        if cfg.INPUT.RANDOM_FLIP not in ("horizontal", "none"):
+            raise UserError(
+                f"INPUT.RANDOM_FLIP: got {cfg.INPUT.RANDOM_FLIP!r}, semantic segmentation has "
+                "horizontal, none"
+            )
     if cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE.startswith("cpu"):
         raise UserError(
             "SOLVER.AMP.ENABLED needs a GPU, and MODEL.DEVICE is cpu; set SOLVER.AMP.ENABLED False"
         )
 
 
-def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
-    """``cfg`` with the batch norm that this number of processes can have (a frozen copy).
+def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
+    """Keys of norms that this number of processes cannot have → what they have instead.
 
     One process: synchronised BN is plain BN, and torch's own refuses the CPU. Several on the CPU:
     torch's SyncBatchNorm refuses the CPU, Detectron2's naive one computes there.
     """
-    cfg = cfg.clone()
-    cfg.defrost()
+    norms = {}
     for key in _norm_keys(cfg):
         name = flatten(cfg)[key]
         if name in _SYNCED and num_processes == 1:
-            cfg.merge_from_list([key, "BN"])
-            logger.info("%s %s: one process, so this is plain BN", key, name)
+            norms[key] = "BN"
         elif name in ("SyncBN", "nnSyncBN") and cfg.MODEL.DEVICE == "cpu":
-            cfg.merge_from_list([key, "naiveSyncBN"])
-            logger.info("%s %s: on the CPU, so this is naiveSyncBN", key, name)
+            norms[key] = "naiveSyncBN"
+    return norms
+
+
+def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
+    """``cfg`` with the norms of :func:`process_norms` (a frozen copy)."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    for key, norm in process_norms(cfg, num_processes).items():
+        cfg.merge_from_list([key, norm])
     cfg.freeze()
     return cfg
 

@@ -47,7 +47,7 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
             DatasetCatalog.remove(name)
         if name in MetadataCatalog.list():
             MetadataCatalog.remove(name)
-        DatasetCatalog.register(name, lambda split=split: list(split.records))
+        DatasetCatalog.register(name, lambda name=name: list(read_split(name, cfg).records))
         # What Detectron2 itself would call the data set's metadata.
         MetadataCatalog.get(name).set(evaluator_type=split.evaluator_type, **split.metadata)
 

@@ -1,9 +1,11 @@
 """Training and evaluation on Detectron2, on one process or several, on GPU or CPU."""
 
 import dataclasses
+import gc
 import json
 import logging
 import math
+import os
 import time
 import weakref
 from collections.abc import Mapping
@@ -41,6 +43,7 @@ from detection.d2.data import (
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
+from detection.datasets import cache_clear
 from detection.metrics import HEADLINE
 from detection.weights import (
     Coverage,
@@ -97,6 +100,9 @@ def run(
         return _work(cfg, weights, resume, eval_only, visualize)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
+        if cfg.MODEL.DEVICE == "cpu":
+            # Else every process would be given a GPU of its own, as far as there are any.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
         try:
             launch(
                 _worker,
@@ -255,6 +261,11 @@ def _train(
     spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
     trainer = (CpuTrainer if spread else Trainer)(cfg)
     model: nn.Module = trainer.checkpointer.model
+    # The loaders hold the records in a compact form of their own. Millions of objects less to
+    # collect, and to copy into every worker.
+    cache_clear()
+    gc.collect()
+    gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
     if resume and trainer.checkpointer.has_checkpoint():
         _check_checkpoint(trainer.checkpointer.get_checkpoint_file())
@@ -269,6 +280,8 @@ def _train(
             f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
             "or lengthen SOLVER.WARMUP_ITERS"
         ) from error
+    finally:
+        gc.unfreeze()
     latest = trainer.storage.latest()
     metrics = _canonical({name: value for name, (value, _) in latest.items()})
     return model, metrics, coverage, trainer.max_iter
@@ -324,6 +337,13 @@ def _worker(
     except UserError as error:
         content = {"error": str(error), "exit_code": error.exit_code, "rank": comm.get_rank()}
         atomic_write_json(outcome, content)
+        raise
+    except Exception as error:
+        logger.exception("process %d failed", comm.get_rank())
+        if not Path(outcome).is_file():  # the others fail after the first, because of it
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            content = {"error": text, "exit_code": 1, "rank": comm.get_rank()}
+            atomic_write_json(outcome, content)
         raise
     if comm.is_main_process():
         fields = dataclasses.asdict(result)

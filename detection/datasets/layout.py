@@ -120,8 +120,8 @@ def _damage(path: str | Path, error: Exception) -> str:
         target = start.decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
-                f"a text that names {target}, which a link becomes where links cannot be copied; "
-                "copy the data set again with its links (cp -a, rsync -a, tar)"
+                f"not a picture but a text with the path {target}, as a copied symbolic link can "
+                "become; copy the data set again with its links (cp -a, rsync -a, tar)"
             )
     except (OSError, ValueError):
         pass

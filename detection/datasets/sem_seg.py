@@ -21,17 +21,16 @@ from pathlib import Path
 
 import numpy as np
 from fvcore.common.config import CfgNode
-from PIL import Image
 
 from detection.datasets.base import Record, Split
 from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, picture_size
 from detection.datasets.voc import VOC_CLASSES, read_ids
+from detection.labels import read_labels
 from moco.errors import DataError
 
 CLASSES = ("background", *VOC_CLASSES)
 IGNORED = 255
 _SAMPLE = 32  # masks whose labels are looked at before training
-_MODES = ("P", "L")  # both hold labels as they are; a grey mask was converted by index
 
 _SPLITS = {2007: ("train", "val", "trainval", "test"), 2012: ("train", "val", "trainval")}
 _AUGMENTED = "train_aug"
@@ -181,19 +180,3 @@ def check_labels(
                 f"{path}: label {odd[0]}, expected 0..{num_classes - 1} or {ignored}; labels are "
                 "palette indices, not colours or grey values"
             )
-
-
-def read_labels(path: str) -> np.ndarray:
-    """(H, W) uint8, a palette's indices or grey values as they stand.
-
-    Raises:
-        DataError: damaged, or in colours.
-    """
-    try:
-        with Image.open(path) as image:
-            mode, labels = image.mode, np.asarray(image)
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
-        raise DataError(f"{path}: not a picture or damaged ({error})") from error
-    if mode not in _MODES:
-        raise DataError(f"{path}: mode {mode}, expected palette indices or grey labels")
-    return labels

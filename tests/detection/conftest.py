@@ -11,6 +11,21 @@ from tests.oracles.tiny_voc import write_voc
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _catalogs_stay_detectron2s():
+    """A run registers its data sets, Detectron2's own names too; then all is as before."""
+    try:
+        from detectron2.data import DatasetCatalog, MetadataCatalog
+    except ImportError:
+        yield
+        return
+    before = [(catalog, dict(catalog.data)) for catalog in (DatasetCatalog, MetadataCatalog)]
+    yield
+    for catalog, content in before:
+        catalog.data.clear()
+        catalog.data.update(content)
+
+
 @pytest.fixture(scope="session")
 def r18_file(tmp_path_factory) -> Path:
     """A seeded torchvision ResNet-18 with BN statistics of its own, converted for real."""

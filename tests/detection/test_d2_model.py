@@ -1,7 +1,6 @@
 """The plugin's parts on the real Detectron2: head, norms, weights, data sets, evaluator."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from convert.verify import read_converted
 from detection.embedded.model import build_model as build_embedded
 from detection.task import load_task
 from detection.weights import load_converted
+from moco.fileio import load_torch
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 pytestmark = pytest.mark.usefixtures("detectron2")
@@ -81,14 +81,12 @@ def test_r18_gets_basic_blocks(load):
     assert heads.box_predictor.cls_score.in_features == 512
 
 
-def test_norms_fit_the_processes(load, caplog):
+def test_norms_fit_the_processes(load):
     from detection.d2 import with_process_norms
 
-    caplog.set_level(logging.INFO)
     naive = load()
     assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"
     assert with_process_norms(naive, 1).MODEL.RESNETS.NORM == "BN"
-    assert "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN" in caplog.text
     assert with_process_norms(naive, 2).MODEL.RESNETS.NORM == "naiveSyncBN"
     assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"  # the task stays what it is
     torchs = load("MODEL.RESNETS.NORM", "SyncBN", "MODEL.FPN.NORM", "SyncBN")
@@ -133,17 +131,31 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
         assert torch.equal(value, expected[name]), name
 
 
-def test_users_own_train_net_can_use_the_plugin():
-    """The plugin convention: get_cfg, add_<name>_config, merge."""
+def test_users_own_train_net_can_use_the_plugin(r18_file, voc_folder):
+    """The README's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
+    from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
+    from detectron2.data import DatasetCatalog
+    from detectron2.modeling import build_model
 
-    from detection.d2 import add_transfer_config
+    from detection.d2 import add_transfer_config, apply_weights, register
 
     cfg = get_cfg()
     add_transfer_config(cfg)
-    cfg.merge_from_file("configs/voc/faster_rcnn_R_50_C4_24k.yaml", allow_unsafe=False)
-    assert cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm"
-    assert cfg.MODEL.RESNETS.STEM == "imagenet"
+    cfg.merge_from_file("configs/voc/faster_rcnn_R_18_C4_small.yaml", allow_unsafe=False)
+    cfg.merge_from_list(["MODEL.WEIGHTS", str(r18_file), "MODEL.DEVICE", "cpu"])
+    cfg.DATASETS.VOC_DIR, cfg.DATASETS.TRAIN = str(voc_folder), ("shapes_trainval",)
+    assert cfg.INPUT.FORMAT == "BGR" and cfg.MODEL.RESNETS.STRIDE_IN_1X1  # Detectron2's defaults
+    apply_weights(cfg)
+    assert cfg.INPUT.FORMAT == "RGB" and not cfg.MODEL.RESNETS.STRIDE_IN_1X1
+    assert cfg.MODEL.PIXEL_STD == [58.395, 57.12, 57.375]
+    register(cfg, cfg.DATASETS.TRAIN)
+    assert len(DatasetCatalog.get("shapes_trainval")) == 6
+    cfg.MODEL.RESNETS.NORM = "BN"
+    model = build_model(cfg)
+    DetectionCheckpointer(model).load(cfg.MODEL.WEIGHTS)
+    stored = load_torch(r18_file)["model"]["res4.1.conv2.weight"]
+    assert torch.equal(model.backbone.res4[1].conv2.weight, stored)
 
 
 def test_registered_folders_carry_their_metadata(load, voc_folder):

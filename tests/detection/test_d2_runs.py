@@ -1,7 +1,6 @@
 """How runs of the paper's tasks behave on Detectron2: kill and resume, processes, checks, files."""
 
 import json
-import logging
 import os
 import signal
 import socket
@@ -186,6 +185,7 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
     from detection.d2 import trainer
 
     monkeypatch.setattr(trainer, "_worker", recording_worker)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as here, for the same rounding
     folder = tmp_path / "run"
     scaling = ("SOLVER.REFERENCE_WORLD_SIZE", 1, "SOLVER.MAX_ITER", 4, "SOLVER.STEPS", "(2,)")
     # Pictures of several sizes: the ranks then weigh their statistics differently.
@@ -403,16 +403,10 @@ def test_mixed_precision_is_detectron2s(enabled, arguments, tmp_path):
         ("lvis/mask_rcnn_R_50_FPN_1x_frozen_bn", []),
     ],
 )
-def test_what_is_said_about_batch_norm(task, keys, arguments, data_of, tmp_path, caplog):
-    from detection.d2.config import with_process_norms
-
+def test_what_is_said_about_batch_norm(task, keys, arguments, data_of, tmp_path):
     data_of(task)
     argv = arguments(task, tmp_path)
-    cfg = load_task(argv[1], argv[2:], "detectron2").cfg
-    caplog.set_level(logging.INFO)
-    caplog.clear()
-    with_process_norms(cfg, 1)
-    said = [r.getMessage() for r in caplog.records if "so this is" in r.getMessage()]
+    said = [n for n in load_task(argv[1], argv[2:], "detectron2").notes if "so this is" in n]
     assert sorted(said) == sorted(
         f"{key} naiveSyncBN: one process, so this is plain BN" for key in keys
     )
@@ -453,8 +447,7 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
     assert "https://dl.fbaipublicfiles.com/densepose/data/UV_symmetry_transforms.mat" in message
     assert str(tmp_path / "cache" / "densepose" / "data") in message
     assert "Name or service not known" in message and "\n" not in message
-    assert not list((tmp_path / "run").glob("*.pth"))
-    assert read_record(tmp_path / "run" / "run.json").status == "failed"
+    assert not (tmp_path / "run").exists()
 
 
 # A data set of one's own in COCO's format.

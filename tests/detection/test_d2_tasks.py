@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from detection.train_net import main
+from moco.cfgnode import load_cfg
 from moco.run import RunRecord, read_record
 from tests.detection.conftest import ROOT, task_files
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
-# Sizes and durations only; "sem_seg" tasks take the second table.
+# Sizes, durations, and no threshold for the scores; "sem_seg" tasks take the second table.
 SMALL = {
     "MODEL.DEVICE": "cpu",
     "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
@@ -63,7 +64,7 @@ NEW_LAYERS = {
     "coco/mask_rcnn_R_50_FPN_6x": NEW_FPN_MASK,
     "coco/keypoint_rcnn_R_50_FPN_2x": (*NEW_FPN, "roi_heads.keypoint_head"),
     "coco/densepose_rcnn_R_50_FPN_s1x": (
-        *NEW_FPN, "roi_heads.decoder", "roi_heads.densepose_head", "roi_heads.densepose_predictor",
+        *NEW_FPN, "roi_heads.densepose_head", "roi_heads.densepose_predictor",
     ),
     "lvis/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
     "lvis/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
@@ -85,6 +86,20 @@ METRICS = {
 PAPER_TASKS = [path for path in task_files() if path not in ("voc/faster_rcnn_R_18_C4_small",)]
 
 
+# Parameters in millions at full width, which the runs below do not have.
+PARAMETERS = {
+    "voc/faster_rcnn_R_50_C4": 33.2,
+    "voc/faster_rcnn_R_50_dilated_C5": 62.2,
+    "voc/fcn16s": 28.8,
+    "coco/mask_rcnn_R_50_C4": 36.0,
+    "coco/mask_rcnn_R_50_FPN": 44.4,
+    "coco/keypoint": 59.2,
+    "lvis/mask_rcnn_R_50_FPN": 50.6,
+    "cityscapes/mask_rcnn": 44.0,
+    "cityscapes/fcn16s": 28.8,
+}
+
+
 def options(task: str) -> dict[str, object]:
     return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
 
@@ -99,6 +114,20 @@ def run(task: str, weights: Path, folder: Path, *opts: object, flags: tuple[str,
 
 def test_the_tables_name_every_task_file():
     assert set(NEW_LAYERS) == set(PAPER_TASKS)
+
+
+@pytest.mark.parametrize("task", [task for task in PAPER_TASKS if "densepose" not in task])
+def test_the_model_at_full_width(task):
+    """The numbers of parameters are those of Detectron2's models with the paper's layers added."""
+    from detectron2.modeling import build_model
+
+    from detection.d2 import transfer_defaults, with_process_norms
+
+    cfg = load_cfg(transfer_defaults(), ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "cpu"])
+    model = build_model(with_process_norms(cfg, 1))
+    (expected,) = [number for part, number in PARAMETERS.items() if part in task]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(expected, abs=0.1)
+    assert all(p.requires_grad for p in model.parameters())
 
 
 @pytest.mark.parametrize("task", PAPER_TASKS)

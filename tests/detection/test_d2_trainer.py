@@ -59,6 +59,7 @@ def test_a_run_leaves_what_a_detectron2_user_expects(finished):
     assert list(folder.glob("events.out.tfevents.*"))
     assert len(predictions(folder)) > 30
     log = (folder / "log.txt").read_text()
+    assert "recipe: not a task of the paper" in log
     assert "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN" in log
     assert "Running precise-BN for 2 iterations" in log
 

@@ -184,7 +184,7 @@ def test_pictures_that_are_the_text_of_a_link(shared_data, monkeypatch):
     if picture.stat().st_size > 255:
         pytest.skip("these are the pictures themselves")
     monkeypatch.setenv("DETECTRON2_DATASETS", str(shared_data))
-    with pytest.raises(DataError, match=r"a text that names \.\./\.\./coco/.*with its links"):
+    with pytest.raises(DataError, match=r"a text with the path \.\./\.\./coco/.*with its links"):
         read_split("voc_2007_trainval", default_task())
 
 

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from detection.datasets import cache_clear, read_split, sem_seg
+from detection.labels import read_labels
 from detection.task import default_task
 from moco.errors import DataError
 from tests.oracles.real_voc import with_links
@@ -47,7 +48,7 @@ def test_records(root):
         "width": record["width"],
         "sem_seg_file_name": str(root / "SegmentationClassAug" / "2012_000000.png"),
     }
-    labels = [np.unique(sem_seg.read_labels(r["sem_seg_file_name"])) for r in split.records]
+    labels = [np.unique(read_labels(r["sem_seg_file_name"])) for r in split.records]
     assert set(np.concatenate(labels)) == {0, 1, 2, 3, 255}
     assert len(read(VAL).records) == 3
 
@@ -55,7 +56,7 @@ def test_records(root):
 def test_labels_are_indices_and_not_grey_values(root):
     mask = read(VAL).records[0]["sem_seg_file_name"]
     grey = np.unique(np.asarray(Image.open(mask).convert("L")))
-    labels = np.unique(sem_seg.read_labels(mask))
+    labels = np.unique(read_labels(mask))
     assert labels.max() == 255 and set(labels) <= {0, 1, 2, 3, 255}
     assert set(grey) != set(labels)
 
@@ -94,8 +95,14 @@ def first_mask(root: Path) -> Path:
     [
         (lambda shape: np.full(shape, 21, np.uint8), "label 21, expected 0..20 or 255"),
         (lambda shape: np.zeros((shape[0], shape[1] + 2), np.uint8), "contradicts 2012_000004.jpg"),
-        (lambda shape: np.zeros((*shape, 3), np.uint8), "mode RGB, expected palette indices"),
-        (lambda shape: np.zeros(shape, np.uint16), "mode I;16, expected palette indices"),
+        (
+            lambda shape: np.zeros((*shape, 3), np.uint8),
+            "mode RGB, expected class ids",
+        ),
+        (
+            lambda shape: np.zeros(shape, np.uint16),
+            "mode I;16, expected class ids",
+        ),
     ],
 )
 def test_odd_masks_are_refused(make, message, root):

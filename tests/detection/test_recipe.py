@@ -8,6 +8,7 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
+from detection.keys import NOT_PROTOCOL
 from detection.recipe import RecipeCheck, check, load_recipes
 from detection.task import default_task
 from moco.cfgnode import flatten, load_cfg, read_yaml
@@ -129,7 +130,7 @@ def other(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, list | tuple):
-        return [*value, value[-1]]
+        return [*value, *value[-1:]] or [1]
     if value is None:
         return 0.0
     return f"{value}X" if isinstance(value, str) else value + 3
@@ -167,6 +168,65 @@ def test_every_citation_is_used():
     values += [value for recipe in tree["recipes"] for value in recipe.get("values", {}).values()]
     assert {source for _, source in values} == set(tree["sources"])
     assert {name for recipe in tree["recipes"] for name in recipe["groups"]} == set(tree["groups"])
+
+
+# A key that no recipe of this task lists, at a value that is not Detectron2's default.
+NOT_LISTED = {
+    "MODEL.RPN.CONV_DIMS": [256, 256],
+    "MODEL.RPN.HEAD_NAME": "OtherRPNHead",
+    "MODEL.RPN.BOUNDARY_THRESH": 0,
+    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": True,
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": True,
+    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": True,
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
+    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.5,
+    "MODEL.LOAD_PROPOSALS": True,
+    "DATALOADER.REPEAT_SQRT": False,
+    "DATALOADER.ASPECT_RATIO_GROUPING": False,
+    "SOLVER.RESCALE_INTERVAL": True,
+    "FLOAT32_PRECISION": "medium",
+    "INPUT.SEM_SEG_CROP_SIZE": 513,
+}
+
+
+@pytest.mark.parametrize("key", [*NOT_LISTED, "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION"])
+def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key):
+    cfg = resolved(ROOT / "configs" / "coco" / "mask_rcnn_R_50_C4_1x.yaml")
+    default, value = cfg[key], NOT_LISTED.get(key, 28)
+    result = check(cfg | {key: value}, None)
+    owner = "this project's" if key.startswith("INPUT.SEM_SEG") else "Detectron2's"
+    got, expected = (list(v) if isinstance(v, tuple) else v for v in (value, default))
+    assert result.deviations == (
+        f"{key}: got {got!r}, expected {expected!r} ({owner} default; the paper is silent)",
+    )
+    assert result.label == "deviates from the paper (Table 5c)"
+    # Equal as a value, or not there: no deviation.
+    same = list(default) if isinstance(default, tuple) else default
+    assert check(cfg | {key: same}, contract()).deviations == ()
+    assert check({k: v for k, v in cfg.items() if k != key}, None).deviations == ()
+
+
+# How a run is watched, how fast it is, data of one's own.
+FREE = {
+    "TEST.EVAL_PERIOD",
+    "TEST.EXPECTED_RESULTS",
+    "VIS_PERIOD",
+    "VERSION",
+    "CUDNN_BENCHMARK",
+    "DATASETS.VOC_CLASSES",
+    "DATASETS.VOC_YEAR",
+}
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_every_key_is_compared_or_free(path):
+    cfg = resolved(path)
+    silent = {
+        key
+        for key in flatten(default_task())
+        if key not in RGB and not check(cfg | {key: other(cfg[key])}, None).deviations
+    }
+    assert silent == {*NOT_PROTOCOL, *FREE} - set(RGB)
 
 
 def test_who_says_so():
@@ -358,6 +418,28 @@ def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
             assert _plain(flatten(cfg)[key]) == setting.value, (recipe.name, key, file)
             seen.add(file)
     assert len(seen) == 5
+
+
+def test_what_is_cited_from_denseposes_files_is_there():
+    densepose = pytest.importorskip("densepose", reason="the DensePose project is not installed")
+    from densepose import add_densepose_config
+    from detectron2.config import get_cfg
+
+    folder = Path(densepose.__file__).parent.parent
+    if not (folder / "configs").is_dir():
+        pytest.skip("this installation of DensePose has no configs")
+    (recipe,) = [recipe for recipe in load_recipes() if "dense pose" in recipe.name]
+    files = set()
+    for key, setting in recipe.settings.items():
+        _, cites, file = setting.source.split(";")[0].partition("DensePose: ")
+        if not cites:
+            continue
+        cfg = get_cfg()
+        add_densepose_config(cfg)
+        cfg.merge_from_file(str(folder / file))
+        assert _plain(flatten(cfg)[key]) == setting.value, (key, file)
+        files.add(file)
+    assert len(files) == 2
 
 
 def _plain(value: Any) -> Any:

@@ -287,8 +287,20 @@ def test_resuming_keeps_the_drawn_seed_and_notes_changes(load, tmp_path):
     again = load(resume=True)
     assert again.cfg.SEED == first.cfg.SEED
     assert again.notes == ()
-    changed = load("SOLVER.BASE_LR", 0.5, resume=True)
-    assert changed.notes == ("resumed with other values of SOLVER.BASE_LR",)
+    changed = load("TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
+    assert changed.notes == ("resumed with other values of TEST.DETECTIONS_PER_IMAGE",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("BASE_LR", 0.5), ("IMS_PER_BATCH", 2), ("STEPS", (9,)), ("GAMMA", 0.5)]
+)
+def test_what_a_checkpoint_would_overrule_cannot_change(key, value, load, tmp_path):
+    """It restores the optimizer's rates: the record would name a rate that was never used."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text(load("SEED", 1).cfg.dump())
+    with pytest.raises(UserError, match=rf"^--resume: SOLVER\.{key} is .* was begun with"):
+        load(f"SOLVER.{key}", value, resume=True)
+    assert load("SOLVER.MAX_ITER", 400, resume=True).notes[0].startswith("resumed with")
 
 
 def as_json(cfg) -> str:

@@ -115,7 +115,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     with pytest.raises(NumericError):
         main(argv(flags=("--overwrite",)))
     assert not (folder / "last_checkpoint").exists()
-    assert not (folder / "log.txt").exists()
+    assert "model_0000001" not in (folder / "log.txt").read_text()
     assert read_record(folder / "run.json").status == "failed"
 
 
