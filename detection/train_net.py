@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if args.num_machines > 1 and any(note.startswith("SEED was not set") for note in task.notes):
         raise UserError("--num-machines needs SEED, the same one on every machine")
-    print(describe(task), flush=True)
+    description = describe(task)
+    print(description, flush=True)
     if engine == "detectron2":
         from detection.d2.trainer import check_processes
 
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A resumed run keeps its first one, so that what was changed since stays visible.
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with (folder.path / "log.txt").open("a") as log:
-            log.write(f"{describe(task)}\n")
+            log.write(f"{description}\n")
         try:
             result = run_engine(task, folder, args)
         except Preempted:

@@ -8,6 +8,7 @@ from detectron2.modeling import (
     SEM_SEG_HEADS_REGISTRY,
 )
 
+from detection.d2 import densepose
 from detection.task import add_transfer_config
 from detection.weights import apply_contract, apply_random, read_weights
 from moco.cfgnode import flatten
@@ -30,9 +31,7 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
     """Detectron2's defaults with this project's own keys, and DensePose's where they are needed."""
     cfg = get_cfg()
     if dense_pose:
-        from detection.d2.densepose import add_keys
-
-        add_keys(cfg)
+        densepose.add_keys(cfg)
     add_transfer_config(cfg)
     return cfg
 

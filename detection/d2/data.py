@@ -22,7 +22,7 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import nn
 
-from detection.d2 import semantic_seg
+from detection.d2 import densepose, semantic_seg
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
@@ -39,8 +39,6 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
     for name in dict.fromkeys(names):
         split = read_split(name, cfg)
         if split.evaluator_type == "densepose":
-            from detection.d2 import densepose
-
             densepose.register(split)  # its records hold objects of that project
             continue
         if name in DatasetCatalog:
@@ -55,8 +53,6 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
 def build_train_loader(cfg: CfgNode) -> Any:
     """Endless batches of DATASETS.TRAIN."""
     if is_densepose(cfg):
-        from detection.d2 import densepose
-
         return densepose.build_train_loader(cfg)
     mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
     return build_detection_train_loader(cfg, mapper=mapper)
@@ -65,8 +61,6 @@ def build_train_loader(cfg: CfgNode) -> Any:
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     """Every test picture once."""
     if is_densepose(cfg):
-        from detection.d2 import densepose
-
         return densepose.build_test_loader(cfg, dataset_name)
     return build_detection_test_loader(cfg, dataset_name, mapper=build_test_mapper(cfg))
 
@@ -74,8 +68,6 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
 def build_test_mapper(cfg: CfgNode) -> Callable[[Record], dict[str, Any]]:
     """A record → what the model takes in evaluation."""
     if is_densepose(cfg):
-        from detection.d2 import densepose
-
         return densepose.build_mapper(cfg)
     if is_semantic(cfg):
         return semantic_seg.build_mapper(cfg, training=False)
@@ -95,8 +87,6 @@ def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
     """The evaluator that the data set's ``evaluator_type`` asks for."""
     split = read_split(dataset_name, cfg)
     if split.evaluator_type == "densepose":
-        from detection.d2 import densepose
-
         return densepose.build_evaluator(cfg, dataset_name)
     return SharedEvaluator(split, cfg)
 

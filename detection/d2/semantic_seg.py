@@ -12,8 +12,8 @@ from detectron2.layers import ShapeSpec, get_norm
 from detectron2.modeling import SEM_SEG_HEADS_REGISTRY
 from torch import Tensor, nn
 
+from detection.fcn16s import STRIDE, pixel_loss, upsample
 from detection.fcn16s import FCN16sHead as Head
-from detection.fcn16s import pixel_loss, upsample
 from detection.labels import read_labels
 from detection.sem_seg_data import Augmentation
 from moco.errors import UserError
@@ -30,11 +30,11 @@ class FCN16sHead(nn.Module):
         super().__init__()
         settings = cfg.MODEL.SEM_SEG_HEAD
         names = list(settings.IN_FEATURES)
-        if len(names) != 1 or names[0] not in input_shape or input_shape[names[0]].stride != 16:
+        if len(names) != 1 or names[0] not in input_shape or input_shape[names[0]].stride != STRIDE:
             strides = {name: shape.stride for name, shape in input_shape.items()}
             raise UserError(
                 f"MODEL.SEM_SEG_HEAD.IN_FEATURES: got {names}, expected one feature map of stride "
-                f"16; the backbone has {strides} (res5 with MODEL.RESNETS.RES5_DILATION 2)"
+                f"{STRIDE}; the backbone has {strides} (res5 with MODEL.RESNETS.RES5_DILATION 2)"
             )
         self.in_feature = names[0]
         self.ignore_value = settings.IGNORE_VALUE  # SemanticSegmentor pads labels with it
@@ -45,7 +45,6 @@ class FCN16sHead(nn.Module):
             channels=settings.CONVS_DIM,
             norm=lambda channels: get_norm(settings.NORM, channels),
         )
-        self.stride = input_shape[self.in_feature].stride
 
     def forward(
         self, features: Mapping[str, Tensor], targets: Tensor | None = None
@@ -56,7 +55,7 @@ class FCN16sHead(nn.Module):
             loss = pixel_loss(scores, targets, self.ignore_value)
             return None, {"loss_sem_seg": loss * self.loss_weight}
         # SemanticSegmentor cuts the picture's own size out of this.
-        size = (scores.shape[-2] * self.stride, scores.shape[-1] * self.stride)
+        size = (scores.shape[-2] * STRIDE, scores.shape[-1] * STRIDE)
         return upsample(scores, size), {}
 
 

@@ -87,6 +87,7 @@ def run(
     """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
 
     Args:
+        cfg: fits ``processes``, see :func:`check_processes`.
         weights: the converted backbone, None for a random one and for evaluation.
         visualize: draw the predictions on so many test pictures.
         folder: locked output folder; None on machines other than the first.
@@ -95,7 +96,6 @@ def run(
     Raises:
         UserError: what does not fit; NumericError: a loss that is not finite.
     """
-    check_processes(cfg, processes, eval_only=eval_only)
     if processes.world_size == 1:
         return _work(cfg, weights, resume, eval_only, visualize)
     with TemporaryDirectory(prefix="detection-") as scratch:

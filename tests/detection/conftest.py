@@ -26,6 +26,16 @@ def _catalogs_stay_detectron2s():
         catalog.data.update(content)
 
 
+@pytest.fixture
+def fresh_cache():
+    """Splits are kept per path and pytest reuses no paths, but tests rewrite files in place."""
+    from detection.datasets import cache_clear
+
+    cache_clear()
+    yield
+    cache_clear()
+
+
 @pytest.fixture(scope="session")
 def r18_file(tmp_path_factory) -> Path:
     """A seeded torchvision ResNet-18 with BN statistics of its own, converted for real."""

@@ -24,12 +24,7 @@ R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache():
-    """Splits are kept per path and pytest reuses no paths, but tests rewrite files in place."""
-    cache_clear()
-    yield
-    cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def source(root: Path, split: str = "train", classes: tuple[str, ...] = ("blue", "green", "red")):

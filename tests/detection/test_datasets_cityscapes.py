@@ -18,11 +18,7 @@ from tests.oracles.tiny_cityscapes import write_cityscapes
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache():
-    cache_clear()
-    yield
-    cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture

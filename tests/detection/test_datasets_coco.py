@@ -18,11 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache():
-    cache_clear()
-    yield
-    cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")

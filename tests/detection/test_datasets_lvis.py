@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from detection.datasets import cache_clear, read_split
+from detection.datasets import read_split
 from detection.task import default_task
 from moco.errors import DataError
 from tests.oracles.tiny_lvis import KINDS, write_lvis
 
-
-@pytest.fixture(autouse=True)
-def fresh_cache():
-    cache_clear()
-    yield
-    cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")

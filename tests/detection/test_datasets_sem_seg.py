@@ -16,11 +16,7 @@ from tests.oracles.tiny_voc_seg import write_voc_seg
 AUG, VAL = "voc_2012_sem_seg_train_aug", "voc_2012_sem_seg_val"
 
 
-@pytest.fixture(autouse=True)
-def fresh_cache():
-    cache_clear()
-    yield
-    cache_clear()
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture
