@@ -50,6 +50,7 @@ setup(
             *STUBS,
             *LVIS,
             *CITYSCAPES,
+            "webdataset",  # its shards are read without it; the tests let it write some
         ],
     },
 )

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.results import Run
-from detection.keys import NOT_PROTOCOL
+from detection import keys as detection_keys
 from detection.metrics import headline_names
+from moco import classify_config
 from moco.errors import UserError
 
 RANDOM = "random"
 FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
 CONFIDENCE = 0.95
+NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classify_config.NOT_PROTOCOL}
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def aggregate(
             runs differ in what.
     """
     if not runs:
-        raise UserError("no finished detection run to make a table of")
+        raise UserError("no finished run to make a table of")
     inits = sorted({run.record.init for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")

@@ -2,7 +2,8 @@
 
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
 
-RUNS are folders of ``detection/train_net.py`` (OUTPUT_DIR) or folders that hold several of them.
+RUNS are folders of ``detection/train_net.py``, ``moco.linear``, ``moco.finetune`` (OUTPUT_DIR) or
+``moco.knn`` (--output), or folders that hold several of them.
 Without ``--out`` the table is only printed.
 """
 
@@ -30,19 +31,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     from benchmarks.tables import to_terminal
 
     results = collect(args.runs)
-    if not results.detection:
+    if not results.transfer:
         reasons = "; ".join(f"{item.folder}: {item.reason}" for item in results.unusable[:3])
-        raise UserError(f"no finished detection run to make a table of ({reasons or 'none found'})")
-    engines = sorted({run.record.engine for run in results.detection})
+        raise UserError(f"no finished run to make a table of ({reasons or 'none found'})")
+    engines = sorted({run.record.engine for run in results.transfer})
     if args.engine not in (None, EACH, *engines):
         raise UserError(
             f"--engine {args.engine}: no such runs; choices are {', '.join([*engines, EACH])}"
         )
     if args.engine is None:
-        groups = [list(results.detection)]
+        groups = [list(results.transfer)]
     else:
         chosen = engines if args.engine == EACH else [args.engine]
-        groups = [[r for r in results.detection if r.record.engine == name] for name in chosen]
+        groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
     tables: list[Table] = [t for group in groups for t in aggregate(group, args.baseline)]
     print(to_terminal(tables, results.unusable, colour=sys.stdout.isatty()))
     if args.out is not None:

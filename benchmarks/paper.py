@@ -12,7 +12,7 @@ OWN = "this paper"
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One printed row; None where the paper prints "-" or no bracket. Units: AP 0..100."""
+    """One printed row; None where the paper prints no number. Units: AP and accuracy, 0..100."""
 
     name: str
     values: tuple[float | None, ...]
@@ -21,15 +21,20 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One (sub-)table; ``metrics[i]`` and ``methods[i]`` belong to ``columns[i]``."""
+    """One (sub-)table; ``metrics[i]`` and ``methods[i]`` belong to ``columns[i]``.
 
-    number: int
+    ``number`` is None for numbers of the text: ``label`` says where. Of ``iterations`` and
+    ``epochs`` the one is None that the paper does not give, ``trials`` where it does not tell.
+    """
+
+    number: int | None
     part: str | None
     label: str
     title: str
     tasks: tuple[str, ...]
-    iterations: int
-    trials: int
+    iterations: int | None
+    epochs: int | None
+    trials: int | None
     baseline: str | None
     columns: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -39,6 +44,8 @@ class PaperTable:
     @property
     def cite(self) -> str:
         """E.g. ``Table 2b (tab:voc)``."""
+        if self.number is None:
+            return self.label
         part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
         return f"Table {self.number}{part} ({self.label})"
 
@@ -78,6 +85,7 @@ def _table(entry: dict[str, Any]) -> PaperTable:
         title=entry["title"],
         tasks=tuple(entry["tasks"]),
         iterations=entry["iterations"],
+        epochs=entry.get("epochs"),
         trials=entry["trials"],
         baseline=entry["baseline"],
         columns=tuple(column["name"] for column in columns),

@@ -37,23 +37,30 @@ def read_losses(runs: Sequence[Run]) -> list[Curve]:
     Raises:
         UserError: a line of ``metrics.json`` that is not JSON.
     """
-    curves = [_read_loss(path) for run in runs if (path := run.folder / METRICS_NAME).is_file()]
+    files = [run.folder / METRICS_NAME for run in runs]
+    curves = [read_curve(path, LOSS_NAMES) for path in files if path.is_file()]
     return [curve for curve in curves if len(curve[0])]
 
 
-def _read_loss(path: Path) -> Curve:
-    """Iterations and losses; of an iteration logged twice (a resumed run), the last."""
-    losses: dict[int, float] = {}
+def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
+    """From the lines of ``metrics.json`` the ``x`` and the first of ``names`` that a line has.
+
+    Of an iteration logged twice (a resumed run) the last one counts.
+
+    Raises:
+        UserError: a line that is not JSON, or without iteration or ``x``.
+    """
+    points: dict[int, tuple[float, float]] = {}
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
             values = json.loads(line)
-            loss = next((values[name] for name in LOSS_NAMES if values.get(name) is not None), None)
-            if loss is not None:
-                losses[int(values["iteration"])] = float(loss)
-        except (ValueError, KeyError, AttributeError) as error:
+            y = next((values[name] for name in names if values.get(name) is not None), None)
+            if y is not None:
+                points[int(values["iteration"])] = float(values[x]), float(y)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: line {number} is not a line of metrics ({error})") from error
-    iterations = sorted(losses)
-    return np.array(iterations, float), np.array([losses[i] for i in iterations], float)
+    xy = np.array([points[i] for i in sorted(points)], float).reshape(-1, 2)
+    return xy[:, 0], xy[:, 1]
 
 
 def band(curves: Sequence[Curve]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -77,7 +84,7 @@ def plot_losses(
         for title, curves in (("Pre-training", pretraining), ("Fine-tuning", finetuning))
         if any(curves.values())
     ]
-    figure, axes = _figure(max(len(panels), 1), width=5.2, height=3.4)
+    figure, axes = new_figure(max(len(panels), 1), width=5.2, height=3.4)
     for axis, (title, curves) in zip(axes, panels, strict=False):
         colours = _colours(list(curves))
         for name, runs in curves.items():
@@ -92,12 +99,12 @@ def plot_losses(
         axis.set_ylim(bottom=0)
         if len(curves) > 1 or title == "Fine-tuning":
             axis.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_ap(path: PathLike, table: Table) -> None:
     """A panel per metric: a bar for the mean, a point for every seed, the gap to the baseline."""
-    figure, axes = _figure(len(table.metrics), width=1.2 + 0.85 * len(table.rows), height=3.4)
+    figure, axes = new_figure(len(table.metrics), width=1.2 + 0.85 * len(table.rows), height=3.4)
     names = [row.init for row in table.rows]
     colours = _colours(names)
     top = max((max(c.values) for row in table.rows for c in row.cells.values() if c), default=1.0)
@@ -120,7 +127,7 @@ def plot_ap(path: PathLike, table: Table) -> None:
         axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 30)
         axis.tick_params(axis="x", length=0)
     axes[0].set_ylabel(f"{'AP' if heads[0].startswith('AP') else heads[0]} (0 to 100)")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _colours(names: Sequence[str]) -> dict[str, str]:
@@ -130,7 +137,8 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
     return {RANDOM: GREY, **colours}
 
 
-def _figure(panels: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+def new_figure(panels: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
+    """A row of panels, each ``width`` x ``height`` inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -144,5 +152,6 @@ def _figure(panels: int, width: float, height: float) -> tuple["Figure", list["A
     return figure, axes
 
 
-def _save(figure: "Figure", path: PathLike) -> None:
+def save_figure(figure: "Figure", path: PathLike) -> None:
+    """Write a PNG file, atomically."""
     atomic_write(path, lambda file: figure.savefig(file, format="png", facecolor="white"))

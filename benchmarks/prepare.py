@@ -17,8 +17,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from moco.decode import decode
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import TEMPORARY_PREFIX, PathLike
+from moco.pictures import find_images
 from moco.progress import Progress
 
 SPLIT_PAIRS = (("trainval", "test"), ("train", "test"), ("train", "val"))
@@ -86,8 +88,6 @@ def training_pictures(root: PathLike) -> list[Path]:
     Raises:
         DataError: no lists, or a listed picture that is not there.
     """
-    from moco.data import find_images
-
     root = Path(root)
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
@@ -119,8 +119,6 @@ def _ids(root: Path, split: str) -> list[str]:
 
 
 def _shrink(source: Path, side_px: int) -> Image.Image:
-    from moco.data import decode  # takes seconds to import, which whole_folder's users do not need
-
     picture = decode(source)
     scale = side_px / min(picture.size)
     size = (max(round(picture.width * scale), 1), max(round(picture.height * scale), 1))
@@ -130,8 +128,6 @@ def _shrink(source: Path, side_px: int) -> Image.Image:
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if args.kind == "pictures":
-        from moco.data import find_images
-
         sources = find_images(args.folder)
     else:
         sources = training_pictures(args.folder)

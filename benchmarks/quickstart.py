@@ -181,7 +181,7 @@ def check_sources(plan: Plan) -> None:
     if plan.voc is not None:
         voc_splits(plan.voc)
     if plan.images is not None:
-        from moco.data import find_images
+        from moco.pictures import find_images
 
         number, source = len(find_images(plan.images)), f"--images {plan.images}"
     elif plan.voc is not None:
@@ -353,7 +353,7 @@ def report(plan: Plan) -> None:
 
     folders = [plan.run_folder(init, seed) for init in INITS for seed in plan.seeds]
     results = collect([plan.pretrain, *folders])
-    tables = aggregate(results.detection, baseline="random")
+    tables = aggregate(results.transfer, baseline="random")
     print(to_terminal(tables, results.unusable, colour=sys.stdout.isatty()))
     print(f"\n{verdict(tables[0])}")
     for run in results.pretraining:

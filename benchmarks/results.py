@@ -36,7 +36,7 @@ class Unusable:
 class Results:
     """What a set of folders holds."""
 
-    detection: tuple[Run, ...]
+    transfer: tuple[Run, ...]  # everything but pre-training: what tables are made of
     pretraining: tuple[Run, ...]
     unusable: tuple[Unusable, ...]
 
@@ -57,7 +57,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
             folders.add(path.parent.resolve())
         else:
             folders.update(_run_folders(path.resolve()))
-    detection, pretraining, unusable = [], [], []
+    transfer, pretraining, unusable = [], [], []
     for folder in sorted(folders):
         if not (folder / RECORD_NAME).is_file():
             unusable.append(Unusable(folder, f"unfinished: it has no {RECORD_NAME} yet"))
@@ -66,16 +66,16 @@ def collect(paths: Sequence[PathLike]) -> Results:
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))
-        elif record.kind == "detection":
-            detection.append(Run(folder, record))
-        else:
+        elif record.kind == "pretrain":
             pretraining.append(Run(folder, record))
+        else:
+            transfer.append(Run(folder, record))
     if not folders:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
-            "as detection/train_net.py writes them into OUTPUT_DIR"
+            "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
         )
-    return Results(tuple(detection), tuple(pretraining), tuple(unusable))
+    return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
 def _run_folders(root: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from benchmarks.results import Results, Run, Unusable
 from detection.metrics import titles
 
 MISSING = "–"
+EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 STRONG_FROM = 0.5
 FEW_MARK = "†"
 FEW_NOTE = f"{FEW_MARK} fewer than {FEW_TRIALS} trials (the paper averages {FEW_TRIALS})"
@@ -136,8 +137,9 @@ def to_latex(tables: Sequence[Table]) -> str:
         for paper in tables_for(table.task):
             cite = escape_latex(f"The paper, {paper.cite}")
             lines += ["\\midrule", f"\\multicolumn{{{columns}}}{{l}}{{\\emph{{{cite}}}}} \\\\"]
+            trials = str(paper.trials or escape_latex(MISSING))
             for name, *cells in _paper_rows(paper, table, _tex_gap, escape_latex):
-                lines.append(" & ".join([name, str(paper.trials), *cells]) + " \\\\")
+                lines.append(" & ".join([name, trials, *cells]) + " \\\\")
         note = f"{escape_latex(_setting(table))}, mean $\\pm$ standard deviation of $n$ trials"
         if table.baseline is not None:
             note += f"; in brackets the gap to {escape_latex(table.baseline)}"
@@ -234,18 +236,29 @@ def escape_latex(text: str) -> str:
 
 
 def _setting(table: Table) -> str:
-    tested = table.runs[0].record.config.get("DATASETS.TEST") or ["?"]
-    return f"{table.engine} engine, {table.iterations} iterations, tested on {', '.join(tested)}"
+    config = table.runs[0].record.config
+    parts = [f"{table.engine} engine"]
+    if table.iterations:
+        epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
+        parts.append(f"{table.iterations} iterations{epochs}")
+    if "DATASETS.TEST" in config:
+        parts.append(f"tested on {', '.join(config['DATASETS.TEST'])}")
+    return ", ".join(parts)
 
 
 def _notes(table: Table) -> list[str]:
     notes = [FEW_NOTE] if any(row.n < FEW_TRIALS for row in table.rows) else []
     for paper in tables_for(table.task):
-        if paper.iterations != table.iterations:
-            notes.append(
-                f"not comparable with {paper.cite} of the paper: "
-                f"{table.iterations} iterations here, {paper.iterations} there"
-            )
+        epochs = table.runs[0].record.config.get(EPOCHS)
+        for unit, here, there in (
+            ("iterations", table.iterations, paper.iterations),
+            ("epochs", epochs, paper.epochs),
+        ):
+            if there is not None and here != there:
+                notes.append(
+                    f"not comparable with {paper.cite} of the paper: "
+                    f"{here} {unit} here, {there} there"
+                )
     return notes
 
 

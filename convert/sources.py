@@ -53,7 +53,11 @@ class Source:
 
 
 _MOCO_ENCODERS = {"query": "module.encoder_q.", "key": "module.encoder_k."}
-_MOCO_DROPPED = {"queue": ("module.queue", "")}
+_MOCO_DROPPED = {
+    "queue": ("module.queue", ""),
+    "memory bank": ("module.bank", ""),
+    "NCE's constant": ("module.Z", ""),
+}
 _D2_LAYOUT: dict[str, Any] = {
     "container": "model",
     "encoders": {"single": ""},
@@ -538,6 +542,7 @@ _HEADS = {
 _ARCHS = {
     **{f"resnet{depth}": (depth, 1, 64) for depth in (18, 34, 50, 101, 152)},
     "resnext50_32x4d": (50, 32, 4),
+    "resnext50_32x8d": (50, 32, 8),  # the paper's RX50; torchvision has none
     "resnext101_32x8d": (101, 32, 8),
     "resnext101_64x4d": (101, 64, 4),
     "wide_resnet50_2": (50, 1, 128),

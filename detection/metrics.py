@@ -7,6 +7,8 @@ A metric is called ``<kind>/<name>`` and lies in 0..100:
                             also AP50-<class>
     densepose               AP, AP50, AP75, APm, APl
     sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
+    linear, finetune        top1, top5: 1-crop accuracy (moco/linear.py, moco/finetune.py)
+    knn                     top1 (moco/knn.py)
 
 AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
 elsewhere of the data set's own.
@@ -22,11 +24,14 @@ HEADLINE: dict[str, tuple[str, ...]] = {
     "keypoints": ("AP", "AP50", "AP75"),
     "densepose": ("AP", "AP50", "AP75"),
     "sem_seg": ("mIoU",),
+    "linear": ("top1", "top5"),
+    "finetune": ("top1", "top5"),
+    "knn": ("top1",),
 }
 # What an engine must report: the Cityscapes metric of instances has no AP75.
 REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
 # Shown without the kind's name where it is the only one.
-_ALONE = {"bbox", "sem_seg"}
+_ALONE = {"bbox", "sem_seg", "linear", "finetune", "knn"}
 # As in the paper's tables: bounding box, mask, keypoints, dense pose.
 _MARKS = {"bbox": "bb", "segm": "mk", "keypoints": "kp", "densepose": "dp"}
 

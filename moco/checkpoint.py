@@ -17,6 +17,8 @@ from moco.errors import DataError
 from moco.fileio import PathLike, atomic_torch_save, atomic_write_text, load_torch
 
 FORMAT = "moco-transfer/1"
+CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
+WRITERS = {FORMAT: "moco.pretrain", CLASSIFIER_FORMAT: "moco.linear or moco.finetune"}
 PREFIX = "module."
 POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
 REQUIRED = {
@@ -60,11 +62,14 @@ def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
     atomic_write_text(path.parent / POINTER_NAME, path.name)
 
 
-def load_checkpoint(path: PathLike) -> dict[str, Any]:
+def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
     """Read a checkpoint of this project and check that it is whole.
 
+    Args:
+        form: ``FORMAT`` of pre-training, or ``CLASSIFIER_FORMAT``.
+
     Raises:
-        DataError: missing, damaged, or not written by this project's pre-training.
+        DataError: missing, damaged, or not written by this project in that format.
     """
     state = load_torch(path)
     if not isinstance(state, dict):
@@ -73,14 +78,16 @@ def load_checkpoint(path: PathLike) -> dict[str, Any]:
         if not isinstance(state.get(key), kind):
             raise DataError(
                 f"{path}: {'no' if key not in state else 'a malformed'} {key!r}; "
-                "expected a checkpoint written by moco.pretrain"
+                f"expected a checkpoint written by {WRITERS[form]}"
             )
-    if state["format"] != FORMAT:
-        raise DataError(f"{path}: format {state['format']!r}, expected {FORMAT!r}")
+    if state["format"] != form:
+        raise DataError(f"{path}: format {state['format']!r}, expected {form!r}")
     return state
 
 
-def newest_checkpoint(folder: PathLike) -> tuple[Path, dict[str, Any], list[str]] | None:
+def newest_checkpoint(
+    folder: PathLike, form: str = FORMAT
+) -> tuple[Path, dict[str, Any], list[str]] | None:
     """The newest checkpoint that can be read, with what was wrong with any newer one.
 
     Returns:
@@ -92,7 +99,7 @@ def newest_checkpoint(folder: PathLike) -> tuple[Path, dict[str, Any], list[str]
     warnings: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return path, load_checkpoint(path), warnings
+            return path, load_checkpoint(path, form), warnings
         except DataError as error:
             warnings.append(f"skipped a checkpoint: {error}")
     if warnings:
@@ -111,18 +118,18 @@ def remove_old_checkpoints(folder: PathLike, keep: int, milestone_epochs: int) -
         path.unlink()
 
 
-def load_backbone(state: Mapping[str, Any]) -> ResNet:
+def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:
     """The query encoder of a checkpoint without its head, in evaluation mode.
 
     Args:
         state: what :func:`load_checkpoint` returned.
+        prefix: of the network's tensors.
 
     Raises:
         DataError: the tensors do not fit the encoder that the checkpoint names.
     """
     encoder = state["encoder"]
     backbone = build_backbone(EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"]))
-    prefix = f"{PREFIX}encoder_q."
     weights: dict[str, Tensor] = {
         name.removeprefix(prefix): tensor
         for name, tensor in state["state_dict"].items()

@@ -4,11 +4,13 @@ The defaults are the paper's: ResNet-50, 200 epochs of batch 256, K = 65536, aug
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
 from moco.cfgnode import load_cfg
+from moco.distributed import local_rank
 from moco.errors import UserError
 from moco.fileio import PathLike
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 AUG_KINDS = ("v1", "v2")
+ARCHS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x8d")
+MECHANISMS = ("momentum_queue", "end_to_end", "memory_bank")
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
 AUG_V2: dict[str, Any] = {
     "KIND": "v2",
@@ -31,8 +35,14 @@ PLACES_AND_SPEED = (
     "NUM_THREADS",
     "DATA.ROOT",
     "DATA.NUM_WORKERS",
+    "DATA.WORKER_TIMEOUT_SECONDS",
     "DATA.CACHE_MIB",
     "DATA.KNN_ROOT",
+    "DIST_TIMEOUT_SECONDS",
+    "DETERMINISTIC",
+    "MOCO.SHUFFLE_BY",
+    "SOLVER.ACCUMULATE",
+    "SOLVER.COMPILE",
     "SOLVER.STOP_AT_ITERS",
     "CHECKPOINT",
     "KNN",
@@ -51,13 +61,20 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.DEVICE = "auto"
     # CPU threads of the training process, >= 1; 0 leaves torch's choice.
     cfg.NUM_THREADS = 0
+    # Only kernels that give the same bits each time; slower on a GPU, no difference on a CPU.
+    cfg.DETERMINISTIC = False
+    # With several processes: how long one waits for the others before the run is given up.
+    cfg.DIST_TIMEOUT_SECONDS = 600
 
     cfg.DATA = CfgNode()
-    # A folder of pictures (nested or flat; its train/ is used where it has one) or a .txt file
-    # with one path per line, relative to the file.
+    # A folder of pictures (nested or flat; its train/ is used where it has one), a .txt file with
+    # one path per line, relative to the file, tar shards (a folder of them, one, or a pattern such
+    # as shards/train-{000000..000146}.tar), or CIFAR-10's own folder (cifar-10-batches-bin or -py).
     cfg.DATA.ROOT = ""
     # Processes that read pictures; 0 reads in the training process. Results do not depend on it.
     cfg.DATA.NUM_WORKERS = 4
+    # A reading process that delivers nothing for so long is taken to hang, >= 1.
+    cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
     # What to do with a picture that cannot be decoded: fail (naming it) or skip (another one of
     # the data set takes its place).
     cfg.DATA.BAD_IMAGES = "fail"
@@ -65,8 +82,11 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.DATA.MAX_BAD_FRACTION = 0.001
     # Memory for decoded pictures, MiB in all; 0 decodes anew each epoch. Pays for small pictures.
     cfg.DATA.CACHE_MIB = 0
-    # Folder with train/<class>/* and val/<class>/* for the kNN monitor; "" turns it off.
+    # Folder with train/<class>/* and val/<class>/*, or CIFAR-10's own, for the kNN monitor; ""
+    # turns it off.
     cfg.DATA.KNN_ROOT = ""
+    # Where DATA.ROOT are tar shards: so many of them are shuffled together, >= 1.
+    cfg.DATA.SHARD_WINDOW = 16
 
     cfg.AUG = CfgNode()
     # v1: grey, then jitter (the paper, sec. 3.3). v2: jitter, then grey, then blur (MoCo v2).
@@ -100,50 +120,85 @@ def default_cfg(aug: str = "v1") -> CfgNode:
         cfg.AUG.update(AUG_V2)
 
     cfg.MODEL = CfgNode()
-    # resnet10 (one basic block per stage), resnet18, resnet34 or resnet50.
+    # resnet10 (one basic block per stage), resnet18, resnet34, resnet50, resnet101 or
+    # resnext50_32x8d (the paper's RX50).
     cfg.MODEL.ARCH = "resnet50"
     # imagenet: 7x7 stride 2 + max-pool. stride2: 3x3 stride 2. cifar: 3x3 stride 1.
     cfg.MODEL.STEM = "imagenet"
-    # Multiplies all channel counts; 64 * WIDTH must be a whole number >= 8.
+    # Multiplies all channel counts; 64 * WIDTH must be a whole number >= 8. The paper's R50w2x and
+    # R50w4x are 2 and 4.
     cfg.MODEL.WIDTH = 1.0
 
     cfg.MOCO = CfgNode()
     # Dimension C of queries and keys.
     cfg.MOCO.DIM = 128
-    # Queue length K >= SOLVER.BATCH_SIZE; a batch need not divide it.
+    # Which of the paper's three mechanisms (Fig. 2): momentum_queue (MoCo), end_to_end or
+    # memory_bank.
+    cfg.MOCO.MECHANISM = "momentum_queue"
+    # Size K of the dictionary. momentum_queue: length of the queue, which holds at least one step's
+    # keys; a batch need not divide it. memory_bank: negatives drawn per step. end_to_end: has to be
+    # SOLVER.BATCH_SIZE.
     cfg.MOCO.K = 65536
-    # Momentum m of the key encoder, 0 <= m < 1 (eq. 2).
+    # momentum_queue: momentum m of the key encoder, 0 <= m < 1 (eq. 2).
     cfg.MOCO.M = 0.999
+    # memory_bank: momentum of an entry, 0 <= momentum < 1 (InstDisc, arXiv 1805.01978).
+    cfg.MOCO.BANK_MOMENTUM = 0.5
+    # end_to_end: the key encoder is the query encoder. False: two networks, each with its gradient.
+    cfg.MOCO.SHARED_ENCODER = True
+    # info_nce (eq. 1) or, for memory_bank, nce (InstDisc's).
+    cfg.MOCO.LOSS = "info_nce"
+    # Each view is query once and key once, and the two losses are added (the official CIFAR
+    # notebook's option); the queue then takes 2 N keys per step. Not for memory_bank.
+    cfg.MOCO.SYMMETRIC = False
     # Temperature, > 0 (eq. 1).
     cfg.MOCO.T = 0.07
     # A two-layer head instead of a linear one (MoCo v2).
     cfg.MOCO.MLP = False
-    # Batch normalisation sees the batch in this many groups, as the paper's 8 GPUs do; divides
-    # the batch. 1 is ordinary BN, with which the model cheats (sec. 3.3).
+    # Batch normalisation sees the batch of all processes in this many groups, as the paper's 8 GPUs
+    # do, whatever the number of processes; a multiple of that number, and divides the batch. 1 is
+    # ordinary BN, with which the model cheats (sec. 3.3).
     cfg.MOCO.BN_SPLITS = 8
-    # Shuffle the keys between the groups (sec. 3.3, Shuffling BN).
+    # Shuffle the keys between the groups (sec. 3.3, Shuffling BN); False is the ablation of the
+    # appendix. memory_bank does not need it.
     cfg.MOCO.SHUFFLE_BN = True
+    # With several processes: index (each loads the key views that it encodes; no picture moves and
+    # each is decoded twice) or all_to_all (views move between processes as 8-bit pixels). The same
+    # results.
+    cfg.MOCO.SHUFFLE_BY = "index"
 
     cfg.SOLVER = CfgNode()
-    # N, pictures per step.
+    # N, pictures per step, of all processes together.
     cfg.SOLVER.BATCH_SIZE = 256
-    # SGD (sec. 4, Training). The learning rate belongs to the batch size: 0.03 for 256.
+    # The batch that BASE_LR and the durations in steps (MAX_ITERS, WARMUP_ITERS, DECAY_EVERY_ITERS)
+    # are meant for; with another BATCH_SIZE N the rate is multiplied by N / REFERENCE_BATCH_SIZE
+    # and the durations are divided by it (linear scaling, sec. 4.1). 0: they are used as given.
+    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
+    # Parts into which each process cuts its share of the batch to save memory: same step, same
+    # batch. A divisor of the process's BN groups; not for end_to_end.
+    cfg.SOLVER.ACCUMULATE = 1
+    # SGD (sec. 4, Training): 0.03 for a batch of 256.
     cfg.SOLVER.BASE_LR = 0.03
     cfg.SOLVER.MOMENTUM = 0.9
     cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps.
     cfg.SOLVER.MAX_EPOCHS = 200
     cfg.SOLVER.MAX_ITERS = 0
-    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0.
+    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:
+    # times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500).
     cfg.SOLVER.SCHEDULE = "step"
+    cfg.SOLVER.DECAY_EVERY_ITERS = 62500
     cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
     cfg.SOLVER.GAMMA = 0.1
     # How often the learning rate changes: epoch (as the official code) or iter.
     cfg.SOLVER.LR_UPDATE = "epoch"
     # Linear rise of the learning rate over the first steps, >= 0.
     cfg.SOLVER.WARMUP_ITERS = 0
-    # fp32, or bf16 (autocast: convolutions and matrix products in bf16, weights in fp32).
+    # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
+    # fp16 with a scaled loss.
     cfg.SOLVER.PRECISION = "fp32"
+    # torch.compile for the encoders: the same mathematics in fewer kernels, after minutes of
+    # compilation.
+    cfg.SOLVER.COMPILE = False
     # Keep pictures and activations as (N, H, W, C) in memory: the same values, another speed.
     cfg.SOLVER.CHANNELS_LAST = False
     # Save and leave with exit code 85 when this step is done, as if preempted; 0 = never.
@@ -198,16 +253,24 @@ def check_cfg(cfg: CfgNode) -> None:
         UserError: naming the key, what it got and what it may be.
     """
     _choice(cfg, "AUG.KIND", AUG_KINDS)
-    _choice(cfg, "MODEL.ARCH", ("resnet10", "resnet18", "resnet34", "resnet50"))
+    _choice(cfg, "MODEL.ARCH", ARCHS)
     _choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
-    _choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine"))
+    _choice(cfg, "MOCO.MECHANISM", MECHANISMS)
+    _choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
+    _choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
+    _choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))
     _choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
-    _choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16"))
+    _choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
     _choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
     for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
         _range(cfg, key, low=0)
     for key in ("MAX_ITERS", "WARMUP_ITERS", "STOP_AT_ITERS", "WEIGHT_DECAY", "BASE_LR"):
         _range(cfg, f"SOLVER.{key}", low=0)
+    _range(cfg, "SOLVER.REFERENCE_BATCH_SIZE", low=0)
+    _range(cfg, "DATA.WORKER_TIMEOUT_SECONDS", low=1)
+    for key in ("DIST_TIMEOUT_SECONDS", "DATA.SHARD_WINDOW", "SOLVER.ACCUMULATE", "MOCO.K"):
+        _range(cfg, key, low=1)
+    _range(cfg, "SOLVER.DECAY_EVERY_ITERS", low=1)
     for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS", "KNN.EVERY_EPOCHS"):
         _range(cfg, key, low=0)
     for key in ("KNN.RESIZE_PX", "KNN.CROP_PX"):
@@ -238,12 +301,85 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
     if not 0 <= cfg.SOLVER.MOMENTUM < 1:
         raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
-    _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.K, cfg.MOCO.BN_SPLITS)
+    if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:
+        raise UserError(
+            f"MOCO.BANK_MOMENTUM: got {cfg.MOCO.BANK_MOMENTUM}, expected 0 <= momentum < 1 (0.5)"
+        )
+    _check_mechanism(cfg)
+    _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS)
     _check_milestones(cfg)
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """SOLVER's values for the batch at hand; see SOLVER.REFERENCE_BATCH_SIZE.
+
+    Attributes:
+        max_iters: 0 where MAX_EPOCHS gives the length.
+        notes: what was scaled, and what is not equivalent to the reference for all that.
+    """
+
+    base_lr: float
+    max_iters: int
+    warmup_iters: int
+    decay_every_iters: int
+    notes: tuple[str, ...]
+
+
+def scale_to_batch(cfg: CfgNode) -> Scaled:
+    """Learning rate and durations for SOLVER.BATCH_SIZE, by the linear rule (sec. 4.1)."""
+    solver = cfg.SOLVER
+    N, reference = solver.BATCH_SIZE, solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE
+    factor = N / reference
+    scaled = Scaled(
+        solver.BASE_LR * factor,
+        round(solver.MAX_ITERS / factor),
+        round(solver.WARMUP_ITERS / factor),
+        max(1, round(solver.DECAY_EVERY_ITERS / factor)),
+        (),
+    )
+    if N == reference:
+        return scaled
+    notes = [
+        f"a batch of {N} instead of {reference}: learning rate {scaled.base_lr:g} instead of "
+        f"{solver.BASE_LR:g} (linear scaling; SOLVER.REFERENCE_BATCH_SIZE 0 turns it off)"
+    ]
+    different = [f"BN statistics over {N // cfg.MOCO.BN_SPLITS} pictures a group"]
+    if cfg.MOCO.MECHANISM == "momentum_queue":
+        different += [
+            f"the queue holds {cfg.MOCO.K / N:g} steps instead of {cfg.MOCO.K / reference:g}",
+            f"m {cfg.MOCO.M:g} is applied every {N} pictures instead of every {reference}",
+        ]
+    if cfg.MOCO.MECHANISM == "end_to_end":
+        different.append(f"{N - 1} negatives")
+    notes.append(f"not equivalent to a batch of {reference}: {'; '.join(different)}")
+    return replace(scaled, notes=tuple(notes))
+
+
+def check_processes(cfg: CfgNode, world_size: int) -> None:
+    """Whether the batch and its BN groups can be divided among the processes.
+
+    Raises:
+        UserError: naming the key, what it got and what it may be.
+    """
+    N, G, parts = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
+    if N % world_size:
+        raise UserError(
+            f"SOLVER.BATCH_SIZE: got {N}, expected a multiple of the {world_size} processes, "
+            f"e.g. {N - N % world_size or world_size}"
+        )
+    if G % (world_size * parts):
+        what = f"the {world_size} processes"
+        if parts > 1:
+            what += f" x {parts} parts (SOLVER.ACCUMULATE)"
+        raise UserError(
+            f"MOCO.BN_SPLITS: got {G}, expected a multiple of {what}: each normalises its own "
+            f"pictures, in {max(1, G // (world_size * parts))} or more groups"
+        )
+
+
 def pick_device(name: str) -> "torch.device":
-    """``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+    """``auto`` (a GPU where there is one), ``cpu``, ``cuda`` (this process's) or ``cuda:N``.
 
     Raises:
         UserError: not a device's name, or a GPU that is not there.
@@ -252,6 +388,8 @@ def pick_device(name: str) -> "torch.device":
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        name = f"cuda:{local_rank()}"
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
         raise UserError(f"device: got {name!r}, choices are auto, cpu, cuda, cuda:N")
@@ -262,12 +400,34 @@ def pick_device(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def _check_batch(batch: int, queue: int, splits: int) -> None:
-    if queue < batch:
+def _check_mechanism(cfg: CfgNode) -> None:
+    """Keys that a mechanism needs otherwise, or has no use for."""
+    moco, N = cfg.MOCO, cfg.SOLVER.BATCH_SIZE
+    if moco.MECHANISM == "momentum_queue":
+        keys_per_step = 2 * N if moco.SYMMETRIC else N
+        if moco.K < keys_per_step:
+            per_step = "2 x SOLVER.BATCH_SIZE" if moco.SYMMETRIC else "SOLVER.BATCH_SIZE"
+            raise UserError(
+                f"MOCO.K: got {moco.K}, expected at least {per_step} ({keys_per_step}): "
+                "the queue holds whole batches"
+            )
+    if moco.MECHANISM == "end_to_end" and moco.K != N:
         raise UserError(
-            f"MOCO.K: got {queue}, expected at least SOLVER.BATCH_SIZE ({batch}): "
-            "the queue holds whole batches"
+            f"MOCO.K: got {moco.K}, expected SOLVER.BATCH_SIZE ({N}): "
+            "end_to_end has the batch as its dictionary"
         )
+    if moco.MECHANISM == "end_to_end" and cfg.SOLVER.ACCUMULATE > 1:
+        raise UserError(
+            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
+            "end_to_end has the batch as its dictionary, which cannot be cut into parts"
+        )
+    if moco.MECHANISM != "memory_bank" and moco.LOSS != "info_nce":
+        raise UserError(f"MOCO.LOSS: {moco.LOSS} is for MOCO.MECHANISM memory_bank; use info_nce")
+    if moco.MECHANISM == "memory_bank" and moco.SYMMETRIC:
+        raise UserError("MOCO.SYMMETRIC: memory_bank encodes no keys; set it to False")
+
+
+def _check_batch(batch: int, splits: int) -> None:
     if batch % splits:
         near = max(d for d in range(1, splits + 1) if batch % d == 0)
         raise UserError(

@@ -7,22 +7,38 @@ checkpoints.
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from moco.errors import UserError
-from moco.shuffle_bn import GroupedBatchNorm2d
+from moco.grouped_bn import GroupedBatchNorm2d
 
 NormLayer = Callable[[int], nn.Module]
 
-BLOCKS: dict[str, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, int, int, int]]] = {
-    "resnet10": (BasicBlock, (1, 1, 1, 1)),
-    "resnet18": (BasicBlock, (2, 2, 2, 2)),
-    "resnet34": (BasicBlock, (3, 4, 6, 3)),
-    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+
+class Arch(NamedTuple):
+    """A ResNet: its block, blocks per stage, and the groups of a bottleneck's 3x3 convolution.
+
+    ``width_per_group`` is torchvision's: channels of a group for 64 planes.
+    """
+
+    block: type[BasicBlock] | type[Bottleneck]
+    depths: tuple[int, int, int, int]
+    groups: int = 1
+    width_per_group: int = 64
+
+
+ARCHS: dict[str, Arch] = {
+    "resnet10": Arch(BasicBlock, (1, 1, 1, 1)),
+    "resnet18": Arch(BasicBlock, (2, 2, 2, 2)),
+    "resnet34": Arch(BasicBlock, (3, 4, 6, 3)),
+    "resnet50": Arch(Bottleneck, (3, 4, 6, 3)),
+    "resnet101": Arch(Bottleneck, (3, 4, 23, 3)),
+    # RX50 of table 1, ResNeXt-50-32x8d.
+    "resnext50_32x8d": Arch(Bottleneck, (3, 4, 6, 3), groups=32, width_per_group=8),
 }
 STEMS = ("imagenet", "stride2", "cifar")
 MIN_STEM_CHANNELS = 8
@@ -33,10 +49,11 @@ class EncoderSpec:
     """Which ResNet.
 
     Attributes:
-        arch: ``resnet10`` (one basic block per stage), ``resnet18``, ``resnet34``, ``resnet50``.
+        arch: a name in ``ARCHS``; ``resnet10`` has one basic block per stage.
         stem: ``imagenet`` (7x7, stride 2, max-pool: stride 4), ``stride2`` (3x3, stride 2, no
             max-pool) or ``cifar`` (3x3, stride 1, no max-pool).
-        width: multiplies every channel count; 1 is the usual 64 channels after the stem.
+        width: multiplies every channel count; 1 is the usual 64 channels after the stem. A
+            ``resnet50`` of width 2 and 4 is R50w2x and R50w4x of table 1.
 
     Raises:
         UserError: unknown name, or a width that gives no whole number of channels.
@@ -47,8 +64,8 @@ class EncoderSpec:
     width: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.arch not in BLOCKS:
-            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(BLOCKS)}")
+        if self.arch not in ARCHS:
+            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(ARCHS)}")
         if self.stem not in STEMS:
             raise UserError(f"stem: got {self.stem!r}, choices are {', '.join(STEMS)}")
         if not (self.width > 0 and (64 * self.width).is_integer() and 64 * self.width >= 8):
@@ -65,7 +82,7 @@ class EncoderSpec:
     @property
     def feature_dim(self) -> int:
         """Channels of the last stage, the dimension of the pooled features."""
-        return 8 * self.stem_channels * BLOCKS[self.arch][0].expansion
+        return 8 * self.stem_channels * ARCHS[self.arch].block.expansion
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; ``EncoderSpec(**d)`` reads them back."""
@@ -80,7 +97,7 @@ class ResNet(TorchvisionResNet):
 
     def __init__(self, spec: EncoderSpec, norm_layer: NormLayer) -> None:
         nn.Module.__init__(self)
-        block, depths = BLOCKS[spec.arch]
+        arch = ARCHS[spec.arch]
         channels = spec.stem_channels
         if spec.stem == "imagenet":
             self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
@@ -93,11 +110,11 @@ class ResNet(TorchvisionResNet):
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if pooled else nn.Identity()
         in_channels = channels
         stages = []
-        for i, depth in enumerate(depths):
+        for i, depth in enumerate(arch.depths):
             planes = channels * 2**i
             stride = 1 if i == 0 else 2
-            stages.append(_stage(block, in_channels, planes, depth, stride, norm_layer))
-            in_channels = planes * block.expansion
+            stages.append(_stage(arch, in_channels, planes, depth, stride, norm_layer))
+            in_channels = planes * arch.block.expansion
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Identity()
@@ -133,7 +150,7 @@ def build_encoder(spec: EncoderSpec, dim: int, mlp: bool, bn_splits: int = 1) ->
 
 
 def _stage(
-    block: type[BasicBlock] | type[Bottleneck],
+    arch: Arch,
     in_channels: int,
     planes: int,
     depth: int,
@@ -141,13 +158,18 @@ def _stage(
     norm_layer: NormLayer,
 ) -> nn.Sequential:
     """``depth`` blocks, the first with ``stride`` and a projection where the shape changes."""
-    out_channels = planes * block.expansion
+    out_channels = planes * arch.block.expansion
     downsample = None
     if stride != 1 or in_channels != out_channels:
         downsample = nn.Sequential(
             nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False),
             norm_layer(out_channels),
         )
-    blocks = [block(in_channels, planes, stride, downsample, norm_layer=norm_layer)]
-    blocks += [block(out_channels, planes, norm_layer=norm_layer) for _ in range(depth - 1)]
+    options: dict[str, Any] = {
+        "groups": arch.groups,
+        "base_width": arch.width_per_group,
+        "norm_layer": norm_layer,
+    }
+    blocks = [arch.block(in_channels, planes, stride, downsample, **options)]
+    blocks += [arch.block(out_channels, planes, **options) for _ in range(depth - 1)]
     return nn.Sequential(*blocks)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 
+MAX_UNEXPECTED = 500  # characters of an error that is not ours; some hold a whole program
+
+
 class UserError(Exception):
     """Input that cannot be used. The message is one line: what, where, how to fix."""
 
@@ -54,7 +57,8 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     except KeyboardInterrupt as error:
         code = _report("interrupted", error, debug, code=130)
     except Exception as error:
-        line = f"unexpected {type(error).__name__}: {error} (run again with --debug for details)"
+        reason = str(error)[:MAX_UNEXPECTED]
+        line = f"unexpected {type(error).__name__}: {reason} (run again with --debug for details)"
         code = _report(line, error, debug, code=1)
     sys.exit(code)
 

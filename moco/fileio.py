@@ -47,13 +47,20 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
         temporary = None
         _sync_folder(path.parent)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            f"cannot write {path}: {reason}; free space or choose another folder"
-        ) from (error)
+        written = os.path.getsize(temporary) if temporary and os.path.exists(temporary) else 0
+        raise cannot_write(path, error, written) from error
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
+    """What is said when the disk is full or a folder is not ours, after so many bytes."""
+    reason = error.strerror or str(error)
+    return UserError(
+        f"cannot write {path}: {reason} ({written} bytes written); "
+        "free space or choose another folder"
+    )
 
 
 def atomic_write_text(path: PathLike, text: str) -> None:

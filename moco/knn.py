@@ -5,7 +5,7 @@ training pictures by cosine similarity s vote with weight exp(s / t).
 
     python -m moco.knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
 
-ROOT holds train/<class>/* and val/<class>/*.
+ROOT holds train/<class>/* and val/<class>/*, or CIFAR-10's own files.
 
 N batch, D feature dimension, M number of training pictures.
 """
@@ -13,15 +13,18 @@ N batch, D feature dimension, M number of training pictures.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import PathLike
+from moco.pictures import Pictures, labelled_sets
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+
+MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -64,34 +67,6 @@ class KnnResult:
         )
 
 
-@dataclass(frozen=True)
-class LabelledSets:
-    """Pictures and labels of two folders; labels are indices into ``classes``, those of train."""
-
-    classes: list[str]
-    train_images: list[Path]
-    train_labels: list[int]
-    val_images: list[Path]
-    val_labels: list[int]
-
-
-def labelled_sets(root: PathLike) -> LabelledSets:
-    """What ``root/train/<class>/*`` and ``root/val/<class>/*`` hold.
-
-    Raises:
-        DataError: a folder is missing, or ``val`` has a class that ``train`` has not.
-    """
-    from moco.data import find_labelled_images
-
-    images, labels, classes = find_labelled_images(Path(root) / "train")
-    val_images, val_labels, val_classes = find_labelled_images(Path(root) / "val")
-    unknown = sorted(set(val_classes) - set(classes))
-    if unknown:
-        raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
-    as_train = [classes.index(val_classes[label]) for label in val_labels]
-    return LabelledSets(classes, images, labels, val_images, as_train)
-
-
 def default_sizes(crop_px: int, resize_px: int, training_crop_px: int) -> tuple[int, int]:
     """``(resize_px, crop_px)`` with 0 replaced: the training crop, and 256/224 of the crop."""
     crop = crop_px or training_crop_px
@@ -125,6 +100,8 @@ def evaluate(
 ) -> KnnResult:
     """kNN accuracy on ``root/val`` with the pictures of ``root/train`` as neighbours.
 
+    Each process of a run encodes its part of the pictures; all get the result.
+
     Args:
         backbone: images (N, 3, H, W) → features (N, D); is moved to ``device``.
 
@@ -136,12 +113,13 @@ def evaluate(
     data = labelled_sets(root)
     num_classes = len(data.classes)
     backbone = backbone.to(device).eval()
-    train = _features(backbone, data.train_images, how, device, workers, batch)
-    val = _features(backbone, data.val_images, how, device, workers, batch)
+    train = _features(backbone, data.train, how, device, workers, batch)
+    val = _features(backbone, data.val, how, device, workers, batch)
     labels = torch.tensor(data.train_labels, device=device)
     k = min(k, len(train))
+    rows = max(1, MAX_SIMILARITIES // len(train))
     predictions = [
-        knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(1024)
+        knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(rows)
     ]
     right = torch.cat(predictions) == torch.tensor(data.val_labels)
     return KnnResult(100 * right.float().mean().item(), k, t, len(train), len(val), num_classes)
@@ -149,28 +127,39 @@ def evaluate(
 
 def _features(
     backbone: "nn.Module",
-    images: Sequence[Path],
+    pictures: Pictures,
     how: KnnInput,
     device: "torch.device",
     workers: int,
     batch: int,
 ) -> "Tensor":
-    """Features (M, D) of unit length, after global pooling."""
+    """Features (M, D) of unit length, after global pooling; all processes call it together."""
     import torch
     import torch.nn.functional as F
 
     from moco.augment import normalize
     from moco.data import CentreCrops
+    from moco.distributed import gather_rows, is_main, rank, world_size
+    from moco.progress import Progress
 
-    loader = torch.utils.data.DataLoader(
-        CentreCrops(images, how.resize_px, how.crop_px), batch_size=batch, num_workers=workers
-    )
+    M, W = len(pictures), world_size()
+    # Picture i is process i % W's; the last ones are encoded twice where M is no multiple of W.
+    mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
+    crops = torch.utils.data.Subset(CentreCrops(pictures, how.resize_px, how.crop_px), mine)
+    loader = torch.utils.data.DataLoader(crops, batch_size=batch, num_workers=workers)
     features = []
-    with torch.inference_mode():
-        for pixels in loader:  # (N, 3, P, P) uint8
-            x = normalize(pixels.to(device).float() / 255, how.mean, how.std)
-            features.append(F.normalize(backbone(x), dim=1))
-    return torch.cat(features)
+    silent = not is_main()
+    with torch.inference_mode(), Progress(len(mine), "kNN features", "img", silent=silent) as bar:
+        try:
+            for pixels in loader:  # (N, 3, P, P) uint8
+                x = normalize(pixels.to(device).float() / 255, how.mean, how.std)
+                features.append(F.normalize(backbone(x), dim=1))
+                bar.update(len(pixels))
+        except DataError as error:
+            # From a reading process the message is a traceback, which ends with the error's own.
+            raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from error
+    gathered = gather_rows(torch.cat(features)).view(W, len(mine), -1)
+    return gathered.transpose(0, 1).reshape(W * len(mine), -1)[:M]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -180,7 +169,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help="checkpoint_*.pth.tar")
     parser.add_argument(
-        "--data", required=True, metavar="ROOT", help="train/<class>/* and val/<class>/*"
+        "--data",
+        required=True,
+        metavar="ROOT",
+        help="train/<class>/* and val/<class>/*, or CIFAR-10's own files",
     )
     parser.add_argument("--k", type=int, default=200, help="neighbours (default: %(default)s)")
     parser.add_argument("--t", type=float, default=0.1, help="temperature (default: %(default)s)")

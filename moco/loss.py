@@ -1,35 +1,122 @@
-"""InfoNCE (eq. 1): the positive key against the queue, as a (K+1)-way classification.
+"""InfoNCE (eq. 1): the positive key against K negatives, as a (K+1)-way classification.
 
-N batch, C dimension of queries and keys, K length of the queue.
+:func:`contrastive_logits` under a cross-entropy is the definition, with gradients into everything.
+:func:`info_nce` is the same number for a dictionary that takes no gradient (momentum queue, memory
+bank), in one pass that keeps no (N, 1 + K) tensor.
+
+N queries, C dimension of queries and keys, K negatives.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Vectors of unit length have logits within ± 1/T. Up to this size their exponentials and the sum of
+# billions of them fit into float32 and bfloat16 as they are, so that nobody has to look for the
+# largest one first.
+LARGEST_LOGIT = 60.0
+# Logits that are worked on at a time: on a CPU they stay in the cache, on a GPU they fill it.
+CHUNK_CPU, CHUNK_GPU = 1 << 19, 1 << 23
 
 
-def contrastive_logits(q: Tensor, k: Tensor, queue: Tensor, T: float) -> Tensor:
+def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Tensor:
     """Similarities over temperature: the positives in column 0, the negatives after it.
 
     Args:
         q, k: (N, C), of unit length; row n of ``k`` is the positive of row n of ``q``.
-        queue: (C, K), columns of unit length.
+        negatives: (C, K), columns of unit length.
         T: temperature, > 0.
 
     Returns:
         (N, 1 + K)
     """
     positive = (q * k).sum(dim=1, keepdim=True)  # (N, 1)
-    negative = q @ queue  # (N, K)
+    negative = q @ negatives  # (N, K)
     return torch.cat([positive, negative], dim=1) / T
 
 
-def info_nce(logits: Tensor) -> Tensor:
-    """Mean over the batch of ``-log softmax`` at column 0; ``logits`` is (N, 1 + K)."""
-    target = torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
-    return F.cross_entropy(logits, target)
-
-
 def pretext_accuracy(logits: Tensor) -> Tensor:
-    """Percentage (0..100) of queries that are nearest to their own key."""
+    """Percentage (0..100) of queries that are nearest to their own key; logits (N, 1 + K)."""
     return (logits.argmax(dim=1) == 0).float().mean() * 100
+
+
+def info_nce(
+    q: Tensor, positive: Tensor, negatives: Tensor, T: float, bf16: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean over the queries of ``-log softmax`` at the positive, and the accuracy.
+
+    The gradient is that of ``q`` alone and is made in the same pass: the dictionary may change
+    before ``backward``. Autocast has no influence.
+
+    Args:
+        q, positive: (N, C) and negatives: (C, K), of one dtype and of unit length.
+        T: temperature, > 0.
+        bf16: products in bfloat16, sums in ``q``'s precision; the gradient's error is then below
+            0.1% of its largest value.
+
+    Returns:
+        loss: a scalar; accuracy: see :func:`pretext_accuracy`.
+    """
+    positive, negatives = positive.detach(), negatives.detach()
+    with torch.autocast(q.device.type, enabled=False):
+        if 1 / T > LARGEST_LOGIT:
+            logits = contrastive_logits(q, positive, negatives, T)
+            target = torch.zeros(len(q), dtype=torch.long, device=q.device)
+            return F.cross_entropy(logits, target), pretext_accuracy(logits.detach())
+        needs_gradient = q.requires_grad and torch.is_grad_enabled()
+        return _InfoNCE.apply(q, positive, negatives, T, bf16, needs_gradient)
+
+
+class _InfoNCE(torch.autograd.Function):
+    """With l the logits and p their softmax: ``dloss/dq = (sum_i p_i k_i - k_0) / (N T)``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        positive: Tensor,
+        negatives: Tensor,
+        T: float,
+        bf16: bool,
+        needs_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        N = q.shape[0]
+        positive_logit = (q * positive).sum(dim=1) / T  # (N,)
+        positive_exp = positive_logit.exp()
+        total, largest = positive_exp.clone(), torch.zeros_like(positive_exp)
+        weighted_keys = torch.zeros_like(q)  # sum over the negatives of exp(l) k, (N, C)
+        factor = (q / T).bfloat16() if bf16 else q / T
+        chunk = max(1, (CHUNK_GPU if q.is_cuda else CHUNK_CPU) // N)
+        buffer = factor.new_empty(N, min(chunk, negatives.shape[1]))
+        for keys in negatives.split(chunk, dim=1):
+            keys = keys.to(factor.dtype)
+            exp = torch.mm(factor, keys, out=buffer[:, : keys.shape[1]]).exp_()  # (N, chunk)
+            total += exp.sum(dim=1, dtype=q.dtype)
+            largest = torch.maximum(largest, _row_max(exp).to(q.dtype))
+            if needs_gradient:
+                weighted_keys += exp @ keys.T
+        loss = (total.log() - positive_logit).mean()
+        if needs_gradient:
+            share = (positive_exp / total - 1).unsqueeze(1)  # p_0 - 1
+            gradient = weighted_keys.div_(total.unsqueeze(1)).addcmul_(share, positive)
+            ctx.save_for_backward(gradient.div_(N * T))
+        accuracy = (positive_exp >= largest).float().mean() * 100
+        ctx.mark_non_differentiable(accuracy)
+        return loss, accuracy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * loss_gradient, None, None, None, None, None
+
+
+def _row_max(x: Tensor) -> Tensor:
+    """Largest value of each row of numbers >= 0, (N,)."""
+    if x.dtype != torch.bfloat16:
+        return x.amax(dim=1)
+    # Numbers >= 0 are in the order of their bits, and a CPU compares integers many times faster.
+    return x.view(torch.int16).amax(dim=1).view(torch.bfloat16)

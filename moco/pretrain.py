@@ -9,21 +9,20 @@ on a CPU, with as many threads, the result is that of an uninterrupted run to th
 """
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco.errors import UserError, run_cli
+from moco.errors import run_cli
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
     from moco.run import RunFolder
 
-AUTO = "auto"  # resume from the newest checkpoint
+AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags of the official code, as other names of keys.
 VALUES = {
     ("-a", "--arch"): "MODEL.ARCH",
@@ -38,16 +37,21 @@ VALUES = {
     ("--moco-k",): "MOCO.K",
     ("--moco-m",): "MOCO.M",
     ("--moco-t",): "MOCO.T",
+    ("--bn-splits",): "MOCO.BN_SPLITS",
+    ("--dist-timeout",): "DIST_TIMEOUT_SECONDS",
 }
 SWITCHES = {
     "--mlp": ("MOCO.MLP", "True"),
     "--aug-plus": ("AUG.KIND", "v2"),
     "--cos": ("SOLVER.SCHEDULE", "cosine"),
+    "--symmetric": ("MOCO.SYMMETRIC", "True"),
 }
 _KEY = re.compile(r"[A-Z][A-Z_]*(\.[A-Z][A-Z0-9_]*)*")
 
 
-def pretrain(cfg: "CfgNode", folder: "RunFolder", resume: str | None = None) -> Path:
+def pretrain(
+    cfg: "CfgNode", folder: "RunFolder", resume: str | None = None, other_processes: bool = False
+) -> Path:
     """Train, save, evaluate; returns the path of the last checkpoint.
 
     Args:
@@ -55,27 +59,24 @@ def pretrain(cfg: "CfgNode", folder: "RunFolder", resume: str | None = None) -> 
         folder: open and locked.
         resume: None to start anew, ``"auto"`` for the newest checkpoint in the folder (a new
             start where there is none), or the path of a checkpoint.
+        other_processes: resume although the checkpoint was made by another number of processes.
 
     Raises:
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
         Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
     """
-    from moco.pretrain_run import PretrainRun, stop_signals
+    from moco.pretrain_run import PretrainRun
+    from moco.training import stop_signals
 
-    run = PretrainRun(cfg, folder, resume)
+    run = PretrainRun(cfg, folder, resume, other_processes)
     with run.progress() as bar, stop_signals() as stop:
         for step, batch in enumerate(run.batches(), start=run.step):
             lr = run.set_learning_rate(step)
-            x_q, x_k = run.views(batch)
-            out = run.forward(x_q, x_k, step)
-            run.check_finite(out.loss, step)
-            run.optimizer.zero_grad()
-            out.loss.backward()
-            run.optimizer.step()
-            run.model.update(out.keys)
-            run.log(out, lr, step)
+            values = run.forward_backward(batch, step, stop.received)
+            run.update()
+            run.log(values, lr, step)
             bar.update(run.batch_size, **run.shown)
-            run.save_if_due(step, stop.received)
+            run.save_if_due(step, values.stop)
             run.evaluate_if_due(step)
     return run.finish()
 
@@ -84,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m moco.pretrain",
-        description="MoCo pre-training. Keys and their defaults: moco/config.py.",
+        description="MoCo pre-training, in one process or torchrun's. Keys: moco/config.py.",
     )
     parser.add_argument("--config-file", metavar="YAML", help="recipe, see configs/pretrain/")
     parser.add_argument(
@@ -93,6 +94,11 @@ def build_parser() -> argparse.ArgumentParser:
         const=AUTO,
         metavar="FILE",
         help="go on from the newest checkpoint in OUTPUT_DIR, or from this one",
+    )
+    parser.add_argument(
+        "--other-processes",
+        action="store_true",
+        help="resume although another number of processes made the checkpoint",
     )
     parser.add_argument("--overwrite", action="store_true", help="start anew in a used OUTPUT_DIR")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
@@ -118,6 +124,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for key in VALUES.values():
         if getattr(args, key) is not None:
             opts += [key, getattr(args, key)]
+    if getattr(args, "SOLVER.BASE_LR") is not None:  # meant as it is, whatever the batch
+        opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
     for flag, pair in SWITCHES.items():
         if getattr(args, flag.strip("-").replace("-", "_")):
             opts += pair
@@ -132,20 +140,23 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command ``python -m moco.pretrain``."""
     args = parse_args(argv)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}: pre-training runs in one process; "
-            "start it without torchrun"
-        )
 
-    from moco.config import load_pretrain_cfg
+    from moco import distributed
+    from moco.config import check_processes, load_pretrain_cfg, pick_device
     from moco.run import RunFolder
 
+    if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
+        args.resume, args.overwrite = args.resume or AUTO, False
     cfg = load_pretrain_cfg(args.config_file, args.opts)
-    with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite) as folder:
-        checkpoint = pretrain(cfg, folder, args.resume)
-    print(f"checkpoint: {checkpoint}")
-    print(f"next: python convert/convert_to_d2.py {checkpoint} {folder.path / 'backbone.pth'}")
+    check_processes(cfg, distributed.launched_processes())
+    main_process = distributed.launched_rank() == 0
+    # The folder first: a used one is refused at once, before torch is imported.
+    with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
+        with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
+            checkpoint = pretrain(cfg, folder, args.resume, args.other_processes)
+    if main_process:
+        print(f"checkpoint: {checkpoint}")
+        print(f"next: python convert/convert_to_d2.py {checkpoint} {folder.path / 'backbone.pth'}")
 
 
 if __name__ == "__main__":

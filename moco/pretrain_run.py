@@ -1,53 +1,65 @@
 """What a pre-training run consists of, and what happens before and after each step.
 
-N batch, P crop size in pixels.
+N pictures per step of all processes, n of this one, P crop size in pixels, W processes.
 """
 
-import json
 import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
+from moco import distributed
 from moco.augment import Augmentation, apply_colors, normalize
 from moco.cfgnode import cfg_sha256, flatten
 from moco.checkpoint import (
-    FORMAT,
-    PREFIX,
     checkpoint_name,
     list_checkpoints,
     load_backbone,
-    load_checkpoint,
-    newest_checkpoint,
     remove_old_checkpoints,
     save_checkpoint,
 )
-from moco.config import PLACES_AND_SPEED, pick_device
-from moco.data import Batch, StepSampler, TwoViews, find_images
+from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
+from moco.data import Batch, Item, Position, StepSampler, Views
 from moco.encoder import EncoderSpec, build_encoder
-from moco.errors import DataError, NumericError, Preempted, UserError
+from moco.errors import DataError, Preempted, UserError
 from moco.fileio import atomic_write_text
-from moco.knn import KnnInput, default_sizes, evaluate, labelled_sets
-from moco.mechanisms.momentum_queue import MomentumQueue, StepOutput
+from moco.knn import KnnInput, default_sizes, evaluate
+from moco.mechanisms.base import Dictionary, LookUp, Mechanism
+from moco.mechanisms.end_to_end import EndToEnd
+from moco.mechanisms.memory_bank import MemoryBank
+from moco.mechanisms.momentum_queue import MomentumQueue
+from moco.pictures import Pictures, labelled_sets, open_pictures
+from moco.pretrain_state import checkpoint_content, restore
 from moco.progress import Progress
-from moco.run import METRICS_NAME, RunFolder, RunRecord, provenance, write_record
+from moco.run import RunFolder, RunRecord, provenance, write_record
 from moco.schedule import LearningRate
-from moco.shuffle_bn import shuffle_plan
+from moco.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
+from moco.training import MetricsLog, as_it_is, check_finite, ignore_stop_signals
+
+INDEX_NAME = "shards.json"  # how many pictures each tar shard holds
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StepValues(NamedTuple):
+    """Of one step, over all processes: loss, accuracy of the pretext task 0..100, a stop signal."""
+
+    loss: float
+    accuracy: float
+    stop: int | None
 
 
 class PretrainRun:
     """Model, optimiser, data and bookkeeping of one run.
 
     Args:
-        cfg, folder, resume: see :func:`moco.pretrain.pretrain`.
+        cfg, folder, resume, other_processes: see :func:`moco.pretrain.pretrain`.
 
     Attributes:
         step: number of steps done when the run was opened.
@@ -55,95 +67,119 @@ class PretrainRun:
         shown: values for the progress bar.
     """
 
-    def __init__(self, cfg: CfgNode, folder: RunFolder, resume: str | None) -> None:
+    def __init__(
+        self, cfg: CfgNode, folder: RunFolder, resume: str | None, other_processes: bool = False
+    ) -> None:
         self.cfg, self.folder = cfg, folder
         self.device = pick_device(cfg.DEVICE)
         if cfg.NUM_THREADS:
             torch.set_num_threads(cfg.NUM_THREADS)
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = not cfg.DETERMINISTIC
+        torch.use_deterministic_algorithms(cfg.DETERMINISTIC)
+        self._rank, self._world = distributed.rank(), distributed.world_size()
+        check_processes(cfg, self._world)
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
-        self.images = _find_images(cfg)
-        self._notes = _notes(cfg, len(self.images))
-        for note in self._notes:
-            print(f"note: {note}", flush=True)
-        self.steps_per_epoch = len(self.images) // self.batch_size
-        self.total_steps: int = cfg.SOLVER.MAX_ITERS or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
+        self._n = self.batch_size // self._world
+        self.pictures = _open_pictures(cfg, folder.path)
+        self.steps_per_epoch = len(self.pictures) // self.batch_size
+        scaled = scale_to_batch(cfg)
+        self.total_steps: int = scaled.max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
+        self._notes = [*scaled.notes, *_notes(cfg, len(self.pictures))]
+        if distributed.is_main():
+            print(_batch_line(cfg, self._world), flush=True)
+            for note in self._notes:
+                print(f"note: {note}", flush=True)
         _check_milestones(cfg, self.steps_per_epoch, self.total_steps)
         self._knn_input = _knn_input(cfg)
         self._aug = augmentation_from(cfg)
         self._learning_rate = LearningRate(
-            base=cfg.SOLVER.BASE_LR,
+            base=scaled.base_lr,
             kind=cfg.SOLVER.SCHEDULE,
             total_steps=self.total_steps,
             steps_per_epoch=self.steps_per_epoch,
             milestones_epochs=cfg.SOLVER.MILESTONES_EPOCHS,
             gamma=cfg.SOLVER.GAMMA,
             per_epoch=cfg.SOLVER.LR_UPDATE == "epoch",
-            warmup_iters=cfg.SOLVER.WARMUP_ITERS,
+            warmup_iters=scaled.warmup_iters,
+            decay_every_iters=scaled.decay_every_iters,
         )
         torch.manual_seed(cfg.SEED)
-        self._spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
-        encoder = build_encoder(self._spec, cfg.MOCO.DIM, cfg.MOCO.MLP, cfg.MOCO.BN_SPLITS)
-        model = MomentumQueue(encoder, cfg.MOCO.DIM, cfg.MOCO.K, cfg.MOCO.M, cfg.MOCO.T)
+        self.model, self._spec = _build(cfg, len(self.pictures), self._world)
         self._layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
-        self.model: MomentumQueue = model.to(self.device).to(memory_format=self._layout).train()
+        self.model.to(self.device).to(memory_format=self._layout).train()
+        if cfg.SOLVER.COMPILE:
+            for name, encoder in self.model.named_children():
+                if name.startswith("encoder_"):
+                    encoder.compile()
+        self._parallel = distributed.data_parallel(self.model)
         self.optimizer = torch.optim.SGD(
-            self.model.encoder_q.parameters(),
-            lr=cfg.SOLVER.BASE_LR,
+            [p for p in self.model.parameters() if p.requires_grad],
+            lr=scaled.base_lr,
             momentum=cfg.SOLVER.MOMENTUM,
             weight_decay=cfg.SOLVER.WEIGHT_DECAY,
         )
+        self._dtype = AUTOCAST[cfg.SOLVER.PRECISION]
+        self._scaler = torch.amp.GradScaler(
+            self.device.type, enabled=cfg.SOLVER.PRECISION == "fp16"
+        )
+        self._passes = _passes(cfg, self.model)
         self.step, self._seconds_before = 0, 0.0
+        main_folder = folder if distributed.is_main() else None
+        self._metrics = MetricsLog(main_folder, self.steps_per_epoch, cfg.LOG.TENSORBOARD)
         if resume is None:
-            # With --overwrite: a later --resume must not find the earlier run's.
-            for path in list_checkpoints(folder.path):
-                path.unlink()
+            self._forget_earlier_run()
         else:
-            self._restore(resume)
-        atomic_write_text(folder.path / "config.yaml", cfg.dump())
+            self._restore(resume, other_processes)
+        if distributed.is_main():
+            atomic_write_text(folder.path / "config.yaml", cfg.dump())
+        self._sampler = StepSampler(
+            self.pictures, self.batch_size, cfg.SEED, self.step, self.total_steps, self._pick
+        )
         self._bad_images: set[str] = set()
-        self._since_log: list[tuple[float, float]] = []  # loss and accuracy of each step
+        # Of the step at hand: what its update needs.
+        self._dictionaries: list[Dictionary] = []
+        self._queries: list[Tensor] = []
+        self._images = torch.empty(0, dtype=torch.long)
+        self._since_log: list[StepValues] = []
         self.shown: dict[str, str] = {}
-        self._tensorboard = _tensorboard(folder.path) if cfg.LOG.TENSORBOARD else None
         self._opened = self._logged = time.monotonic()
 
     def progress(self) -> Progress:
         """Counts pictures over the whole run."""
         total, done = self.total_steps * self.batch_size, self.step * self.batch_size
-        return Progress(total, "pre-train", "img", initial=done)
+        return Progress(total, "pre-train", "img", initial=done, silent=not distributed.is_main())
 
     def batches(self) -> Iterator[Batch]:
-        """One batch per remaining step, read ahead by the workers."""
-        data, solver = self.cfg.DATA, self.cfg.SOLVER
-        processes = max(1, data.NUM_WORKERS)
-        dataset = TwoViews(
-            self.images,
+        """This process's items of each remaining step, read ahead by the workers."""
+        data = self.cfg.DATA
+        views = Views(
+            self.pictures,
             self._aug,
             self.cfg.SEED,
             skip_bad=data.BAD_IMAGES == "skip",
-            cache_bytes=(data.CACHE_MIB << 20) // processes,
-        )
-        sampler = StepSampler(
-            len(dataset), solver.BATCH_SIZE, self.cfg.SEED, self.step, self.total_steps
+            cache_bytes=(data.CACHE_MIB << 20) // max(1, data.NUM_WORKERS),
         )
         loader = torch.utils.data.DataLoader(
-            dataset,
-            batch_sampler=sampler,
+            views,
+            batch_sampler=self._sampler,
             num_workers=data.NUM_WORKERS,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_ignore_stop_signals,
+            worker_init_fn=ignore_stop_signals,
+            timeout=data.WORKER_TIMEOUT_SECONDS if data.NUM_WORKERS else 0,
         )
         try:
             for batch in loader:
                 self._count_bad_images(batch)
                 yield batch
         except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+            reason = str(error).splitlines()[0] if str(error) else ""
+            if "DataLoader worker" not in reason and "DataLoader timed out" not in reason:
                 raise
             raise DataError(
-                f"a process that reads pictures died ({str(error).splitlines()[0]}); out of "
-                "memory or of /dev/shm? Lower DATA.NUM_WORKERS or DATA.CACHE_MIB, then --resume"
+                f"a process that reads pictures died or hangs ({reason}); out of memory or of "
+                "/dev/shm, or a slow disk? Lower DATA.NUM_WORKERS or DATA.CACHE_MIB, or raise "
+                "DATA.WORKER_TIMEOUT_SECONDS, then --resume"
             ) from error
 
     def set_learning_rate(self, step: int) -> float:
@@ -153,49 +189,64 @@ class PretrainRun:
             group["lr"] = lr
         return lr
 
-    def views(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Query and key pictures (N, 3, P, P) float32 on the device, normalised."""
-        pixels = batch.pixels.to(self.device, non_blocking=True).flatten(0, 1)  # (2N, 3, P, P)
-        x = apply_colors(pixels, batch.params.flatten(0, 1), self._aug)
-        x = normalize(x, self.cfg.AUG.MEAN, self.cfg.AUG.STD).contiguous(memory_format=self._layout)
-        x_q, x_k = x.chunk(2)
-        return x_q, x_k
+    def forward_backward(self, batch: Batch, step: int, received: int | None) -> StepValues:
+        """Gradients of the step's loss, pass by pass and part by part of the batch.
 
-    def forward(self, x_q: Tensor, x_k: Tensor, step: int) -> StepOutput:
-        """Loss and keys, in the configured precision, keys shuffled by this step's plan."""
-        plan = None
-        if self.cfg.MOCO.SHUFFLE_BN:
-            splits = self.cfg.MOCO.BN_SPLITS
-            plan = shuffle_plan(self.batch_size, splits, self.cfg.SEED, step).to(self.device)
-        bf16 = self.cfg.SOLVER.PRECISION == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            return self.model(x_q, x_k, plan)
+        Args:
+            received: a signal that asks this process to stop, or None.
 
-    def check_finite(self, loss: Tensor, step: int) -> None:
-        """Stop before a loss that is not a number reaches weights or queue."""
-        value = loss.item()
-        if not math.isfinite(value):
-            saved = list_checkpoints(self.folder.path)
-            last = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint yet"
-            raise NumericError(
-                f"loss is {value} at step {step}; {last}; "
-                "lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
-            )
+        Raises:
+            NumericError: the loss is not finite, on any process.
+        """
+        self.optimizer.zero_grad()
+        parts, passes = self.cfg.SOLVER.ACCUMULATE, len(self._passes)
+        size = self._n // parts
+        self._images = torch.tensor([index for _, index in self._sampler.positions(step)])
+        total = torch.zeros(2, device=self.device)  # loss, accuracy
+        self._dictionaries, self._queries = [], []
+        for number, (x_q, x_k, plan) in enumerate(self._views(batch, step)):
+            with self._autocast():
+                looked_up = LookUp(x_k, plan, self._images, step, parts)
+                dictionary = self.model.look_up(looked_up)
+            queries = []
+            for part in range(parts):
+                rows = slice(part * size, (part + 1) * size)
+                last = number + 1 == passes and part + 1 == parts
+                with self._gradients_stay_here(not last):
+                    with self._autocast():
+                        out = self._parallel(x_q[rows], dictionary.rows(rows))
+                    self._scaler.scale(out.loss / parts).backward()
+                queries.append(out.queries)
+                total += torch.stack([out.loss.detach(), out.accuracy / passes]) / parts
+            self._dictionaries.append(dictionary)
+            self._queries.append(torch.cat(queries))
+        # One exchange of three numbers: with it a loss that is not finite, or a signal, is known
+        # to every process before the weights change.
+        report = torch.cat([total, total.new_tensor([float(received or 0)])])
+        loss, accuracy, signals = distributed.mean_over_ranks(report).tolist()
+        saved = list_checkpoints(self.folder.path)
+        check_finite(loss, step, saved[-1] if saved else None)
+        stop = (received or signal.SIGTERM) if signals else None
+        return StepValues(loss, accuracy, stop)
 
-    def log(self, out: StepOutput, lr: float, step: int) -> None:
+    def update(self) -> None:
+        """The optimiser's step, then the mechanism's: key encoder, queue or bank."""
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.model.update(self._dictionaries, self._queries, self._images)
+
+    def log(self, values: StepValues, lr: float, step: int) -> None:
         """Every LOG.EVERY_ITERS steps: means since the last line, to metrics.json."""
-        self._since_log.append((out.loss.item(), out.accuracy.item()))
-        self.shown = {"loss": f"{self._since_log[-1][0]:.3f}"}
+        self._since_log.append(values)
+        self.shown = {"loss": f"{values.loss:.3f}"}
         if (step + 1) % self.cfg.LOG.EVERY_ITERS and step + 1 != self.total_steps:
             return
-        now = time.monotonic()
-        steps = len(self._since_log)
-        loss, accuracy = (sum(column) / steps for column in zip(*self._since_log, strict=True))
-        self._write_metrics(
+        now, steps = time.monotonic(), len(self._since_log)
+        self._metrics.write(
             step + 1,
             {
-                "loss": loss,
-                "pretext_accuracy": accuracy,
+                "loss": sum(v.loss for v in self._since_log) / steps,
+                "pretext_accuracy": sum(v.accuracy for v in self._since_log) / steps,
                 "lr": lr,
                 "images_per_second": steps * self.batch_size / (now - self._logged),
             },
@@ -203,11 +254,8 @@ class PretrainRun:
         self._since_log.clear()
         self._logged = now
 
-    def save_if_due(self, step: int, received: int | None) -> None:
+    def save_if_due(self, step: int, stop_signal: int | None) -> None:
         """Save after this step if the schedule, the end, or a stop asks for it.
-
-        Args:
-            received: a signal that asks to stop after this step, or None.
 
         Raises:
             Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
@@ -215,7 +263,7 @@ class PretrainRun:
         done, every = step + 1, self.cfg.CHECKPOINT
         finished = done == self.total_steps
         epoch, into_epoch = divmod(done, self.steps_per_epoch)
-        stop = not finished and (received is not None or done == self.cfg.SOLVER.STOP_AT_ITERS)
+        stop = not finished and (stop_signal is not None or done == self.cfg.SOLVER.STOP_AT_ITERS)
         due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
         due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
         if not (finished or stop or due):
@@ -224,14 +272,17 @@ class PretrainRun:
             name = checkpoint_name(math.ceil(done / self.steps_per_epoch) - 1)
         else:
             name = checkpoint_name(epoch, done)
-        save_checkpoint(self.folder.path / name, self._state(done))
-        remove_old_checkpoints(self.folder.path, every.KEEP, every.MILESTONE_EPOCHS)
+        content = self._content(done)
+        if distributed.is_main():
+            save_checkpoint(self.folder.path / name, content)
+            remove_old_checkpoints(self.folder.path, every.KEEP, every.MILESTONE_EPOCHS)
         if stop:
+            distributed.barrier()  # no process ends before the file is there
             message = (
                 f"stopped after step {done} of {self.total_steps} and saved "
                 f"{self.folder.path / name}; run the same command with --resume to go on"
             )
-            if received == signal.SIGINT:
+            if stop_signal == signal.SIGINT:
                 print(message, flush=True)
                 raise KeyboardInterrupt
             raise Preempted(message)
@@ -245,10 +296,17 @@ class PretrainRun:
 
     def finish(self) -> Path:
         """The last evaluation and run.json; returns the last checkpoint."""
-        last = _last_values(self.folder.path / METRICS_NAME)
-        if last.get("knn/top1", (0, 0.0))[0] != self.total_steps:
+        evaluated = self._metrics.last().get("knn/top1", (0, 0.0))[0]
+        if distributed.highest(evaluated) != self.total_steps:
             self._evaluate(self.total_steps)
-            last = _last_values(self.folder.path / METRICS_NAME)
+        if distributed.is_main():
+            self._write_record()
+        self._metrics.close()
+        distributed.barrier()
+        return list_checkpoints(self.folder.path)[-1]
+
+    def _write_record(self) -> None:
+        last = self._metrics.last()
         names = {
             "pretrain/loss": "loss",
             "pretrain/accuracy": "pretext_accuracy",
@@ -268,97 +326,114 @@ class PretrainRun:
             seed=self.cfg.SEED,
             config_sha256=cfg_sha256(self.cfg, exclude=("SEED", *PLACES_AND_SPEED)),
             config=flatten(self.cfg),
-            provenance=provenance(),
+            provenance={**provenance(), "processes": self._world},
             iterations=self.total_steps,
             seconds=self._seconds(),
             metrics={name: last[key][1] for name, key in names.items() if key in last},
             notes=notes,
         )
         write_record(self.folder.path, record)
-        if self._tensorboard:
-            self._tensorboard.close()
-        return list_checkpoints(self.folder.path)[-1]
 
-    def _state(self, done: int) -> dict[str, Any]:
-        """The content of a checkpoint; moco/checkpoint.py describes it."""
-        model = {f"{PREFIX}{name}": value for name, value in self.model.state_dict().items()}
-        return {
-            "epoch": done // self.steps_per_epoch,
-            "arch": self._spec.arch,
-            "state_dict": model,
-            "optimizer": self.optimizer.state_dict(),
-            "format": FORMAT,
-            "encoder": {
-                **self._spec.to_dict(),
-                "dim": self.cfg.MOCO.DIM,
-                "mlp": self.cfg.MOCO.MLP,
-            },
-            "input": {
-                "channel_order": "RGB",
-                "mean": list(self.cfg.AUG.MEAN),
-                "std": list(self.cfg.AUG.STD),
-            },
-            "step": done,
-            "seed": self.cfg.SEED,
-            "num_images": len(self.images),
-            "seconds": self._seconds(),
-            "config": flatten(self.cfg),
-        }
+    def _pick(self, step: int, positions: list[Position]) -> list[Item]:
+        """What this process loads for a step."""
+        plans: list[Tensor | None] = [None] * len(self._passes)
+        if self._world == 1 or self.cfg.MOCO.SHUFFLE_BY == "index":
+            plans = [self._plan(step, number) for number in range(len(plans))]
+        return items_of_step(positions, self._passes, plans, self._rank, self._world)
 
-    def _restore(self, resume: str) -> None:
-        """Everything that the next step depends on: weights, queue, optimiser, step.
+    def _plan(self, step: int, number: int) -> Tensor | None:
+        """In which order the keys of one pass go through BN; None: as the queries."""
+        if not self.cfg.MOCO.SHUFFLE_BN or self._passes[number].key_view is None:
+            return None
+        splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
+        return shuffle_plan(self.batch_size, splits, seed, step, number)
 
-        Order, views and BN shuffle are functions of seed and step, so there is no state of a
-        random number generator to restore.
-        """
-        if resume == "auto":
-            found = newest_checkpoint(self.folder.path)
-            if found is None:
-                print(f"no checkpoint in {self.folder.path}: starting anew", flush=True)
-                return
-            path, state, warnings = found
-            for warning in warnings:
-                print(f"warning: {warning}", flush=True)
-        else:
-            path, state = Path(resume), load_checkpoint(resume)
-        self._check_same_run(path, state)
-        weights = {name.removeprefix(PREFIX): value for name, value in state["state_dict"].items()}
-        try:
-            self.model.load_state_dict(weights)
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise DataError(f"{path}: does not fit this model ({reason})") from error
-        self.step, self._seconds_before = state["step"], state["seconds"]
-        _drop_metrics_after(self.folder.path / METRICS_NAME, self.step)
-        print(f"resuming from {path} after step {self.step} of {self.total_steps}", flush=True)
+    def _views(self, batch: Batch, step: int) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """For each pass queries and keys (n, 3, P, P) on the device, normalised, and the plan."""
+        pixels, params = batch.pixels.to(self.device, non_blocking=True), batch.params
+        plans = [self._plan(step, number) for number in range(len(self._passes))]
+        if self._world > 1 and self.cfg.MOCO.SHUFFLE_BY == "all_to_all":
+            pixels, params = self._exchange(pixels, plans), self._exchange(params, plans)
+        x = apply_colors(pixels, params, self._aug)
+        x = normalize(x, self.cfg.AUG.MEAN, self.cfg.AUG.STD).contiguous(memory_format=self._layout)
+        if not self.model.needs_key_view:
+            return [(part, x[:0], None) for part in x.split(self._n)]
+        parts = iter(x.split(self._n))
+        return [(next(parts), next(parts), plan) for plan in plans]
 
-    def _check_same_run(self, path: Path, state: dict[str, Any]) -> None:
-        mine, theirs = flatten(self.cfg), dict(state["config"])
-        for key in sorted(mine.keys() | theirs.keys()):
-            if any(key == place or key.startswith(f"{place}.") for place in PLACES_AND_SPEED):
-                continue
-            if _plain(mine.get(key)) != _plain(theirs.get(key)):
-                raise UserError(
-                    f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "
-                    f"{mine.get(key)!r}; set the same, or start anew in another OUTPUT_DIR"
-                )
-        if state["num_images"] != len(self.images):
-            raise DataError(
-                f"{self.cfg.DATA.ROOT}: holds {len(self.images)} pictures, the run in {path} was "
-                f"started with {state['num_images']}; give the same data or start anew"
+    def _exchange(self, rows: Tensor, plans: list[Tensor | None]) -> Tensor:
+        """Key rows to the processes that encode them (MOCO.SHUFFLE_BY all_to_all)."""
+        parts = list(rows.split(self._n))
+        for number, plan in enumerate(plans):
+            if plan is not None:
+                keys = 2 * number + 1  # each pass: queries, then keys
+                exchange = exchange_plan(plan, self._rank, self._world)
+                parts[keys] = distributed.exchange_rows(parts[keys], *exchange)
+        return torch.cat(parts)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        enabled = self._dtype is not None
+        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=enabled)
+
+    def _gradients_stay_here(self, stay: bool) -> AbstractContextManager[None]:
+        """Gradients are exchanged once per step, with the last part's backward pass."""
+        if stay and isinstance(self._parallel, torch.nn.parallel.DistributedDataParallel):
+            return self._parallel.no_sync()
+        return nullcontext()
+
+    def _content(self, done: int) -> dict[str, object]:
+        """The content of a checkpoint; all processes call it together."""
+        return checkpoint_content(
+            self.cfg,
+            self.model,
+            self._spec,
+            self.optimizer,
+            self._scaler,
+            done=done,
+            epoch=done // self.steps_per_epoch,
+            num_images=len(self.pictures),
+            seconds=self._seconds(),
+        )
+
+    def _forget_earlier_run(self) -> None:
+        """With --overwrite: a later --resume must not find the earlier run's checkpoints."""
+        if distributed.is_main():
+            for path in list_checkpoints(self.folder.path):
+                path.unlink()
+
+    def _restore(self, resume: str, other_processes: bool) -> None:
+        found = restore(
+            resume,
+            self.folder.path,
+            self.cfg,
+            self.model,
+            self.optimizer,
+            self._scaler,
+            num_images=len(self.pictures),
+            other_processes=other_processes,
+        )
+        distributed.agree(found.step if found else 0, "the checkpoint to resume from")
+        if found is None:
+            return
+        self.step, self._seconds_before = found.step, found.seconds
+        self._metrics.drop_after(self.step)
+        if distributed.is_main():
+            print(
+                f"resuming from {found.path} after step {self.step} of {self.total_steps}",
+                flush=True,
             )
 
     def _evaluate(self, done: int) -> None:
         """kNN with the query encoder as it is after ``done`` steps, if there is data for it."""
         if self._knn_input is None:
             return
-        backbone = load_backbone(self._state(done))
+        backbone = load_backbone(self._content(done))
         root, workers = self.cfg.DATA.KNN_ROOT, self.cfg.DATA.NUM_WORKERS
         k, t = self.cfg.KNN.K, self.cfg.KNN.T
         result = evaluate(backbone, root, self._knn_input, k, t, self.device, workers)
-        self._write_metrics(done, {"knn/top1": result.top1})
-        print(f"after step {done}: {result}", flush=True)
+        self._metrics.write(done, {"knn/top1": result.top1})
+        if distributed.is_main():
+            print(f"after step {done}: {result}", flush=True)
         self._logged = time.monotonic()
 
     def _count_bad_images(self, batch: Batch) -> None:
@@ -369,60 +444,73 @@ class PretrainRun:
         if not batch.complete:
             raise DataError(f"{batch.bad[0]} (DATA.BAD_IMAGES skip replaces bad pictures)")
         limit = self.cfg.DATA.MAX_BAD_FRACTION
-        if len(self._bad_images) > limit * len(self.images):
+        if len(self._bad_images) > limit * len(self.pictures):
             raise DataError(
-                f"{len(self._bad_images)} of {len(self.images)} pictures are bad, more than "
+                f"{len(self._bad_images)} of {len(self.pictures)} pictures are bad, more than "
                 f"DATA.MAX_BAD_FRACTION {limit}; the last: {batch.bad[-1]}"
             )
 
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._opened
 
-    def _write_metrics(self, done: int, values: dict[str, float]) -> None:
-        self.folder.log({"iteration": done, "epoch": done / self.steps_per_epoch, **values})
-        if self._tensorboard:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, done)
 
-
-class StopRequest:
-    """Set by a signal handler, read after each step."""
-
-    received: int | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: now
-        self.received = number
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """While open, SIGTERM and SIGINT ask for a stop instead of ending the process."""
-    stop = StopRequest()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _find_images(cfg: CfgNode) -> list[Path]:
+def _open_pictures(cfg: CfgNode, folder: Path) -> Pictures:
     if not cfg.DATA.ROOT:
         raise UserError("DATA.ROOT is not set; add DATA.ROOT and the folder of your pictures")
-    images = find_images(cfg.DATA.ROOT)
-    if len(images) < cfg.SOLVER.BATCH_SIZE:
+    for turn in (True, False):  # the main process writes the index of shards, the others read it
+        if distributed.is_main() == turn:
+            pictures = open_pictures(cfg.DATA.ROOT, folder / INDEX_NAME, cfg.DATA.SHARD_WINDOW)
+        distributed.barrier()
+    distributed.agree(len(pictures), f"number of pictures in {cfg.DATA.ROOT}")
+    if len(pictures) < cfg.SOLVER.BATCH_SIZE:
         raise DataError(
-            f"{cfg.DATA.ROOT}: {len(images)} pictures are less than one batch of "
+            f"{cfg.DATA.ROOT}: {len(pictures)} pictures are less than one batch of "
             f"{cfg.SOLVER.BATCH_SIZE}; add pictures, or lower SOLVER.BATCH_SIZE and BASE_LR with it"
         )
-    return images
+    return pictures
+
+
+def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, EncoderSpec]:
+    """The mechanism with encoders whose BN has this process's share of the groups."""
+    moco = cfg.MOCO
+    spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
+    splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
+    encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
+    if moco.MECHANISM == "momentum_queue":
+        return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T), spec
+    if moco.MECHANISM == "end_to_end":
+        return EndToEnd(encoder, moco.T, moco.SHARED_ENCODER), spec
+    bank = MemoryBank(
+        encoder,
+        moco.DIM,
+        num_images,
+        moco.K,
+        moco.BANK_MOMENTUM,
+        moco.T,
+        moco.LOSS,
+        cfg.SEED,
+    )
+    return bank, spec
+
+
+def _passes(cfg: CfgNode, model: Mechanism) -> tuple[Pass, ...]:
+    """Which views are compared; a symmetric loss takes each as query and as key."""
+    if not model.needs_key_view:
+        return (Pass(0, None),)
+    return (Pass(0, 1), Pass(1, 0)) if cfg.MOCO.SYMMETRIC else (Pass(0, 1),)
+
+
+def _batch_line(cfg: CfgNode, world_size: int) -> str:
+    N, G, parts = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
+    line = f"batch {N}: {world_size} process{'es' if world_size > 1 else ''} x {N // world_size}"
+    if parts > 1:
+        line += f" in {parts} parts"
+    return f"{line}; BN in {G} groups of {N // G}"
 
 
 def _notes(cfg: CfgNode, num_images: int) -> list[str]:
     """What is allowed and yet likely to disappoint."""
-    if cfg.MOCO.K <= num_images:
+    if cfg.MOCO.MECHANISM != "momentum_queue" or cfg.MOCO.K <= num_images:
         return []
     return [
         f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} pictures: the queue holds keys of a query's "
@@ -467,49 +555,3 @@ def augmentation_from(cfg: CfgNode) -> Augmentation:
         blur_prob=aug.BLUR_PROB,
         blur_sigma_px=tuple(aug.BLUR_SIGMA_PX),
     )
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _ignore_stop_signals(worker: int) -> None:
-    """A terminal or scheduler signals the whole group; the training process ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _drop_metrics_after(path: Path, step: int) -> None:
-    """Remove lines of steps that will be done again, and a line cut off by a crash."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["iteration"] <= step:
-                kept.append(line)
-        except ValueError:
-            continue
-    atomic_write_text(path, "".join(f"{line}\n" for line in kept))
-
-
-def _last_values(path: Path) -> dict[str, tuple[int, float]]:
-    """For each name in metrics.json the last line's iteration and value."""
-    last: dict[str, tuple[int, float]] = {}
-    for line in path.read_text().splitlines():
-        values = json.loads(line)
-        last |= {name: (values["iteration"], value) for name, value in values.items()}
-    return last
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        print("LOG.TENSORBOARD: tensorboard is not installed; metrics.json has the same numbers")
-        return None
-    return SummaryWriter(str(folder))

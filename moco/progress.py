@@ -20,13 +20,16 @@ class Progress:
         desc: what is being done, e.g. ``"pre-train"``.
         unit: name of one item, e.g. ``"img"``.
         initial: items done before (a resumed run); they do not count towards the speed.
+        silent: show nothing.
     """
 
-    def __init__(self, total: int, desc: str, unit: str = "it", initial: int = 0) -> None:
+    def __init__(
+        self, total: int, desc: str, unit: str = "it", initial: int = 0, silent: bool = False
+    ) -> None:
         self.total, self.desc, self.unit = total, desc, unit
         self._done = self._initial = initial
         self._postfix: dict[str, Any] = {}
-        self._silent = os.environ.get("MOCO_PROGRESS") == "off"
+        self._silent = silent or os.environ.get("MOCO_PROGRESS") == "off"
         self._bar = None
         if not self._silent and sys.stderr.isatty():
             from tqdm import tqdm

@@ -22,12 +22,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moco.errors import LockedError, UserError
-from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json
+from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json, cannot_write
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 LOCK_NAME = ".lock"
+KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
 PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
 
 
@@ -39,20 +40,25 @@ class RunFolder:
         resume: continue what is in the folder.
         overwrite: start anew; the files of the earlier run that would be mistaken for this one's
             (record, metrics) are removed, checkpoints are replaced as they come.
+        owner: False for the other processes of a run, which neither lock it nor write to it.
 
     Raises:
         LockedError: another process holds the folder.
         UserError: the folder holds files and neither ``resume`` nor ``overwrite`` was asked for.
     """
 
-    def __init__(self, path: PathLike, resume: bool = False, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: PathLike, resume: bool = False, overwrite: bool = False, owner: bool = True
+    ) -> None:
         if resume and overwrite:
             raise UserError("--resume and --overwrite exclude each other; give one of them")
         self.path = Path(path)
-        self._resume, self._overwrite = resume, overwrite
+        self._resume, self._overwrite, self._owner = resume, overwrite, owner
         self._lock = FileLock(self.path / LOCK_NAME)
 
     def __enter__(self) -> "RunFolder":
+        if not self._owner:
+            return self
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
@@ -95,10 +101,18 @@ class RunFolder:
         self._lock.release()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Append one line to ``metrics.json``; values that are not finite become null."""
+        """Append one line to ``metrics.json``; values that are not finite become null.
+
+        Raises:
+            UserError: the disk is full.
+        """
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
-        with open(self.path / METRICS_NAME, "a") as file:
-            file.write(line + "\n")
+        path = self.path / METRICS_NAME
+        try:
+            with open(path, "a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +120,7 @@ class RunRecord:
     """What one run was and what came of it; the only source of a number in a table.
 
     Attributes:
-        kind: ``"pretrain"`` or ``"detection"``.
+        kind: one of ``KINDS``.
         status: ``"done"`` or ``"failed"``; only done runs have numbers.
         task: the recipe's or task's name, e.g. ``faster_rcnn_R_50_C4_24k``.
         engine: ``"detectron2"``, ``"embedded"`` or ``"moco"``.
@@ -116,7 +130,7 @@ class RunRecord:
         config: every resolved key, flat.
         provenance: see :func:`provenance`.
         seconds: wall time of training and evaluation.
-        metrics: canonical name → number, AP in 0..100; None where it is not a number.
+        metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
         coverage: which tensors came from the weights and which started anew, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: ``label`` ("as in the paper (…)") and ``deviations`` of a detection run, or None.
@@ -142,7 +156,7 @@ class RunRecord:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        _choice("kind", self.kind, ("pretrain", "detection"))
+        _choice("kind", self.kind, KINDS)
         _choice("status", self.status, ("done", "failed"))
         if self.schema != SCHEMA:
             raise ValueError(f"schema: got {self.schema}, expected {SCHEMA}")

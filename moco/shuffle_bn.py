@@ -1,68 +1,97 @@
-"""Shuffling BN on one device (sec. 3.3): batch normalisation in groups, keys in another order.
+"""Shuffling BN (sec. 3.3): batch normalisation in groups, keys in another order than queries.
 
 The paper normalises 256 pictures on 8 GPUs, so in 8 groups of 32, and shuffles the keys between
-GPUs so that a query and its key never share their batch statistics. On one device the groups are
-a matter of indexing: the first N/G pictures are the first group, and so on.
+GPUs so that a query and its key never share their batch statistics. Here the groups are a matter of
+indexing: the first N/G pictures are the first group, and so on; W processes have G/W groups each.
+What is in this file is the plan, a pure function of (seed, step); moco/distributed.py moves rows.
 
 N batch, C channels, H W pixels, G groups.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
-class GroupedBatchNorm2d(nn.BatchNorm2d):
-    """``BatchNorm2d`` whose batch statistics are taken over ``num_groups`` parts of the batch.
-
-    Parameters and buffers have ``BatchNorm2d``'s names and shapes. In evaluation mode, and with
-    one group, it is ``BatchNorm2d``.
-
-    Running statistics: the mean over the groups of what each group alone would have left.
-    Deviation: with the official code they are those of the first GPU; the mean has the same
-    expectation and less noise.
-    """
-
-    def __init__(self, num_features: int, num_groups: int) -> None:
-        super().__init__(num_features)
-        self.num_groups = num_groups
-
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.num_groups == 1:
-            return super().forward(input)
-        G = self.num_groups
-        assert input.shape[0] % G == 0, f"{input.shape[0]} pictures in {G} groups"
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.num_batches_tracked is not None and self.momentum is not None
-        means = self.running_mean.expand(G, -1).clone()  # (G, C)
-        variances = self.running_var.expand(G, -1).clone()
-        # A loop over views. One call on a view (N/G, G * C, H, W) is as fast on a CPU where memory
-        # holds pictures as (C, H, W), and 20% slower where as (H, W, C): it has to copy.
-        groups = [
-            F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
-            for x, mean, var in zip(input.chunk(G), means, variances, strict=True)
-        ]
-        with torch.no_grad():
-            self.running_mean.copy_(means.mean(dim=0))
-            self.running_var.copy_(variances.mean(dim=0))
-            self.num_batches_tracked.add_(1)
-        return torch.cat(groups)
-
-
-def shuffle_plan(num_samples: int, num_groups: int, seed: int, step: int) -> Tensor:
+def shuffle_plan(
+    num_samples: int, num_groups: int, seed: int, step: int, number: int = 0
+) -> Tensor:
     """The order in which the keys of one step are encoded: a permutation (N,) of 0..N-1.
 
-    A pure function of its arguments. Position p of the shuffled batch holds sample ``plan[p]`` and
-    is normalised in group ``p // (N/G)``; no group of keys consists of the same samples as a group
-    of queries (where G and N allow it).
+    A pure function of its arguments; ``number`` tells the passes of a step apart. Position p of
+    the shuffled batch holds sample ``plan[p]`` and is normalised in group ``p // (N/G)``; no group
+    of keys consists of the same samples as a group of queries (where G and N allow it).
     """
-    rng = np.random.default_rng([seed, step, _STREAM])
+    rng = np.random.default_rng([seed, step, _STREAM + number])
     queries = _groups(np.arange(num_samples), num_groups)
     while True:
         plan = rng.permutation(num_samples)
         if not 1 < num_groups < num_samples or queries.isdisjoint(_groups(plan, num_groups)):
             return torch.from_numpy(plan)
+
+
+class Pass(NamedTuple):
+    """Which views are queries and keys in one pass over the batch; no key: none is encoded."""
+
+    query_view: int
+    key_view: int | None
+
+
+def items_of_step(
+    positions: Sequence[tuple[int, int]],
+    passes: Sequence[Pass],
+    plans: Sequence[Tensor | None],
+    rank: int,
+    world_size: int,
+) -> list[tuple[int, int, int]]:
+    """What one process loads for a step: for each pass its n queries, then the n keys it encodes.
+
+    Shuffle by index: the keys are those of the plan, so no picture moves between processes; with
+    more than one of them, a picture is decoded where its query is and where its key is.
+
+    Args:
+        positions: (epoch, index) of the step's N pictures, those of the first process first.
+        plans: one per pass; None leaves the keys where their queries are.
+
+    Returns:
+        (epoch, index, view)
+    """
+    n = len(positions) // world_size
+    mine = slice(rank * n, (rank + 1) * n)
+    items = []
+    for one, plan in zip(passes, plans, strict=True):
+        items += [(*position, one.query_view) for position in positions[mine]]
+        if one.key_view is not None:
+            order = range(len(positions)) if plan is None else plan.tolist()
+            items += [(*positions[p], one.key_view) for p in order[mine]]
+    return items
+
+
+class Exchange(NamedTuple):
+    """One process's part in :func:`moco.distributed.exchange_rows`."""
+
+    send: Tensor
+    send_counts: list[int]
+    place: Tensor
+    counts: list[int]
+
+
+def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
+    """How rows (n, ...) on each of W processes come into the order of ``plan`` (N,): by all-to-all.
+
+    Process r has rows r n to (r + 1) n - 1 and gets ``plan[r n : (r + 1) n]``.
+    """
+    n = len(plan) // world_size
+    wanted = plan.view(world_size, n)
+    holder = wanted // n
+    send = [wanted[process][holder[process] == rank] - rank * n for process in range(world_size)]
+    place = [(holder[rank] == process).nonzero()[:, 0] for process in range(world_size)]
+    return Exchange(
+        torch.cat(send), [len(rows) for rows in send], torch.cat(place), [len(p) for p in place]
+    )
 
 
 def unshuffle(x: Tensor, plan: Tensor) -> Tensor:

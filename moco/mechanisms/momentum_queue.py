@@ -1,38 +1,37 @@
-"""MoCo (sec. 3.2, Algorithm 1): a queue of keys and a key encoder that follows the query's.
+"""MoCo (sec. 3.2, Algorithm 1, Fig. 2c): a queue of keys, and an encoder that follows the queries'.
 
-N batch, C dimension, K length of the queue.
+N pictures of all processes, n of this one, C dimension, K length of the queue.
 """
 
 import copy
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.loss import contrastive_logits, info_nce, pretext_accuracy
+from moco.distributed import gather_rows
+from moco.loss import info_nce
+from moco.mechanisms.base import (
+    Dictionary,
+    LookUp,
+    Mechanism,
+    StepOutput,
+    encode_keys,
+    own_rows,
+)
 from moco.shuffle_bn import unshuffle
 
 
-class StepOutput(NamedTuple):
-    """One forward pass: the loss to minimise, the new keys (N, C), accuracy in 0..100."""
-
-    loss: Tensor
-    keys: Tensor
-    accuracy: Tensor
-
-
-class MomentumQueue(nn.Module):
-    """Query encoder, key encoder and queue. One step of Algorithm 1 is::
-
-        out = model(x_q, x_k, plan)
-        out.loss.backward()
-        optimizer.step()        # of model.encoder_q only
-        model.update(out.keys)  # momentum update, then enqueue and dequeue
+class MomentumQueue(Mechanism):
+    """Query encoder, key encoder and queue.
 
     Deviation: the official code updates the key encoder at the start of the next forward pass
-    instead. Both encode every batch with the same key encoder; a checkpoint written between two
-    steps holds a key encoder that is one update further here.
+    instead of after the query encoder's step. Both encode every batch with the same key encoder; a
+    checkpoint written between two steps holds a key encoder that is one update further here.
+
+    Every process has the whole queue. One gathering of the keys serves both the positives and the
+    queue; the queue itself never moves.
 
     Args:
         encoder: becomes the query encoder; the key encoder starts as its copy.
@@ -45,36 +44,34 @@ class MomentumQueue(nn.Module):
     queue_ptr: Tensor
 
     def __init__(self, encoder: nn.Module, dim: int, K: int, m: float, T: float) -> None:
-        super().__init__()
-        self.K, self.m, self.T = K, m, T
-        self.encoder_q = encoder
+        super().__init__(encoder, T)
+        self.K, self.m = K, m
         self.encoder_k = copy.deepcopy(encoder).requires_grad_(False)
         self.register_buffer("queue", F.normalize(torch.randn(dim, K), dim=0))
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
 
-    def forward(self, x_q: Tensor, x_k: Tensor, plan: Tensor | None = None) -> StepOutput:
-        """Loss and keys for two views (N, 3, H, W) of the same pictures.
+    @torch.no_grad()
+    def look_up(self, batch: LookUp) -> Dictionary:
+        """The new keys as positives, the queue as negatives."""
+        keys = gather_rows(encode_keys(self.encoder_k, batch, self.queue))  # (N, C)
+        if batch.plan is not None:
+            keys = unshuffle(keys, batch.plan)
+        return Dictionary(own_rows(keys, len(batch.x_k)), self.queue, keys=keys)
 
-        Args:
-            plan: order (N,) in which the keys pass through BN, see
-                :func:`moco.shuffle_bn.shuffle_plan`; None leaves them in the queries' order.
-        """
-        q = F.normalize(self.encoder_q(x_q).to(self.queue), dim=1)  # (N, C)
-        with torch.no_grad():
-            if plan is None:
-                k = self.encoder_k(x_k)
-            else:
-                k = unshuffle(self.encoder_k(x_k[plan]), plan)
-            k = F.normalize(k.to(self.queue), dim=1)  # (N, C)
-        with torch.autocast(q.device.type, enabled=False):
-            logits = contrastive_logits(q, k, self.queue, self.T)  # (N, 1 + K)
-        return StepOutput(info_nce(logits), k, pretext_accuracy(logits.detach()))
+    def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        q = self.queries(x_q)
+        loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T)
+        return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(self, keys: Tensor) -> None:
-        """The end of a step: the key encoder follows, the keys replace the oldest in the queue."""
+    def update(
+        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+    ) -> None:
+        """The key encoder follows, the keys replace the oldest in the queue."""
         self._follow_query_encoder()
-        self._enqueue(keys)
+        for dictionary in dictionaries:
+            assert dictionary.keys is not None
+            self._enqueue(dictionary.keys)
 
     def _follow_query_encoder(self) -> None:
         """``f_k = m f_k + (1 - m) f_q`` for the parameters (eq. 2).

@@ -139,7 +139,7 @@ def test_seeds_do_not_count_as_a_difference_of_protocol():
 def test_unknown_baseline_and_no_runs():
     with pytest.raises(UserError, match="choices are random"):
         aggregate(runs("random", A), baseline="supervised")
-    with pytest.raises(UserError, match="no finished detection run"):
+    with pytest.raises(UserError, match="no finished run"):
         aggregate([])
 
 

@@ -51,7 +51,7 @@ def test_engines_are_kept_apart(tmp_path, capsys):
 
 def test_no_finished_run_is_an_error(tmp_path):
     write_run(tmp_path / "x", status="failed", notes=["nan"])
-    with pytest.raises(UserError, match=r"no finished detection run.*failed: nan"):
+    with pytest.raises(UserError, match=r"no finished run.*failed: nan"):
         main([str(tmp_path)])
 
 

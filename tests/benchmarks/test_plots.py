@@ -18,13 +18,13 @@ def test_a_resumed_run_keeps_its_last_value(tmp_path):
         '{"iteration": 20, "total_loss": 2.5}\n{"iteration": 40, "loss": 2}\n'
         '{"iteration": 40, "bbox/AP": 12.0}\n{"iteration": 60, "total_loss": null}\n'
     )
-    [(iterations, losses)] = read_losses(collect([tmp_path]).detection)
+    [(iterations, losses)] = read_losses(collect([tmp_path]).transfer)
     assert iterations.tolist() == [0, 20, 40] and losses.tolist() == [4, 2.5, 2]
 
 
 def test_a_run_without_metrics_has_no_curve(tmp_path):
     write_run(tmp_path / "run")
-    assert read_losses(collect([tmp_path]).detection) == []
+    assert read_losses(collect([tmp_path]).transfer) == []
 
 
 def test_a_broken_line_is_named(tmp_path):
@@ -32,7 +32,7 @@ def test_a_broken_line_is_named(tmp_path):
     with open(folder / "metrics.json", "a") as file:
         file.write("{half\n")
     with pytest.raises(UserError, match="line 2 is not a line of metrics"):
-        read_losses(collect([tmp_path]).detection)
+        read_losses(collect([tmp_path]).transfer)
 
 
 def test_band_by_hand():
@@ -46,7 +46,7 @@ def test_band_by_hand():
 def test_figures_are_pictures(tmp_path):
     write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0], "x": [5.0]})
     write_run(tmp_path / "runs" / "none", init="none", metrics={})
-    [table] = aggregate(collect([tmp_path]).detection)
+    [table] = aggregate(collect([tmp_path]).transfer)
     curves = {row.init: read_losses(row.runs) for row in table.rows}
     assert [len(runs) for runs in curves.values()] == [2, 2, 0, 1]
     plot_losses(tmp_path / "loss.png", {"pre": curves["x"]}, curves)

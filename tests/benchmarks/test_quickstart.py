@@ -175,7 +175,7 @@ def test_a_strangers_folder_is_never_touched(tmp_path):
 )
 def test_verdict_is_what_the_numbers_say(tmp_path, moco, words):
     write_pair(tmp_path, {"random": [10.0, 11.0, 12.0], "moco": moco})
-    [table] = aggregate(collect([tmp_path]).detection)
+    [table] = aggregate(collect([tmp_path]).transfer)
     assert re.search(words, verdict(table))
 
 
@@ -200,10 +200,10 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, reques
     for name in ("table.md", "table.csv", "runs.csv", "table.tex", "table.html", "moco.pth"):
         assert (out / name).stat().st_size > 0 and str(out / name) in first.stdout
     results = collect([out / "runs"])
-    assert {run.record.init for run in results.detection} == {"random", "moco"}
-    assert {run.record.status for run in results.detection} == {"done"}
-    assert len({run.record.config_sha256 for run in results.detection}) == 1
-    moco_run = next(run.record for run in results.detection if run.record.init == "moco")
+    assert {run.record.init for run in results.transfer} == {"random", "moco"}
+    assert {run.record.status for run in results.transfer} == {"done"}
+    assert len({run.record.config_sha256 for run in results.transfer}) == 1
+    moco_run = next(run.record for run in results.transfer if run.record.init == "moco")
     assert moco_run.coverage is not None and moco_run.coverage["loaded"] > 40
     records = {path: path.stat().st_mtime_ns for path in out.rglob("run.json")}
 

@@ -14,7 +14,7 @@ def test_collects_nested_folders_once(tmp_path):
     write_run(tmp_path / "x" / "run0", seed=1)
     write_run(tmp_path / "pre", kind="pretrain", engine="moco", metrics={"knn/top1": 50.0})
     results = collect([tmp_path, tmp_path / "x", tmp_path / "x" / "run0" / "run.json"])
-    assert [run.folder.name for run in results.detection] == ["run1", "run0"]
+    assert [run.folder.name for run in results.transfer] == ["run1", "run0"]
     assert [run.folder.name for run in results.pretraining] == ["pre"]
     assert results.unusable == ()
 
@@ -22,7 +22,7 @@ def test_collects_nested_folders_once(tmp_path):
 def test_an_evaluation_inside_a_run_is_not_another_run(tmp_path):
     write_run(tmp_path / "run")
     write_run(tmp_path / "run" / "inference")
-    assert [run.folder.name for run in collect([tmp_path]).detection] == ["run"]
+    assert [run.folder.name for run in collect([tmp_path]).transfer] == ["run"]
 
 
 def test_failed_and_unfinished_have_no_numbers(tmp_path):
@@ -30,7 +30,7 @@ def test_failed_and_unfinished_have_no_numbers(tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "metrics.json").write_text('{"iteration": 0, "total_loss": 1}\n')
     results = collect([tmp_path])
-    assert results.detection == ()
+    assert results.transfer == ()
     assert [(item.folder.name, item.reason) for item in results.unusable] == [
         ("failed", "failed: loss became nan at iteration 5"),
         ("open", "unfinished: it has no run.json yet"),

@@ -36,14 +36,14 @@ def own(tmp_path) -> tuple[list[Table], Results]:
         tmp_path / "gone", init="random", seed=5, task="my_task", status="failed", notes=["nan"]
     )
     results = collect([tmp_path])
-    return aggregate(results.detection), results
+    return aggregate(results.transfer), results
 
 
 @pytest.fixture
 def voc(tmp_path) -> tuple[list[Table], Results]:
     write_pair(tmp_path, {"random": [33.0] * 5}, iterations=24000)
     results = collect([tmp_path])
-    return aggregate(results.detection), results
+    return aggregate(results.transfer), results
 
 
 def test_cells():
@@ -89,7 +89,7 @@ def test_markdown_golden(own):
         "\n† fewer than 5 trials (the paper averages 5)\n"
     )
     assert "| other_10% − random | +0.2 (no interval) |" in text
-    for run in results.detection:
+    for run in results.transfer:
         assert str(run.folder) in text
     assert f"- {results.unusable[0].folder}: failed: nan" in text
     assert "The paper," not in text
@@ -98,7 +98,7 @@ def test_markdown_golden(own):
 def test_missing_is_a_dash(tmp_path):
     write_run(tmp_path / "a", task="t", metrics={"bbox/AP": 10.0, "bbox/AP50": None})
     results = collect([tmp_path])
-    text = to_markdown(aggregate(results.detection), results)
+    text = to_markdown(aggregate(results.transfer), results)
     assert "| random | 1† | 10.0 | – | – |" in text
     assert "| random | 0 | 10.0 | – | – | 300 |" in text
 
@@ -117,7 +117,7 @@ def test_another_schedule_is_not_comparable(tmp_path):
     write_run(tmp_path / "short", iterations=100)
     results = collect([tmp_path])
     note = "not comparable with Table 2b (tab:voc) of the paper: 100 iterations here, 24000 there"
-    tables = aggregate(results.detection)
+    tables = aggregate(results.transfer)
     assert note in to_markdown(tables, results)
     assert note in to_terminal(tables, (), colour=False)
     assert note in to_html(tables, results)
@@ -141,7 +141,7 @@ def test_csv_golden(own):
 def test_runs_csv_has_every_run(own):
     tables, results = own
     lines = list(csv.DictReader(io.StringIO(runs_to_csv(tables))))
-    assert {line["folder"] for line in lines} == {str(run.folder) for run in results.detection}
+    assert {line["folder"] for line in lines} == {str(run.folder) for run in results.transfer}
     assert [(line["init"], line["seed"], line["bbox/AP"]) for line in lines[:3]] == [
         ("random", "0", "10"),
         ("random", "1", "12"),
@@ -219,7 +219,7 @@ def test_html_is_one_file(own, tmp_path):
 def test_names_cannot_break_out_of_the_page(tmp_path):
     write_run(tmp_path / "a", task="<b>t</b>", init="<script>x</script>|y")
     results = collect([tmp_path])
-    tables = aggregate(results.detection)
+    tables = aggregate(results.transfer)
     text = to_html(tables, results)
     assert "<script>" not in text and "<b>" not in text
     assert "| <script>x</script>\\|y |" in to_markdown(tables, results)
@@ -244,7 +244,7 @@ def test_heads_name_the_kinds_as_the_paper_does(tmp_path):
     write_run(tmp_path / "b", task="fcn", metrics={"sem_seg/mIoU": 70.0})
     write_run(tmp_path / "c", task="people", metrics={"keypoints/AP": 60.0, "keypoints/AP50": None})
     results = collect([tmp_path])
-    tables = aggregate(results.detection)
+    tables = aggregate(results.transfer)
     heads = ["AP^bb", "AP50^bb", "AP75^bb", "AP^mk", "AP50^mk", "AP75^mk"]
     markdown = to_markdown(tables, results)
     assert f"| pre-train | n | {' | '.join(heads)} |" in markdown

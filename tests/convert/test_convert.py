@@ -154,7 +154,14 @@ def test_own_checkpoint_says_its_stem_and_input(
 
 @pytest.mark.parametrize(
     ("arch", "stem", "width"),
-    [("resnet10", "stride2", 0.375), ("resnet18", "cifar", 0.125), ("resnet50", "imagenet", 0.125)],
+    [
+        ("resnet10", "stride2", 0.375),
+        ("resnet18", "cifar", 0.125),
+        ("resnet50", "imagenet", 0.125),
+        ("resnet101", "imagenet", 0.125),
+        ("resnext50_32x8d", "imagenet", 0.125),
+        ("resnext50_32x8d", "imagenet", 1.0),
+    ],
 )
 def test_what_the_pretraining_room_really_writes(
     arch: str, stem: str, width: float, own: Make, tmp_path: Path

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from random import Random
 
 import numpy as np
@@ -61,17 +62,66 @@ def test_operations_follow_the_kinds_order():
 
 
 def test_blur_is_a_gaussian_of_each_pictures_sigma():
-    x = torch.rand(2, 3, 40, 40)
-    sigma = torch.tensor([0.5, 2.0])
-    ours = augment.gaussian_blur(x, sigma)
-    for i in range(2):
-        padded = TF.pad(x[i], [6] * 4, padding_mode="edge")
-        theirs = TF.gaussian_blur(padded, [13, 13], [float(sigma[i])] * 2)[:, 6:-6, 6:-6]
-        torch.testing.assert_close(ours[i], theirs, rtol=0, atol=1e-5)
-    # PIL's, in the official code, is three box filters: close, not equal.
-    picture = Image.fromarray((x[1] * 255).byte().permute(1, 2, 0).numpy())
-    pil = np.asarray(picture.filter(ImageFilter.GaussianBlur(2.0))) / 255
-    assert np.abs(ours[1].permute(1, 2, 0).numpy() - pil).mean() < 0.01
+    x = torch.rand(3, 3, 40, 40)
+    sigma = torch.tensor([0.5, 2.0, 0.1])
+    ours = x.clone()
+    augment.gaussian_blur(ours, sigma.view(-1, 1, 1, 1))
+    for i in range(3):
+        radius = math.ceil(3 * sigma[i])
+        padded = TF.pad(x[i], [radius] * 4, padding_mode="edge")
+        blurred = TF.gaussian_blur(padded, [2 * radius + 1] * 2, [float(sigma[i])] * 2)
+        inside = blurred[:, radius:-radius, radius:-radius]
+        torch.testing.assert_close(ours[i], inside, rtol=0, atol=1e-5)
+
+
+def test_blur_on_a_gpu_equals_that_on_a_cpu():
+    """The GPU's convolution, here on a CPU, where it is slow."""
+    x = torch.rand(2, 3, 9, 12)
+    half = torch.tensor([[0.4, 0.2, 0.1], [0.6, 0.2, 0.0]]).view(2, 1, 1, 3)
+    ours = augment._convolve_on_gpu(x, half)
+    expected = x.clone()
+    augment._convolve_on_cpu(expected, half)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+
+
+# In levels of 255: the largest and the mean difference. PIL cuts off or rounds to whole levels, its
+# hue has 256 steps and its saturation 8 bits, and its blur is three box filters.
+@pytest.mark.parametrize(
+    "name, value, largest, mean",
+    [
+        ("brightness", 0.6, 1, 0.5),
+        ("brightness", 1.4, 1, 0.5),
+        ("contrast", 0.6, 1, 0.5),
+        ("contrast", 1.4, 1, 0.5),
+        ("saturation", 0.6, 1.25, 0.5),
+        ("saturation", 1.4, 1.25, 0.5),
+        ("hue", 0.1, 13, 1.1),
+        ("hue", -0.4, 13, 1.1),
+        ("grayscale", None, 0.51, 0.3),
+        ("blur", 0.1, 0, 0),
+        ("blur", 1.0, 3, 0.7),
+        ("blur", 2.0, 3, 0.7),
+    ],
+)
+def test_each_operation_equals_pils(name, value, largest, mean):
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+    picture = coarse.resize((80, 80), Image.Resampling.BICUBIC)
+    ours = TF.to_tensor(picture)[None]
+    if name == "grayscale":
+        augment.grayscale(ours)
+        theirs = TF.to_grayscale(picture, 3)
+    elif name == "blur":
+        augment.gaussian_blur(ours, torch.full((1, 1, 1, 1), value))
+        theirs = picture.filter(ImageFilter.GaussianBlur(value))
+    else:
+        getattr(augment, f"adjust_{name}")(ours, torch.full((1, 1, 1, 1), value))
+        theirs = getattr(TF, f"adjust_{name}")(picture, value)
+    difference = (ours[0] - TF.to_tensor(theirs)).abs() * 255
+    assert difference.max() <= largest + 1e-3
+    assert difference.mean() <= mean + 1e-3
+    change = (TF.to_tensor(picture) - TF.to_tensor(theirs)).abs() * 255
+    assert change.mean() > 2 * difference.mean() or not change.any()
 
 
 def test_boxes_are_distributed_as_torchvisions():
@@ -173,14 +223,32 @@ def test_flip():
     assert views[0.0][0, 0, 0, 0] < views[0.0][0, 0, 0, -1]
 
 
-def test_colours_of_a_view_do_not_depend_on_the_batch():
-    aug = dataclasses.replace(V2, crop_px=16)
+@pytest.mark.parametrize("kind", [V1, V2], ids=["v1", "v2"])
+def test_colours_of_a_view_do_not_depend_on_the_batch(monkeypatch, kind):
+    """Nor on how many views are worked on at a time."""
+    aug = dataclasses.replace(kind, crop_px=16)
     pixels = torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
     params = torch.tensor([draw_colors(Random(i), aug) for i in range(12)])
-    params[:, augment.SIGMA_PX].clamp_(max=0)  # the reach of a kernel follows the largest sigma
     together = apply_colors(pixels, params, aug)
     alone = [apply_colors(pixels[i : i + 1], params[i : i + 1], aug)[0] for i in range(12)]
     assert torch.equal(together, torch.stack(alone))
+    monkeypatch.setattr(augment, "CHUNK_VALUES", 5 * 3 * 16 * 16)
+    assert torch.equal(together, apply_colors(pixels, params, aug))
+
+
+def test_normalisation_comes_last():
+    pixels = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    params = torch.tensor([draw_colors(Random(i), V2) for i in range(6)])
+    mean, std = (0.5, 0.25, 0.0), (1.0, 0.5, 0.25)
+    expected = augment.normalize(apply_colors(pixels, params, V2), mean, std)
+    assert torch.equal(apply_colors(pixels, params, V2, mean, std), expected)
+
+
+def test_views_that_are_left_as_they_are():
+    aug = dataclasses.replace(V2, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0)
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    params = torch.tensor([draw_colors(Random(i), aug) for i in range(2)])
+    assert torch.equal(apply_colors(pixels, params, aug), pixels / 255)
 
 
 def test_normalize():

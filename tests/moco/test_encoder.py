@@ -1,12 +1,13 @@
 import pytest
 import torch
 import torchvision
+from torchvision.models.resnet import Bottleneck
 
 from moco.encoder import EncoderSpec, build_backbone, build_encoder
 from moco.errors import UserError
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "resnet34", "resnet50"])
+@pytest.mark.parametrize("arch", ["resnet18", "resnet34", "resnet50", "resnet101"])
 def test_is_torchvisions_network(arch):
     theirs = getattr(torchvision.models, arch)(num_classes=7).eval()
     ours = build_encoder(EncoderSpec(arch), 7, mlp=False).eval()
@@ -47,11 +48,26 @@ def test_width_multiplies_every_channel_count():
     assert EncoderSpec("resnet50", width=0.375).feature_dim == 768
 
 
-def test_parameters_of_the_papers_wide_networks():
-    """Table 1: R50w2x has 94M parameters."""
+@pytest.mark.parametrize(
+    "arch, width, millions",
+    [("resnet50", 1, 24), ("resnet50", 2, 94), ("resnet50", 4, 375), ("resnext50_32x8d", 1, 46)],
+)
+def test_parameters_of_the_papers_networks(arch, width, millions):
+    """Table 1 counts the backbone's parameters in whole millions."""
     with torch.device("meta"):
-        backbone = build_backbone(EncoderSpec("resnet50", width=2.0))
-    assert sum(p.numel() for p in backbone.parameters()) / 1e6 == pytest.approx(94, abs=0.5)
+        backbone = build_backbone(EncoderSpec(arch, width=float(width)))
+    assert round(sum(p.numel() for p in backbone.parameters()) / 1e6) == millions
+
+
+def test_resnext_is_torchvisions_with_32_groups_of_8():
+    theirs = torchvision.models.ResNet(Bottleneck, [3, 4, 6, 3], groups=32, width_per_group=8)
+    ours = build_backbone(EncoderSpec("resnext50_32x8d"))
+    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
+    ours.load_state_dict(state)
+    theirs.fc = torch.nn.Identity()
+    x = torch.randn(2, 3, 40, 40)
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(x), theirs.eval()(x))
 
 
 def test_resnet10_has_one_block_per_stage():

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,15 @@ def test_a_class_without_training_pictures_is_an_error(labelled, tmp_path):
     (tmp_path / "train" / "red").symlink_to(labelled / "train" / "red")
     with pytest.raises(DataError, match="class green is in val and not in train"):
         evaluate(torch.nn.Flatten(), tmp_path, HOW, 1, 0.1, CPU)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_picture_is_named_in_one_line(labelled, tmp_path, workers):
+    shutil.copytree(labelled, tmp_path / "data")
+    (tmp_path / "data/val/red/3.png").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        evaluate(torch.nn.Flatten(), tmp_path / "data", HOW, 1, 0.1, CPU, workers)
+    assert str(caught.value) == f"{tmp_path}/data/val/red/3.png: the file is empty (0 bytes)"
 
 
 def test_sizes():

@@ -292,7 +292,7 @@ def test_resuming_a_finished_run_changes_nothing(opts, tmp_path):
 
 
 def test_a_reading_process_that_dies(opts, monkeypatch):
-    monkeypatch.setattr("moco.data.decode", lambda path: os._exit(1))
+    monkeypatch.setattr("moco.pictures.decode", lambda path: os._exit(1))
     with pytest.raises(DataError, match=r"reads pictures died .*/dev/shm"):
         main(opts(DATA__NUM_WORKERS=1))
 
@@ -323,9 +323,9 @@ def test_data_root_is_needed(tiny, tmp_path):
         main(tiny(OUTPUT_DIR=tmp_path / "run"))
 
 
-def test_several_processes_are_refused(opts, monkeypatch):
+def test_half_of_torchruns_variables(opts, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="WORLD_SIZE is 2"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK is not set; start .* torchrun"):
         main(opts())
 
 
@@ -344,6 +344,7 @@ def test_names_of_the_official_flags():
     line = (
         "-a resnet18 -j 3 -b 64 --lr 0.1 --momentum 0.8 --wd 1e-3 --epochs 9 --seed 5 "
         "--moco-dim 32 --moco-k 99 --moco-m 0.5 --moco-t 0.3 --mlp --aug-plus --cos "
+        "--bn-splits 4 --symmetric --dist-timeout 30 "
         "--schedule 3 6 DATA.ROOT x --resume --debug SEED 6"
     )
     args = parse_args(line.split())
@@ -354,6 +355,7 @@ def test_names_of_the_official_flags():
         "DATA.NUM_WORKERS": "3",
         "SOLVER.BATCH_SIZE": "64",
         "SOLVER.BASE_LR": "0.1",
+        "SOLVER.REFERENCE_BATCH_SIZE": "0",  # a rate on the command line is meant as it is
         "SOLVER.MOMENTUM": "0.8",
         "SOLVER.WEIGHT_DECAY": "1e-3",
         "SOLVER.MAX_EPOCHS": "9",
@@ -362,6 +364,9 @@ def test_names_of_the_official_flags():
         "MOCO.K": "99",
         "MOCO.M": "0.5",
         "MOCO.T": "0.3",
+        "MOCO.BN_SPLITS": "4",
+        "MOCO.SYMMETRIC": "True",
+        "DIST_TIMEOUT_SECONDS": "30",
         "MOCO.MLP": "True",
         "AUG.KIND": "v2",
         "SOLVER.SCHEDULE": "cosine",

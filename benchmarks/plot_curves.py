@@ -1,0 +1,107 @@
+"""The curves of pre-training runs in one picture: loss, pretext accuracy, learning rate, kNN.
+
+    python -m benchmarks.plot_curves RUN [RUN ...] --output curves.png
+
+RUN is the OUTPUT_DIR of a run, finished or not. What no run has logged gets no panel.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.plots import COLOURS, Curve, new_figure, read_curve, save_figure
+from moco.errors import DataError, UserError, run_cli
+from moco.fileio import PathLike
+from moco.run import METRICS_NAME
+
+# Name in metrics.json -> title of the panel.
+PANELS = {
+    "loss": "loss",
+    "pretext_accuracy": "pretext accuracy (%)",
+    "lr": "learning rate",
+    "knn/top1": "kNN top-1 (%)",
+}
+
+
+def read_curves(run: PathLike) -> dict[str, Curve]:
+    """Epochs and values of everything in ``PANELS`` that a run has logged.
+
+    Raises:
+        DataError: no such folder, no metrics in it, or none of these yet.
+    """
+    path = Path(run) / METRICS_NAME
+    if not Path(run).is_dir():
+        raise DataError(f"{run}: no such folder; expected the OUTPUT_DIR of a run")
+    if not path.is_file():
+        raise DataError(f"{run}: no {METRICS_NAME} in it; expected the OUTPUT_DIR of a run")
+    found = {name: read_curve(path, [name], x="epoch") for name in PANELS}
+    curves = {name: curve for name, curve in found.items() if len(curve[0])}
+    if not curves:
+        raise DataError(f"{path}: nothing to plot yet ({', '.join(PANELS)})")
+    return curves
+
+
+def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None:
+    """One panel for each quantity; runs, by label, in colours of their own."""
+    panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
+    figure, axes = new_figure(len(panels), width=4.2, height=3.4)
+    for axis, name in zip(axes, panels, strict=True):
+        for number, (label, curves) in enumerate(runs.items()):
+            if name not in curves:
+                continue
+            epochs, values = curves[name]
+            # The kNN is measured now and then; a point says when.
+            marker = "o" if name == "knn/top1" else ""
+            axis.plot(
+                epochs,
+                values,
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                marker=marker,
+                markersize=3,
+                linewidth=1.5,
+                label=label,
+            )
+        axis.set(title=PANELS[name], xlabel="epoch")
+        axis.margins(x=0.01)
+        if len(runs) > 1:
+            axis.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def label_runs(runs: Sequence[Path]) -> list[str]:
+    """The folders' names, or as much of their paths as tells them apart."""
+    paths = [run.resolve().parts for run in runs]
+    for length in range(1, max(map(len, paths)) + 1):
+        labels = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise UserError("the same run is given twice")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plot_curves",
+        description="Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
+    parser.add_argument(
+        "--output", default="curves.png", metavar="FILE", help="default: %(default)s"
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command ``python -m benchmarks.plot_curves``."""
+    args = build_parser().parse_args(argv)
+    if not args.output.lower().endswith(".png"):
+        raise UserError(f"--output: got {args.output}, expected a name that ends in .png")
+    curves = [read_curves(run) for run in args.runs]
+    plot_curves(args.output, dict(zip(label_runs(args.runs), curves, strict=True)))
+    print(f"wrote {args.output}")
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,311 @@
+"""The processes of one run: who am I, and how rows and numbers get from one to another.
+
+One process is a normal case: every function then returns what it was given. N rows of all
+processes, n = N / W rows of this one, W processes.
+
+Launched by torchrun (on one or many machines), a run opens a :func:`session`; NCCL connects GPUs,
+gloo CPUs. ``bytes_received`` counts the payload that reached this process, by operation.
+"""
+
+import os
+import signal
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moco.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+# Detectron2's tools call these so, too.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+bytes_received: Counter[str] = Counter()
+ROLL_CALL_SECONDS = 2.0  # how long a process that lost another one waits to hear of the rest
+_LAUNCHER = os.getppid()
+
+
+def launched_processes() -> int:
+    """Number of processes that torchrun started, 1 without it; known before a session opens.
+
+    Raises:
+        UserError: some of torchrun's variables are set and others are missing.
+    """
+    if "WORLD_SIZE" not in os.environ or os.environ["WORLD_SIZE"] == "1":
+        return 1
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and {missing[0]} is not set; "
+            "start the processes with torchrun, or unset WORLD_SIZE"
+        )
+    return int(os.environ["WORLD_SIZE"])
+
+
+def launched_rank() -> int:
+    """Number of this process among them; known before a session opens."""
+    return int(os.environ["RANK"]) if launched_processes() > 1 else 0
+
+
+def restarted() -> int:
+    """How often torchrun has started these processes again after one of them failed.
+
+    Raises:
+        UserError: it may do so, on several machines: each counts the failures of its own processes.
+    """
+    allowed = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if allowed and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"torchrun --max-restarts {allowed}: is for one machine; on several, leave it out and "
+            "run the same command with --resume when it has failed"
+        )
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def launcher_died() -> bool:
+    """Whether torchrun is gone and has left this process behind.
+
+    It ends so when it is killed, or by a signal that it was not told to pass on.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != _LAUNCHER
+
+
+@contextmanager
+def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
+    """Connect the processes that torchrun started; nothing to do for one.
+
+    Args:
+        device: where the run's tensors are; a GPU is made the current one.
+        timeout_seconds: how long a process waits for the others before the run is given up.
+    """
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if launched_processes() == 1:
+        yield
+        return
+    from torch.distributed import PrefixStore, rendezvous
+
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=timeout_seconds)
+    store, number, world = next(rendezvous("env://", timeout=timeout))
+    # torchrun's store outlives a restart, with the addresses of the processes before it.
+    store = PrefixStore(f"moco/{restarted()}", store)
+    store.set(f"process/{number}", f"{os.environ.get('GROUP_RANK')} {os.getpid()}")
+    try:
+        torch.distributed.init_process_group(
+            backend, timeout=timeout, store=store, rank=number, world_size=world
+        )
+        bytes_received.clear()
+        yield
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise UserError(
+            f"process {number} of {world}: {_give_up(store, number, world)} of this run "
+            f"died or did not answer in {timeout_seconds:g} s (DIST_TIMEOUT_SECONDS); "
+            "run the same command with --resume to go on"
+        ) from error
+    finally:
+        if _connected():
+            torch.distributed.destroy_process_group()
+
+
+def data_parallel(model: "nn.Module") -> "nn.Module":
+    """``model`` with gradients averaged over the processes during the backward pass.
+
+    Its parameters have to be the same on all processes, from one seed or checkpoint. Nothing but
+    gradients is sent, ever: BN's statistics, the queue, and each process's part of a memory bank
+    stay where they are.
+    """
+    if world_size() == 1:
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    with warnings.catch_warnings():
+        # torch 2.15 announces another name for an argument that earlier versions need.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            model, broadcast_buffers=False, init_sync=False, gradient_as_bucket_view=True
+        )
+
+
+def local_rank() -> int:
+    """Number of this process on its machine, which is the number of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def rank() -> int:
+    """Number of this process, 0..W-1."""
+    return _dist().get_rank() if _connected() else 0
+
+
+def world_size() -> int:
+    """W, the number of processes."""
+    return _dist().get_world_size() if _connected() else 1
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes and prints."""
+    return rank() == 0
+
+
+def gather_rows(x: "Tensor") -> "Tensor":
+    """All processes' rows (n, ...) → (N, ...), by rank; without gradient. The same n everywhere."""
+    if world_size() == 1:
+        return x.detach()
+    x = x.detach().contiguous()
+    gathered = x.new_empty(world_size() * x.shape[0], *x.shape[1:])
+    _dist().all_gather_into_tensor(gathered, x)
+    bytes_received["gather"] += gathered.nbytes - x.nbytes
+    return gathered
+
+
+def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
+    """As :func:`gather_rows`; a row's gradient is the sum of what all processes' losses give it."""
+    if world_size() == 1:
+        return x
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, rows: "Tensor") -> "Tensor":
+            return gather_rows(rows)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: "Tensor") -> "Tensor":
+            return sum_over_ranks(gradient.contiguous()).chunk(world_size())[rank()]
+
+    gathered: Tensor = Gather.apply(x)
+    return gathered
+
+
+def exchange_rows(
+    x: "Tensor", send: "Tensor", send_counts: list[int], place: "Tensor", counts: list[int]
+) -> "Tensor":
+    """Rows to the processes that need them, rows from those that have them (all-to-all).
+
+    Args:
+        x: (n, ...); send: rows of ``x`` in the order in which they leave, ``send_counts`` to each
+            process; place: where the arriving rows belong, ``counts`` from each process. See
+            :func:`moco.shuffle_bn.exchange_plan`.
+
+    Returns:
+        (n, ...)
+    """
+    import torch
+
+    arrived = torch.empty_like(x)
+    outgoing = x[send.to(x.device)].contiguous()
+    _dist().all_to_all_single(arrived, outgoing, counts, send_counts)
+    row_bytes = x[0].numel() * x.element_size()
+    bytes_received["exchange"] += row_bytes * (sum(counts) - counts[rank()])
+    rows = torch.empty_like(x)
+    rows[place.to(x.device)] = arrived
+    return rows
+
+
+def sum_over_ranks(x: "Tensor") -> "Tensor":
+    """The sum of all processes' ``x``; without gradient."""
+    if world_size() == 1:
+        return x.detach()
+    total = x.detach().clone()
+    _dist().all_reduce(total)
+    bytes_received["sum"] += total.nbytes
+    return total
+
+
+def mean_over_ranks(x: "Tensor") -> "Tensor":
+    """The mean of all processes' ``x``; without gradient."""
+    return sum_over_ranks(x) / world_size()
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if world_size() > 1:
+        highest(0)
+
+
+def highest(value: int) -> int:
+    """The largest of all processes' values."""
+    if world_size() == 1:
+        return value
+    import torch
+
+    agreed = torch.tensor(value)
+    _dist().all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+    return int(agreed)
+
+
+def agree(value: int, what: str) -> None:
+    """Check that all processes have the same value.
+
+    Raises:
+        UserError: naming ``what`` and the smallest and largest value, on every process.
+    """
+    low, high = -highest(-value), highest(value)
+    if low != high:
+        raise UserError(
+            f"{what}: the processes do not agree (from {low} to {high}); "
+            "give all machines the same files and the same command"
+        )
+
+
+def _connected() -> bool:
+    dist = _dist()
+    return bool(dist.is_available() and dist.is_initialized())
+
+
+def _dist() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Whether this is how a collective fails when another process is gone or hangs."""
+    if isinstance(error, _dist().DistError):
+        return True  # NCCL's, and torchrun's store
+    signs = ("onnection closed", "onnection reset", "Broken pipe", "imed out", "connectFullMesh")
+    return any(sign in str(error) for sign in signs)
+
+
+def _give_up(store: Any, number: int, world: int) -> str:
+    """Which processes do not say that they, too, have lost another one; those that hang are ended.
+
+    Left to itself, torchrun takes half a minute to end a process that does not react.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would silence the message
+    silent = set(range(world)) - {number}
+    try:
+        store.set(f"lost/{number}", "")
+        end = time.monotonic() + ROLL_CALL_SECONDS
+        while silent and time.monotonic() < end:
+            silent = {other for other in silent if not store.check([f"lost/{other}"])}
+            time.sleep(0.05)
+        for other in silent:
+            group, pid = store.get(f"process/{other}").decode().split()
+            if group == os.environ.get("GROUP_RANK"):  # a child of the same torchrun
+                _kill_sibling(int(pid))
+    except RuntimeError:
+        silent = set()  # the store was in the process that died
+    if not silent:
+        return "another process"
+    return f"process{'es' if len(silent) > 1 else ''} {', '.join(map(str, sorted(silent)))}"
+
+
+def _kill_sibling(pid: int) -> None:
+    """Unless it has died, and perhaps another process has its number."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if parent == os.getppid():
+            os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass

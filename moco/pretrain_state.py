@@ -1,0 +1,176 @@
+"""What a pre-training checkpoint holds, and going on from one. moco/checkpoint.py has the file.
+
+W processes, B numbers in the running statistics of all BN layers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from moco import distributed
+from moco.cfgnode import flatten
+from moco.checkpoint import FORMAT, PREFIX, load_checkpoint, newest_checkpoint
+from moco.config import PLACES_AND_SPEED
+from moco.encoder import EncoderSpec
+from moco.errors import DataError, UserError
+from moco.mechanisms.base import Mechanism
+
+AUTO = "auto"  # resume from the newest checkpoint
+
+
+def checkpoint_content(
+    cfg: CfgNode,
+    model: Mechanism,
+    spec: EncoderSpec,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    *,
+    done: int,
+    epoch: int,
+    num_images: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Everything the next step depends on. All processes call it together, all get the same.
+
+    Order, views, BN shuffle and drawn negatives are functions of seed and step, so there is no
+    state of a random number generator.
+
+    The running statistics in ``state_dict`` are the mean over the processes, which is what a
+    reader of the file wants; each process's own, which it goes on with, are in ``statistics``.
+    """
+    state = model.gathered_state()
+    own = running_statistics(model)
+    statistics = distributed.gather_rows(own[None])  # (W, B)
+    state |= named_statistics(model, statistics.mean(dim=0))
+    return {
+        "epoch": epoch,
+        "arch": spec.arch,
+        "state_dict": {f"{PREFIX}{name}": value for name, value in state.items()},
+        "optimizer": optimizer.state_dict(),
+        "format": FORMAT,
+        "encoder": {**spec.to_dict(), "dim": cfg.MOCO.DIM, "mlp": cfg.MOCO.MLP},
+        "input": {
+            "channel_order": "RGB",
+            "mean": list(cfg.AUG.MEAN),
+            "std": list(cfg.AUG.STD),
+        },
+        "step": done,
+        "seed": cfg.SEED,
+        "num_images": num_images,
+        "seconds": seconds,
+        "config": flatten(cfg),
+        "processes": distributed.world_size(),
+        "statistics": statistics,
+        "scaler": scaler.state_dict(),
+    }
+
+
+class Restored(NamedTuple):
+    """From which file, after how many steps and seconds of training."""
+
+    path: Path
+    step: int
+    seconds: float
+
+
+def restore(
+    resume: str,
+    folder: Path,
+    cfg: CfgNode,
+    model: Mechanism,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    *,
+    num_images: int,
+    other_processes: bool,
+) -> Restored | None:
+    """Load what :func:`checkpoint_content` made; None where there is no checkpoint to resume.
+
+    Args:
+        resume: ``"auto"`` for the newest checkpoint in ``folder``, or a path.
+        other_processes: go on although the number of processes is another one: the same batches
+            and BN groups, and running statistics that start from the mean.
+
+    Raises:
+        DataError: damaged, or made by a run on other data.
+        UserError: made by a run with other keys, or by another number of processes.
+    """
+    if resume == AUTO:
+        found = newest_checkpoint(folder)
+        if found is None:
+            if distributed.is_main():
+                print(f"no checkpoint in {folder}: starting anew", flush=True)
+            return None
+        path, state, warnings = found
+        if distributed.is_main():
+            for warning in warnings:
+                print(f"warning: {warning}", flush=True)
+    else:
+        path, state = Path(resume), load_checkpoint(resume)
+    _check_same_run(path, state, cfg, num_images)
+    world = distributed.world_size()
+    same_processes = state.get("processes") == world
+    if not same_processes and not other_processes:
+        raise UserError(
+            f"{path}: was trained by {state.get('processes')} processes, this run has {world}; "
+            "start as many, or add --other-processes to go on with the same batch on these"
+        )
+    weights = {name.removeprefix(PREFIX): value for name, value in state["state_dict"].items()}
+    try:
+        model.load_gathered_state(weights)
+        if same_processes:
+            own = state["statistics"][distributed.rank()]
+            model.load_state_dict(named_statistics(model, own), strict=False)
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{path}: does not fit this model ({reason})") from error
+    return Restored(path, state["step"], state["seconds"])
+
+
+def running_statistics(model: nn.Module) -> Tensor:
+    """(B,) means and variances of all BN layers."""
+    return torch.cat([buffer.flatten() for _, buffer in _statistics_buffers(model)])
+
+
+def named_statistics(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """What :func:`running_statistics` gave, under the names of the model's buffers."""
+    buffers = _statistics_buffers(model)
+    parts = flat.split([buffer.numel() for _, buffer in buffers])
+    return {name: part for (name, _), part in zip(buffers, parts, strict=True)}
+
+
+def _statistics_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    names = ("running_mean", "running_var")
+    # Two encoders that are one network (end-to-end) have both names in the state.
+    return [
+        (name, buffer)
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if name.endswith(names)
+    ]
+
+
+def _check_same_run(path: Path, state: Mapping[str, Any], cfg: CfgNode, num_images: int) -> None:
+    mine, theirs = flatten(cfg), dict(state["config"])
+    for key in sorted(mine.keys() | theirs.keys()):
+        if any(key == place or key.startswith(f"{place}.") for place in PLACES_AND_SPEED):
+            continue
+        if _plain(mine.get(key)) != _plain(theirs.get(key)):
+            raise UserError(
+                f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "
+                f"{mine.get(key)!r}; set the same, or start anew in another OUTPUT_DIR"
+            )
+    if state["num_images"] != num_images:
+        raise DataError(
+            f"{cfg.DATA.ROOT}: holds {num_images} pictures, the run in {path} was "
+            f"started with {state['num_images']}; give the same data or start anew"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,288 @@
+"""What every training loop here needs around its steps.
+
+Stop signals, log lines, reading ahead, saving when it is due, and finding what to resume.
+"""
+
+import json
+import math
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from moco import distributed
+from moco.cfgnode import flatten
+from moco.errors import DataError, NumericError, Preempted, UserError
+from moco.fileio import atomic_write_text
+from moco.run import METRICS_NAME, RunFolder
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+T = TypeVar("T")
+AUTO = "auto"  # resume from the newest checkpoint
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopRequest:
+    """Set by a signal handler, read after each step."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._number is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: now
+        self._number = number
+
+    @property
+    def received(self) -> int | None:
+        """The signal; SIGHUP where torchrun is gone; None to go on."""
+        if self._number is None and distributed.launcher_died():
+            self._number = signal.SIGHUP
+        return self._number
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """While open, a signal asks for a stop after the step instead of ending the process.
+
+    SIGTERM and SIGUSR1/2 are what schedulers send before they take a machine away, SIGINT is
+    Ctrl-C.
+    """
+    stop = StopRequest()
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """For reading processes: signals reach the whole group, and their parent ends them."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def as_it_is(batch: Any) -> Any:
+    """A collate function for data sets that make whole batches."""
+    return batch
+
+
+def set_up_torch(num_threads: int, deterministic: bool) -> None:
+    """Threads (0: torch's choice), and whether kernels have to give the same bits each time."""
+    import torch
+
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def read_ahead(loader: Iterable[T]) -> Iterator[T]:
+    """The loader's batches.
+
+    Raises:
+        DataError: one of its processes died or hangs.
+    """
+    try:
+        yield from loader
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if str(error) else ""
+        if "DataLoader worker" not in reason and "DataLoader timed out" not in reason:
+            raise
+        raise DataError(
+            f"a process that reads pictures died or hangs ({reason}); out of memory or of "
+            "/dev/shm, or a slow disk? Lower DATA.NUM_WORKERS or DATA.CACHE_MIB, or raise "
+            "DATA.WORKER_TIMEOUT_SECONDS, then --resume"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Saves a run's state after the steps that are due, and leaves when a stop was asked for.
+
+    Attributes:
+        folder: of the run.
+        steps_per_epoch, total_steps: of the whole run.
+        every: the keys under CHECKPOINT.
+        stop_at: SOLVER.STOP_AT_ITERS.
+        content: what to save after so many steps; all processes call it together.
+    """
+
+    folder: Path
+    steps_per_epoch: int
+    total_steps: int
+    every: "CfgNode"
+    stop_at: int
+    content: Callable[[int], Mapping[str, Any]]
+
+    def save_if_due(self, step: int, stop_signal: int | None) -> None:
+        """Save after this step if the schedule, the end, or a stop asks for it.
+
+        Raises:
+            Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
+        """
+        from moco.checkpoint import checkpoint_name, remove_old_checkpoints, save_checkpoint
+
+        done, every = step + 1, self.every
+        finished = done == self.total_steps
+        epoch, into_epoch = divmod(done, self.steps_per_epoch)
+        stop = not finished and (stop_signal is not None or done == self.stop_at)
+        due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
+        due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
+        if not (finished or stop or due):
+            return
+        if finished or into_epoch == 0:
+            name = checkpoint_name(math.ceil(done / self.steps_per_epoch) - 1)
+        else:
+            name = checkpoint_name(epoch, done)
+        content = self.content(done)
+        if distributed.is_main():
+            save_checkpoint(self.folder / name, content)
+            remove_old_checkpoints(self.folder, every.KEEP, every.MILESTONE_EPOCHS)
+        if stop:
+            distributed.barrier()  # no process ends before the file is there
+            message = (
+                f"stopped after step {done} of {self.total_steps} and saved "
+                f"{self.folder / name}; run the same command with --resume to go on"
+            )
+            if stop_signal == signal.SIGINT:
+                print(message, flush=True)
+                raise KeyboardInterrupt
+            raise Preempted(message)
+
+
+def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to go on from: its path and content; None where there is none.
+
+    Args:
+        resume: ``"auto"`` for the newest one in ``folder``, or a path.
+        form: a format of :mod:`moco.checkpoint`.
+
+    Raises:
+        DataError: damaged.
+    """
+    from moco.checkpoint import load_checkpoint, newest_checkpoint
+
+    if resume != AUTO:
+        return Path(resume), load_checkpoint(resume, form)
+    found = newest_checkpoint(folder, form)
+    if distributed.is_main():
+        if found is None:
+            print(f"no checkpoint in {folder}: starting anew", flush=True)
+        for warning in found[2] if found else ():
+            print(f"warning: {warning}", flush=True)
+    return found[:2] if found else None
+
+
+def check_same_run(
+    path: Path, state: Mapping[str, Any], cfg: "CfgNode", num_images: int, places: Sequence[str]
+) -> None:
+    """Whether a checkpoint was made by a run with these keys and as many pictures.
+
+    Args:
+        places: keys that may differ.
+
+    Raises:
+        UserError: with other keys. DataError: with other data.
+    """
+    mine, theirs = flatten(cfg), dict(state["config"])
+    for key in sorted(mine.keys() | theirs.keys()):
+        if any(key == place or key.startswith(f"{place}.") for place in places):
+            continue
+        if _plain(mine.get(key)) != _plain(theirs.get(key)):
+            raise UserError(
+                f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "
+                f"{mine.get(key)!r}; set the same, or start anew in another OUTPUT_DIR"
+            )
+    if state["num_images"] != num_images:
+        raise DataError(
+            f"{cfg.DATA.ROOT}: holds {num_images} pictures, the run in {path} was "
+            f"started with {state['num_images']}; give the same data or start anew"
+        )
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def check_finite(loss: float, step: int, last_checkpoint: Path | None) -> None:
+    """Stop before a loss that is not a number reaches the weights.
+
+    Raises:
+        NumericError: naming the step and the last good checkpoint.
+    """
+    if not math.isfinite(loss):
+        last = (
+            f"the last good checkpoint is {last_checkpoint}"
+            if last_checkpoint
+            else "no checkpoint yet"
+        )
+        raise NumericError(
+            f"loss is {loss} at step {step}; {last}; "
+            "lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
+        )
+
+
+class MetricsLog:
+    """metrics.json and, if wanted, the same numbers as event files.
+
+    Args:
+        folder: of the run; None: another process writes.
+        steps_per_epoch: to tell the epoch of a step.
+        tensorboard: write event files where tensorboard is installed.
+    """
+
+    def __init__(self, folder: RunFolder | None, steps_per_epoch: int, tensorboard: bool) -> None:
+        self._folder, self._steps_per_epoch = folder, steps_per_epoch
+        self._events = _event_files(folder.path) if folder and tensorboard else None
+
+    def write(self, done: int, values: dict[str, float]) -> None:
+        """One line for the state after ``done`` steps."""
+        if self._folder is None:
+            return
+        self._folder.log({"iteration": done, "epoch": done / self._steps_per_epoch, **values})
+        if self._events:
+            for name, value in values.items():
+                self._events.add_scalar(name, value, done)
+
+    def last(self) -> dict[str, tuple[int, float]]:
+        """For each name the last line's iteration and value."""
+        last: dict[str, tuple[int, float]] = {}
+        if self._folder is not None and (self._folder.path / METRICS_NAME).exists():
+            for line in (self._folder.path / METRICS_NAME).read_text().splitlines():
+                values = json.loads(line)
+                last |= {name: (values["iteration"], value) for name, value in values.items()}
+        return last
+
+    def drop_after(self, step: int) -> None:
+        """Remove lines of steps that will be done again, and a line cut off by a crash."""
+        if self._folder is None or not (self._folder.path / METRICS_NAME).exists():
+            return
+        path, kept = self._folder.path / METRICS_NAME, []
+        for line in path.read_text().splitlines():
+            try:
+                if json.loads(line)["iteration"] <= step:
+                    kept.append(line)
+            except ValueError:
+                continue
+        atomic_write_text(path, "".join(f"{line}\n" for line in kept))
+
+    def close(self) -> None:
+        """Write what the event files have not written yet."""
+        if self._events:
+            self._events.close()
+
+
+def _event_files(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print("LOG.TENSORBOARD: tensorboard is not installed; metrics.json has the same numbers")
+        return None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,69 @@
+"""Losses of 20 seeded steps of each mechanism, in float64 on the CPU.
+
+    python -m tests.golden.regenerate_mechanisms NAME
+
+writes NAME_20_steps.json beside this file (queue, end_to_end, memory_bank, memory_bank_nce). To be
+run only when a change of the numbers is meant, and committed on its own.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from moco.encoder import EncoderSpec, build_encoder
+from moco.mechanisms.base import Mechanism
+from moco.mechanisms.end_to_end import EndToEnd
+from moco.mechanisms.memory_bank import MemoryBank
+from moco.mechanisms.momentum_queue import MomentumQueue
+from moco.schedule import LearningRate
+from moco.shuffle_bn import shuffle_plan
+from tests.oracles.training import train_step
+
+FOLDER = Path(__file__).parent
+NAMES = ("queue", "end_to_end", "memory_bank", "memory_bank_nce")
+STEPS, N, K, G, SCENES = 20, 12, 40, 3, 24  # 12 does not divide 40
+
+
+def golden(name: str) -> Path:
+    """Where the curve is stored."""
+    return FOLDER / f"{name}_20_steps.json"
+
+
+def losses(name: str) -> list[float]:
+    """Each picture is one of 24 fixed noises under fresh noise: there is something to learn."""
+    torch.manual_seed(0)
+    encoder = build_encoder(EncoderSpec("resnet10", "stride2", 0.125), 8, mlp=True, bn_splits=G)
+    model: Mechanism
+    if name == "queue":
+        model = MomentumQueue(encoder, dim=8, K=K, m=0.9, T=0.2)
+    elif name == "end_to_end":
+        model = EndToEnd(encoder, T=0.2)
+    else:
+        loss, drawn = ("nce", 6) if name.endswith("nce") else ("info_nce", K)
+        model = MemoryBank(encoder, 8, SCENES, K=drawn, momentum=0.5, T=0.2, loss=loss)
+    model.double()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
+    base = 0.0005 if name.endswith("nce") else 0.1
+    rate = LearningRate(base, "cosine", STEPS, steps_per_epoch=5, per_epoch=False, warmup_iters=4)
+    scenes = torch.randn(SCENES, 3, 16, 16, dtype=torch.float64)
+    curve = []
+    for step in range(STEPS):
+        images = torch.randperm(SCENES)[:N]
+        chosen = scenes[images]
+        x_q, x_k = (chosen + 0.3 * torch.randn_like(chosen) for _ in range(2))
+        optimizer.param_groups[0]["lr"] = rate(step)
+        plan = shuffle_plan(N, G, seed=0, step=step) if model.needs_key_view else None
+        x_k = x_k if model.needs_key_view else x_k[:0]
+        out = train_step(model, optimizer, x_q, x_k, plan, images.tolist(), step)
+        curve.append(out.loss.item())
+    return curve
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for chosen_name in sys.argv[1:]:
+        golden(chosen_name).write_text(json.dumps(losses(chosen_name), indent=1) + "\n")
+        print(f"wrote {golden(chosen_name)}")

@@ -1,0 +1,11 @@
+import json
+
+import pytest
+
+from tests.golden.regenerate_mechanisms import NAMES, golden, losses
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_twenty_steps_reproduce_the_stored_curve(name):
+    """Float64, so that another CPU's kernels differ far less than any change of the algorithm."""
+    assert losses(name) == pytest.approx(json.loads(golden(name).read_text()), rel=1e-8)

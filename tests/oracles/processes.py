@@ -1,0 +1,61 @@
+"""Run a function on several gloo processes of this machine."""
+
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def run_on(
+    world_size: int, function: Callable[..., Any], *args: Any, connect: bool = True
+) -> list[Any]:
+    """What ``function(*args)`` returns on each process, by rank.
+
+    Args:
+        function: importable (of a module, not local).
+        connect: open the session; otherwise the function does, as under torchrun.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(
+            _work, (world_size, _free_port(), folder, connect, function, args), nprocs=world_size
+        )
+        files = [Path(folder, str(rank)) for rank in range(world_size)]
+        return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def _work(
+    rank: int,
+    world_size: int,
+    port: int,
+    folder: str,
+    connect: bool,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    from moco import distributed
+
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "MOCO_PROGRESS": "off",
+    }
+    session = distributed.session(torch.device("cpu"), timeout_seconds=60)
+    with session if connect else nullcontext():
+        result = function(*args)
+    Path(folder, str(rank)).write_bytes(pickle.dumps(result))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
