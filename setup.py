@@ -23,6 +23,7 @@ setup(
         "detection.datasets",
         "detection.embedded",
         "benchmarks",
+        "benchmarks.speed",
     ],
     package_data={"benchmarks": ["paper.yaml"], "detection": ["recipes.yaml"]},
     install_requires=[
@@ -45,6 +46,7 @@ setup(
     extras_require={
         "lvis": LVIS,
         "cityscapes": CITYSCAPES,
+        "speed": ["lightly"],  # the peer that benchmarks.speed compares with
         "test": [
             *("pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"),
             *STUBS,

@@ -187,25 +187,25 @@ def apply_colors(
         (N, 3, P, P) float32; in 0..1 before normalisation.
     """
     out = torch.empty_like(pixels, dtype=torch.float32)
+    views = params.tolist()
+    sequences = [operations(int(view[ORDER]), bool(view[GRAY]), aug) for view in views]
+    blurred = [view[SIGMA_PX] > 0 for view in views]
+    sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
+    factors = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
+    normalization = [torch.tensor(values, device=out.device) for values in (mean, std)]
     # On a CPU all operations are done to one picture before the next one, while it is in the cache.
     chunk = len(pixels) if pixels.is_cuda else max(1, CHUNK_VALUES // pixels[0].numel())
-    for x, values, of_view in zip(
-        out.split(chunk), pixels.split(chunk), params.split(chunk), strict=True
-    ):
-        x.copy_(values).div_(255)
-        _jitter(x, of_view, aug)
-        sigma_px = of_view[:, SIGMA_PX]
-        _apply(gaussian_blur, x, sigma_px.nonzero()[:, 0].tolist(), sigma_px)
-        normalize(x, mean, std)
+    for start in range(0, len(pixels), chunk):
+        part = slice(start, start + chunk)
+        x = out[part].copy_(pixels[part]).div_(255)
+        _jitter(x, sequences[part], factors[:, part])
+        _apply(gaussian_blur, x, [n for n, yes in enumerate(blurred[part]) if yes], sigma_px[part])
+        normalize(x, *normalization)
     return out
 
 
-def _jitter(x: Tensor, params: Tensor, aug: Augmentation) -> None:
+def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> None:
     """Jitter and grey of views (N, 3, P, P) in 0..1, in place: each view's first operation, ..."""
-    sequences = [
-        operations(order, bool(gray), aug)
-        for order, gray in params[:, [ORDER, GRAY]].int().tolist()
-    ]
     for i in range(max(map(len, sequences))):
         views_of: dict[int, list[int]] = {}
         for n, sequence in enumerate(sequences):
@@ -215,23 +215,23 @@ def _jitter(x: Tensor, params: Tensor, aug: Augmentation) -> None:
             if op == GRAYSCALE:
                 _apply(grayscale, x, views)
             else:
-                _apply(_JITTERS[op], x, views, params[:, FACTORS + op])
+                _apply(_JITTERS[op], x, views, factors[op])
 
 
 def _apply(
     operation: Callable[..., None], x: Tensor, views: list[int], *parameters: Tensor
 ) -> None:
-    """An operation on some views of ``x`` (N, 3, P, P), in place; parameters (N,) are of each."""
-    if not views:
-        return
+    """An operation on some views of ``x`` (N, 3, P, P), in place.
+
+    Parameters are (N, 1, 1, 1), one for each view.
+    """
     if len(views) == len(x):
-        operation(x, *(p.view(-1, 1, 1, 1).to(x.device) for p in parameters))
-        return
-    chosen = torch.tensor(views)
-    where = chosen.to(x.device)
-    part = x[where]
-    operation(part, *(p[chosen].view(-1, 1, 1, 1).to(x.device) for p in parameters))
-    x[where] = part
+        operation(x, *parameters)
+    elif views:
+        where = torch.tensor(views, device=x.device)
+        some = x[where]
+        operation(some, *(p[where.to(p.device)] for p in parameters))
+        x[where] = some
 
 
 def operations(order: int, gray: bool, aug: Augmentation) -> tuple[int, ...]:
@@ -303,15 +303,21 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
 
     The kernel reaches three sigmas; beyond the edge pixels are repeated, as in PIL.
     """
-    radius = math.ceil(3 * float(sigma_px.max()))
-    offsets = torch.arange(radius + 1, device=x.device)
-    half = torch.exp(-0.5 * (offsets / sigma_px) ** 2)  # (N, 1, 1, 1 + radius)
-    half *= offsets <= torch.ceil(3 * sigma_px)
-    half /= 2 * half.sum(dim=-1, keepdim=True) - half[..., :1]
+    sigmas = sigma_px.flatten().tolist()
+    radius = math.ceil(3 * max(sigmas))
+    kernels = []
+    for sigma in sigmas:
+        half = [
+            math.exp(-0.5 * (i / sigma) ** 2) if i < 3 * sigma + 1 else 0.0
+            for i in range(radius + 1)
+        ]
+        total = 2 * sum(half) - half[0]
+        kernels.append([weight / total for weight in half])
+    half_kernels = torch.tensor(kernels, device=x.device).view(len(x), 1, 1, -1)
     if x.is_cuda:
-        x.copy_(_convolve_on_gpu(x, half))
+        x.copy_(_convolve_on_gpu(x, half_kernels))
     else:
-        _convolve_on_cpu(x, half)
+        _convolve_on_cpu(x, half_kernels)
 
 
 def _convolve_on_gpu(x: Tensor, half: Tensor) -> Tensor:
@@ -337,10 +343,12 @@ def _convolve_on_cpu(x: Tensor, half: Tensor) -> None:
             x.addcmul_(shifted[R - i] + shifted[R + i], weights[i])
 
 
-def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(x: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
     """Per-channel ``(x - mean) / std`` of (N, 3, H, W) in 0..1, in place."""
-    shape = (1, 3, 1, 1)
-    shift, scale = x.new_tensor(mean).view(shape), x.new_tensor(std).view(shape)
+    shift, scale = (
+        torch.as_tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1)
+        for values in (mean, std)
+    )
     return x.sub_(shift).div_(scale)
 
 

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
+from moco.cfgcheck import (
+    check_choice,
+    check_interval,
+    check_milestones,
+    check_numbers,
+    check_range,
+    get,
+)
 from moco.cfgnode import load_cfg
 from moco.distributed import local_rank
 from moco.errors import UserError
@@ -239,7 +247,7 @@ def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgN
         UserError: unknown key, wrong type, or keys that contradict each other.
     """
     cfg = load_cfg(default_cfg(), config_file, opts)
-    _choice(cfg, "AUG.KIND", AUG_KINDS)
+    check_choice(cfg, "AUG.KIND", AUG_KINDS)
     if cfg.AUG.KIND != "v1":
         cfg = load_cfg(default_cfg(cfg.AUG.KIND), config_file, opts)
     check_cfg(cfg)
@@ -252,51 +260,51 @@ def check_cfg(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
-    _choice(cfg, "AUG.KIND", AUG_KINDS)
-    _choice(cfg, "MODEL.ARCH", ARCHS)
-    _choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
-    _choice(cfg, "MOCO.MECHANISM", MECHANISMS)
-    _choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
-    _choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
-    _choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))
-    _choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
-    _choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
-    _choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
+    check_choice(cfg, "AUG.KIND", AUG_KINDS)
+    check_choice(cfg, "MODEL.ARCH", ARCHS)
+    check_choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
+    check_choice(cfg, "MOCO.MECHANISM", MECHANISMS)
+    check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
+    check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
+    check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))
+    check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
+    check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
+    check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
     for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
-        _range(cfg, key, low=0)
+        check_range(cfg, key, low=0)
     for key in ("MAX_ITERS", "WARMUP_ITERS", "STOP_AT_ITERS", "WEIGHT_DECAY", "BASE_LR"):
-        _range(cfg, f"SOLVER.{key}", low=0)
-    _range(cfg, "SOLVER.REFERENCE_BATCH_SIZE", low=0)
-    _range(cfg, "DATA.WORKER_TIMEOUT_SECONDS", low=1)
+        check_range(cfg, f"SOLVER.{key}", low=0)
+    check_range(cfg, "SOLVER.REFERENCE_BATCH_SIZE", low=0)
+    check_range(cfg, "DATA.WORKER_TIMEOUT_SECONDS", low=1)
     for key in ("DIST_TIMEOUT_SECONDS", "DATA.SHARD_WINDOW", "SOLVER.ACCUMULATE", "MOCO.K"):
-        _range(cfg, key, low=1)
-    _range(cfg, "SOLVER.DECAY_EVERY_ITERS", low=1)
+        check_range(cfg, key, low=1)
+    check_range(cfg, "SOLVER.DECAY_EVERY_ITERS", low=1)
     for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS", "KNN.EVERY_EPOCHS"):
-        _range(cfg, key, low=0)
+        check_range(cfg, key, low=0)
     for key in ("KNN.RESIZE_PX", "KNN.CROP_PX"):
-        _range(cfg, key, low=0)
+        check_range(cfg, key, low=0)
     for key in ("MOCO.DIM", "SOLVER.MAX_EPOCHS", "CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
-        _range(cfg, key, low=1)
+        check_range(cfg, key, low=1)
     for key in ("MOCO.BN_SPLITS", "KNN.K"):
-        _range(cfg, key, low=1)
-    _range(cfg, "SOLVER.BATCH_SIZE", low=2)
-    _range(cfg, "CHECKPOINT.KEEP", low=2)
-    _range(cfg, "AUG.CROP_PX", low=8)
+        check_range(cfg, key, low=1)
+    check_range(cfg, "SOLVER.BATCH_SIZE", low=2)
+    check_range(cfg, "CHECKPOINT.KEEP", low=2)
+    check_range(cfg, "AUG.CROP_PX", low=8)
     for key in ("FLIP_PROB", "JITTER_PROB", "GRAY_PROB", "BLUR_PROB"):
-        _range(cfg, f"AUG.{key}", low=0, high=1)
+        check_range(cfg, f"AUG.{key}", low=0, high=1)
     for key in ("BRIGHTNESS", "CONTRAST", "SATURATION"):
-        _range(cfg, f"AUG.{key}", low=0, high=1)
-    _range(cfg, "AUG.HUE", low=0, high=0.5)
-    _range(cfg, "DATA.MAX_BAD_FRACTION", low=0, high=1)
-    _interval(cfg, "AUG.CROP_SCALE", high=1)
-    _interval(cfg, "AUG.CROP_RATIO")
-    _interval(cfg, "AUG.BLUR_SIGMA_PX")
-    _numbers(cfg, "AUG.MEAN", 3)
-    if min(_numbers(cfg, "AUG.STD", 3)) <= 0:
+        check_range(cfg, f"AUG.{key}", low=0, high=1)
+    check_range(cfg, "AUG.HUE", low=0, high=0.5)
+    check_range(cfg, "DATA.MAX_BAD_FRACTION", low=0, high=1)
+    check_interval(cfg, "AUG.CROP_SCALE", high=1)
+    check_interval(cfg, "AUG.CROP_RATIO")
+    check_interval(cfg, "AUG.BLUR_SIGMA_PX")
+    check_numbers(cfg, "AUG.MEAN", 3)
+    if min(check_numbers(cfg, "AUG.STD", 3)) <= 0:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
     for key in ("MOCO.T", "KNN.T"):
-        if not _get(cfg, key) > 0:
-            raise UserError(f"{key}: got {_get(cfg, key)}, expected a temperature > 0")
+        if not get(cfg, key) > 0:
+            raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0")
     if not 0 <= cfg.MOCO.M < 1:
         raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
     if not 0 <= cfg.SOLVER.MOMENTUM < 1:
@@ -307,7 +315,7 @@ def check_cfg(cfg: CfgNode) -> None:
         )
     _check_mechanism(cfg)
     _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS)
-    _check_milestones(cfg)
+    check_milestones(cfg, None if cfg.SOLVER.MAX_ITERS else cfg.SOLVER.MAX_EPOCHS)
 
 
 @dataclass(frozen=True)
@@ -439,54 +447,3 @@ def _check_batch(batch: int, splits: int) -> None:
             f"MOCO.BN_SPLITS: {splits} groups of a batch of {batch} leave {batch // splits} "
             f"picture each; batch normalisation needs at least 2, so at most {batch // 2}"
         )
-
-
-def _check_milestones(cfg: CfgNode) -> None:
-    milestones = tuple(cfg.SOLVER.MILESTONES_EPOCHS)
-    if cfg.SOLVER.SCHEDULE != "step":
-        return
-    if list(milestones) != sorted(set(milestones)) or any(
-        isinstance(m, bool) or not isinstance(m, int) or m < 1 for m in milestones
-    ):
-        raise UserError(
-            f"SOLVER.MILESTONES_EPOCHS: got {milestones}, expected rising whole numbers >= 1"
-        )
-    if cfg.SOLVER.MAX_ITERS == 0 and milestones and milestones[-1] >= cfg.SOLVER.MAX_EPOCHS:
-        raise UserError(
-            f"SOLVER.MILESTONES_EPOCHS: {milestones[-1]} is never reached in "
-            f"SOLVER.MAX_EPOCHS {cfg.SOLVER.MAX_EPOCHS}; "
-            "lower it, set () for none, or set SOLVER.SCHEDULE cosine"
-        )
-
-
-def _get(cfg: CfgNode, key: str) -> Any:
-    value: Any = cfg
-    for part in key.split("."):
-        value = value[part]
-    return value
-
-
-def _choice(cfg: CfgNode, key: str, choices: Sequence[str]) -> None:
-    if _get(cfg, key) not in choices:
-        raise UserError(f"{key}: got {_get(cfg, key)!r}, choices are {', '.join(choices)}")
-
-
-def _range(cfg: CfgNode, key: str, low: float, high: float | None = None) -> None:
-    value = _get(cfg, key)
-    if not (value >= low and (high is None or value <= high)):
-        expected = f">= {low}" if high is None else f"{low} to {high}"
-        raise UserError(f"{key}: got {value}, expected {expected}")
-
-
-def _numbers(cfg: CfgNode, key: str, count: int) -> list[float]:
-    value = list(_get(cfg, key))
-    if len(value) != count or not all(isinstance(v, int | float) for v in value):
-        raise UserError(f"{key}: got {tuple(value)}, expected {count} numbers")
-    return value
-
-
-def _interval(cfg: CfgNode, key: str, high: float | None = None) -> None:
-    a, b = _numbers(cfg, key, 2)
-    if not 0 < a <= b or (high is not None and b > high):
-        below = "" if high is None else f" <= {high}"
-        raise UserError(f"{key}: got ({a}, {b}), expected (low, high) with 0 < low <= high{below}")

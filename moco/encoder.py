@@ -84,6 +84,13 @@ class EncoderSpec:
         """Channels of the last stage, the dimension of the pooled features."""
         return 8 * self.stem_channels * ARCHS[self.arch].block.expansion
 
+    @property
+    def name(self) -> str:
+        """``resnet50``, ``resnet50w2``, ``resnet18_cifar``: rows of one table have one network."""
+        width = "" if self.width == 1 else f"w{self.width:g}"
+        stem = "" if self.stem == "imagenet" else f"_{self.stem}"
+        return f"{self.arch}{width}{stem}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; ``EncoderSpec(**d)`` reads them back."""
         return asdict(self)

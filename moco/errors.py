@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-
 MAX_UNEXPECTED = 500  # characters of an error that is not ours; some hold a whole program
 
 

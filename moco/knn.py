@@ -11,9 +11,11 @@ N batch, D feature dimension, M number of training pictures.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import PathLike
@@ -22,6 +24,8 @@ from moco.pictures import Pictures, labelled_sets
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from moco.run import RunRecord
 
 
 MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
@@ -184,6 +188,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
     parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder for run.json, which benchmarks.make_table reads"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what DIR holds")
+    parser.add_argument(
+        "--init", default="", metavar="NAME", help="of the weights in a table (default: the file's)"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -196,13 +207,60 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from moco.checkpoint import load_backbone, load_checkpoint
     from moco.config import pick_device
+    from moco.run import RunFolder, write_record
 
     state = load_checkpoint(args.checkpoint)
     resize, crop = default_sizes(args.crop_px, args.resize_px, state["config"]["AUG.CROP_PX"])
     how = KnnInput(resize, crop, tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
     backbone = load_backbone(state)
     device = pick_device(args.device)
-    print(evaluate(backbone, args.data, how, args.k, args.t, device, args.workers))
+    if args.output is None:
+        print(evaluate(backbone, args.data, how, args.k, args.t, device, args.workers))
+        return
+    with RunFolder(args.output, overwrite=args.overwrite) as folder:
+        start = time.monotonic()
+        result = evaluate(backbone, args.data, how, args.k, args.t, device, args.workers)
+        print(result)
+        seconds = time.monotonic() - start
+        record = _record(result, how, args.checkpoint, args.init, state, seconds)
+        print(f"record: {write_record(folder.path, record)}")
+
+
+def _record(
+    result: KnnResult,
+    how: KnnInput,
+    checkpoint: PathLike,
+    init: str,
+    state: Mapping[str, Any],
+    seconds: float,
+) -> "RunRecord":
+    """For tables; the seed is that of the pre-training, there is no other."""
+    from moco.cfgnode import cfg_sha256
+    from moco.classify_weights import init_name
+    from moco.encoder import EncoderSpec
+    from moco.fileio import sha256_file
+    from moco.run import RunRecord, provenance
+
+    encoder = state["encoder"]
+    spec = EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"])
+    protocol = {key: value for key, value in asdict(result).items() if key != "top1"}
+    protocol |= {"network": spec.name, "resize_px": how.resize_px, "crop_px": how.crop_px}
+    return RunRecord(
+        kind="knn",
+        status="done",
+        task=f"knn_{spec.name}",
+        engine="moco",
+        init=init or init_name(Path(checkpoint)),
+        weights_sha256=sha256_file(checkpoint),
+        weights_source=str(state["format"]),
+        seed=state["seed"],
+        config_sha256=cfg_sha256(protocol),
+        config=protocol,
+        provenance=provenance(),
+        iterations=0,
+        seconds=seconds,
+        metrics={"knn/top1": result.top1},
+    )
 
 
 if __name__ == "__main__":

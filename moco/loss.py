@@ -7,6 +7,7 @@ bank), in one pass that keeps no (N, 1 + K) tensor.
 N queries, C dimension of queries and keys, K negatives.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from torch.autograd.function import once_differentiable
 # billions of them fit into float32 and bfloat16 as they are, so that nobody has to look for the
 # largest one first.
 LARGEST_LOGIT = 60.0
-# Logits that are worked on at a time: on a CPU they stay in the cache, on a GPU they fill it.
-CHUNK_CPU, CHUNK_GPU = 1 << 19, 1 << 23
+# Logits that are worked on at a time: on a CPU they and their keys stay in the cache, on a GPU they
+# fill it.
+CHUNK_CPU, CHUNK_GPU = 1 << 20, 1 << 23
+CHUNK_KEYS_CPU = 4096
 
 
 def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Tensor:
@@ -89,12 +92,12 @@ class _InfoNCE(torch.autograd.Function):
         total, largest = positive_exp.clone(), torch.zeros_like(positive_exp)
         weighted_keys = torch.zeros_like(q)  # sum over the negatives of exp(l) k, (N, C)
         factor = (q / T).bfloat16() if bf16 else q / T
-        chunk = max(1, (CHUNK_GPU if q.is_cuda else CHUNK_CPU) // N)
-        buffer = factor.new_empty(N, min(chunk, negatives.shape[1]))
-        for keys in negatives.split(chunk, dim=1):
-            keys = keys.to(factor.dtype)
+        chunk = CHUNK_GPU // N if q.is_cuda else min(CHUNK_CPU // N, CHUNK_KEYS_CPU)
+        chunk = max(1, min(chunk, negatives.shape[1]))
+        buffer = factor.new_empty(N, chunk)
+        for keys in _parts(negatives, chunk, factor.dtype):
             exp = torch.mm(factor, keys, out=buffer[:, : keys.shape[1]]).exp_()  # (N, chunk)
-            total += exp.sum(dim=1, dtype=q.dtype)
+            total += _row_sum(exp)
             largest = torch.maximum(largest, _row_max(exp).to(q.dtype))
             if needs_gradient:
                 weighted_keys += exp @ keys.T
@@ -112,6 +115,17 @@ class _InfoNCE(torch.autograd.Function):
     def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * loss_gradient, None, None, None, None, None
+
+
+def _parts(x: Tensor, size: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The columns of ``x``, ``size`` at a time; wider parts are converted at once, in less time."""
+    for wide in x.split(8 * size, dim=1):
+        yield from wide.to(dtype).split(size, dim=1)
+
+
+def _row_sum(x: Tensor) -> Tensor:
+    """(N,); a product with ones is twice as fast as torch's sum of bfloat16 into float32."""
+    return (x @ x.new_ones(x.shape[1], 1))[:, 0] if x.dtype == torch.bfloat16 else x.sum(dim=1)
 
 
 def _row_max(x: Tensor) -> Tensor:

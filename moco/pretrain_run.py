@@ -3,7 +3,6 @@
 N pictures per step of all processes, n of this one, P crop size in pixels, W processes.
 """
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -19,16 +18,13 @@ from moco import distributed
 from moco.augment import Augmentation, apply_colors, normalize
 from moco.cfgnode import cfg_sha256, flatten
 from moco.checkpoint import (
-    checkpoint_name,
     list_checkpoints,
     load_backbone,
-    remove_old_checkpoints,
-    save_checkpoint,
 )
 from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
 from moco.data import Batch, Item, Position, StepSampler, Views
 from moco.encoder import EncoderSpec, build_encoder
-from moco.errors import DataError, Preempted, UserError
+from moco.errors import DataError, UserError
 from moco.fileio import atomic_write_text
 from moco.knn import KnnInput, default_sizes, evaluate
 from moco.mechanisms.base import Dictionary, LookUp, Mechanism
@@ -41,7 +37,15 @@ from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
 from moco.schedule import LearningRate
 from moco.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
-from moco.training import MetricsLog, as_it_is, check_finite, ignore_stop_signals
+from moco.training import (
+    MetricsLog,
+    Saver,
+    as_it_is,
+    check_finite,
+    ignore_stop_signals,
+    read_ahead,
+    set_up_torch,
+)
 
 INDEX_NAME = "shards.json"  # how many pictures each tar shard holds
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,10 +76,7 @@ class PretrainRun:
     ) -> None:
         self.cfg, self.folder = cfg, folder
         self.device = pick_device(cfg.DEVICE)
-        if cfg.NUM_THREADS:
-            torch.set_num_threads(cfg.NUM_THREADS)
-        torch.backends.cudnn.benchmark = not cfg.DETERMINISTIC
-        torch.use_deterministic_algorithms(cfg.DETERMINISTIC)
+        set_up_torch(cfg.NUM_THREADS, cfg.DETERMINISTIC)
         self._rank, self._world = distributed.rank(), distributed.world_size()
         check_processes(cfg, self._world)
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
@@ -135,6 +136,14 @@ class PretrainRun:
         self._sampler = StepSampler(
             self.pictures, self.batch_size, cfg.SEED, self.step, self.total_steps, self._pick
         )
+        self._saver = Saver(
+            folder.path,
+            self.steps_per_epoch,
+            self.total_steps,
+            cfg.CHECKPOINT,
+            cfg.SOLVER.STOP_AT_ITERS,
+            self._content,
+        )
         self._bad_images: set[str] = set()
         # Of the step at hand: what its update needs.
         self._dictionaries: list[Dictionary] = []
@@ -168,19 +177,9 @@ class PretrainRun:
             worker_init_fn=ignore_stop_signals,
             timeout=data.WORKER_TIMEOUT_SECONDS if data.NUM_WORKERS else 0,
         )
-        try:
-            for batch in loader:
-                self._count_bad_images(batch)
-                yield batch
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else ""
-            if "DataLoader worker" not in reason and "DataLoader timed out" not in reason:
-                raise
-            raise DataError(
-                f"a process that reads pictures died or hangs ({reason}); out of memory or of "
-                "/dev/shm, or a slow disk? Lower DATA.NUM_WORKERS or DATA.CACHE_MIB, or raise "
-                "DATA.WORKER_TIMEOUT_SECONDS, then --resume"
-            ) from error
+        for batch in read_ahead(loader):
+            self._count_bad_images(batch)
+            yield batch
 
     def set_learning_rate(self, step: int) -> float:
         """The learning rate of this step, set in the optimiser."""
@@ -224,8 +223,7 @@ class PretrainRun:
         # to every process before the weights change.
         report = torch.cat([total, total.new_tensor([float(received or 0)])])
         loss, accuracy, signals = distributed.mean_over_ranks(report).tolist()
-        saved = list_checkpoints(self.folder.path)
-        check_finite(loss, step, saved[-1] if saved else None)
+        check_finite(loss, step, self.folder.path)
         stop = (received or signal.SIGTERM) if signals else None
         return StepValues(loss, accuracy, stop)
 
@@ -255,37 +253,8 @@ class PretrainRun:
         self._logged = now
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """Save after this step if the schedule, the end, or a stop asks for it.
-
-        Raises:
-            Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
-        """
-        done, every = step + 1, self.cfg.CHECKPOINT
-        finished = done == self.total_steps
-        epoch, into_epoch = divmod(done, self.steps_per_epoch)
-        stop = not finished and (stop_signal is not None or done == self.cfg.SOLVER.STOP_AT_ITERS)
-        due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
-        due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
-        if not (finished or stop or due):
-            return
-        if finished or into_epoch == 0:
-            name = checkpoint_name(math.ceil(done / self.steps_per_epoch) - 1)
-        else:
-            name = checkpoint_name(epoch, done)
-        content = self._content(done)
-        if distributed.is_main():
-            save_checkpoint(self.folder.path / name, content)
-            remove_old_checkpoints(self.folder.path, every.KEEP, every.MILESTONE_EPOCHS)
-        if stop:
-            distributed.barrier()  # no process ends before the file is there
-            message = (
-                f"stopped after step {done} of {self.total_steps} and saved "
-                f"{self.folder.path / name}; run the same command with --resume to go on"
-            )
-            if stop_signal == signal.SIGINT:
-                print(message, flush=True)
-                raise KeyboardInterrupt
-            raise Preempted(message)
+        """See :meth:`moco.training.Saver.save_if_due`."""
+        self._saver.save_if_due(step, stop_signal)
 
     def evaluate_if_due(self, step: int) -> None:
         """The kNN monitor, every KNN.EVERY_EPOCHS epochs; :meth:`finish` has the last one."""
@@ -427,6 +396,7 @@ class PretrainRun:
         """kNN with the query encoder as it is after ``done`` steps, if there is data for it."""
         if self._knn_input is None:
             return
+        started = time.monotonic()
         backbone = load_backbone(self._content(done))
         root, workers = self.cfg.DATA.KNN_ROOT, self.cfg.DATA.NUM_WORKERS
         k, t = self.cfg.KNN.K, self.cfg.KNN.T
@@ -434,7 +404,7 @@ class PretrainRun:
         self._metrics.write(done, {"knn/top1": result.top1})
         if distributed.is_main():
             print(f"after step {done}: {result}", flush=True)
-        self._logged = time.monotonic()
+        self._logged += time.monotonic() - started  # the speed logged is that of training
 
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:

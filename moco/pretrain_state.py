@@ -3,7 +3,6 @@
 W processes, B numbers in the running statistics of all BN layers.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 
 from moco import distributed
 from moco.cfgnode import flatten
-from moco.checkpoint import FORMAT, PREFIX, load_checkpoint, newest_checkpoint
+from moco.checkpoint import FORMAT, PREFIX
 from moco.config import PLACES_AND_SPEED
 from moco.encoder import EncoderSpec
 from moco.errors import DataError, UserError
 from moco.mechanisms.base import Mechanism
-
-AUTO = "auto"  # resume from the newest checkpoint
+from moco.training import check_same_run, find_checkpoint
 
 
 def checkpoint_content(
@@ -39,8 +37,9 @@ def checkpoint_content(
     Order, views, BN shuffle and drawn negatives are functions of seed and step, so there is no
     state of a random number generator.
 
-    The running statistics in ``state_dict`` are the mean over the processes, which is what a
-    reader of the file wants; each process's own, which it goes on with, are in ``statistics``.
+    Deviation: the running statistics in ``state_dict`` are the mean over the processes (the
+    official code saves the first one's); each process's own, which it goes on with, are in
+    ``statistics``.
     """
     state = model.gathered_state()
     own = running_statistics(model)
@@ -99,19 +98,11 @@ def restore(
         DataError: damaged, or made by a run on other data.
         UserError: made by a run with other keys, or by another number of processes.
     """
-    if resume == AUTO:
-        found = newest_checkpoint(folder)
-        if found is None:
-            if distributed.is_main():
-                print(f"no checkpoint in {folder}: starting anew", flush=True)
-            return None
-        path, state, warnings = found
-        if distributed.is_main():
-            for warning in warnings:
-                print(f"warning: {warning}", flush=True)
-    else:
-        path, state = Path(resume), load_checkpoint(resume)
-    _check_same_run(path, state, cfg, num_images)
+    found = find_checkpoint(resume, folder, FORMAT)
+    if found is None:
+        return None
+    path, state = found
+    check_same_run(path, state, cfg, num_images, PLACES_AND_SPEED)
     world = distributed.world_size()
     same_processes = state.get("processes") == world
     if not same_processes and not other_processes:
@@ -153,24 +144,3 @@ def _statistics_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
         for name, buffer in model.named_buffers(remove_duplicate=False)
         if name.endswith(names)
     ]
-
-
-def _check_same_run(path: Path, state: Mapping[str, Any], cfg: CfgNode, num_images: int) -> None:
-    mine, theirs = flatten(cfg), dict(state["config"])
-    for key in sorted(mine.keys() | theirs.keys()):
-        if any(key == place or key.startswith(f"{place}.") for place in PLACES_AND_SPEED):
-            continue
-        if _plain(mine.get(key)) != _plain(theirs.get(key)):
-            raise UserError(
-                f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "
-                f"{mine.get(key)!r}; set the same, or start anew in another OUTPUT_DIR"
-            )
-    if state["num_images"] != num_images:
-        raise DataError(
-            f"{cfg.DATA.ROOT}: holds {num_images} pictures, the run in {path} was "
-            f"started with {state['num_images']}; give the same data or start anew"
-        )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -5,6 +5,7 @@ Stop signals, log lines, reading ahead, saving when it is due, and finding what 
 
 import json
 import math
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
     """Threads (0: torch's choice), and whether kernels have to give the same bits each time."""
     import torch
 
+    if deterministic:  # what cuBLAS asks for, before its first use
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if num_threads:
         torch.set_num_threads(num_threads)
     torch.backends.cudnn.benchmark = not deterministic
@@ -211,22 +214,21 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def check_finite(loss: float, step: int, last_checkpoint: Path | None) -> None:
+def check_finite(loss: float, step: int, folder: Path) -> None:
     """Stop before a loss that is not a number reaches the weights.
 
     Raises:
-        NumericError: naming the step and the last good checkpoint.
+        NumericError: naming the step and the last good checkpoint in ``folder``.
     """
-    if not math.isfinite(loss):
-        last = (
-            f"the last good checkpoint is {last_checkpoint}"
-            if last_checkpoint
-            else "no checkpoint yet"
-        )
-        raise NumericError(
-            f"loss is {loss} at step {step}; {last}; "
-            "lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
-        )
+    if math.isfinite(loss):
+        return
+    from moco.checkpoint import list_checkpoints
+
+    saved = list_checkpoints(folder)
+    last = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint yet"
+    raise NumericError(
+        f"loss is {loss} at step {step}; {last}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
+    )
 
 
 class MetricsLog:

@@ -10,19 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import make_table, quickstart
+from benchmarks import make_table, plot_curves, quickstart
+from benchmarks.speed import __main__ as speed
 from convert import convert_to_d2
 from detection import train_net
 from detection.datasets import __main__ as doctor
 from detection.task import default_task
-from moco import pretrain
+from moco import classify, knn, pretrain
 from moco.cfgnode import load_cfg
+from moco.classify_config import load_classify_cfg
 from moco.config import load_pretrain_cfg
+from moco.finetune import FINETUNE
+from moco.linear import LINEAR
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-COMMANDS = ("moco.pretrain", "moco.knn", "benchmarks.quickstart", "benchmarks.make_table")
+COMMANDS = (
+    "moco.pretrain",
+    "moco.knn",
+    "moco.linear",
+    "moco.finetune",
+    "benchmarks.quickstart",
+    "benchmarks.make_table",
+    "benchmarks.plot_curves",
+    "benchmarks.speed",
+)
 SCRIPTS = ("convert/convert_to_d2.py", "detection/train_net.py")
 
 
@@ -150,7 +163,7 @@ def test_every_package_is_installed():
 def readme_commands() -> list[list[str]]:
     blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.startswith("python ")]
+    return [shlex.split(line) for line in lines if line.startswith(("python ", "torchrun "))]
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
@@ -158,10 +171,15 @@ def test_the_readmes_commands_are_accepted(words):
     """Every flag parses, every configuration named exists, every key of an override is known."""
     if words[1:3] in (["-m", "pip"], ["-m", "pytest"]):
         return
-    target, args = (words[2], words[3:]) if words[1] == "-m" else (words[1], words[2:])
+    at = words.index("-m") + 1 if "-m" in words else 1
+    target, args = words[at], words[at + 1 :]
     if target == "moco.pretrain":
         parsed = pretrain.parse_args(args)
         load_pretrain_cfg(ROOT / parsed.config_file, parsed.opts)
+    elif target in ("moco.linear", "moco.finetune"):
+        protocol = LINEAR if target == "moco.linear" else FINETUNE
+        parsed = classify.parse_args(protocol, args)
+        load_classify_cfg(protocol.defaults, ROOT / parsed.config_file, parsed.opts)
     elif target == "detection/train_net.py":
         parsed = train_net.build_parser().parse_args(args)
         load_cfg(default_task(), ROOT / parsed.config_file, parsed.opts)
@@ -169,7 +187,10 @@ def test_the_readmes_commands_are_accepted(words):
         parsers = {
             "convert/convert_to_d2.py": convert_to_d2.build_parser,
             "benchmarks.make_table": make_table.build_parser,
+            "benchmarks.plot_curves": plot_curves.build_parser,
             "benchmarks.quickstart": quickstart.build_parser,
+            "benchmarks.speed": speed.build_parser,
             "detection.datasets": doctor.build_parser,
+            "moco.knn": knn.build_parser,
         }
         parsers[target]().parse_args(args)

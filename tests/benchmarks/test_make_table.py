@@ -1,6 +1,7 @@
 """The command line: what it prints, writes and refuses."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -93,3 +94,44 @@ def test_every_kind_of_task_has_its_columns_and_figure(tmp_path, capsys):
     out = capsys.readouterr().out
     assert all(head in out for head in ("AP75^bb", "AP50^mk", "mIoU", "AP50^kp"))
     assert {f"ap-{task}.png" for task in kinds} <= {p.name for p in (tmp_path / "out").iterdir()}
+
+
+def test_classifications_stand_beside_the_papers_numbers(tmp_path, capsys):
+    """Mean ± std over seeds, gap to random, the paper's rows, and what is not comparable."""
+    for init, accuracies in {"random": [10.0, 12.0], "moco": [60.0, 61.0]}.items():
+        for seed, top1 in enumerate(accuracies):
+            write_run(
+                tmp_path / "runs" / f"{init}{seed}",
+                losses=[3.0, 2.0, 1.0],
+                kind="linear",
+                engine="moco",
+                task="imagenet_linear_resnet50",
+                init=init,
+                seed=seed,
+                weights_sha256=None if init == "random" else "a" * 64,
+                config={"SOLVER.MAX_EPOCHS": 2},
+                metrics={"linear/top1": top1, "linear/top5": top1 + 20},
+            )
+    main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert "imagenet_linear_resnet50: moco engine, 300 iterations (2 epochs)\n" in printed
+    assert re.search(r"pre-train +n +top1 +top5", printed)
+    assert re.search(r"moco +2† +60\.5 ± 0\.7 \(\+49\.5\) +80\.5 ± 0\.7", printed)
+    assert "the paper, Table 1, MoCo (tab:results_imgnet)" in printed
+    assert re.search(r"R50w4x +68\.6 +–", printed)
+    assert re.search(r"m 0\.999 +59\.0", printed) and re.search(r"m 0 +– +–", printed)
+    assert (
+        "not comparable with Sec. 4.1, momentum of the paper: 2 epochs here, 100 there" in printed
+    )
+    for name in FILES:
+        text = (tmp_path / "out" / name).read_text()
+        assert ("68.6" in text) == (not name.endswith("csv"))  # the paper's number is none of ours
+
+
+def test_networks_are_not_mixed(tmp_path):
+    common = {"kind": "linear", "engine": "moco", "metrics": {"linear/top1": 50.0}, "task": "t"}
+    for arch in ("resnet18", "resnet50"):
+        config = {"MODEL.ARCH": arch, "DATA.ROOT": arch, "SEED": 0}
+        write_run(tmp_path / arch, init=arch, config=config, config_sha256=arch, **common)
+    with pytest.raises(UserError, match=r"they differ in MODEL\.ARCH \('resnet18' / 'resnet50'\)$"):
+        main([str(tmp_path)])

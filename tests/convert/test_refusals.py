@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import os
 import pickle
 import subprocess
 import sys
-import tarfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +19,7 @@ from torchvision import models
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
 from moco.errors import DataError, UserError
+from tests.oracles.payloads import HOWS, WRITERS, Payload, as_pickle, as_zip
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Q = "module.encoder_q."
@@ -345,60 +343,12 @@ def test_read_converted_is_strict(
     assert len(str(caught.value).splitlines()) == 1
 
 
-# Payloads: files that would run code if they were unpickled.
-
-
-class Payload:
-    """Writes a file when it is unpickled: by REDUCE, or hidden in an argument or a state."""
-
-    def __init__(self, marker: Path, how: str) -> None:
-        self.marker, self.how = marker, how
-
-    def __reduce__(self) -> Any:
-        touch = (os.open, (str(self.marker), os.O_CREAT | os.O_WRONLY))
-        if self.how == "reduce":
-            return touch
-        if self.how == "eval":
-            return eval, (f"open({str(self.marker)!r}, 'w')",)
-        inner = Payload(self.marker, "reduce")
-        if self.how == "argument":
-            return OrderedDict, ([("a", inner)],)
-        return OrderedDict, (), {"state": inner}
-
-
-HOWS = ["reduce", "eval", "argument", "state"]
-
-
-def as_pickle(payload: Any, path: Path, protocol: int) -> None:
-    path.write_bytes(pickle.dumps({"state_dict": {Q + "conv1.weight": payload}}, protocol))
-
-
-def as_zip(payload: Any, path: Path, protocol: int) -> None:
-    torch.save({"state_dict": {Q + "conv1.weight": payload}}, path, pickle_protocol=protocol)
-
-
-def as_legacy(payload: Any, path: Path, protocol: int) -> None:
-    torch.save(
-        {"state_dict": {Q + "conv1.weight": payload}},
-        path,
-        pickle_protocol=protocol,
-        _use_new_zipfile_serialization=False,
-    )
-
-
-def as_tar(payload: Any, path: Path, protocol: int) -> None:
-    # torch/serialization.py, legacy_load: what torch wrote before version 0.1.10.
-    with tarfile.open(path, "w") as tar:
-        for name in ("sys_info", "storages", "tensors", "pickle"):
-            content = pickle.dumps(payload, protocol)
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
+# Payloads.
 
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("write", [as_pickle, as_zip, as_legacy, as_tar])
+@pytest.mark.parametrize("write", WRITERS)
 def test_payloads_do_not_run(
     write: Any, how: str, protocol: int, tmp_path: Path, refuse: Callable[..., str]
 ) -> None:

@@ -10,6 +10,7 @@ from moco.checkpoint import list_checkpoints
 from moco.errors import DataError, UserError
 from moco.knn import KnnInput, default_sizes, evaluate, knn_predict, main
 from moco.pretrain import main as pretrain
+from moco.run import read_record
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 HOW = KnnInput(16, 16, (0.5,) * 3, (0.25,) * 3)
@@ -106,3 +107,14 @@ def test_monitor_and_command_agree(labelled, pictures, tiny, tmp_path, capsys):
     checkpoint = list_checkpoints(tmp_path / "run")[-1]
     main(["--checkpoint", str(checkpoint), "--data", str(labelled), "--k", "5"])
     assert f"kNN top-1 {measured[7]:.1f}% (k=5, t=0.1; 18 train, 12 val" in capsys.readouterr().out
+    command = ["--checkpoint", str(checkpoint), "--data", str(labelled), "--k", "5"]
+    main([*command, "--output", str(tmp_path / "knn")])
+    record = read_record(tmp_path / "knn" / "run.json")
+    assert (record.kind, record.task) == ("knn", "knn_resnet10w0.125_stride2")
+    assert (record.init, record.seed) == (f"run_{checkpoint.name.removesuffix('.pth.tar')}", 0)
+    assert record.metrics == {"knn/top1": measured[7]}
+    assert record.config["k"] == 5 and record.config["num_val"] == 12
+    with pytest.raises(UserError, match="is not empty"):
+        main([*command, "--output", str(tmp_path / "knn")])
+    main([*command, "--output", str(tmp_path / "knn"), "--overwrite", "--init", "mine"])
+    assert read_record(tmp_path / "knn" / "run.json").init == "mine"

@@ -292,7 +292,7 @@ def test_resuming_a_finished_run_changes_nothing(opts, tmp_path):
 
 
 def test_a_reading_process_that_dies(opts, monkeypatch):
-    monkeypatch.setattr("moco.pictures.decode", lambda path: os._exit(1))
+    monkeypatch.setattr("moco.pictures.decode_pixels", lambda path: os._exit(1))
     with pytest.raises(DataError, match=r"reads pictures died .*/dev/shm"):
         main(opts(DATA__NUM_WORKERS=1))
 

@@ -1,0 +1,225 @@
+"""Every key of the two classification protocols, with its unit and range, and the checks.
+
+A protocol (moco/linear.py, moco/finetune.py) has defaults of its own for some of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fvcore.common.config import CfgNode
+
+from moco.cfgcheck import (
+    check_choice,
+    check_interval,
+    check_milestones,
+    check_numbers,
+    check_range,
+    get,
+)
+from moco.cfgnode import load_cfg
+from moco.errors import UserError
+from moco.fileio import PathLike
+
+if TYPE_CHECKING:
+    from moco.encoder import EncoderSpec
+
+# Keys that name a place or a speed. A resumed run may change them.
+PLACES_AND_SPEED = (
+    "OUTPUT_DIR",
+    "DEVICE",
+    "NUM_THREADS",
+    "DETERMINISTIC",
+    "DIST_TIMEOUT_SECONDS",
+    "DATA.ROOT",
+    "DATA.NUM_WORKERS",
+    "DATA.WORKER_TIMEOUT_SECONDS",
+    "DATA.CACHE_MIB",
+    "SOLVER.COMPILE",
+    "SOLVER.STOP_AT_ITERS",
+    "EVAL.EVERY_EPOCHS",
+    "CHECKPOINT",
+    "LOG",
+)
+# What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
+NOT_PROTOCOL = ("SEED", "AUG.MEAN", "AUG.STD", *PLACES_AND_SPEED)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_lincls.py
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
+    """All keys; ``protocol`` holds those of its defaults that are not common, by dotted name."""
+    cfg = CfgNode()
+    # Name of the table's task in run.json; the network's name is appended.
+    cfg.TASK = ""
+    # Folder of the run: checkpoints, metrics.json, run.json.
+    cfg.OUTPUT_DIR = ""
+    # Any integer >= 0; determines the new layers, the order and the crops.
+    cfg.SEED = 0
+    # auto (a GPU where there is one), cpu, cuda or cuda:N.
+    cfg.DEVICE = "auto"
+    # CPU threads of the training process, >= 1; 0 leaves torch's choice.
+    cfg.NUM_THREADS = 0
+    # Only kernels that give the same bits each time; slower on a GPU, no difference on a CPU.
+    cfg.DETERMINISTIC = False
+    # With several processes: how long one waits for the others before the run is given up, >= 1.
+    cfg.DIST_TIMEOUT_SECONDS = 600
+
+    cfg.DATA = CfgNode()
+    # A folder with train/<class>/* and val/<class>/*, iNaturalist 2018's or CIFAR-10's own files.
+    cfg.DATA.ROOT = ""
+    # Processes that read pictures; 0 reads in the training process. Results do not depend on it.
+    cfg.DATA.NUM_WORKERS = 4
+    # A reading process that delivers nothing for so long is taken to hang, >= 1.
+    cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
+    # Memory for decoded training pictures, MiB in all; 0 decodes anew each epoch.
+    cfg.DATA.CACHE_MIB = 0
+
+    cfg.AUG = CfgNode()
+    # Training: a random crop, resized to CROP_PX (>= 8), and a flip. The paper is silent; these are
+    # torchvision's RandomResizedCrop(224) and RandomHorizontalFlip(), as in main_lincls.py.
+    cfg.AUG.CROP_PX = 224
+    # Range of the crop's share of the picture's area, 0..1, and of its width / height, > 0.
+    cfg.AUG.CROP_SCALE = (0.08, 1.0)
+    cfg.AUG.CROP_RATIO = (3 / 4, 4 / 3)
+    # Probability of flipping left and right, 0..1.
+    cfg.AUG.FLIP_PROB = 0.5
+    # Per RGB channel, of pixels scaled to 0..1. (): the weights' own where the checkpoint tells
+    # them, else ImageNet's.
+    cfg.AUG.MEAN = ()
+    cfg.AUG.STD = ()
+
+    cfg.EVAL = CfgNode()
+    # "1-crop" (sec. 4.1): the shorter side is resized to RESIZE_PX, the centre CROP_PX x CROP_PX is
+    # taken. 0 means AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
+    cfg.EVAL.RESIZE_PX = 0
+    cfg.EVAL.CROP_PX = 0
+    # After every this many epochs, >= 0, and always at the end; the last one is the result.
+    cfg.EVAL.EVERY_EPOCHS = 1
+
+    cfg.MODEL = CfgNode()
+    # As in moco/config.py. "" and 0: as the checkpoint has it; with random weights ARCH must be
+    # set, and the others mean imagenet and 1.
+    cfg.MODEL.ARCH = ""
+    cfg.MODEL.STEM = ""
+    cfg.MODEL.WIDTH = 0.0
+
+    cfg.SOLVER = CfgNode()
+    # N, pictures per step, of all processes together.
+    cfg.SOLVER.BATCH_SIZE = 256
+    # The batch that the learning rates are meant for; with another BATCH_SIZE N they are multiplied
+    # by N / REFERENCE_BATCH_SIZE (linear scaling). 0: they are used as given.
+    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
+    # SGD. BASE_LR is for pre-trained weights, RANDOM_LR for a network that starts from random ones
+    # (0: the same), so that one recipe has the paper's two learning rates.
+    cfg.SOLVER.BASE_LR = 0.1
+    cfg.SOLVER.RANDOM_LR = 0.0
+    cfg.SOLVER.MOMENTUM = 0.9
+    cfg.SOLVER.WEIGHT_DECAY = 1e-4
+    # Length of the run in passes over the data, >= 1.
+    cfg.SOLVER.MAX_EPOCHS = 100
+    # step: times GAMMA at each milestone. cosine: half a cosine to 0.
+    cfg.SOLVER.SCHEDULE = "step"
+    cfg.SOLVER.MILESTONES_EPOCHS = ()
+    cfg.SOLVER.GAMMA = 0.1
+    # How often the learning rate changes: epoch (as the official code) or iter.
+    cfg.SOLVER.LR_UPDATE = "epoch"
+    # Linear rise of the learning rate over the first steps, >= 0.
+    cfg.SOLVER.WARMUP_ITERS = 0
+    # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
+    # fp16 with a scaled loss.
+    cfg.SOLVER.PRECISION = "fp32"
+    # Keep pictures and activations as (N, H, W, C) in memory: the same values, another speed.
+    cfg.SOLVER.CHANNELS_LAST = False
+    # torch.compile: the same mathematics in fewer kernels, after minutes of compilation.
+    cfg.SOLVER.COMPILE = False
+    # Save and leave with exit code 85 when this step is done, as if preempted; 0 = never.
+    cfg.SOLVER.STOP_AT_ITERS = 0
+
+    cfg.CHECKPOINT = CfgNode()
+    # Save after every this many epochs, >= 1, and additionally every this many steps (0 = not).
+    cfg.CHECKPOINT.EVERY_EPOCHS = 1
+    cfg.CHECKPOINT.EVERY_ITERS = 0
+    # Newest checkpoints to keep, >= 2.
+    cfg.CHECKPOINT.KEEP = 2
+    # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
+    cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
+
+    cfg.LOG = CfgNode()
+    # One line in metrics.json every this many steps, >= 1: means over those steps.
+    cfg.LOG.EVERY_ITERS = 20
+    # The same numbers as event files, where tensorboard is installed.
+    cfg.LOG.TENSORBOARD = True
+    cfg.merge_from_list([word for pair in protocol.items() for word in pair])
+    return cfg
+
+
+def load_classify_cfg(
+    protocol: Mapping[str, Any], config_file: PathLike | None, opts: Sequence[str]
+) -> CfgNode:
+    """A protocol's defaults, then the YAML file, then ``KEY VALUE`` pairs; checked and frozen.
+
+    Raises:
+        UserError: unknown key, wrong type, or keys that contradict each other.
+    """
+    cfg = load_cfg(default_cfg(protocol), config_file, opts)
+    check_cfg(cfg)
+    return cfg
+
+
+def with_weights(
+    cfg: CfgNode, spec: "EncoderSpec", mean: Sequence[float], std: Sequence[float]
+) -> CfgNode:
+    """The keys that were left to the weights, filled in: network, mean and std."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH = spec.arch, spec.stem, float(spec.width)
+    cfg.AUG.MEAN = tuple(cfg.AUG.MEAN) or tuple(mean)
+    cfg.AUG.STD = tuple(cfg.AUG.STD) or tuple(std)
+    cfg.freeze()
+    return cfg
+
+
+def learning_rate(cfg: CfgNode, random: bool) -> float:
+    """SOLVER.BASE_LR or, for a network that starts from random weights, RANDOM_LR; scaled."""
+    solver = cfg.SOLVER
+    base = float(solver.RANDOM_LR or solver.BASE_LR) if random else float(solver.BASE_LR)
+    reference = solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE
+    return base * solver.BATCH_SIZE / reference
+
+
+def check_cfg(cfg: CfgNode) -> None:
+    """Ranges and cross-field constraints; everything that needs neither data nor weights.
+
+    Raises:
+        UserError: naming the key, what it got and what it may be.
+    """
+    check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine"))
+    check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
+    check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
+    for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB", "MODEL.WIDTH"):
+        check_range(cfg, key, low=0)
+    for key in ("BASE_LR", "RANDOM_LR", "WEIGHT_DECAY", "REFERENCE_BATCH_SIZE", "STOP_AT_ITERS"):
+        check_range(cfg, f"SOLVER.{key}", low=0)
+    check_range(cfg, "SOLVER.WARMUP_ITERS", low=0)
+    for key in ("EVERY_EPOCHS", "RESIZE_PX", "CROP_PX"):
+        check_range(cfg, f"EVAL.{key}", low=0)
+    for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
+        check_range(cfg, key, low=0)
+    for key in ("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS", "SOLVER.MAX_EPOCHS"):
+        check_range(cfg, key, low=1)
+    for key in ("CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
+        check_range(cfg, key, low=1)
+    for key in ("SOLVER.BATCH_SIZE", "CHECKPOINT.KEEP"):
+        check_range(cfg, key, low=2)
+    check_range(cfg, "AUG.CROP_PX", low=8)
+    check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
+    check_interval(cfg, "AUG.CROP_SCALE", high=1)
+    check_interval(cfg, "AUG.CROP_RATIO")
+    for key in ("AUG.MEAN", "AUG.STD"):
+        if len(get(cfg, key)):
+            check_numbers(cfg, key, 3)
+    if min(cfg.AUG.STD, default=1) <= 0:
+        raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
+    if not 0 <= cfg.SOLVER.MOMENTUM < 1:
+        raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
+    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)

@@ -1,0 +1,41 @@
+"""Linear classification on frozen features (sec. 4.1): how linearly separable are the classes?
+
+    python -m moco.linear --config-file configs/imagenet/linear.yaml \\
+        --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
+
+A fully-connected layer and softmax are trained on the globally pooled features; 1-crop top-1 on the
+validation pictures. The network is in evaluation mode, so that BN's statistics stay, too; that not
+a bit of it changed is asserted after each epoch.
+
+From the paper: 100 epochs, learning rate 30, weight decay 0. From the official main_lincls.py,
+where the paper is silent: batch 256, momentum 0.9, times 0.1 after 60 and 80 epochs, initial
+weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) and flip.
+"""
+
+from collections.abc import Sequence
+
+from moco import classify
+from moco.errors import run_cli
+
+LINEAR = classify.Protocol(
+    kind="linear",
+    frozen=True,
+    head_std=0.01,
+    defaults={
+        "TASK": "linear",
+        "OUTPUT_DIR": "output/linear",
+        "SOLVER.BASE_LR": 30.0,
+        "SOLVER.WEIGHT_DECAY": 0.0,
+        "SOLVER.MILESTONES_EPOCHS": (60, 80),
+    },
+    description="Linear classification on frozen features. Keys: moco/classify_config.py.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command ``python -m moco.linear``."""
+    classify.main(LINEAR, argv)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,166 @@
+"""Are the pictures whole? Decodes each as training does, and compares files with recorded hashes.
+
+    python -m moco.verify ROOT --write      # once, when the data are known to be good
+    python -m moco.verify ROOT              # later, or on the copy
+
+A bit that flips inside a JPEG mostly decodes to another picture without any error, so only a hash
+tells. ``ROOT/SHA256SUMS`` lists every file below ROOT whose name does not start with a dot, in the
+format of ``sha256sum``, which can check it, too (``cd ROOT && sha256sum -c SHA256SUMS``). It is
+optional: without it the pictures are only decoded.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from moco.errors import DataError, UserError, run_cli
+from moco.fileio import PathLike, atomic_write_text, sha256_file
+
+SUMS_NAME = "SHA256SUMS"
+MAX_NAMED = 20
+_CHUNK = 64  # items per message of a reading process
+_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+
+
+def bad_pictures(root: PathLike, workers: int = 0) -> tuple[int, list[str]]:
+    """Number of pictures that training would find, and why those that it cannot read are bad.
+
+    Args:
+        root: what DATA.ROOT may be. workers: processes.
+
+    Raises:
+        DataError: there are no pictures.
+    """
+    from moco.pictures import open_pictures
+
+    pictures = open_pictures(root)
+
+    def problem(index: int) -> str:
+        try:
+            pictures.read(index)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    problems = _each(problem, range(len(pictures)), "decode", workers)
+    return len(pictures), [found for found in problems if found]
+
+
+def write_sums(root: PathLike, workers: int = 0) -> int:
+    """Record the hash of every file below the folder ``root``; returns how many there are.
+
+    Raises:
+        UserError: there are recorded hashes already. DataError: a name that cannot be listed.
+    """
+    path = Path(root) / SUMS_NAME
+    if path.exists():
+        raise UserError(f"{path}: exists; delete it to record the files as they are now")
+    names = _names(root)
+    odd = [name for name in names if "\n" in name or "\r" in name or "\\" in name]
+    if odd:
+        raise DataError(f"{root}: cannot list {odd[0]!r}; rename it, without \\ and line breaks")
+    sums = _each(lambda name: sha256_file(Path(root, name)), names, "sha256", workers)
+    lines = (f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True))
+    atomic_write_text(path, "".join(lines))
+    return len(names)
+
+
+def changed_files(root: PathLike, workers: int = 0) -> list[str]:
+    """Files that are missing, new, or not what ``SHA256SUMS`` says; only those below ``root``.
+
+    Raises:
+        DataError: a malformed list.
+    """
+    path = Path(root) / SUMS_NAME
+    recorded = {}
+    for number, line in enumerate(path.read_text(errors="surrogateescape").splitlines(), start=1):
+        match = _LINE.fullmatch(line)
+        if not match:
+            raise DataError(f"{path}: line {number}: expected a SHA-256 and a file's name")
+        recorded[match[2].removeprefix("./")] = match[1]
+    # Names are compared, not opened: a list cannot name a file elsewhere.
+    here = _names(root)
+    problems = [f"{name}: missing" for name in sorted(recorded.keys() - set(here))]
+    problems += [f"{name}: not in {SUMS_NAME}" for name in here if name not in recorded]
+    both = [name for name in here if name in recorded]
+    sums = _each(lambda name: sha256_file(Path(root, name)), both, "sha256", workers)
+    for name, digest in zip(both, sums, strict=True):
+        if digest != recorded[name]:
+            problems.append(f"{name}: has changed (SHA-256 {digest[:8]}…, was {recorded[name][:8]}…)")
+    return problems
+
+
+def _names(root: PathLike) -> list[str]:
+    """Paths below ``root``, sorted; links are followed, each real folder once."""
+    names, seen = [], set()
+    for parent, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(parent)
+        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
+        if real not in seen:
+            paths = [os.path.join(parent, name) for name in files if name[0] != "."]
+            names += [os.path.relpath(path, root) for path in paths if os.path.isfile(path)]
+        seen.add(real)
+    return sorted(set(names) - {SUMS_NAME})
+
+
+def _each(function: Callable, items: Sequence, what: str, workers: int) -> list[str]:
+    """``function`` of each item, in processes if wanted."""
+    from torch.utils.data import DataLoader, Dataset
+
+    from moco.progress import Progress
+    from moco.training import as_it_is, read_ahead
+
+    class Results(Dataset[list[str]]):
+        def __len__(self) -> int:
+            return len(items)
+
+        def __getitems__(self, indices: list[int]) -> list[str]:
+            return [function(items[index]) for index in indices]
+
+    loader = DataLoader(Results(), batch_size=_CHUNK, num_workers=workers, collate_fn=as_it_is)
+    results: list[str] = []
+    with Progress(len(items), what, "files") as bar:
+        for chunk in read_ahead(loader):
+            results += chunk
+            bar.update(len(chunk))
+    return results
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m moco.verify",
+        description="Decode every picture, and compare the files with recorded hashes.",
+    )
+    parser.add_argument("root", metavar="ROOT", help="what DATA.ROOT is")
+    parser.add_argument("--write", action="store_true", help=f"record hashes in ROOT/{SUMS_NAME}")
+    parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command ``python -m moco.verify``."""
+    args = build_parser().parse_args(argv)
+    root = Path(args.root).expanduser()
+    if args.write and not root.is_dir():
+        raise UserError(f"{root}: --write needs a folder, for {SUMS_NAME} in it")
+    total, problems = bad_pictures(root, args.workers)
+    print(f"{total} pictures, {len(problems)} bad")
+    if (root / SUMS_NAME).is_file() and not args.write:
+        changed = changed_files(root, args.workers)
+        print(f"{SUMS_NAME}: {len(changed)} differences")
+        problems += [f"{root}: {problem}" for problem in changed]
+    for problem in problems[:MAX_NAMED]:
+        print(problem)
+    if problems:
+        more = f" (and {len(problems) - MAX_NAMED} more)" if len(problems) > MAX_NAMED else ""
+        raise DataError(f"{root}: {len(problems)} problems, named above{more}")
+    if args.write:
+        print(f"{root / SUMS_NAME}: {write_sums(root, args.workers)} files")
+
+
+if __name__ == "__main__":
+    run_cli(main)
