@@ -178,8 +178,11 @@ def find_images(root: PathLike) -> list[Path]:
     A folder's ``train`` subfolder is used instead of it where there is one. Names that start with
     a dot are ignored, and so is everything whose suffix is not one of ``SUFFIXES``.
 
+    A list's paths are relative to its folder and stay below it; whole paths (``/data/…``) may lead
+    anywhere, and nothing but decoding a picture is ever done with a file.
+
     Raises:
-        DataError: nothing there, or a listed file that does not exist.
+        DataError: nothing there, or a listed file that does not exist or is outside.
     """
     root = Path(root).expanduser()
     if root.suffix == ".txt" and root.is_file():
@@ -241,10 +244,17 @@ def _walk(folder: Path) -> list[Path]:
 
 def _listed_images(path: Path) -> list[Path]:
     images = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    text = path.read_text(errors="surrogateescape")
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
-        image = path.parent / line.strip()
+        entry = os.path.normpath(line.strip())
+        if entry.split(os.sep)[0] == os.pardir:
+            raise DataError(
+                f"{path}: line {number}: {line.strip()} leads out of the list's folder; move the "
+                "list, or write the whole path"
+            )
+        image = path.parent / entry
         if not image.is_file():
             raise DataError(f"{path}: line {number}: no such file {image}")
         images.append(image)

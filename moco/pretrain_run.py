@@ -3,6 +3,7 @@
 N pictures per step of all processes, n of this one, P crop size in pixels, W processes.
 """
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -17,10 +18,7 @@ from torch import Tensor
 from moco import distributed
 from moco.augment import Augmentation, apply_colors, normalize
 from moco.cfgnode import cfg_sha256, flatten
-from moco.checkpoint import (
-    list_checkpoints,
-    load_backbone,
-)
+from moco.checkpoint import checkpoint_name, list_checkpoints, load_backbone
 from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
 from moco.data import Batch, Item, Position, StepSampler, Views
 from moco.encoder import EncoderSpec, build_encoder
@@ -272,7 +270,8 @@ class PretrainRun:
             self._write_record()
         self._metrics.close()
         distributed.barrier()
-        return list_checkpoints(self.folder.path)[-1]
+        last_epoch = math.ceil(self.total_steps / self.steps_per_epoch) - 1
+        return self.folder.path / checkpoint_name(last_epoch)
 
     def _write_record(self) -> None:
         last = self._metrics.last()

@@ -88,7 +88,9 @@ def changed_files(root: PathLike, workers: int = 0) -> list[str]:
     sums = _each(lambda name: sha256_file(Path(root, name)), both, "sha256", workers)
     for name, digest in zip(both, sums, strict=True):
         if digest != recorded[name]:
-            problems.append(f"{name}: has changed (SHA-256 {digest[:8]}…, was {recorded[name][:8]}…)")
+            problems.append(
+                f"{name}: has changed (SHA-256 {digest[:8]}…, was {recorded[name][:8]}…)"
+            )
     return problems
 
 
@@ -97,7 +99,7 @@ def _names(root: PathLike) -> list[str]:
     names, seen = [], set()
     for parent, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(parent)
-        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
+        folders[:] = [] if real in seen else sorted(f for f in folders if f[0] != ".")
         if real not in seen:
             paths = [os.path.join(parent, name) for name in files if name[0] != "."]
             names += [os.path.relpath(path, root) for path in paths if os.path.isfile(path)]
