@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moco.run import RunRecord
 
 
+WORKER_TIMEOUT_SECONDS = 600  # a reading process that delivers nothing for so long hangs
 MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
 
 
@@ -145,17 +146,24 @@ def _features(
     from moco.data import CentreCrops
     from moco.distributed import gather_rows, is_main, rank, world_size
     from moco.progress import Progress
+    from moco.training import ignore_stop_signals, read_ahead
 
     M, W = len(pictures), world_size()
     # Picture i is process i % W's; the last ones are encoded twice where M is no multiple of W.
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
     crops = torch.utils.data.Subset(CentreCrops(pictures, how.resize_px, how.crop_px), mine)
-    loader = torch.utils.data.DataLoader(crops, batch_size=batch, num_workers=workers)
+    loader = torch.utils.data.DataLoader(
+        crops,
+        batch_size=batch,
+        num_workers=workers,
+        worker_init_fn=ignore_stop_signals,
+        timeout=WORKER_TIMEOUT_SECONDS if workers else 0,
+    )
     features = []
     silent = not is_main()
     with torch.inference_mode(), Progress(len(mine), "kNN features", "img", silent=silent) as bar:
         try:
-            for pixels in loader:  # (N, 3, P, P) uint8
+            for pixels in read_ahead(loader):  # (N, 3, P, P) uint8
                 x = normalize(pixels.to(device).float() / 255, how.mean, how.std)
                 features.append(F.normalize(backbone(x), dim=1))
                 bar.update(len(pixels))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moco import distributed
 from moco.cfgnode import flatten
+from moco.command import AUTO
 from moco.errors import DataError, NumericError, Preempted, UserError
 from moco.fileio import atomic_write_text
 from moco.run import METRICS_NAME, RunFolder
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
 T = TypeVar("T")
-AUTO = "auto"  # resume from the newest checkpoint
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
