@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
+from moco import common_config
 from moco.cfgcheck import (
     check_choice,
     check_interval,
@@ -23,23 +24,8 @@ from moco.fileio import PathLike
 if TYPE_CHECKING:
     from moco.encoder import EncoderSpec
 
-# Keys that name a place or a speed. A resumed run may change them.
-PLACES_AND_SPEED = (
-    "OUTPUT_DIR",
-    "DEVICE",
-    "NUM_THREADS",
-    "DETERMINISTIC",
-    "DIST_TIMEOUT_SECONDS",
-    "DATA.ROOT",
-    "DATA.NUM_WORKERS",
-    "DATA.WORKER_TIMEOUT_SECONDS",
-    "DATA.CACHE_MIB",
-    "SOLVER.COMPILE",
-    "SOLVER.STOP_AT_ITERS",
-    "EVAL.EVERY_EPOCHS",
-    "CHECKPOINT",
-    "LOG",
-)
+# As common_config.PLACES_AND_SPEED.
+PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
 # What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
 NOT_PROTOCOL = ("SEED", "AUG.MEAN", "AUG.STD", *PLACES_AND_SPEED)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_lincls.py
@@ -48,31 +34,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     """All keys; ``protocol`` holds those of its defaults that are not common, by dotted name."""
-    cfg = CfgNode()
+    cfg = common_config.common_cfg()
     # Name of the table's task in run.json; the network's name is appended.
     cfg.TASK = ""
-    # Folder of the run: checkpoints, metrics.json, run.json.
-    cfg.OUTPUT_DIR = ""
-    # Any integer >= 0; determines the new layers, the order and the crops.
-    cfg.SEED = 0
-    # auto (a GPU where there is one), cpu, cuda or cuda:N.
-    cfg.DEVICE = "auto"
-    # CPU threads of the training process, >= 1; 0 leaves torch's choice.
-    cfg.NUM_THREADS = 0
-    # Only kernels that give the same bits each time; slower on a GPU, no difference on a CPU.
-    cfg.DETERMINISTIC = False
-    # With several processes: how long one waits for the others before the run is given up, >= 1.
-    cfg.DIST_TIMEOUT_SECONDS = 600
-
-    cfg.DATA = CfgNode()
     # A folder with train/<class>/* and val/<class>/*, iNaturalist 2018's or CIFAR-10's own files.
     cfg.DATA.ROOT = ""
-    # Processes that read pictures; 0 reads in the training process. Results do not depend on it.
-    cfg.DATA.NUM_WORKERS = 4
-    # A reading process that delivers nothing for so long is taken to hang, >= 1.
-    cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
-    # Memory for decoded training pictures, MiB in all; 0 decodes anew each epoch.
-    cfg.DATA.CACHE_MIB = 0
 
     cfg.AUG = CfgNode()
     # Training: a random crop, resized to CROP_PX (>= 8), and a flip. The paper is silent; these are
@@ -103,52 +69,15 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     cfg.MODEL.STEM = ""
     cfg.MODEL.WIDTH = 0.0
 
-    cfg.SOLVER = CfgNode()
-    # N, pictures per step, of all processes together.
-    cfg.SOLVER.BATCH_SIZE = 256
-    # The batch that the learning rates are meant for; with another BATCH_SIZE N they are multiplied
-    # by N / REFERENCE_BATCH_SIZE (linear scaling). 0: they are used as given.
-    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
     # SGD. BASE_LR is for pre-trained weights, RANDOM_LR for a network that starts from random ones
     # (0: the same), so that one recipe has the paper's two learning rates.
     cfg.SOLVER.BASE_LR = 0.1
     cfg.SOLVER.RANDOM_LR = 0.0
-    cfg.SOLVER.MOMENTUM = 0.9
-    cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Length of the run in passes over the data, >= 1.
     cfg.SOLVER.MAX_EPOCHS = 100
     # step: times GAMMA at each milestone. cosine: half a cosine to 0.
     cfg.SOLVER.SCHEDULE = "step"
     cfg.SOLVER.MILESTONES_EPOCHS = ()
-    cfg.SOLVER.GAMMA = 0.1
-    # How often the learning rate changes: epoch (as the official code) or iter.
-    cfg.SOLVER.LR_UPDATE = "epoch"
-    # Linear rise of the learning rate over the first steps, >= 0.
-    cfg.SOLVER.WARMUP_ITERS = 0
-    # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
-    # fp16 with a scaled loss.
-    cfg.SOLVER.PRECISION = "fp32"
-    # Keep pictures and activations as (N, H, W, C) in memory: the same values, another speed.
-    cfg.SOLVER.CHANNELS_LAST = False
-    # torch.compile: the same mathematics in fewer kernels, after minutes of compilation.
-    cfg.SOLVER.COMPILE = False
-    # Save and leave with exit code 85 when this step is done, as if preempted; 0 = never.
-    cfg.SOLVER.STOP_AT_ITERS = 0
-
-    cfg.CHECKPOINT = CfgNode()
-    # Save after every this many epochs, >= 1, and additionally every this many steps (0 = not).
-    cfg.CHECKPOINT.EVERY_EPOCHS = 1
-    cfg.CHECKPOINT.EVERY_ITERS = 0
-    # Newest checkpoints to keep, >= 2.
-    cfg.CHECKPOINT.KEEP = 2
-    # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
-    cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
-
-    cfg.LOG = CfgNode()
-    # One line in metrics.json every this many steps, >= 1: means over those steps.
-    cfg.LOG.EVERY_ITERS = 20
-    # The same numbers as event files, where tensorboard is installed.
-    cfg.LOG.TENSORBOARD = True
     cfg.merge_from_list([word for pair in protocol.items() for word in pair])
     return cfg
 
@@ -193,24 +122,13 @@ def check_cfg(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
+    common_config.check_common(cfg)
     check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine"))
-    check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
-    check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
-    for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB", "MODEL.WIDTH"):
+    for key in ("SOLVER.BASE_LR", "SOLVER.RANDOM_LR", "MODEL.WIDTH"):
         check_range(cfg, key, low=0)
-    for key in ("BASE_LR", "RANDOM_LR", "WEIGHT_DECAY", "REFERENCE_BATCH_SIZE", "STOP_AT_ITERS"):
-        check_range(cfg, f"SOLVER.{key}", low=0)
-    check_range(cfg, "SOLVER.WARMUP_ITERS", low=0)
     for key in ("EVERY_EPOCHS", "RESIZE_PX", "CROP_PX"):
         check_range(cfg, f"EVAL.{key}", low=0)
-    for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
-        check_range(cfg, key, low=0)
-    for key in ("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS", "SOLVER.MAX_EPOCHS"):
-        check_range(cfg, key, low=1)
-    for key in ("CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
-        check_range(cfg, key, low=1)
-    for key in ("SOLVER.BATCH_SIZE", "CHECKPOINT.KEEP"):
-        check_range(cfg, key, low=2)
+    check_range(cfg, "SOLVER.MAX_EPOCHS", low=1)
     check_range(cfg, "AUG.CROP_PX", low=8)
     check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
     check_interval(cfg, "AUG.CROP_SCALE", high=1)
@@ -220,6 +138,4 @@ def check_cfg(cfg: CfgNode) -> None:
             check_numbers(cfg, key, 3)
     if min(cfg.AUG.STD, default=1) <= 0:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
-    if not 0 <= cfg.SOLVER.MOMENTUM < 1:
-        raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
     check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
+from moco import common_config
 from moco.cfgcheck import (
     check_choice,
     check_interval,
@@ -35,61 +36,29 @@ AUG_V2: dict[str, Any] = {
     "HUE": 0.1,
     "BLUR_PROB": 0.5,
 }
-# Keys that name a place or a speed and leave the weights as they are, up to rounding on another
-# device. A resumed run may change them; the hash of the protocol leaves them out.
+# As common_config.PLACES_AND_SPEED.
 PLACES_AND_SPEED = (
-    "OUTPUT_DIR",
-    "DEVICE",
-    "NUM_THREADS",
-    "DATA.ROOT",
-    "DATA.NUM_WORKERS",
-    "DATA.WORKER_TIMEOUT_SECONDS",
-    "DATA.CACHE_MIB",
+    *common_config.PLACES_AND_SPEED,
     "DATA.KNN_ROOT",
-    "DIST_TIMEOUT_SECONDS",
-    "DETERMINISTIC",
     "MOCO.SHUFFLE_BY",
     "SOLVER.ACCUMULATE",
-    "SOLVER.COMPILE",
-    "SOLVER.STOP_AT_ITERS",
-    "CHECKPOINT",
     "KNN",
-    "LOG",
 )
 
 
 def default_cfg(aug: str = "v1") -> CfgNode:
     """All keys with their defaults; those under AUG are the paper's (v1) or MoCo v2's (v2)."""
-    cfg = CfgNode()
-    # Folder of the run: checkpoints, metrics.json, run.json.
+    cfg = common_config.common_cfg()
     cfg.OUTPUT_DIR = "output/pretrain"
-    # Any integer >= 0; determines initial weights, queue, order, augmentation and BN shuffle.
-    cfg.SEED = 0
-    # auto (a GPU where there is one), cpu, cuda or cuda:N.
-    cfg.DEVICE = "auto"
-    # CPU threads of the training process, >= 1; 0 leaves torch's choice.
-    cfg.NUM_THREADS = 0
-    # Only kernels that give the same bits each time; slower on a GPU, no difference on a CPU.
-    cfg.DETERMINISTIC = False
-    # With several processes: how long one waits for the others before the run is given up.
-    cfg.DIST_TIMEOUT_SECONDS = 600
-
-    cfg.DATA = CfgNode()
     # A folder of pictures (nested or flat; its train/ is used where it has one), a .txt file with
     # one path per line, relative to the file, tar shards (a folder of them, one, or a pattern such
     # as shards/train-{000000..000146}.tar), or CIFAR-10's own folder (cifar-10-batches-bin or -py).
     cfg.DATA.ROOT = ""
-    # Processes that read pictures; 0 reads in the training process. Results do not depend on it.
-    cfg.DATA.NUM_WORKERS = 4
-    # A reading process that delivers nothing for so long is taken to hang, >= 1.
-    cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
     # What to do with a picture that cannot be decoded: fail (naming it) or skip (another one of
     # the data set takes its place).
     cfg.DATA.BAD_IMAGES = "fail"
     # With skip: share of the data set that may be bad, 0..1; beyond it the run stops.
     cfg.DATA.MAX_BAD_FRACTION = 0.001
-    # Memory for decoded pictures, MiB in all; 0 decodes anew each epoch. Pays for small pictures.
-    cfg.DATA.CACHE_MIB = 0
     # Folder with train/<class>/* and val/<class>/*, or CIFAR-10's own, for the kNN monitor; ""
     # turns it off.
     cfg.DATA.KNN_ROOT = ""
@@ -174,20 +143,11 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # results.
     cfg.MOCO.SHUFFLE_BY = "index"
 
-    cfg.SOLVER = CfgNode()
-    # N, pictures per step, of all processes together.
-    cfg.SOLVER.BATCH_SIZE = 256
-    # The batch that BASE_LR and the durations in steps (MAX_ITERS, WARMUP_ITERS, DECAY_EVERY_ITERS)
-    # are meant for; with another BATCH_SIZE N the rate is multiplied by N / REFERENCE_BATCH_SIZE
-    # and the durations are divided by it (linear scaling, sec. 4.1). 0: they are used as given.
-    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
     # Parts into which each process cuts its share of the batch to save memory: same step, same
     # batch. A divisor of the process's BN groups; not for end_to_end.
     cfg.SOLVER.ACCUMULATE = 1
     # SGD (sec. 4, Training): 0.03 for a batch of 256.
     cfg.SOLVER.BASE_LR = 0.03
-    cfg.SOLVER.MOMENTUM = 0.9
-    cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps.
     cfg.SOLVER.MAX_EPOCHS = 200
     cfg.SOLVER.MAX_ITERS = 0
@@ -196,30 +156,6 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.SOLVER.SCHEDULE = "step"
     cfg.SOLVER.DECAY_EVERY_ITERS = 62500
     cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
-    cfg.SOLVER.GAMMA = 0.1
-    # How often the learning rate changes: epoch (as the official code) or iter.
-    cfg.SOLVER.LR_UPDATE = "epoch"
-    # Linear rise of the learning rate over the first steps, >= 0.
-    cfg.SOLVER.WARMUP_ITERS = 0
-    # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
-    # fp16 with a scaled loss.
-    cfg.SOLVER.PRECISION = "fp32"
-    # torch.compile for the encoders: the same mathematics in fewer kernels, after minutes of
-    # compilation.
-    cfg.SOLVER.COMPILE = False
-    # Keep pictures and activations as (N, H, W, C) in memory: the same values, another speed.
-    cfg.SOLVER.CHANNELS_LAST = False
-    # Save and leave with exit code 85 when this step is done, as if preempted; 0 = never.
-    cfg.SOLVER.STOP_AT_ITERS = 0
-
-    cfg.CHECKPOINT = CfgNode()
-    # Save after every this many epochs, >= 1, and additionally every this many steps (0 = not).
-    cfg.CHECKPOINT.EVERY_EPOCHS = 1
-    cfg.CHECKPOINT.EVERY_ITERS = 0
-    # Newest checkpoints to keep, >= 2.
-    cfg.CHECKPOINT.KEEP = 2
-    # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
-    cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
 
     cfg.KNN = CfgNode()
     # Classify DATA.KNN_ROOT every this many epochs; 0 = only at the end.
@@ -231,12 +167,6 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
     cfg.KNN.RESIZE_PX = 0
     cfg.KNN.CROP_PX = 0
-
-    cfg.LOG = CfgNode()
-    # One line in metrics.json every this many steps, >= 1: means over those steps.
-    cfg.LOG.EVERY_ITERS = 20
-    # The same numbers as event files, where tensorboard is installed.
-    cfg.LOG.TENSORBOARD = True
     return cfg
 
 
@@ -260,6 +190,7 @@ def check_cfg(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
+    common_config.check_common(cfg)
     check_choice(cfg, "AUG.KIND", AUG_KINDS)
     check_choice(cfg, "MODEL.ARCH", ARCHS)
     check_choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
@@ -267,28 +198,15 @@ def check_cfg(cfg: CfgNode) -> None:
     check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
     check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
     check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))
-    check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
-    check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
     check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
-    for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
-        check_range(cfg, key, low=0)
-    for key in ("MAX_ITERS", "WARMUP_ITERS", "STOP_AT_ITERS", "WEIGHT_DECAY", "BASE_LR"):
-        check_range(cfg, f"SOLVER.{key}", low=0)
-    check_range(cfg, "SOLVER.REFERENCE_BATCH_SIZE", low=0)
-    check_range(cfg, "DATA.WORKER_TIMEOUT_SECONDS", low=1)
-    for key in ("DIST_TIMEOUT_SECONDS", "DATA.SHARD_WINDOW", "SOLVER.ACCUMULATE", "MOCO.K"):
-        check_range(cfg, key, low=1)
-    check_range(cfg, "SOLVER.DECAY_EVERY_ITERS", low=1)
-    for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS", "KNN.EVERY_EPOCHS"):
+    for key in ("SOLVER.MAX_ITERS", "SOLVER.BASE_LR", "KNN.EVERY_EPOCHS"):
         check_range(cfg, key, low=0)
     for key in ("KNN.RESIZE_PX", "KNN.CROP_PX"):
         check_range(cfg, key, low=0)
-    for key in ("MOCO.DIM", "SOLVER.MAX_EPOCHS", "CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
+    for key in ("MAX_EPOCHS", "ACCUMULATE", "DECAY_EVERY_ITERS"):
+        check_range(cfg, f"SOLVER.{key}", low=1)
+    for key in ("DATA.SHARD_WINDOW", "MOCO.DIM", "MOCO.K", "MOCO.BN_SPLITS", "KNN.K"):
         check_range(cfg, key, low=1)
-    for key in ("MOCO.BN_SPLITS", "KNN.K"):
-        check_range(cfg, key, low=1)
-    check_range(cfg, "SOLVER.BATCH_SIZE", low=2)
-    check_range(cfg, "CHECKPOINT.KEEP", low=2)
     check_range(cfg, "AUG.CROP_PX", low=8)
     for key in ("FLIP_PROB", "JITTER_PROB", "GRAY_PROB", "BLUR_PROB"):
         check_range(cfg, f"AUG.{key}", low=0, high=1)
@@ -307,8 +225,6 @@ def check_cfg(cfg: CfgNode) -> None:
             raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0")
     if not 0 <= cfg.MOCO.M < 1:
         raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
-    if not 0 <= cfg.SOLVER.MOMENTUM < 1:
-        raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
     if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:
         raise UserError(
             f"MOCO.BANK_MOMENTUM: got {cfg.MOCO.BANK_MOMENTUM}, expected 0 <= momentum < 1 (0.5)"

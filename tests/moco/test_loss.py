@@ -67,6 +67,15 @@ def test_equals_the_definition(monkeypatch, N, K, T):
         torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_logits_whose_exponentials_do_not_fit_into_float32(bf16):
+    args = unit_vectors(4, 30)
+    loss, _, gradient = with_gradient(info_nce, *(x.float() for x in args), 0.004, bf16=bf16)
+    exact, _, exact_gradient = with_gradient(definition, *args, 0.004)
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-3, abs=1e-4)
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=1e-3, atol=1e-3)
+
+
 def test_float32_at_the_papers_size_of_a_row():
     """The error of the gradient, relative to its largest value."""
     args = unit_vectors(8, 65536, C=128)
