@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-VIEWS = 2  # query, key
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAYSCALE = range(5)
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
@@ -148,22 +147,6 @@ def crop_view(picture: Tensor, view: View, crop_px: int) -> Tensor:
     crop = picture[top:bottom, left:right].permute(2, 0, 1)[None]
     resized = F.interpolate(crop, (crop_px, crop_px), mode="bilinear", antialias=True)[0]
     return resized.flip(-1) if view.flip else resized
-
-
-def draw_views(
-    rng: Random, picture: Tensor, aug: Augmentation, pixels: Tensor, params: Tensor
-) -> None:
-    """Two views of a picture (H, W, 3) uint8, put into the two rows of the other tensors.
-
-    Args:
-        pixels: (2, 3, P, P) uint8, gets the crops.
-        params: (2, NUM_PARAMS) float32, gets the colour parameters.
-    """
-    H, W, _ = picture.shape
-    for row in range(VIEWS):
-        view = draw_view(rng, (W, H), aug)
-        pixels[row] = crop_view(picture, view, aug.crop_px)
-        params[row] = torch.tensor(view.colors)
 
 
 def apply_colors(

@@ -4,6 +4,8 @@ A ``UserError`` is raised wherever input from outside (a path, a key, a file) ca
 carries the process's exit code; programming errors stay ordinary exceptions.
 """
 
+import multiprocessing
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -66,4 +68,9 @@ def _report(line: str, error: BaseException, debug: bool, code: int = 0) -> int:
     if debug:
         traceback.print_exception(error)
     print(" ".join(line.split()), file=sys.stderr, flush=True)
+    # Reading processes ignore SIGTERM; one that hangs would keep this process from ending. Torch
+    # would answer SIGCHLD by raising another error.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
     return code or getattr(error, "exit_code", 1)

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from moco import distributed
-from moco.augment import Augmentation, apply_colors, normalize
+from moco.augment import Augmentation, apply_colors
 from moco.cfgnode import cfg_sha256, flatten
 from moco.checkpoint import checkpoint_name, list_checkpoints, load_backbone
 from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
@@ -322,8 +322,8 @@ class PretrainRun:
         plans = [self._plan(step, number) for number in range(len(self._passes))]
         if self._world > 1 and self.cfg.MOCO.SHUFFLE_BY == "all_to_all":
             pixels, params = self._exchange(pixels, plans), self._exchange(params, plans)
-        x = apply_colors(pixels, params, self._aug)
-        x = normalize(x, self.cfg.AUG.MEAN, self.cfg.AUG.STD).contiguous(memory_format=self._layout)
+        x = apply_colors(pixels, params, self._aug, self.cfg.AUG.MEAN, self.cfg.AUG.STD)
+        x = x.contiguous(memory_format=self._layout)
         if not self.model.needs_key_view:
             return [(part, x[:0], None) for part in x.split(self._n)]
         parts = iter(x.split(self._n))

@@ -134,6 +134,12 @@ def encode_keys(encoder: nn.Module, batch: LookUp, like: Tensor) -> Tensor:
     return unit_rows(torch.cat(parts), like)
 
 
+def in_bf16(device: torch.device) -> bool:
+    """Whether autocast is on and makes matrix products in bfloat16."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return enabled and torch.get_autocast_dtype(device.type) == torch.bfloat16
+
+
 def own_rows(rows: Tensor, num_rows: int) -> Tensor:
     """Of rows (N, ...) of all processes the ``num_rows`` of this one."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]

@@ -20,6 +20,7 @@ from moco.mechanisms.base import (
     Mechanism,
     StepOutput,
     gather_queries,
+    in_bf16,
     own_rows,
     unit_rows,
 )
@@ -91,7 +92,7 @@ class MemoryBank(Mechanism):
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         q = self.queries(x_q)
         positive, negatives = dictionary.positive, dictionary.negatives
-        loss, accuracy = info_nce(q, positive, negatives, self.T)
+        loss, accuracy = info_nce(q, positive, negatives, self.T, in_bf16(q.device))
         if self._nce:
             with torch.autocast(q.device.type, enabled=False):
                 loss = self._nce_loss(q, positive, negatives)

@@ -18,6 +18,7 @@ from moco.mechanisms.base import (
     Mechanism,
     StepOutput,
     encode_keys,
+    in_bf16,
     own_rows,
 )
 from moco.shuffle_bn import unshuffle
@@ -60,7 +61,8 @@ class MomentumQueue(Mechanism):
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         q = self.queries(x_q)
-        loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T)
+        bf16 = in_bf16(q.device)
+        loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T, bf16)
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()

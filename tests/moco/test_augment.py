@@ -10,9 +10,18 @@ from PIL import Image, ImageFilter
 from torchvision.transforms import RandomResizedCrop
 
 from moco import augment
-from moco.augment import V1, V2, apply_colors, draw_box, draw_colors, draw_views
+from moco.augment import V1, V2, apply_colors, crop_view, draw_box, draw_colors, draw_view
 
 FACTORS = torch.tensor([0.6, 0.9, 1.0, 1.4])
+
+
+def draw_views(rng, picture, aug, pixels, params):
+    """Two views of a picture (H, W, 3), into the two rows of ``pixels`` and ``params``."""
+    H, W, _ = picture.shape
+    for row in range(2):
+        view = draw_view(rng, (W, H), aug)
+        pixels[row] = crop_view(picture, view, aug.crop_px)
+        params[row] = torch.tensor(view.colors)
 
 
 @pytest.fixture

@@ -1,0 +1,165 @@
+"""What the official MoCo code does (facebookresearch/moco, main_moco.py and its package), plainly.
+
+The other side of the measurements, written for them; tests/benchmarks/test_speed.py holds that it
+computes the same as ours. Loader: torchvision's transforms on PIL pictures, one after the other.
+Step: float32 in the default memory layout, einsum logits, a copy of the queue, cross-entropy, a
+Python loop for the momentum update. Between processes: all pictures to all processes.
+
+N batch, C dimension, K length of the queue, W processes, n = N / W.
+"""
+
+import copy
+import random
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageFilter
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchvision import transforms as T
+from torchvision.datasets import ImageFolder
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class RandomBlur:
+    """PIL's blur with a random radius."""
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        return picture.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+
+class TwoCrops:
+    """A random transformation, twice."""
+
+    def __init__(self, transform: T.Compose) -> None:
+        self._transform = transform
+
+    def __call__(self, picture: Image.Image) -> list[Tensor]:
+        return [self._transform(picture), self._transform(picture)]
+
+
+def transform(kind: str, crop_px: int = 224) -> T.Compose:
+    """The augmentation ``v1`` or ``v2`` (--aug-plus)."""
+    crop = T.RandomResizedCrop(crop_px, scale=(0.2, 1.0))
+    gray = T.RandomGrayscale(p=0.2)
+    if kind == "v1":
+        colors = [gray, T.ColorJitter(0.4, 0.4, 0.4, 0.4)]
+    else:
+        jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
+        colors = [jitter, gray, T.RandomApply([RandomBlur()], p=0.5)]
+    return T.Compose(
+        [crop, *colors, T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)]
+    )
+
+
+def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], Tensor]]":
+    """Batches of two views (N, 3, 224, 224) each, made in this process."""
+    return DataLoader(ImageFolder(root, TwoCrops(transform(kind))), batch_size=batch)
+
+
+def logits_and_labels(q: Tensor, k: Tensor, queue: Tensor, T: float) -> tuple[Tensor, Tensor]:
+    """(N, 1 + K) and the column of the positives."""
+    positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+    negative = torch.einsum("nc,ck->nk", [q, queue.clone().detach()])
+    logits = torch.cat([positive, negative], dim=1)
+    logits /= T
+    return logits, torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
+
+
+def loss_and_accuracy(
+    q: Tensor, k: Tensor, queue: Tensor, T: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, and the percentage of queries whose positive is first, or among the first five."""
+    logits, labels = logits_and_labels(q, k, queue, T)
+    loss = nn.CrossEntropyLoss()(logits, labels)
+    with torch.no_grad():
+        _, nearest = logits.topk(min(5, logits.shape[1]), 1, True, True)
+        correct = nearest.t().eq(labels.view(1, -1))
+        top1, top5 = (correct[:k].reshape(-1).float().sum() * 100 / len(q) for k in (1, 5))
+    return loss, top1, top5
+
+
+@torch.no_grad()
+def momentum_update(encoder_k: nn.Module, encoder_q: nn.Module, m: float) -> None:
+    """One parameter after the other, each into a new tensor."""
+    for q, k in zip(encoder_q.parameters(), encoder_k.parameters(), strict=True):
+        k.data = k.data * m + q.data * (1.0 - m)
+
+
+@torch.no_grad()
+def enqueue(queue: Tensor, pointer: Tensor, keys: Tensor) -> None:
+    """N keys over the oldest; N divides K."""
+    start = int(pointer)
+    queue[:, start : start + len(keys)] = keys.T
+    pointer[0] = (start + len(keys)) % queue.shape[1]
+
+
+class Step:
+    """The training step of one process; the key encoder follows at the start of the next step.
+
+    Args:
+        encoder: pictures → (N, C); becomes the query encoder.
+        autocast: to this dtype; None as the official code.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        queue: Tensor,
+        m: float,
+        T: float,
+        lr: float,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self.encoder_q, self.encoder_k = encoder, copy.deepcopy(encoder).requires_grad_(False)
+        self.queue, self.pointer = queue, torch.zeros(1, dtype=torch.long, device=queue.device)
+        self._m, self._T, self._autocast = m, T, autocast
+        self._optimizer = torch.optim.SGD(encoder.parameters(), lr, momentum=0.9, weight_decay=1e-4)
+
+    def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
+        """The loss for two views (N, 3, H, W); ``plan`` (N,) is the order of the keys in BN."""
+        device = x_q.device.type
+        with torch.autocast(device, self._autocast, enabled=self._autocast is not None):
+            q = F.normalize(self.encoder_q(x_q), dim=1)
+            with torch.no_grad():
+                momentum_update(self.encoder_k, self.encoder_q, self._m)
+                k = F.normalize(self.encoder_k(x_k[plan]), dim=1)
+                k = k[torch.argsort(plan)]
+            loss, _, _ = loss_and_accuracy(q, k, self.queue, self._T)
+            enqueue(self.queue, self.pointer, k)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+
+def shuffled_keys(
+    encoder: nn.Module, x_k: Tensor, plan: Tensor, buffers: list[Tensor], received: Counter[str]
+) -> Tensor:
+    """All keys (N, C) of one step on W processes, in the order of the queries.
+
+    Args:
+        x_k: this process's key views (n, 3, H, W) float32.
+        plan: (N,) the first process's permutation.
+        buffers: what DistributedDataParallel sends from the first process before each forward
+            pass: queue, pointer, running statistics.
+        received: bytes that reach this process, by what they are.
+    """
+    rank, W = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for name, tensors in (("buffers", buffers), ("permutation", [plan])):
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, src=0)
+            received[name] += tensor.nbytes if rank else 0
+    pictures = _all_gather(x_k, "pictures", received)
+    k = encoder(pictures[plan.view(W, -1)[rank]])
+    k = _all_gather(k, "keys", received)[torch.argsort(plan).view(W, -1)[rank]]
+    return _all_gather(k, "keys", received)
+
+
+def _all_gather(x: Tensor, name: str, received: Counter[str]) -> Tensor:
+    parts = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+    torch.distributed.all_gather(parts, x.contiguous())
+    received[name] += (len(parts) - 1) * x.nbytes
+    return torch.cat(parts)
