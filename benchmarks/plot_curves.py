@@ -64,6 +64,8 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
             )
         axis.set(title=PANELS[name], xlabel="epoch")
         axis.margins(x=0.01)
+        if name != "loss":  # whose level depends on K and T; the others have a meaningful zero
+            axis.set_ylim(bottom=0)
         if len(runs) > 1:
             axis.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
