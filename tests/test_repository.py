@@ -31,6 +31,7 @@ COMMANDS = (
     "moco.knn",
     "moco.linear",
     "moco.finetune",
+    "moco.verify",
     "benchmarks.quickstart",
     "benchmarks.make_table",
     "benchmarks.plot_curves",

@@ -1,0 +1,436 @@
+"""Faults of runs in one process, and files from strangers, by the rows of RELIABILITY."""
+
+import ast
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from moco import finetune, knn, linear
+from moco.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, newest_checkpoint
+from moco.errors import DataError, Preempted
+from moco.fileio import TEMPORARY_PREFIX, sha256_state
+from moco.pictures import find_images
+from moco.pretrain import main
+from moco.run import RunFolder, provenance
+from moco.verify import changed_files, write_sums
+from moco.verify import main as verify
+from tests.moco.classify_runs import words as classify_words
+from tests.moco.classify_runs import write_labelled, write_pretrained
+from tests.oracles.launch import Fault, kill_while_saving, run_ranks
+from tests.oracles.payloads import HOWS, WRITERS, Payload
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLS = 50
+
+
+@pytest.fixture
+def words(pictures, tiny, tmp_path):
+    """``words(KEY=value)``: of a tiny run of 8 steps in tmp_path/run."""
+
+    def build(**changes):
+        return tiny(DATA__ROOT=pictures, OUTPUT_DIR=tmp_path / "run", **changes)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    counts = {"train": (6, 6, 6), "val": (2, 2, 2)}
+    return write_labelled(tmp_path_factory.mktemp("labelled"), counts, noise=25)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
+
+
+def pretrain_process(words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "moco.pretrain", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        **options,
+    )
+
+
+class TestKilledWhileSaving:
+    """Row 1."""
+
+    def test_fifty_times(self, tmp_path):
+        """At random moments; each killed process had gone on from the newest checkpoint."""
+        rng, stale, step = random.Random(0), 0, 0
+        for _ in range(KILLS):
+            saved = kill_while_saving(tmp_path, rng.random)
+            path, state, warnings = newest_checkpoint(tmp_path)
+            assert not warnings
+            assert state["step"] in (saved, saved + 1)  # what was reported is there
+            assert saved > step
+            assert (state["state_dict"]["x"] == state["step"]).all()
+            pointer = (tmp_path / "last_checkpoint").read_text()
+            assert load_checkpoint(tmp_path / pointer)["step"] in (saved, saved + 1)
+            assert pointer in (path.name, checkpoint_name(0, state["step"] - 1))
+            assert 1 <= len(list_checkpoints(tmp_path)) <= 3
+            step = state["step"]
+            stale += len(list(tmp_path.glob(f"{TEMPORARY_PREFIX}*")))
+            with RunFolder(tmp_path, resume=True):
+                assert not list(tmp_path.glob(f"{TEMPORARY_PREFIX}*"))
+        assert stale > KILLS // 5, "the kills did not come while files were being written"
+
+    def test_a_run_and_its_reading_processes(self, words, tmp_path):
+        """The folder is free at once: reading processes live on for seconds, and hold no lock."""
+        fault = Fault(0, 5, signal.SIGKILL)
+        done = run_ranks(1, words(DATA__NUM_WORKERS=2), tmp_path, fault)
+        assert done.codes == [-signal.SIGKILL]
+        main([*words(), "--resume"])
+        main([*words(), "OUTPUT_DIR", str(tmp_path / "straight")])
+        one, other = (list_checkpoints(tmp_path / name)[-1] for name in ("run", "straight"))
+        a, b = (load_checkpoint(path)["state_dict"] for path in (one, other))
+        assert sha256_state(a) == sha256_state(b)
+
+
+class TestFullDisk:
+    """Row 2."""
+
+    LIMIT = 1 << 20
+
+    def limit(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.LIMIT, self.LIMIT))
+
+    def test_the_old_checkpoint_stays(self, words, tmp_path):
+        big = words(MODEL__WIDTH=0.25)
+        with pytest.raises(Preempted):
+            main([*big, "SOLVER.STOP_AT_ITERS", "3"])
+        (before,) = list_checkpoints(tmp_path / "run")
+        content = before.read_bytes()
+        assert len(content) > self.LIMIT
+        done = pretrain_process([*big, "--resume"], preexec_fn=self.limit)
+        assert done.returncode == 2
+        path = tmp_path / "run" / "checkpoint_0001.pth.tar"
+        pattern = (
+            rf"error: cannot write {path}: File too large \((\d+) bytes written\); free space.*"
+        )
+        match = re.fullmatch(pattern, done.stderr.strip())
+        assert match and done.stderr.count("\n") == 1, done.stderr
+        assert 0 < int(match[1]) <= self.LIMIT
+        assert list_checkpoints(tmp_path / "run") == [before]
+        assert before.read_bytes() == content
+        assert (tmp_path / "run/last_checkpoint").read_text() == before.name
+        assert not list((tmp_path / "run").glob(f"{TEMPORARY_PREFIX}*"))
+
+    def test_metrics(self, tmp_path):
+        code = (
+            "import resource, sys\n"
+            "from moco.errors import run_cli\n"
+            "from moco.run import RunFolder\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+            "folder = RunFolder(sys.argv[1])\n"
+            "run_cli(lambda argv: [folder.log({'loss': 1.0 + i}) for i in range(20)] and 0)"
+        )
+        command = [sys.executable, "-c", code, tmp_path]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2
+        path = tmp_path / "metrics.json"
+        expected = f"error: cannot write {path}: File too large (100 bytes written); free space"
+        assert done.stderr.startswith(expected) and done.stderr.count("\n") == 1
+
+
+class TestPayloads:
+    """Row 10: 32 files that would run code, opened by every program that opens a checkpoint."""
+
+    @pytest.fixture
+    def entry_points(self, words, labelled, pretrained, tmp_path):
+        """Each: (path of a checkpoint in tmp_path/run) → None."""
+        run = tmp_path / "run"
+
+        def classify(program, checkpoint, *flags):
+            program.main([*classify_words(run, labelled, checkpoint), *flags])
+
+        def convert(path):
+            from convert.convert_to_d2 import convert_file
+
+            convert_file(path, tmp_path / "out.pth")
+
+        def detector(path):
+            from detection.weights import read_weights
+
+            read_weights(str(path))
+
+        def trained_detector(path):
+            from detection.weights import read_trained
+
+            read_trained(path)
+
+        def detection_resume(path):
+            from detection.embedded.checkpoint import load_checkpoint as load
+
+            load(path, torch.nn.Linear(1, 1), None)
+
+        return {
+            "pretrain --resume": lambda path: main([*words(), "--resume"]),
+            "pretrain --resume FILE": lambda path: main([*words(), "--resume", str(path)]),
+            "knn": lambda path: knn.main(["--checkpoint", str(path), "--data", str(labelled)]),
+            "linear": lambda path: classify(linear, path, "--resume"),
+            "finetune": lambda path: classify(finetune, path, "--resume"),
+            "linear --resume": lambda path: classify(linear, pretrained, "--resume"),
+            "finetune --resume FILE": lambda path: classify(
+                finetune, pretrained, "--resume", str(path)
+            ),
+            "convert": convert,
+            "detection": detector,
+            "detection, trained": trained_detector,
+            "detection --resume": detection_resume,
+        }
+
+    def test_no_program_runs_them(self, entry_points, tmp_path):
+        marker = tmp_path / "marker"
+        path = tmp_path / "run" / "checkpoint_0000.pth.tar"
+        path.parent.mkdir()
+        payloads = [(write, how, p) for write in WRITERS for how in HOWS for p in (2, 4)]
+        assert len(payloads) >= 20
+        for write, how, protocol in payloads:
+            write(Payload(marker, how), path, protocol)
+            for name, program in entry_points.items():
+                case = f"{name}: {write.__name__} {how} {protocol}"
+                with pytest.raises(DataError) as caught:
+                    program(path)
+                assert caught.value.exit_code == 3, case
+                message = str(caught.value)
+                assert path.name in message and "\n" not in message, case
+                assert not marker.exists(), case
+
+    def test_a_good_checkpoint_is_opened_by_all(self, entry_points, words, tmp_path, pretrained):
+        """Or the test above would prove nothing."""
+        path = tmp_path / "run" / "checkpoint_0000.pth.tar"
+        path.parent.mkdir()
+        shutil.copy(pretrained, path)
+        for name, program in entry_points.items():
+            try:
+                program(path)
+            except Exception as error:  # of another kind of checkpoint, or of another recipe
+                assert "refused" not in str(error) and "damaged" not in str(error), name
+
+    def test_every_load_says_weights_only(self):
+        """And nothing imports another loader under its own name."""
+        loaders = {"pickle", "cPickle", "_pickle", "dill", "joblib", "marshal", "shelve", "torch"}
+        calls = 0
+        rooms = ("moco", "convert", "detection", "benchmarks")
+        for path in (path for room in rooms for path in (ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "") in loaders:
+                    names = {alias.name for alias in node.names}
+                    assert not names & {"load", "loads", "Unpickler"}, path
+                if isinstance(node, ast.Attribute) and node.attr in ("load", "loads"):
+                    assert ast.unparse(node.value) not in loaders - {"torch"}, path
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                    given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                    assert given.get("weights_only") == "True", f"{path}:{node.lineno}"
+                    calls += 1
+        assert calls >= 1
+
+
+class TestPathTraversal:
+    """Row 12; tests/moco/test_shards.py has tar files, tests/detection the annotations."""
+
+    @pytest.mark.parametrize("entry", ["../../etc/passwd", "a/../../secret.jpg", ".."])
+    def test_a_list_stays_below_its_folder(self, pictures, tmp_path, entry):
+        folder = tmp_path / "data"
+        (folder / "a").mkdir(parents=True)
+        picture = sorted(pictures.iterdir())[0]
+        shutil.copy(picture, tmp_path / "secret.jpg")
+        shutil.copy(picture, folder / "a" / "x.jpg")
+        (folder / "list.txt").write_text(f"a/x.jpg\n./a/../a/x.jpg\n{picture}\n")
+        here = folder / "a/x.jpg"
+        assert find_images(folder / "list.txt") == [here, here, picture]  # whole paths are allowed
+        (folder / "list.txt").write_text(f"a/x.jpg\n{entry}\n")
+        with pytest.raises(DataError, match=r"list.txt: line 2: .* leads out of the list's folder"):
+            find_images(folder / "list.txt")
+
+    def test_what_is_no_picture_is_only_named(self, words, tmp_path):
+        """A whole path may name anything; its content is not shown."""
+        (tmp_path / "secret").write_text("top secret")
+        (tmp_path / "list.txt").write_text(f"{tmp_path / 'secret'}\n" * 8)
+        with pytest.raises(DataError, match="secret: not a picture") as caught:
+            main([*words(), "DATA.ROOT", str(tmp_path / "list.txt")])
+        assert "top secret" not in str(caught.value)
+        (tmp_path / "list.txt").write_text("/dev/zero\n" * 8)
+        with pytest.raises(DataError, match="no such file /dev/zero"):
+            find_images(tmp_path / "list.txt")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
+def test_a_decompression_bomb_takes_no_memory(tmp_path):
+    """Row 17: 400 megapixels in 49 KB; decoding them as RGB would take 1.2 GB."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    side = 20_000
+    rows = zlib.compress(bytes(side * (1 + side // 8)), 9)  # a bit per pixel
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+    (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    assert (tmp_path / "bomb.png").stat().st_size < 50_000
+    code = (
+        "import sys\n"
+        "from moco.decode import decode\n"
+        "from moco.errors import DataError\n"
+        "try: decode(sys.argv[1])\n"
+        "except DataError as error: print(error)\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"  # its peak, KiB
+    )
+    command = [sys.executable, "-c", code, tmp_path / "bomb.png"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    message, kib = done.stdout.splitlines()
+    assert "bomb.png: decompression bomb?" in message
+    assert int(kib) < 300 << 10
+
+
+class TestHashes:
+    """Row 18."""
+
+    @pytest.fixture
+    def folder(self, pictures, tmp_path):
+        shutil.copytree(pictures, tmp_path / "data")
+        return tmp_path / "data"
+
+    def test_a_flipped_bit_is_found(self, folder, capsys):
+        verify([str(folder), "--write"])
+        verify([str(folder), "-j", "1"])
+        path = folder / "003.jpg"
+        content = bytearray(path.read_bytes())
+        content[-20] ^= 1
+        path.write_bytes(content)
+        capsys.readouterr()
+        with pytest.raises(DataError, match="1 problems") as caught:
+            verify([str(folder)])
+        assert caught.value.exit_code == 3
+        out = capsys.readouterr().out
+        assert "26 pictures, 0 bad" in out, "the decoder should not see it, or this proves nothing"
+        assert "003.jpg: has changed (SHA-256 " in out
+
+    def test_missing_and_new_files(self, folder):
+        assert write_sums(folder) == 26
+        (folder / "001.jpg").unlink()
+        (folder / "new.jpg").touch()
+        (folder / ".hidden").touch()
+        assert changed_files(folder) == ["001.jpg: missing", "new.jpg: not in SHA256SUMS"]
+        (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../etc/passwd\n")
+        assert "../../etc/passwd: missing" in changed_files(folder)  # not opened
+        (folder / "SHA256SUMS").write_text("hello\n")
+        with pytest.raises(DataError, match=r"SHA256SUMS: line 1: expected a SHA-256"):
+            changed_files(folder)
+
+    @pytest.mark.skipif(not shutil.which("sha256sum"), reason="no sha256sum here")
+    def test_sha256sum_agrees(self, folder):
+        write_sums(folder)
+        subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, check=True)
+
+    def test_bad_pictures_are_all_named_and_nothing_is_recorded(self, folder, capsys):
+        (folder / "003.jpg").write_bytes(b"")
+        (folder / "005.jpg").write_bytes((folder / "005.jpg").read_bytes()[:400])
+        with pytest.raises(DataError, match="2 problems"):
+            verify([str(folder), "--write"])
+        out = capsys.readouterr().out
+        assert "003.jpg: the file is empty" in out and "005.jpg: cannot be decoded" in out
+        assert not (folder / "SHA256SUMS").exists()
+
+
+class TestReadingProcess:
+    """Row 21; tests/moco/test_pretrain.py has one that dies in pre-training."""
+
+    def test_hangs(self, words):
+        """For ten minutes, and ignoring SIGTERM: the run does not wait for it at its end."""
+        code = (
+            "import time\n"
+            "from moco import errors, pictures, pretrain\n"
+            "pictures.decode_pixels = lambda path: time.sleep(600)\n"
+            "errors.run_cli(pretrain.main)"
+        )
+        keys = words(DATA__NUM_WORKERS=2, DATA__WORKER_TIMEOUT_SECONDS=1)
+        command = [sys.executable, "-c", code, *keys]
+        start = time.monotonic()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 3
+        assert re.match(r".*died or hangs .*timed out.*/dev/shm.*TIMEOUT_SECON", done.stderr)
+        assert done.stderr.count("\n") == 1
+        assert time.monotonic() - start < 30
+
+    def test_dies_or_hangs_in_knn(self, labelled, pretrained, tmp_path, monkeypatch):
+        state = torch.load(pretrained, weights_only=True)
+        torch.save({**state, "config": {"AUG.CROP_PX": 16}}, tmp_path / "x.pth.tar")
+        command = ["--checkpoint", str(tmp_path / "x.pth.tar"), "--data", str(labelled), "-j", "1"]
+        knn.main(command)
+        monkeypatch.setattr("moco.pictures.decode_pixels", lambda path: os._exit(1))
+        with pytest.raises(DataError, match=r"died or hangs .*/dev/shm"):
+            knn.main(command)
+        monkeypatch.setattr("moco.knn.WORKER_TIMEOUT_SECONDS", 1)
+        monkeypatch.setattr("moco.pictures.decode_pixels", lambda path: time.sleep(3))
+        with pytest.raises(DataError, match=r"died or hangs .*timed out.*/dev/shm"):
+            knn.main(command)
+
+
+class TestUsedFolder:
+    """Row 25: from the start of the process to its exit, so before torch is imported."""
+
+    @pytest.mark.parametrize("module", ["moco.pretrain", "moco.linear"])
+    def test_second_writer(self, tmp_path, module):
+        flags = ["--checkpoint", "x"] if module == "moco.linear" else []
+        command = [sys.executable, "-m", module, *flags, "OUTPUT_DIR", tmp_path / "run"]
+        with RunFolder(tmp_path / "run"):
+            fastest = 100.0
+            for _ in range(3):  # this machine may be busy with something else
+                start = time.monotonic()
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+                fastest = min(fastest, time.monotonic() - start)
+        assert done.returncode == 5
+        assert "is in use by another process" in done.stderr and done.stderr.count("\n") == 1
+        assert fastest < 2
+
+    def test_files_of_another_run(self, words, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/notes.txt").touch()
+        done = pretrain_process(words())
+        assert done.returncode == 2
+        assert "is not empty (it holds notes.txt); add --resume" in done.stderr
+
+
+class TestClock:
+    """Row 28."""
+
+    def test_newest_is_by_step(self, words, tmp_path):
+        """Copied files have any time of change."""
+        with pytest.raises(Preempted):
+            main(words(SOLVER__STOP_AT_ITERS=5))
+        names = list_checkpoints(tmp_path / "run")
+        assert len(names) == 2
+        for age, path in enumerate(names):
+            os.utime(path, (2e9 - age * 1e6,) * 2)
+        assert newest_checkpoint(tmp_path / "run")[0] == names[-1]
+        main([*words(), "--resume"])
+        assert load_checkpoint(list_checkpoints(tmp_path / "run")[-1])["step"] == 8
+
+    def test_utc_in_any_time_zone(self, monkeypatch):
+        times = []
+        for zone in ("UTC", "Asia/Kathmandu", "America/Anchorage"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            times.append(provenance()["utc"])
+        monkeypatch.undo()
+        time.tzset()
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", t) for t in times)
+        assert len({t[:15] for t in times}) == 1  # the same ten minutes

@@ -1,0 +1,258 @@
+"""Faults of runs in two processes, with torchrun and without (RELIABILITY, rows 3 to 8, 20, 25).
+
+Each fault is built in at a step (:mod:`tests.oracles.launch`), so nothing here waits for a time.
+"""
+
+import os
+import re
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+from moco import distributed
+from moco.checkpoint import list_checkpoints, load_checkpoint
+from moco.errors import UserError
+from moco.fileio import sha256_state
+from moco.run import RunFolder
+from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
+
+pytestmark = pytest.mark.timeout(180)
+MECHANISMS = {
+    "queue": {},
+    "end_to_end": {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
+    "memory_bank": {"MOCO__MECHANISM": "memory_bank", "MOCO__K": 12},
+}
+
+
+@pytest.fixture
+def words(pictures, tiny, tmp_path):
+    """``words(mechanism, KEY=value)``: of a tiny run of 8 steps in tmp_path/run."""
+
+    def build(mechanism="queue", folder="run", **changes):
+        keys = {"LOG__EVERY_ITERS": 1, **MECHANISMS[mechanism], **changes}
+        return tiny(DATA__ROOT=pictures, OUTPUT_DIR=tmp_path / folder, **keys)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def straight(pictures, tiny, tmp_path_factory):
+    """``straight(mechanism)``: weights of the uninterrupted run in two processes."""
+    known = {}
+
+    def run(mechanism="queue"):
+        if mechanism not in known:
+            tmp = tmp_path_factory.mktemp("straight")
+            keys = MECHANISMS[mechanism]
+            done = run_ranks(2, tiny(DATA__ROOT=pictures, OUTPUT_DIR=tmp / "run", **keys), tmp)
+            assert done.codes == [0, 0], done.err
+            known[mechanism] = state(tmp / "run")["state_dict"]
+        return known[mechanism]
+
+    return run
+
+
+def state(folder):
+    return load_checkpoint(list_checkpoints(folder)[-1])
+
+
+def equals(folder, weights):
+    """To the last bit."""
+    return sha256_state(state(folder)["state_dict"]) == sha256_state(weights)
+
+
+def resume(words, tmp_path, *flags, world=2):
+    done = run_ranks(world, [*words, "--resume", *flags], tmp_path)
+    assert done.codes == [0] * world, done.err
+    return done
+
+
+class TestResume:
+    """Row 7: q, k, queue, bank, statistics and momentum as if nothing had happened."""
+
+    @pytest.mark.parametrize(
+        "mechanism, stop, workers",
+        [("queue", stop, workers) for stop in (1, 3, 5) for workers in (0, 2)]
+        + [("end_to_end", 4, 0), ("memory_bank", 4, 2)],
+    )
+    def test_equals_the_straight_run(self, words, straight, tmp_path, mechanism, stop, workers):
+        same = words(mechanism, DATA__NUM_WORKERS=workers)
+        done = run_ranks(2, [*same, "SOLVER.STOP_AT_ITERS", str(stop)], tmp_path)
+        assert done.codes == [85, 85], done.err
+        assert state(tmp_path / "run")["step"] == stop
+        resume(same, tmp_path)
+        assert equals(tmp_path / "run", straight(mechanism))
+
+    def test_every_process_has_its_own_statistics(self, straight, tmp_path, words):
+        """The mean would be another run: the test above can tell."""
+        run_ranks(2, words(SOLVER__STOP_AT_ITERS=3), tmp_path)
+        path = list_checkpoints(tmp_path / "run")[-1]
+        saved = torch.load(path, weights_only=True)
+        assert not torch.equal(*saved["statistics"])
+        saved["statistics"][:] = saved["statistics"].mean(dim=0)
+        torch.save(saved, path)
+        resume(words(), tmp_path)
+        assert not equals(tmp_path / "run", straight())
+
+
+class TestOtherProcesses:
+    """Row 8."""
+
+    @pytest.mark.parametrize("mechanism", ["queue", "memory_bank"])
+    @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
+    def test_goes_on_with_the_same_batch_if_asked(
+        self, words, straight, tmp_path, mechanism, before, after
+    ):
+        done = run_ranks(before, words(mechanism, SOLVER__STOP_AT_ITERS=3), tmp_path)
+        assert done.codes == [85] * before, done.err
+        saved = state(tmp_path / "run")["state_dict"]
+        done = run_ranks(after, [*words(mechanism), "--resume"], tmp_path)
+        assert set(done.codes) == {2}
+        message = f"was trained by {before} processes, this run has {after}; .*--other-processes"
+        assert re.search(message, done.err)
+        assert done.err.count("\n") == after  # a line of each process
+        assert sha256_state(state(tmp_path / "run")["state_dict"]) == sha256_state(saved)
+
+        done = resume(words(mechanism), tmp_path, "--other-processes", world=after)
+        assert f"batch 8: {after} process" in done.out
+        # Sums in another order, and nothing else: weights, queue or bank, momentum.
+        ended = state(tmp_path / "run")
+        assert (ended["step"], ended["processes"]) == (8, after)
+        for name, expected in straight(mechanism).items():
+            if "running_" not in name:  # statistics start from the mean
+                got = ended["state_dict"][name]
+                torch.testing.assert_close(got, expected, atol=3e-3, rtol=3e-3, msg=name)
+
+
+class TestSignals:
+    """Rows 3 and 4."""
+
+    def test_one_process_gets_it_and_all_stop(self, words, straight, tmp_path):
+        done = run_ranks(2, words(), tmp_path, Fault(1, 3, signal.SIGUSR2))
+        assert done.codes == [85, 85], done.err
+        assert done.err.count("stopped after step 4 of 8 and saved") == 2
+        assert state(tmp_path / "run")["step"] == 4
+        resume(words(), tmp_path)
+        assert equals(tmp_path / "run", straight())
+
+    @pytest.mark.parametrize(
+        "number, flags",
+        [
+            (signal.SIGTERM, []),
+            (signal.SIGUSR1, ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"]),
+            (signal.SIGUSR1, []),  # it kills torchrun, which leaves its processes behind
+        ],
+        ids=["SIGTERM", "SIGUSR1-passed-on", "SIGUSR1"],
+    )
+    def test_to_torchrun(self, words, straight, tmp_path, number, flags):
+        fault = Fault(0, 3, number, to_parent=True, pause=0.3)
+        done = torchrun(words(), fault, *flags)
+        assert done.codes[0] != 0
+        stopped = re.findall(r"error: stopped after step (\d) of 8", done.err)
+        # torchrun has until the end of the fourth step to pass it on; then the step at hand is
+        # finished and saved, so nothing is lost.
+        assert stopped in (["4", "4"], ["5", "5"]), done.err
+        assert state(tmp_path / "run")["step"] == int(stopped[0])
+        end = time.monotonic() + 5
+        while processes_of(str(tmp_path)) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not processes_of(str(tmp_path))
+        resume(words(), tmp_path)
+        assert equals(tmp_path / "run", straight())
+
+    def test_only_torchruns_children_follow_their_parent(self, monkeypatch):
+        """A run started by a shell with nohup goes on when the shell has gone."""
+        monkeypatch.setattr(distributed, "_LAUNCHER", os.getppid() + 1)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        assert not distributed.launcher_died()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+        assert distributed.launcher_died()
+        monkeypatch.setattr(distributed, "_LAUNCHER", os.getppid())
+        assert not distributed.launcher_died()
+
+
+class TestLostProcess:
+    """Rows 5 and 6."""
+
+    def test_killed(self, words, tmp_path):
+        done = torchrun(words(), Fault(1, 3, signal.SIGKILL))
+        assert time.time() - (tmp_path / "run/metrics.json").stat().st_mtime < 30
+        assert done.codes != [0]
+        assert re.search(
+            r"process 0 of 2: process 1 of this run died or did not.*--resume", done.err
+        )
+        assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)  # torchrun's report
+        assert not processes_of(str(tmp_path))
+
+    def test_killed_and_started_again_by_torchrun(self, words, straight, tmp_path):
+        """--overwrite must not throw away what the first attempt had done."""
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/metrics.json").write_text("an earlier run's\n")
+        fault = Fault(1, 5, signal.SIGKILL)
+        done = torchrun([*words(), "--overwrite"], fault, "--max-restarts=1")
+        assert done.codes == [0], done.err
+        assert re.search(r"resuming from .*checkpoint_0000.pth.tar after step 3 of 8", done.out)
+        assert equals(tmp_path / "run", straight())
+
+    def test_restarts_on_several_machines_are_refused(self, monkeypatch):
+        """Each torchrun counts its own: rank 0 might not know, and begin anew."""
+        monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+        assert distributed.restarted() == 0
+        monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+        with pytest.raises(UserError, match="--max-restarts 3: is for one machine"):
+            distributed.restarted()
+
+    def test_hangs(self, words, tmp_path):
+        """A stopped process does not even react to SIGTERM."""
+        fault = Fault(1, 3, signal.SIGSTOP)
+        done = torchrun([*words(), "--dist-timeout", "5"], fault)
+        assert time.time() - (tmp_path / "run/metrics.json").stat().st_mtime < 5 + 20
+        assert done.codes != [0]
+        expected = "process 0 of 2: process 1 of this run died or did not answer in 5 s"
+        assert expected in done.err
+        assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
+        assert not processes_of(str(tmp_path))
+
+    def test_an_error_in_one_process_ends_all(self, words, tmp_path, pictures):
+        """Each process reads its own pictures; one bad one is named and nobody waits for ever."""
+        folder = tmp_path / "one_bad"
+        shutil.copytree(pictures, folder)
+        (folder / "004.jpg").write_bytes(b"")
+        done = run_ranks(2, [*words(), "DATA.ROOT", str(folder)], tmp_path)
+        assert sorted(done.codes) in ([2, 3], [3, 3]), done.err
+        assert "one_bad/004.jpg: the file is empty" in done.err
+
+
+def test_a_loss_that_is_no_number_in_one_process(words, tmp_path):
+    """Row 20."""
+    done = run_ranks(2, words(), tmp_path, Fault(1, 5, nan=float("nan")))
+    assert done.codes == [4, 4], done.err
+    lines = done.err.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert re.match(r"error: loss is nan at step 4; the last good .*checkpoint_0000.pth", line)
+    last = state(tmp_path / "run")
+    assert last["step"] == 3
+    assert all(value.isfinite().all() for value in last["state_dict"].values())
+
+
+class TestUsedFolder:
+    """Row 25, with torchrun; tests/moco/test_reliability.py has it without."""
+
+    def test_locked(self, words, tmp_path):
+        with RunFolder(tmp_path / "run"):
+            done = torchrun(words())
+        assert done.codes != [0]
+        assert "is in use by another process" in done.err
+        assert re.search(r"rank +: 0 .*exitcode +: 5 ", done.err, re.S), done.err
+        assert not processes_of(str(tmp_path))
+
+    def test_not_empty(self, words, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/notes.txt").touch()
+        done = run_ranks(2, words(DIST_TIMEOUT_SECONDS=3), tmp_path)
+        assert done.codes[0] == 2
+        assert "is not empty (it holds notes.txt); add --resume" in done.err
