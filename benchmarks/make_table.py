@@ -60,7 +60,11 @@ def write_files(
     from moco.fileio import atomic_write_text
 
     figures = []
-    curves = {run.record.task: plots.read_losses([run]) for run in results.pretraining}
+    tasks = [run.record.task for run in results.pretraining]
+    curves = {
+        f"{task} {run.folder.name}" if tasks.count(task) > 1 else task: plots.read_losses([run])
+        for task, run in zip(tasks, results.pretraining, strict=True)
+    }
     for table in tables:
         stem = table.task if len({t.engine for t in tables}) < 2 else f"{table.task}-{table.engine}"
         figures += [out / f"loss-{stem}.png", out / f"ap-{stem}.png"]

@@ -103,6 +103,7 @@ class ClassifyRun:
                 f"{self._crops[1]} px"
             )
         base_lr = learning_rate(cfg, weights.state is None)
+        self._notes = _notes(cfg, self._world, base_lr, protocol.frozen)
         self._learning_rate = LearningRate(
             base=base_lr,
             kind=cfg.SOLVER.SCHEDULE,
@@ -142,6 +143,8 @@ class ClassifyRun:
         if distributed.is_main():
             atomic_write_text(folder.path / "config.yaml", cfg.dump())
             print(self._opening(base_lr), flush=True)
+            for note in self._notes:
+                print(f"note: {note}", flush=True)
         self._sampler = StepSampler(
             self._sets.train, self.batch_size, cfg.SEED, self.step, self.total_steps, self._pick
         )
@@ -315,8 +318,8 @@ class ClassifyRun:
                 right += torch.stack([hits[:, 0].sum(), hits.any(dim=1).sum()])
         if distributed.highest(int(bad is not None)):
             raise DataError(bad or "another process found a picture that cannot be decoded")
-        top1, top5 = (100 * distributed.sum_over_ranks(right) / len(self._sets.val)).tolist()
-        return Accuracy(top1, top5)
+        top1, top5 = distributed.sum_over_ranks(right).tolist()
+        return Accuracy(100 * top1 / len(self._sets.val), 100 * top5 / len(self._sets.val))
 
     def _loader(self, dataset: Any, batch_sampler: Any) -> Any:
         data = self.cfg.DATA
@@ -430,8 +433,7 @@ class ClassifyRun:
         weights, sets = self._weights, self._sets
         return (
             f"{self._task()}, init {weights.init} ({weights.source or 'random weights'}): "
-            f"{len(sets.train)} pictures, {len(sets.classes)} classes; "
-            f"batch {self.batch_size}: {self._world} x {self._n}; learning rate {base_lr:g}"
+            f"{len(sets.train)} pictures, {len(sets.classes)} classes; learning rate {base_lr:g}"
         )
 
     def _task(self) -> str:
@@ -455,7 +457,10 @@ class ClassifyRun:
             iterations=self.total_steps,
             seconds=self._seconds(),
             metrics={name: last[name][1] for name in names},
-            notes=[f"{len(self._sets.classes)} classes, {len(self._sets.val)} validation pictures"],
+            notes=[
+                f"{len(self._sets.classes)} classes, {len(self._sets.val)} validation pictures",
+                *self._notes,
+            ],
         )
         write_record(self._folder.path, record)
 
@@ -502,6 +507,24 @@ def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
             f"the frozen network changed during linear classification: {', '.join(changed[:5])}"
             + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
         )
+
+
+def _notes(cfg: CfgNode, world_size: int, base_lr: float, frozen: bool) -> list[str]:
+    """What several processes or a batch that is not the recipe's change."""
+    N, reference = cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.REFERENCE_BATCH_SIZE
+    scaled = reference not in (0, N)
+    if world_size == 1 and not scaled:
+        return []
+    n = N // world_size
+    note = f"batch {N}: {world_size} process{'es' if world_size > 1 else ''} x {n}"
+    if not frozen:
+        note += f"; BN over {n} pictures each"
+    if scaled:
+        note += (
+            f"; learning rate {base_lr:g} instead of {base_lr * reference / N:g}, scaled from a "
+            f"batch of {reference} (SOLVER.REFERENCE_BATCH_SIZE 0 turns it off)"
+        )
+    return [note]
 
 
 def _with_counters(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

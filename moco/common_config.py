@@ -47,7 +47,8 @@ def common_cfg() -> CfgNode:
     cfg.DATA.NUM_WORKERS = 4
     # A reading process that delivers nothing for so long is taken to hang, >= 1.
     cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
-    # Memory for decoded pictures, MiB in all; 0 decodes anew each epoch. Pays for small pictures.
+    # Memory for decoded pictures, MiB in all of each process of the run (torchrun's, not those that
+    # read); 0 decodes anew each epoch. Pays for small pictures.
     cfg.DATA.CACHE_MIB = 0
 
     cfg.SOLVER = CfgNode()

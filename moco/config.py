@@ -19,7 +19,7 @@ from moco.cfgcheck import (
     get,
 )
 from moco.cfgnode import load_cfg
-from moco.distributed import local_rank
+from moco.distributed import local_processes, local_rank
 from moco.errors import UserError
 from moco.fileio import PathLike
 
@@ -41,9 +41,10 @@ PLACES_AND_SPEED = (
     *common_config.PLACES_AND_SPEED,
     "DATA.KNN_ROOT",
     "MOCO.SHUFFLE_BY",
-    "SOLVER.ACCUMULATE",
     "KNN",
 )
+# What a resumed run may change besides: it concerns only pictures that the run has not met yet.
+MAY_CHANGE = (*PLACES_AND_SPEED, "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
 
 def default_cfg(aug: str = "v1") -> CfgNode:
@@ -143,8 +144,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # results.
     cfg.MOCO.SHUFFLE_BY = "index"
 
-    # Parts into which each process cuts its share of the batch to save memory: same step, same
-    # batch. A divisor of the process's BN groups; not for end_to_end.
+    # Parts into which each process cuts its share of the batch to save memory: the same gradients
+    # and dictionary; BN's running statistics, which are for evaluation, move once per part. A
+    # divisor of the process's BN groups; not for end_to_end, nor for nce.
     cfg.SOLVER.ACCUMULATE = 1
     # SGD (sec. 4, Training): 0.03 for a batch of 256.
     cfg.SOLVER.BASE_LR = 0.03
@@ -257,7 +259,7 @@ def scale_to_batch(cfg: CfgNode) -> Scaled:
     factor = N / reference
     scaled = Scaled(
         solver.BASE_LR * factor,
-        round(solver.MAX_ITERS / factor),
+        max(1, round(solver.MAX_ITERS / factor)) if solver.MAX_ITERS else 0,
         round(solver.WARMUP_ITERS / factor),
         max(1, round(solver.DECAY_EVERY_ITERS / factor)),
         (),
@@ -306,10 +308,15 @@ def pick_device(name: str) -> "torch.device":
     """``auto`` (a GPU where there is one), ``cpu``, ``cuda`` (this process's) or ``cuda:N``.
 
     Raises:
-        UserError: not a device's name, or a GPU that is not there.
+        UserError: not a device's name, a GPU that is not there, or one GPU for several processes.
     """
     import torch
 
+    if name.startswith("cuda:") and local_processes() > 1:
+        raise UserError(
+            f"device: {name} would be the GPU of all {local_processes()} processes of this "
+            "machine; use DEVICE cuda, which gives each its own"
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
@@ -344,6 +351,11 @@ def _check_mechanism(cfg: CfgNode) -> None:
         raise UserError(
             f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
             "end_to_end has the batch as its dictionary, which cannot be cut into parts"
+        )
+    if moco.LOSS == "nce" and cfg.SOLVER.ACCUMULATE > 1:
+        raise UserError(
+            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
+            "nce takes its constant from the whole first batch"
         )
     if moco.MECHANISM != "memory_bank" and moco.LOSS != "info_nce":
         raise UserError(f"MOCO.LOSS: {moco.LOSS} is for MOCO.MECHANISM memory_bank; use info_nce")

@@ -43,7 +43,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         pictures: the data set.
         aug: what to draw; ``seed``: with an item the only source of randomness.
         skip_bad: put another picture in the place of one that cannot be decoded, chosen by
-            (seed, epoch, index); otherwise the batch is incomplete. (An exception raised in a
+            (seed, index); otherwise the batch is incomplete. (An exception raised in a
             worker would reach the training process as a traceback in a string.)
         cache_bytes: memory for decoded pictures in this process.
     """
@@ -95,7 +95,8 @@ class Views(torch.utils.data.Dataset[Batch]):
         except DataError as error:
             bad.append(str(error))
         if self._skip_bad:
-            others = _generator(self._seed, epoch, index, _REPLACEMENT)
+            # The same one in every epoch: a memory bank has one entry for both.
+            others = _generator(self._seed, 0, index, _REPLACEMENT)
             for _ in range(REPLACEMENT_TRIES):
                 try:
                     return self._decoded(int(others.random() * len(self)))

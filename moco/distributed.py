@@ -7,13 +7,14 @@ Launched by torchrun (on one or many machines), a run opens a :func:`session`; N
 gloo CPUs. ``bytes_received`` counts the payload that reached this process, by operation.
 """
 
+import itertools
 import os
 import signal
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 bytes_received: Counter[str] = Counter()
 ROLL_CALL_SECONDS = 2.0  # how long a process that lost another one waits to hear of the rest
+MAX_CAUSE = 200  # characters of what gloo or NCCL says
 _LAUNCHER = os.getppid()
+_store: Any = None  # of the open session
+_turns = itertools.count()
+
+
+class _LostProcessError(RuntimeError):
+    """Found without a collective; :func:`session` says who it was."""
 
 
 def launched_processes() -> int:
@@ -83,7 +91,11 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
     Args:
         device: where the run's tensors are; a GPU is made the current one.
         timeout_seconds: how long a process waits for the others before the run is given up.
+
+    Raises:
+        UserError: another process died, hangs, or stopped with an error of its own.
     """
+    global _store
     import torch
 
     if device.type == "cuda":
@@ -104,16 +116,25 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
             backend, timeout=timeout, store=store, rank=number, world_size=world
         )
         bytes_received.clear()
+        _store = store
         yield
-    except RuntimeError as error:
+    except BaseException as error:
         if not _is_lost_connection(error):
+            with suppress(RuntimeError):  # the others read it when this connection closes
+                store.set(f"failed/{number}", "")
             raise
-        raise UserError(
-            f"process {number} of {world}: {_give_up(store, number, world)} of this run "
-            f"died or did not answer in {timeout_seconds:g} s (DIST_TIMEOUT_SECONDS); "
-            "run the same command with --resume to go on"
-        ) from error
+        failed, silent = _roll_call(store, number, world)
+        if failed:
+            reason = f"{failed} stopped with an error, see its message"
+        else:
+            reason = (
+                f"{silent or 'another process'} of this run died or did not answer in "
+                f"{timeout_seconds:g} s (DIST_TIMEOUT_SECONDS); run the same command with "
+                f"--resume to go on ({_cause(error)})"
+            )
+        raise UserError(f"process {number} of {world}: {reason}") from error
     finally:
+        _store = None
         if _connected():
             torch.distributed.destroy_process_group()
 
@@ -137,9 +158,30 @@ def data_parallel(model: "nn.Module") -> "nn.Module":
         )
 
 
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The main process goes through the block alone, for as long as it takes; then the others do.
+
+    Nothing in the block may be a collective, whose end DIST_TIMEOUT_SECONDS is.
+    """
+    turn = f"turn/{next(_turns)}"
+    while not is_main() and not _store.check([turn]):
+        if _store.check(["failed/0"]):
+            raise _LostProcessError("process 0 failed")
+        time.sleep(0.2)
+    yield
+    if is_main() and _store is not None:
+        _store.set(turn, "")
+
+
 def local_rank() -> int:
     """Number of this process on its machine, which is the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def local_processes() -> int:
+    """Number of processes that torchrun started on this machine, 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def rank() -> int:
@@ -269,36 +311,51 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _is_lost_connection(error: RuntimeError) -> bool:
+def _is_lost_connection(error: BaseException) -> bool:
     """Whether this is how a collective fails when another process is gone or hangs."""
-    if isinstance(error, _dist().DistError):
+    if isinstance(error, _LostProcessError | _dist().DistError):
         return True  # NCCL's, and torchrun's store
+    if not isinstance(error, RuntimeError):
+        return False
     signs = ("onnection closed", "onnection reset", "Broken pipe", "imed out", "connectFullMesh")
     return any(sign in str(error) for sign in signs)
 
 
-def _give_up(store: Any, number: int, world: int) -> str:
-    """Which processes do not say that they, too, have lost another one; those that hang are ended.
+def _cause(error: BaseException) -> str:
+    """The first line of what gloo or NCCL says and, of NCCL, of its last error: the reason."""
+    parts = (part.strip() for part in str(error).split("Last error:"))
+    return "; ".join(part.splitlines()[0][:MAX_CAUSE] for part in parts if part)
 
-    Left to itself, torchrun takes half a minute to end a process that does not react.
+
+def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
+    """Which processes failed by themselves; if none, which do not say that they lost another one.
+
+    The latter, which hang or are dead, are ended: left to itself, torchrun takes half a minute to
+    end a process that does not react.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would silence the message
-    silent = set(range(world)) - {number}
+    others = [other for other in range(world) if other != number]
+    failed, silent = [], others
     try:
         store.set(f"lost/{number}", "")
         end = time.monotonic() + ROLL_CALL_SECONDS
-        while silent and time.monotonic() < end:
-            silent = {other for other in silent if not store.check([f"lost/{other}"])}
+        while silent and not failed and time.monotonic() < end:
+            failed = [other for other in others if store.check([f"failed/{other}"])]
+            silent = [other for other in silent if not store.check([f"lost/{other}"])]
             time.sleep(0.05)
-        for other in silent:
+        for other in [] if failed else silent:
             group, pid = store.get(f"process/{other}").decode().split()
             if group == os.environ.get("GROUP_RANK"):  # a child of the same torchrun
                 _kill_sibling(int(pid))
     except RuntimeError:
-        silent = set()  # the store was in the process that died
-    if not silent:
-        return "another process"
-    return f"process{'es' if len(silent) > 1 else ''} {', '.join(map(str, sorted(silent)))}"
+        silent = []  # the store was in the process that died
+    return _named(failed), _named(silent)
+
+
+def _named(processes: list[int]) -> str:
+    if not processes:
+        return ""
+    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
 
 
 def _kill_sibling(pid: int) -> None:

@@ -64,13 +64,21 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     sys.exit(code)
 
 
+def kill_children() -> None:
+    """End what multiprocessing has started, at the end of this process.
+
+    Reading processes ignore SIGTERM: one that hangs, or that an error has left behind, would keep
+    this process from ending.
+    """
+    # Torch would answer SIGCHLD by raising another error.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
 def _report(line: str, error: BaseException, debug: bool, code: int = 0) -> int:
     if debug:
         traceback.print_exception(error)
     print(" ".join(line.split()), file=sys.stderr, flush=True)
-    # Reading processes ignore SIGTERM; one that hangs would keep this process from ending. Torch
-    # would answer SIGCHLD by raising another error.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for child in multiprocessing.active_children():
-        child.kill()
+    kill_children()
     return code or getattr(error, "exit_code", 1)

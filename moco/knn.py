@@ -127,7 +127,8 @@ def evaluate(
         knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(rows)
     ]
     right = torch.cat(predictions) == torch.tensor(data.val_labels)
-    return KnnResult(100 * right.float().mean().item(), k, t, len(train), len(val), num_classes)
+    top1 = 100 * int(right.sum()) / len(right)
+    return KnnResult(top1, k, t, len(train), len(val), num_classes)
 
 
 def _features(

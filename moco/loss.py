@@ -57,8 +57,9 @@ def info_nce(
     Args:
         q, positive: (N, C) and negatives: (C, K), of one dtype and of unit length.
         T: temperature, > 0.
-        bf16: products in bfloat16, sums in ``q``'s precision; the gradient's error is then below
-            0.1% of its largest value.
+        bf16: products in bfloat16, sums in ``q``'s precision. A logit l is then off by up to
+            ``|l| / 256``, as under autocast; ``python -m benchmarks.speed pretrain`` measures what
+            the gradient is off by.
 
     Returns:
         loss: a scalar; accuracy: see :func:`pretext_accuracy`.

@@ -58,6 +58,7 @@ def pretrain(
     from moco.training import stop_signals
 
     run = PretrainRun(cfg, folder, resume, other_processes)
+    run.evaluate_if_missed()
     with run.progress() as bar, stop_signals() as stop:
         for step, batch in enumerate(run.batches(), start=run.step):
             lr = run.set_learning_rate(step)

@@ -30,10 +30,11 @@ from moco.mechanisms.end_to_end import EndToEnd
 from moco.mechanisms.memory_bank import MemoryBank
 from moco.mechanisms.momentum_queue import MomentumQueue
 from moco.pictures import Pictures, labelled_sets, open_pictures
-from moco.pretrain_state import checkpoint_content, restore
+from moco.pretrain_state import checkpoint_content, encoder_content, restore
 from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
 from moco.schedule import LearningRate
+from moco.shards import find_shards
 from moco.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.training import (
     MetricsLog,
@@ -254,6 +255,11 @@ class PretrainRun:
         """See :meth:`moco.training.Saver.save_if_due`."""
         self._saver.save_if_due(step, stop_signal)
 
+    def evaluate_if_missed(self) -> None:
+        """The kNN of the epoch after which the run was stopped, if that came before it."""
+        if self.step and self._last_evaluated() < self.step:
+            self.evaluate_if_due(self.step - 1)
+
     def evaluate_if_due(self, step: int) -> None:
         """The kNN monitor, every KNN.EVERY_EPOCHS epochs; :meth:`finish` has the last one."""
         epoch, into_epoch = divmod(step + 1, self.steps_per_epoch)
@@ -263,8 +269,7 @@ class PretrainRun:
 
     def finish(self) -> Path:
         """The last evaluation and run.json; returns the last checkpoint."""
-        evaluated = self._metrics.last().get("knn/top1", (0, 0.0))[0]
-        if distributed.highest(evaluated) != self.total_steps:
+        if self._last_evaluated() != self.total_steps:
             self._evaluate(self.total_steps)
         if distributed.is_main():
             self._write_record()
@@ -272,6 +277,10 @@ class PretrainRun:
         distributed.barrier()
         last_epoch = math.ceil(self.total_steps / self.steps_per_epoch) - 1
         return self.folder.path / checkpoint_name(last_epoch)
+
+    def _last_evaluated(self) -> int:
+        """After how many steps the last kNN was logged; all processes call it together."""
+        return distributed.highest(self._metrics.last().get("knn/top1", (0, 0.0))[0])
 
     def _write_record(self) -> None:
         last = self._metrics.last()
@@ -286,7 +295,7 @@ class PretrainRun:
         record = RunRecord(
             kind="pretrain",
             status="done",
-            task=f"pretrain_{self.cfg.MODEL.ARCH}",
+            task=f"pretrain_{self._spec.name}_{self.cfg.MOCO.MECHANISM}",
             engine="moco",
             init="random",
             weights_sha256=None,
@@ -396,7 +405,7 @@ class PretrainRun:
         if self._knn_input is None:
             return
         started = time.monotonic()
-        backbone = load_backbone(self._content(done))
+        backbone = load_backbone(encoder_content(self.model, self._spec))
         root, workers = self.cfg.DATA.KNN_ROOT, self.cfg.DATA.NUM_WORKERS
         k, t = self.cfg.KNN.K, self.cfg.KNN.T
         result = evaluate(backbone, root, self._knn_input, k, t, self.device, workers)
@@ -426,10 +435,10 @@ class PretrainRun:
 def _open_pictures(cfg: CfgNode, folder: Path) -> Pictures:
     if not cfg.DATA.ROOT:
         raise UserError("DATA.ROOT is not set; add DATA.ROOT and the folder of your pictures")
-    for turn in (True, False):  # the main process writes the index of shards, the others read it
-        if distributed.is_main() == turn:
-            pictures = open_pictures(cfg.DATA.ROOT, folder / INDEX_NAME, cfg.DATA.SHARD_WINDOW)
-        distributed.barrier()
+    # The main process writes the index of shards, the others read it.
+    in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
+    with in_turn:
+        pictures = open_pictures(cfg.DATA.ROOT, folder / INDEX_NAME, cfg.DATA.SHARD_WINDOW)
     distributed.agree(len(pictures), f"number of pictures in {cfg.DATA.ROOT}")
     if len(pictures) < cfg.SOLVER.BATCH_SIZE:
         raise DataError(
@@ -479,11 +488,11 @@ def _batch_line(cfg: CfgNode, world_size: int) -> str:
 
 def _notes(cfg: CfgNode, num_images: int) -> list[str]:
     """What is allowed and yet likely to disappoint."""
-    if cfg.MOCO.MECHANISM != "momentum_queue" or cfg.MOCO.K <= num_images:
+    if cfg.MOCO.MECHANISM == "end_to_end" or cfg.MOCO.K <= num_images:
         return []
     return [
-        f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} pictures: the queue holds keys of a query's "
-        "own picture, and they count as negatives; a smaller K or more pictures teach more"
+        f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} pictures: a query meets keys of its own "
+        "picture, and they count as negatives; a smaller K or more pictures teach more"
     ]
 
 

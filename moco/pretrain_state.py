@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from moco import distributed
 from moco.cfgnode import flatten
 from moco.checkpoint import FORMAT, PREFIX
-from moco.config import PLACES_AND_SPEED
+from moco.config import MAY_CHANGE
 from moco.encoder import EncoderSpec
 from moco.errors import DataError, UserError
 from moco.mechanisms.base import Mechanism
@@ -68,6 +68,14 @@ def checkpoint_content(
     }
 
 
+def encoder_content(model: Mechanism, spec: EncoderSpec) -> dict[str, Any]:
+    """What :func:`moco.checkpoint.load_backbone` needs of a checkpoint; all call it together."""
+    statistics = distributed.gather_rows(running_statistics(model)[None]).mean(dim=0)
+    state = dict(model.state_dict()) | named_statistics(model, statistics)
+    weights = {f"{PREFIX}{name}": value for name, value in state.items() if name.startswith("enc")}
+    return {"encoder": spec.to_dict(), "state_dict": weights}
+
+
 class Restored(NamedTuple):
     """From which file, after how many steps and seconds of training."""
 
@@ -102,7 +110,7 @@ def restore(
     if found is None:
         return None
     path, state = found
-    check_same_run(path, state, cfg, num_images, PLACES_AND_SPEED)
+    check_same_run(path, state, cfg, num_images, MAY_CHANGE)
     world = distributed.world_size()
     same_processes = state.get("processes") == world
     if not same_processes and not other_processes:

@@ -27,6 +27,7 @@ from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json, cannot_wr
 SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
+EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOCK_NAME = ".lock"
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
 PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
@@ -39,7 +40,7 @@ class RunFolder:
         path: created if missing.
         resume: continue what is in the folder.
         overwrite: start anew; the files of the earlier run that would be mistaken for this one's
-            (record, metrics) are removed, checkpoints are replaced as they come.
+            (record, metrics, events) are removed, checkpoints are replaced as they come.
         owner: False for the other processes of a run, which neither lock it nor write to it.
 
     Raises:
@@ -89,8 +90,9 @@ class RunFolder:
                 f"{self.path} is not empty (it holds {files[0]}); "
                 "add --resume to continue, --overwrite to start anew, or set another OUTPUT_DIR"
             )
-        for name in (RECORD_NAME, METRICS_NAME):
-            (self.path / name).unlink(missing_ok=True)
+        for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
+            for earlier in self.path.glob(name):
+                earlier.unlink()
 
     def __exit__(
         self,

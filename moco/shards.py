@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 SHARD_WINDOW = 16
 EXAMPLE = "ROOT/*.tar or ROOT/train-{000000..000146}.tar"
 INDEX_NAME = "index.json"  # of a shards' folder, in the layout of webdataset's wids
+INDEX_SECONDS = 60.0  # a scan that ends early has lost no more than this
 MAX_PATTERN_SHARDS = 1_000_000
 MAX_PICTURE_BYTES = 1 << 29  # beyond MAX_PIXELS at 16 bits
 
@@ -283,20 +285,25 @@ def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
         known |= _read_index(index_file)
     sizes = [path.stat().st_size for path in shards]
     names = [str(path.resolve()) for path in shards]
-    unknown = [i for i in range(len(shards)) if (names[i], sizes[i]) not in known]
-    if unknown:
-        with Progress(len(unknown), "scan shards", "shard") as progress:
-            for i in unknown:
-                known[names[i], sizes[i]] = len(scan(shards[i]))
-                progress.update()
-    counts = [known[key] for key in zip(names, sizes, strict=True)]
-    if unknown and index_file is not None:
-        entries = [
-            {"url": name, "nsamples": count, "filesize": size}
-            for name, count, size in zip(names, counts, sizes, strict=True)
-        ]
-        atomic_write_json(index_file, {"wids_version": 1, "shardlist": entries})
-    return counts
+    keys = list(zip(names, sizes, strict=True))
+    unknown = [i for i, key in enumerate(keys) if key not in known]
+    written = time.monotonic()
+    with Progress(len(unknown), "scan shards", "shard", silent=not unknown) as progress:
+        for i in unknown:
+            known[keys[i]] = len(scan(shards[i]))
+            progress.update()
+            due = i == unknown[-1] or time.monotonic() - written >= INDEX_SECONDS
+            if due and index_file is not None:
+                _write_index(index_file, {key: known[key] for key in keys if key in known})
+                written = time.monotonic()
+    return [known[key] for key in keys]
+
+
+def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
+    entries = [
+        {"url": name, "nsamples": count, "filesize": size} for (name, size), count in counts.items()
+    ]
+    atomic_write_json(path, {"wids_version": 1, "shardlist": entries})
 
 
 def _read_index(path: Path) -> dict[tuple[str, int], int]:

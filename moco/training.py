@@ -3,6 +3,7 @@
 Stop signals, log lines, reading ahead, saving when it is due, and finding what to resume.
 """
 
+import atexit
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moco import distributed
 from moco.cfgnode import flatten
 from moco.command import AUTO
-from moco.errors import DataError, NumericError, Preempted, UserError
+from moco.errors import DataError, NumericError, Preempted, UserError, kill_children
 from moco.fileio import atomic_write_text
 from moco.run import METRICS_NAME, RunFolder
 
@@ -92,6 +93,10 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
     Raises:
         DataError: one of its processes died or hangs.
     """
+    # The processes ignore SIGTERM, with which multiprocessing would end, and then await, those that
+    # an error has left behind. What is registered last is called first.
+    atexit.unregister(kill_children)
+    atexit.register(kill_children)
     try:
         yield from loader
     except RuntimeError as error:
@@ -198,6 +203,11 @@ def check_same_run(
     for key in sorted(mine.keys() | theirs.keys()):
         if any(key == place or key.startswith(f"{place}.") for place in places):
             continue
+        if key not in mine or key not in theirs:
+            raise UserError(
+                f"{path}: was written by another version of this project, in which {key} is "
+                f"{'missing' if key in mine else 'known'}; go on with that version, or start anew"
+            )
         if _plain(mine.get(key)) != _plain(theirs.get(key)):
             raise UserError(
                 f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "

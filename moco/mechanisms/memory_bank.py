@@ -92,7 +92,8 @@ class MemoryBank(Mechanism):
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         q = self.queries(x_q)
         positive, negatives = dictionary.positive, dictionary.negatives
-        loss, accuracy = info_nce(q, positive, negatives, self.T, in_bf16(q.device))
+        compared = q.detach() if self._nce else q  # with NCE only the accuracy is of interest
+        loss, accuracy = info_nce(compared, positive, negatives, self.T, in_bf16(q.device))
         if self._nce:
             with torch.autocast(q.device.type, enabled=False):
                 loss = self._nce_loss(q, positive, negatives)

@@ -171,6 +171,9 @@ def runs(pictures, tiny, tmp_path_factory):
 
     main(opts("one"))
     main(opts("parts", SOLVER__ACCUMULATE=2))
+    # Two passes of two parts: four backward passes per step, one exchange of gradients.
+    both_ways = {"MOCO__SYMMETRIC": True, "MOCO__K": 40, "SOLVER__ACCUMULATE": 2}
+    main(opts("one_both_ways", **both_ways))
     received = {
         name: run_on(W, command, opts(name, MOCO__SHUFFLE_BY=by), connect=False)
         for W, name, by in (
@@ -179,6 +182,7 @@ def runs(pictures, tiny, tmp_path_factory):
             (4, "four", "index"),
         )
     }
+    run_on(2, command, opts("both_ways", **both_ways), connect=False)
     return folder, received
 
 
@@ -191,14 +195,15 @@ def last_state(folder):
     return load_checkpoint(list_checkpoints(folder)[-1])["state_dict"]
 
 
-@pytest.mark.parametrize("name", ["parts", "index", "all_to_all", "four"])
+@pytest.mark.parametrize("name", ["parts", "index", "all_to_all", "four", "both_ways"])
 def test_the_command_on_several_processes_or_in_parts_is_one_run(runs, name):
     """Float32, so equal to rounding: parts of a batch, two and four processes."""
     folder, _ = runs
-    assert losses(folder / name) == pytest.approx(losses(folder / "one"), abs=1e-4)
-    one, other = last_state(folder / "one"), last_state(folder / name)
+    reference = folder / ("one_both_ways" if name == "both_ways" else "one")
+    assert losses(folder / name) == pytest.approx(losses(reference), abs=1e-4)
+    one, other = last_state(reference), last_state(folder / name)
     for key, value in one.items():
-        if name == "parts" and ("running" in key or "tracked" in key):
+        if name in ("parts", "both_ways") and ("running" in key or "tracked" in key):
             continue  # two updates per step from half the groups each, not one from all
         torch.testing.assert_close(other[key], value, rtol=0, atol=1e-3)
 

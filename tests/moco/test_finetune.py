@@ -219,3 +219,16 @@ def test_a_batch_that_processes_cannot_share(data, pretrained, tmp_path, monkeyp
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"SOLVER\.BATCH_SIZE: got 8, .* multiple of the 3 proc"):
         main(words(tmp_path / "run", data, pretrained))
+
+
+def test_what_processes_and_a_scaled_rate_change_is_said(on_two, data, pretrained, tmp_path, capsys):
+    notes = read_record(on_two / "straight" / "run.json").notes
+    assert "batch 8: 2 processes x 4; BN over 4 pictures each" in notes
+    scaled = {"SOLVER__REFERENCE_BATCH_SIZE": 16, "SOLVER__MAX_EPOCHS": 2}
+    main(words(tmp_path / "run", data, pretrained, **SLOW | scaled))
+    note = read_record(tmp_path / "run" / "run.json").notes[-1]
+    assert note.startswith(
+        "batch 8: 1 process x 8; BN over 8 pictures each; learning rate 0.025 instead of 0.05"
+    )
+    assert f"note: {note}" in capsys.readouterr().out
+    assert len(read_record(on_two / "straight" / "run.json").notes) == 2

@@ -8,9 +8,11 @@ from PIL import Image
 
 from moco.checkpoint import list_checkpoints
 from moco.errors import DataError, UserError
-from moco.knn import KnnInput, default_sizes, evaluate, knn_predict, main
+from moco.knn import KnnInput, _features, default_sizes, evaluate, knn_predict, main
+from moco.pictures import labelled_sets
 from moco.pretrain import main as pretrain
 from moco.run import read_record
+from tests.oracles.processes import run_on
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 HOW = KnnInput(16, 16, (0.5,) * 3, (0.25,) * 3)
@@ -61,6 +63,25 @@ def test_colours_are_told_apart(labelled):
     assert (result.num_train, result.num_val, result.num_classes) == (18, 12, 3)
     assert "kNN top-1 100.0% (k=3, t=0.1; 18 train" in str(result)
     assert evaluate(backbone, labelled, HOW, 200, 0.1, CPU).k == 18  # no more than there are
+
+
+def features_and_result(root):
+    backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
+    features = _features(backbone, labelled_sets(root).train, HOW, CPU, workers=0, batch=4)
+    return features, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
+
+
+def test_processes_share_the_pictures_and_all_get_the_result(labelled, tmp_path):
+    """17 and 11 pictures on 2 processes: the same rows in the same order as on one."""
+    root = tmp_path / "odd"
+    shutil.copytree(labelled, root)
+    for name in ("train/blue/5.png", "val/red/5.png"):
+        (root / name).unlink()
+    features, result = features_and_result(root)
+    assert (len(features), result.num_train, result.num_val) == (17, 17, 11)
+    for rows, same in run_on(2, features_and_result, root):
+        torch.testing.assert_close(rows, features)
+        assert same == result
 
 
 def test_a_class_without_training_pictures_is_an_error(labelled, tmp_path):

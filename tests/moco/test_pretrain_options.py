@@ -7,6 +7,9 @@ import torch
 
 from moco.checkpoint import list_checkpoints, load_checkpoint
 from moco.fileio import sha256_state
+from moco.mechanisms.memory_bank import MemoryBank
+from moco.mechanisms.momentum_queue import MomentumQueue
+from moco.pictures import open_pictures
 from moco.pretrain import main
 from moco.shuffle_bn import Pass
 
@@ -20,11 +23,45 @@ def train(pictures, tiny, tmp_path):
             DATA__ROOT=pictures, OUTPUT_DIR=tmp_path / folder, LOG__EVERY_ITERS=1, **changes
         )
         main([*flags, *opts])
-        lines = (tmp_path / folder / "metrics.json").read_text().splitlines()
-        losses = [json.loads(line)["loss"] for line in lines]
+        losses = logged(tmp_path / folder, "loss")
         return load_checkpoint(list_checkpoints(tmp_path / folder)[-1]), losses
 
     return run
+
+
+def logged(folder, name):
+    """The values of each step in metrics.json."""
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return [json.loads(line)[name] for line in lines]
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """``(model, x_q)`` of each forward pass with a queue."""
+    seen, forward = [], MomentumQueue.forward
+
+    def spy(self, x_q, dictionary):
+        seen.append((self, x_q))
+        return forward(self, x_q, dictionary)
+
+    monkeypatch.setattr(MomentumQueue, "forward", spy)
+    return seen
+
+
+def test_rate_and_durations_given_for_a_reference_batch_are_scaled(train, tmp_path):
+    """A quarter of the batch: a quarter of the rate, four times the steps, warm-up and decay."""
+    train(
+        "scaled",
+        SOLVER__REFERENCE_BATCH_SIZE=32,
+        SOLVER__BASE_LR=0.4,
+        SOLVER__MAX_ITERS=3,
+        SOLVER__WARMUP_ITERS=1,
+        SOLVER__SCHEDULE="exponential",
+        SOLVER__GAMMA=0.5,
+        SOLVER__DECAY_EVERY_ITERS=1,
+    )
+    warm_up, decayed = [0.025, 0.05, 0.075, 0.1], [0.05] * 4 + [0.025] * 4
+    assert logged(tmp_path / "scaled", "lr") == pytest.approx(warm_up + decayed)
 
 
 def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
@@ -112,3 +149,76 @@ def test_deterministic_kernels_are_asked_for(train):
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_nce_is_another_loss_than_info_nce(train):
+    keys = {"MOCO__MECHANISM": "memory_bank", "SOLVER__MAX_ITERS": 1}
+    state, (nce,) = train("nce", MOCO__LOSS="nce", **keys)
+    other, (info_nce,) = train("info_nce", **keys)
+    assert nce != info_nce
+    assert state["state_dict"]["module.Z"] > 0 and other["state_dict"]["module.Z"] == 0
+
+
+def test_an_entry_of_the_bank_moves_by_its_momentum(train):
+    """From the same start to the same query: the more momentum, the less it moves."""
+    keys = {"MOCO__MECHANISM": "memory_bank", "SOLVER__MAX_ITERS": 1}
+    banks = [
+        train(f"bank{m}", MOCO__BANK_MOMENTUM=m, **keys)[0]["state_dict"]["module.bank"]
+        for m in (0.0, 0.5, 0.9)
+    ]
+    moved = (banks[0] != banks[1]).any(dim=1)
+    assert moved.sum() == 8
+    query, half, most = (bank[moved] for bank in banks)
+    assert ((query * half).sum(dim=1) > (query * most).sum(dim=1)).all()
+
+
+def test_the_seed_draws_the_negatives_of_the_bank(train, monkeypatch):
+    drawn, entries = [], MemoryBank._entries
+    monkeypatch.setattr(
+        MemoryBank,
+        "_entries",
+        lambda self, images: (drawn.append(images[-20:].tolist()), entries(self, images))[1],
+    )
+    for seed in (0, 1):
+        train(f"seed{seed}", MOCO__MECHANISM="memory_bank", SEED=seed, SOLVER__MAX_ITERS=1)
+    assert len(drawn) == 2 and drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_end_to_end_has_one_encoder_or_two(train, shared):
+    keys = {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8, "SOLVER__MAX_ITERS": 1}
+    weights = train("run", MOCO__SHARED_ENCODER=shared, **keys)[0]["state_dict"]
+    q = weights["module.encoder_q.conv1.weight"]
+    k = weights.get("module.encoder_k.conv1.weight", q)
+    assert torch.equal(q, k) == shared
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_channels_last_is_the_layout_of_pictures_and_weights(train, forwards, last):
+    train("run", SOLVER__CHANNELS_LAST=last, SOLVER__MAX_ITERS=1)
+    ((model, x_q),) = forwards
+    kernels = [p for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1]
+    assert kernels
+    for tensor in (x_q, *kernels):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == last
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_each_encoder_is_compiled_where_asked(train, forwards, monkeypatch, on):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    train("run", SOLVER__COMPILE=on, SOLVER__MAX_ITERS=1)
+    ((model, _),) = forwards
+    assert compiled == ([model.encoder_q, model.encoder_k] if on else [])
+
+
+def test_the_window_of_shards_reaches_the_pictures(train, monkeypatch):
+    windows = []
+
+    def spy(root, index_file, window):
+        windows.append(window)
+        return open_pictures(root, index_file, window)
+
+    monkeypatch.setattr("moco.pretrain_run.open_pictures", spy)
+    train("run", DATA__SHARD_WINDOW=5, SOLVER__MAX_ITERS=1)
+    assert windows == [5]

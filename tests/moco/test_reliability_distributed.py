@@ -216,6 +216,12 @@ class TestLostProcess:
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
         assert not processes_of(str(tmp_path))
 
+    def test_an_error_of_one_is_not_contradicted_by_the_others(self, words, tmp_path):
+        """Nor do they end it while it closes its reading processes."""
+        done = torchrun(words(), Fault(1, 3, signal.SIGALRM))
+        assert done.codes != [0]
+        assert "no such' in done.err
+
     def test_an_error_in_one_process_ends_all(self, words, tmp_path, pictures):
         """Each process reads its own pictures; one bad one is named and nobody waits for ever."""
         folder = tmp_path / "one_bad"

@@ -52,14 +52,17 @@ def test_a_folder_with_files_needs_resume_or_overwrite(tmp_path):
     with RunFolder(tmp_path) as folder:
         folder.log({"iteration": 1, "loss": 2.0})
         write_record(tmp_path, record())
+        (tmp_path / "events.out.tfevents.1.host.2.0").touch()
     with pytest.raises(UserError, match="add --resume"), RunFolder(tmp_path):
         pass
     with RunFolder(tmp_path, resume=True) as folder:
         folder.log({"iteration": 2, "loss": float("nan")})
+        assert list(tmp_path.glob("events.out.tfevents.*"))
     lines = (tmp_path / "metrics.json").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [2.0, None]
     with RunFolder(tmp_path, overwrite=True):
         assert not (tmp_path / "run.json").exists() and not (tmp_path / "metrics.json").exists()
+        assert not list(tmp_path.glob("events.out.tfevents.*"))
     with pytest.raises(UserError, match="exclude each other"):
         RunFolder(tmp_path, resume=True, overwrite=True)
 

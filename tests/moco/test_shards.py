@@ -395,3 +395,24 @@ class TestHostile:
         data = ShardPictures([write(tmp_path / "a.tar", [("0.png", png())])])
         with pytest.raises(DataError, match=r"a\.tar:0\.png: \d+ bytes, the limit is 50"):
             data.read(0)
+
+
+def test_a_scan_that_is_ended_goes_on_where_it_was(shards, tmp_path, monkeypatch):
+    """It writes down now and then what it has found."""
+    scanned = []
+
+    def scan(path):
+        scanned.append(path.name)
+        if len(scanned) == 4:
+            raise KeyboardInterrupt
+        return original(path)
+
+    original = moco.shards.scan
+    monkeypatch.setattr(moco.shards, "scan", scan)
+    monkeypatch.setattr(moco.shards, "INDEX_SECONDS", 0)
+    (tmp_path / "run").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        open_pictures(shards, tmp_path / "run/shards.json")
+    assert len(open_pictures(shards, tmp_path / "run/shards.json")) == 26
+    names = [f"train-{s:03d}.tar" for s in (0, 1, 2, 3, 3, 4)]
+    assert scanned == names
