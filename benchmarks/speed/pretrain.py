@@ -3,6 +3,8 @@
 N batch, C dimension, K length of the queue, P crop size in pixels, G groups of BN.
 """
 
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,10 +141,13 @@ class Setting:
 
     def description(self) -> list[str]:
         """Hardware, versions, command; what was read."""
-        facts = provenance()
+        facts, command = (
+            provenance(),
+            shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]]),
+        )
         versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items() if v)
         lines = [
-            f"{facts['utc']}, `{facts['command']}`, revision {facts['git']}",
+            f"{facts['utc']}, `{command}`, revision {facts['git']}",
             f"CPU {facts['hardware']['cpu']}, {torch.get_num_threads()} thread; "
             f"GPU {', '.join(facts['hardware']['gpus']) or 'none'}",
             versions,
