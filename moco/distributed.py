@@ -335,7 +335,8 @@ def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which would silence the message
     others = [other for other in range(world) if other != number]
-    failed, silent = [], others
+    failed: list[int] = []
+    silent = others
     try:
         store.set(f"lost/{number}", "")
         end = time.monotonic() + ROLL_CALL_SECONDS

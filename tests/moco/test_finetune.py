@@ -221,7 +221,9 @@ def test_a_batch_that_processes_cannot_share(data, pretrained, tmp_path, monkeyp
         main(words(tmp_path / "run", data, pretrained))
 
 
-def test_what_processes_and_a_scaled_rate_change_is_said(on_two, data, pretrained, tmp_path, capsys):
+def test_what_processes_and_a_scaled_rate_change_is_said(
+    on_two, data, pretrained, tmp_path, capsys
+):
     notes = read_record(on_two / "straight" / "run.json").notes
     assert "batch 8: 2 processes x 4; BN over 4 pictures each" in notes
     scaled = {"SOLVER__REFERENCE_BATCH_SIZE": 16, "SOLVER__MAX_EPOCHS": 2}

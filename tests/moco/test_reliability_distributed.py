@@ -7,17 +7,24 @@ import os
 import re
 import shutil
 import signal
+import tarfile
 import time
 
 import pytest
 import torch
 
+import moco.pretrain_run
+import moco.shards
 from moco import distributed
 from moco.checkpoint import list_checkpoints, load_checkpoint
-from moco.errors import UserError
+from moco.config import load_pretrain_cfg, pick_device
+from moco.errors import DataError, UserError
 from moco.fileio import sha256_state
+from moco.pictures import open_pictures
+from moco.pretrain_run import _open_pictures
 from moco.run import RunFolder
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
+from tests.oracles.processes import run_on
 
 pytestmark = pytest.mark.timeout(180)
 MECHANISMS = {
@@ -53,6 +60,75 @@ def straight(pictures, tiny, tmp_path_factory):
         return known[mechanism]
 
     return run
+
+
+def said_by_session(work, seconds=20):
+    """The error that leaves a session of this process, in the words of the command."""
+    os.environ["GROUP_RANK"] = "0"  # as torchrun, whose processes may end each other
+    try:
+        with distributed.session(torch.device("cpu"), seconds):
+            work()
+    except UserError as error:
+        return str(error)
+
+
+def error_in_process_0():
+    def work():
+        if distributed.is_main():
+            raise DataError("picture 3 is empty")
+        distributed.barrier()
+
+    message = said_by_session(work)
+    if os.environ["RANK"] == "0":
+        time.sleep(distributed.ROLL_CALL_SECONDS + 1)
+    return message
+
+
+def two_on_one_gpu():
+    def work():
+        raise torch.distributed.DistBackendError(
+            "NCCL error in: Utils.cpp:77, invalid usage\nncclInvalidUsage: This usually\n"
+            "Last error:\nDuplicate GPU detected : rank 0\n"
+        )
+
+    return said_by_session(work)
+
+
+def slow_scan(root, folder):
+    """Both processes open shards, twice; a collective would give up after 5 seconds."""
+    scan, scanned = moco.shards.scan, []
+
+    def slow(path):
+        time.sleep(7)
+        scanned.append(path.name)
+        return scan(path)
+
+    moco.shards.scan = slow
+    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
+    pictures = []
+
+    def work():
+        pictures.append(len(_open_pictures(cfg, folder)))
+        pictures.append(len(_open_pictures(cfg, folder)))
+
+    return said_by_session(work, seconds=5), pictures, scanned
+
+
+def bad_shard(root, folder):
+    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root)])
+    return said_by_session(lambda: _open_pictures(cfg, folder))
+
+
+def open_together(root, folder):
+    """Each process waits for the other while it opens the pictures."""
+
+    def opened(*args):
+        distributed.gather_rows(torch.zeros(1))  # unlike a barrier between turns
+        return open_pictures(*args)
+
+    moco.pretrain_run.open_pictures = opened
+    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
+    return said_by_session(lambda: _open_pictures(cfg, folder), seconds=10)
 
 
 def state(folder):
@@ -213,14 +289,23 @@ class TestLostProcess:
         assert done.codes != [0]
         expected = "process 0 of 2: process 1 of this run died or did not answer in 5 s"
         assert expected in done.err
+        assert re.search(r"--resume to go on \(.*imed out", done.err)  # as gloo says it
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
         assert not processes_of(str(tmp_path))
 
-    def test_an_error_of_one_is_not_contradicted_by_the_others(self, words, tmp_path):
-        """Nor do they end it while it closes its reading processes."""
-        done = torchrun(words(), Fault(1, 3, signal.SIGALRM))
-        assert done.codes != [0]
-        assert "no such' in done.err
+    def test_an_error_of_one_is_not_contradicted_by_the_other(self):
+        """Nor is it ended while it closes its reading processes."""
+        assert run_on(2, error_in_process_0, connect=False) == [
+            "picture 3 is empty",
+            "process 1 of 2: process 0 stopped with an error, see its message",
+        ]
+
+    def test_the_cause_is_kept(self):
+        """Two processes on one GPU are no lost process."""
+        for message in run_on(2, two_on_one_gpu, connect=False):
+            assert message.endswith(
+                "(NCCL error in: Utils.cpp:77, invalid usage; Duplicate GPU detected : rank 0)"
+            )
 
     def test_an_error_in_one_process_ends_all(self, words, tmp_path, pictures):
         """Each process reads its own pictures; one bad one is named and nobody waits for ever."""
@@ -262,3 +347,33 @@ class TestUsedFolder:
         done = run_ranks(2, words(DIST_TIMEOUT_SECONDS=3), tmp_path)
         assert done.codes[0] == 2
         assert "is not empty (it holds notes.txt); add --resume" in done.err
+
+
+class TestOpeningPictures:
+    """The main process scans shards; the others wait as long as that takes."""
+
+    def test_a_scan_longer_than_the_timeout(self, pictures, tmp_path):
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            tar.add(pictures, "pictures")
+        (tmp_path / "run").mkdir()
+        main, other = run_on(2, slow_scan, tmp_path / "a.tar", tmp_path / "run", connect=False)
+        assert main == (None, [26, 26], ["a.tar"])
+        assert other == (None, [26, 26], [])
+
+    def test_a_scan_that_fails(self, tmp_path):
+        (tmp_path / "a.tar").write_text("no tar")
+        main, other = run_on(2, bad_shard, tmp_path, tmp_path / "run", connect=False)
+        assert "a.tar: 6 bytes, not a tar" in main
+        assert other == "process 1 of 2: process 0 stopped with an error, see its message"
+
+    def test_other_data_in_no_turns(self, pictures, tmp_path):
+        assert run_on(2, open_together, pictures, tmp_path, connect=False) == [None, None]
+
+
+def test_one_gpu_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"cuda:0 would be the GPU of all 2 .* DEVICE cuda,"):
+        pick_device("cuda:0")
+    with pytest.raises(UserError, match="GPUs found"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        pick_device("cuda")
