@@ -190,11 +190,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--k", type=int, default=200, help="neighbours (default: %(default)s)")
     parser.add_argument("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
     parser.add_argument(
-        "--resize-px", type=int, default=0, help="shorter side (default: 256/224 of the crop)"
+        "--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)"
     )
-    parser.add_argument(
-        "--crop-px", type=int, default=0, help="centre crop (default: the training's)"
-    )
+    parser.add_argument("--crop-px", type=int, default=0, help="centre crop (default: the run's)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
     parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
     parser.add_argument(
@@ -219,7 +217,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from moco.run import RunFolder, write_record
 
     state = load_checkpoint(args.checkpoint)
-    resize, crop = default_sizes(args.crop_px, args.resize_px, state["config"]["AUG.CROP_PX"])
+    keys = state["config"]  # without a flag, as the run's own monitor saw the pictures
+    crop_px = args.crop_px or keys["KNN.CROP_PX"]
+    resize_px = args.resize_px or (0 if args.crop_px else keys["KNN.RESIZE_PX"])
+    resize, crop = default_sizes(crop_px, resize_px, keys["AUG.CROP_PX"])
     how = KnnInput(resize, crop, tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
     backbone = load_backbone(state)
     device = pick_device(args.device)

@@ -117,6 +117,7 @@ def test_monitor_and_command_agree(labelled, pictures, tiny, tmp_path, capsys):
         SOLVER__MAX_ITERS=7,
         KNN__EVERY_EPOCHS=1,
         KNN__K=5,
+        KNN__RESIZE_PX=16,  # the crop's own size, not 256/224 of it
     )
     pretrain(opts)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.json").read_text().splitlines()]
@@ -135,6 +136,7 @@ def test_monitor_and_command_agree(labelled, pictures, tiny, tmp_path, capsys):
     assert (record.init, record.seed) == (f"run_{checkpoint.name.removesuffix('.pth.tar')}", 0)
     assert record.metrics == {"knn/top1": measured[7]}
     assert record.config["k"] == 5 and record.config["num_val"] == 12
+    assert record.config["resize_px"] == record.config["crop_px"] == 16  # as the monitor
     with pytest.raises(UserError, match="is not empty"):
         main([*command, "--output", str(tmp_path / "knn")])
     main([*command, "--output", str(tmp_path / "knn"), "--overwrite", "--init", "mine"])
