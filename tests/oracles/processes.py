@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,9 +20,11 @@ def run_on(
         function: importable (of a module, not local).
         connect: open the session; otherwise the function does, as under torchrun.
     """
+    # As torchrun, which outlives its processes and has their store.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
-            _work, (world_size, _free_port(), folder, connect, function, args), nprocs=world_size
+            _work, (world_size, store.port, folder, connect, function, args), nprocs=world_size
         )
         files = [Path(folder, str(rank)) for rank in range(world_size)]
         return [pickle.loads(file.read_bytes()) for file in files]
@@ -47,15 +48,10 @@ def _work(
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "MOCO_PROGRESS": "off",
     }
     session = distributed.session(torch.device("cpu"), timeout_seconds=60)
     with session if connect else nullcontext():
         result = function(*args)
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
