@@ -63,6 +63,7 @@ def on_two(data, pretrained, tmp_path_factory):
 
 
 def run_and_resume(folder, data, pretrained, ports):
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]  # three sessions, each with a store of its own
     os.environ["MASTER_PORT"] = ports[0]
     main(words(folder / "straight", data, pretrained, **SLOW))
     os.environ["MASTER_PORT"] = ports[1]
