@@ -37,16 +37,15 @@ from moco.schedule import LearningRate
 from moco.training import (
     MetricsLog,
     Saver,
-    as_it_is,
+    autocast,
+    batch_loader,
     check_finite,
     check_same_run,
     find_checkpoint,
-    ignore_stop_signals,
     read_ahead,
     set_up_torch,
 )
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 HEAD = "fc."
 TOP = 5
 
@@ -129,7 +128,6 @@ class ClassifyRun:
             momentum=cfg.SOLVER.MOMENTUM,
             weight_decay=cfg.SOLVER.WEIGHT_DECAY,
         )
-        self._dtype = AUTOCAST[cfg.SOLVER.PRECISION]
         self._scaler = torch.amp.GradScaler(
             self._device.type, enabled=cfg.SOLVER.PRECISION == "fp16"
         )
@@ -277,6 +275,7 @@ class ClassifyRun:
         return list_checkpoints(self._folder.path)[-1]
 
     def _evaluate(self, done: int) -> None:
+        started = time.monotonic()
         own = running_statistics(self.model)
         self._load_statistics(self._mean_statistics(own))  # all processes evaluate one network
         accuracy = self._accuracy()
@@ -291,7 +290,7 @@ class ClassifyRun:
                 f"{len(self._sets.val)} validation pictures",
                 flush=True,
             )
-        self._logged = time.monotonic()
+        self._logged += time.monotonic() - started  # the speed logged is that of training
 
     def _accuracy(self) -> Accuracy:
         """Of all validation pictures, each counted once; the processes share them."""
@@ -322,16 +321,7 @@ class ClassifyRun:
         return Accuracy(100 * top1 / len(self._sets.val), 100 * top5 / len(self._sets.val))
 
     def _loader(self, dataset: Any, batch_sampler: Any) -> Any:
-        data = self.cfg.DATA
-        return torch.utils.data.DataLoader(
-            dataset,
-            batch_sampler=batch_sampler,
-            num_workers=data.NUM_WORKERS,
-            collate_fn=as_it_is,
-            pin_memory=self._device.type == "cuda",
-            worker_init_fn=ignore_stop_signals,
-            timeout=data.WORKER_TIMEOUT_SECONDS if data.NUM_WORKERS else 0,
-        )
+        return batch_loader(dataset, batch_sampler, self.cfg.DATA, self._device)
 
     def _pick(self, step: int, positions: list[Position]) -> list[Item]:
         """This process's part of a step."""
@@ -342,8 +332,7 @@ class ClassifyRun:
         return tuple(self.cfg.AUG.MEAN), tuple(self.cfg.AUG.STD)
 
     def _autocast(self) -> Any:
-        enabled = self._dtype is not None
-        return torch.autocast(self._device.type, self._dtype or torch.bfloat16, enabled=enabled)
+        return autocast(self._device, self.cfg.SOLVER.PRECISION)
 
     def _mean_statistics(self, own: Tensor) -> Tensor:
         """(B,) over the processes; a frozen network's are the same on all, to the bit."""

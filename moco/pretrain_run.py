@@ -39,15 +39,14 @@ from moco.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.training import (
     MetricsLog,
     Saver,
-    as_it_is,
+    autocast,
+    batch_loader,
     check_finite,
-    ignore_stop_signals,
     read_ahead,
     set_up_torch,
 )
 
 INDEX_NAME = "shards.json"  # how many pictures each tar shard holds
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StepValues(NamedTuple):
@@ -118,7 +117,6 @@ class PretrainRun:
             momentum=cfg.SOLVER.MOMENTUM,
             weight_decay=cfg.SOLVER.WEIGHT_DECAY,
         )
-        self._dtype = AUTOCAST[cfg.SOLVER.PRECISION]
         self._scaler = torch.amp.GradScaler(
             self.device.type, enabled=cfg.SOLVER.PRECISION == "fp16"
         )
@@ -167,16 +165,7 @@ class PretrainRun:
             skip_bad=data.BAD_IMAGES == "skip",
             cache_bytes=(data.CACHE_MIB << 20) // max(1, data.NUM_WORKERS),
         )
-        loader = torch.utils.data.DataLoader(
-            views,
-            batch_sampler=self._sampler,
-            num_workers=data.NUM_WORKERS,
-            collate_fn=as_it_is,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=ignore_stop_signals,
-            timeout=data.WORKER_TIMEOUT_SECONDS if data.NUM_WORKERS else 0,
-        )
-        for batch in read_ahead(loader):
+        for batch in read_ahead(batch_loader(views, self._sampler, data, self.device)):
             self._count_bad_images(batch)
             yield batch
 
@@ -349,8 +338,7 @@ class PretrainRun:
         return torch.cat(parts)
 
     def _autocast(self) -> AbstractContextManager[None]:
-        enabled = self._dtype is not None
-        return torch.autocast(self.device.type, self._dtype or torch.bfloat16, enabled=enabled)
+        return autocast(self.device, self.cfg.SOLVER.PRECISION)
 
     def _gradients_stay_here(self, stay: bool) -> AbstractContextManager[None]:
         """Gradients are exchanged once per step, with the last part's backward pass."""

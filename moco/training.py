@@ -9,7 +9,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from moco.fileio import atomic_write_text
 from moco.run import METRICS_NAME, RunFolder
 
 if TYPE_CHECKING:
+    import torch
     from fvcore.common.config import CfgNode
 
 T = TypeVar("T")
@@ -85,6 +86,33 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
         torch.set_num_threads(num_threads)
     torch.backends.cudnn.benchmark = not deterministic
     torch.use_deterministic_algorithms(deterministic)
+
+
+def batch_loader(dataset: Any, batch_sampler: Any, data: "CfgNode", device: "torch.device") -> Any:
+    """A loader for a data set that makes whole batches.
+
+    Args:
+        data: the keys under DATA. device: where the batches go.
+    """
+    import torch
+
+    return torch.utils.data.DataLoader(
+        dataset,
+        batch_sampler=batch_sampler,
+        num_workers=data.NUM_WORKERS,
+        collate_fn=as_it_is,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=ignore_stop_signals,
+        timeout=data.WORKER_TIMEOUT_SECONDS if data.NUM_WORKERS else 0,
+    )
+
+
+def autocast(device: "torch.device", precision: str) -> AbstractContextManager[None]:
+    """What SOLVER.PRECISION asks for: nothing (fp32), or products in bf16 or fp16."""
+    import torch
+
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "fp32")
 
 
 def read_ahead(loader: Iterable[T]) -> Iterator[T]:
