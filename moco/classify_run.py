@@ -272,7 +272,7 @@ class ClassifyRun:
             self._write_record()
         self._metrics.close()
         distributed.barrier()
-        return list_checkpoints(self._folder.path)[-1]
+        return self._saver.last_checkpoint()
 
     def _evaluate(self, done: int) -> None:
         started = time.monotonic()

@@ -3,7 +3,6 @@
 N pictures per step of all processes, n of this one, P crop size in pixels, W processes.
 """
 
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from torch import Tensor
 from moco import distributed
 from moco.augment import Augmentation, apply_colors
 from moco.cfgnode import cfg_sha256, flatten
-from moco.checkpoint import checkpoint_name, list_checkpoints, load_backbone
+from moco.checkpoint import list_checkpoints, load_backbone
 from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
 from moco.data import Batch, Item, Position, StepSampler, Views
 from moco.encoder import EncoderSpec, build_encoder
@@ -264,8 +263,7 @@ class PretrainRun:
             self._write_record()
         self._metrics.close()
         distributed.barrier()
-        last_epoch = math.ceil(self.total_steps / self.steps_per_epoch) - 1
-        return self.folder.path / checkpoint_name(last_epoch)
+        return self._saver.last_checkpoint()
 
     def _last_evaluated(self) -> int:
         """After how many steps the last kNN was logged; all processes call it together."""

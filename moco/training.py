@@ -157,6 +157,12 @@ class Saver:
     stop_at: int
     content: Callable[[int], Mapping[str, Any]]
 
+    def last_checkpoint(self) -> Path:
+        """What the last step saves, also where another machine's folder holds it."""
+        from moco.checkpoint import checkpoint_name
+
+        return self.folder / checkpoint_name(math.ceil(self.total_steps / self.steps_per_epoch) - 1)
+
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
         """Save after this step if the schedule, the end, or a stop asks for it.
 
