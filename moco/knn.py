@@ -218,8 +218,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     state = load_checkpoint(args.checkpoint)
     keys = state["config"]  # without a flag, as the run's own monitor saw the pictures
-    crop_px = args.crop_px or keys["KNN.CROP_PX"]
-    resize_px = args.resize_px or (0 if args.crop_px else keys["KNN.RESIZE_PX"])
+    crop_px = args.crop_px or keys.get("KNN.CROP_PX", 0)  # a run older than these keys has none
+    resize_px = args.resize_px or (0 if args.crop_px else keys.get("KNN.RESIZE_PX", 0))
     resize, crop = default_sizes(crop_px, resize_px, keys["AUG.CROP_PX"])
     how = KnnInput(resize, crop, tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
     backbone = load_backbone(state)
