@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.sources import is_converted, read_file
+from convert.files import is_converted, read_file
 from convert.verify import Converted, read_converted
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
-from moco.fileio import PathLike, load_pickle, load_torch
+from moco.fileio import PathLike
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def init_name(weights: str) -> str:
     the file's name without its endings.
     """
     name = Path(weights).name
-    for ending in (".tar", ".pth", ".pkl", ".pt"):
+    for ending in (".tar", ".pth", ".pkl", ".pt", ".safetensors"):
         name = name.removesuffix(ending)
     return f"{Path(weights).parent.name}_{name}" if _scheme(weights) else name
 
@@ -250,12 +250,12 @@ def apply_trained(cfg: CfgNode, trained: Mapping[str, Any], explicit: Collection
 
 
 def read_trained(path: PathLike) -> dict[str, Tensor]:
-    """Tensors of a trained detector, ``model_final.pth`` of either engine (or a ``.pkl``).
+    """Tensors of a trained detector, ``model_final.pth`` of either engine, or another format.
 
     Raises:
         DataError: unreadable, or not a mapping of names to tensors.
     """
-    raw = load_pickle(path) if str(path).endswith(".pkl") else load_torch(path)
+    raw = read_file(path)
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
     if not isinstance(model, Mapping) or not model:
         raise DataError(f"{path}: not a trained detector; expected a mapping with key 'model'")

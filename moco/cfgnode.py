@@ -18,6 +18,7 @@ from fvcore.common.config import BASE_KEY, CfgNode
 from moco.errors import UserError
 from moco.fileio import PathLike
 
+MAX_PARTS = 100_000
 MAX_BASES = 8
 
 
@@ -51,9 +52,11 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     """The mapping in a YAML file, with the files named by ``_BASE_`` merged below it.
 
     Raises:
-        UserError: missing file, invalid YAML, tags that build objects, a ``_BASE_`` that is remote
-            or refers to itself.
+        UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
+            a ``_BASE_`` that is remote or refers to itself.
     """
+    from moco.plain_pickle import Implausible, check_parts
+
     path = Path(path).expanduser()
     if _depth > MAX_BASES:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
@@ -61,9 +64,11 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: expected a .yaml file")
     try:
         own = yaml.safe_load(path.read_text())
+        # Aliases may name one list so often that nobody could walk through it.
+        check_parts(own, MAX_PARTS)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, Implausible) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({reason})") from error
     own = {} if own is None else own

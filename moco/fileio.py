@@ -3,19 +3,17 @@
 Writing: a temporary file in the same folder, fsync, ``os.replace``, fsync of the folder. A crash
 or a full disk at any point leaves the old file or the new one, never a half.
 
-Reading: weights come from strangers. ``torch.load`` is always called with ``weights_only=True``,
-and ``.pkl`` files go through an unpickler that knows numpy arrays and containers and nothing else.
+Reading: weights come from strangers. Neither Python nor torch unpickles them: moco/plain_pickle.py
+reads pickles, and moco/plain_torch.py reads what torch.save writes.
 """
 
 import hashlib
 import json
 import os
-import pickle
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from moco.errors import DataError, UserError
 
@@ -24,6 +22,11 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 TEMPORARY_PREFIX = ".tmp-"
+_SAFETENSORS_AT_ONCE = 16 << 20
+MAX_SAFETENSORS_HEADER = 16 << 20  # as much as moco/plain_torch.py reads of a list of parts
+# torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
+_LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
+_T = TypeVar("_T")
 
 
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
@@ -91,54 +94,101 @@ def atomic_torch_save(path: PathLike, value: Any) -> None:
 
 
 def load_torch(path: PathLike) -> Any:
-    """Read a ``torch.save`` file onto the CPU with ``weights_only=True``.
+    """Read a ``torch.save`` file onto the CPU: zip, its predecessor, or the tar before that.
+
+    Classes of moco/inert.py come as ``Inert``; nothing in the result contains itself.
 
     Raises:
-        DataError: missing, empty, damaged, or holding objects that would execute code.
+        DataError: missing, empty, damaged, holding objects that would execute code, or claiming
+            more than the file can hold.
     """
-    import torch
+    from moco.plain_torch import read_torch
 
-    _require_file(path)
-    try:
-        with warnings.catch_warnings():
-            # About pickle protocols and slow checks; what matters to a user becomes an error.
-            warnings.simplefilter("ignore", UserWarning)
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Weights only load failed" in str(error):
-            refused = _refused_global(str(error))
-            raise DataError(
-                f"{path}: refused, because loading it would run code ({refused}); "
-                "only files of tensors, numbers and text are read"
-            ) from error
-        raise DataError(f"{path}: not a torch checkpoint or damaged ({_first(error)})") from error
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise DataError(f"{path}: not a torch checkpoint or damaged ({_first(error)})") from error
+    return _load(path, read_torch, "a torch checkpoint")
 
 
 def load_pickle(path: PathLike) -> Any:
     """Read a ``.pkl`` of plain containers and numpy arrays; nothing else is ever imported.
 
     Raises:
-        DataError: missing, damaged, or holding anything else.
+        DataError: as :func:`load_torch`.
     """
-    from moco.plain_pickle import PlainUnpickler, Refused
+    from moco.plain_pickle import PlainUnpickler, Window
+
+    return _load(path, lambda file, size: PlainUnpickler(Window(file, 0, size)).load(), "a pickle")
+
+
+def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata.
+
+    Raises:
+        DataError: missing, empty, damaged, or claiming more than the file can hold.
+    """
+    from moco.plain_pickle import Implausible
+
+    def read(file: BinaryIO, size: int) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+        from safetensors import safe_open
+
+        header = int.from_bytes(file.read(8), "little")
+        if header > min(size - 8, MAX_SAFETENSORS_HEADER):
+            raise Implausible(f"a header of {header} bytes")
+        with safe_open(path, framework="pt", device="cpu") as content:
+            names, metadata = list(content.keys()), content.metadata() or {}
+        tensors: dict[str, Tensor] = {}
+        while names:
+            # What it gives is mapped: copied, because that changes or ends with the file, and
+            # opened anew now and then, because mapped pages are memory until it is closed.
+            with safe_open(path, framework="pt", device="cpu") as content:
+                copied = 0
+                while names and copied < _SAFETENSORS_AT_ONCE:
+                    name = names.pop(0)
+                    tensors[name] = content.get_tensor(name).clone()
+                    copied += tensors[name].nbytes
+        return tensors, metadata
+
+    return _load(path, read, "a safetensors file")
+
+
+def format_of(path: PathLike) -> str:
+    """ "torch", "safetensors" or "pickle" by a file's first bytes; whatever is none is a "pickle".
+
+    Raises:
+        DataError: missing or empty.
+    """
+    _require_file(path)
+    with open(path, "rb") as file:
+        start = file.read(512)
+    is_tar = start[257:262] == b"ustar"
+    if start.startswith(b"PK") or is_tar or any(m in start[:64] for m in _LEGACY_MAGIC):
+        return "torch"
+    # A length of 8 bytes, the least first, then JSON.
+    return "safetensors" if start[5:9] == b"\0\0\0{" else "pickle"
+
+
+def _load(path: PathLike, read: Callable[[BinaryIO, int], _T], form: str) -> _T:
+    """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
+    from moco.plain_pickle import Implausible, Refused
 
     _require_file(path)
     try:
         with open(path, "rb") as file:
-            return PlainUnpickler(file, encoding="latin-1").load()
+            return read(file, os.fstat(file.fileno()).st_size)
     except Refused as error:
         raise DataError(
-            f"{path}: refused, because loading it would run code ({error}); "
-            "only containers and numpy arrays are read"
+            f"{path}: refused, because loading it would run code ({error}); only tensors, arrays, "
+            "numbers and text are read: save them alone, as by torch.save(model.state_dict(), FILE)"
         ) from error
-    except MemoryError:
-        raise
+    except Implausible as error:
+        raise DataError(
+            f"{path}: damaged or made to mislead ({error}); "
+            "get the file anew from somebody you trust"
+        ) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: does not fit into memory ({Path(path).stat().st_size} bytes)"
+        ) from error
     except Exception as error:
-        raise DataError(f"{path}: not a pickle or damaged ({_first(error)})") from error
+        raise DataError(f"{path}: not {form} or damaged ({_first(error)})") from error
 
 
 def sha256_file(path: PathLike) -> str:
@@ -187,14 +237,6 @@ def _umask() -> int:
 
 
 def _first(error: Exception) -> str:
-    """The first line of an error, at most 120 characters."""
+    """The first line of an error, at most 120 characters, and nothing that a terminal obeys."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:120]
-
-
-def _refused_global(message: str) -> str:
-    """torch names the global it refused in the middle of a long advice; keep only the name."""
-    for marker in ("Unsupported global: GLOBAL ", "unsupported GLOBAL ", "Unsupported class "):
-        if marker in message:
-            return "it names " + message.split(marker, 1)[1].split()[0]
-    return "unsupported objects"
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[0][:120])

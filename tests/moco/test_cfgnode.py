@@ -103,3 +103,17 @@ def test_the_hash_is_of_what_is_kept(defaults):
 def test_flatten_and_read_yaml_agree(tmp_path):
     (tmp_path / "a.yaml").write_text("A: {B: {C: 1}, D: []}\n")
     assert flatten(read_yaml(tmp_path / "a.yaml")) == {"A.B.C": 1, "A.D": []}
+
+
+def test_aliases_that_multiply_are_refused(tmp_path, defaults):
+    lines = ["a0: &a0 [1, 1]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
+    (tmp_path / "x.yaml").write_text("\n".join(lines))
+    with pytest.raises(UserError, match="not valid YAML .*more than 100000 parts"):
+        load_cfg(defaults, tmp_path / "x.yaml", [])
+
+
+def test_deep_nesting_is_refused(tmp_path, defaults):
+    for depth in (200, 100_000):
+        (tmp_path / "x.yaml").write_text("A: " + "[" * depth + "]" * depth)
+        with pytest.raises(UserError, match="not valid YAML"):
+            load_cfg(defaults, tmp_path / "x.yaml", [])

@@ -1,0 +1,206 @@
+"""Files of a few KB that claim far more, and programs that read files from others."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.oracles.payloads import Call, saved, tar_of, zip_of
+
+HUGE = 2**62
+LONG = 10**12
+MANY = 1_200_000  # opcodes
+
+
+def bombs() -> dict[str, bytes]:
+    """Name → content. Read without care, most take gigabytes, hours, or the process with them."""
+    return dict([*_pickles(), *_tensors(), *_zips(), *_legacy(), *_tars(), *_safetensors()])
+
+
+def _pickles() -> Iterator[tuple[str, bytes]]:
+    for name, value in (
+        ("bytearray of a size", Call(bytearray, LONG)),
+        ("bytes of a size", Call(bytes, LONG)),
+        ("list of a range", Call(list, range(LONG))),
+        ("array of a size", Call(np.ndarray, (LONG,))),
+        ("shape without data", _array((LONG,), b"")),
+    ):
+        yield name, pickle.dumps({"w": value}, protocol=2)
+    yield "BINBYTES8", b"\x80\x04\x8e" + struct.pack("<Q", HUGE) + b"x."
+    yield "BINUNICODE8", b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"x."
+    yield "BYTEARRAY8", b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"x."
+    yield "LONG4", b"\x80\x02\x8b" + struct.pack("<i", 2**31 - 1) + b"x."
+    yield "LONG4, negative", b"\x80\x02\x8b" + struct.pack("<i", -1) + b"x."
+    yield (
+        "a number of a million bytes",
+        b"\x80\x02\x8b" + struct.pack("<i", 10**6) + b"x" * 10**6 + b".",
+    )
+    yield "LONG of many digits", b"L" + b"9" * 10**6 + b"L\n."
+    yield "FRAME", b"\x80\x04\x95" + struct.pack("<Q", HUGE) + b"}."
+    # An unpickler with an array for its memo allocates 64 GB.
+    yield "LONG_BINPUT", b"}r" + struct.pack("<I", 2**32 - 1) + b"."
+    yield "PUT", b"}p4294967295\n."
+    yield "nested lists", b"]" * 200_000 + b"a" * 199_999 + b"."
+    yield "nested tuples", b")" + b"\x85" * 200_000 + b"."
+    yield "a nested key", b"})" + b"\x85" * 200_000 + b"Ns."
+    yield "a key of 2**60 parts", b"})" + b"2\x86" * 60 + b"Ns."
+    yield "a list of 2**60 parts", b")" + b"2\x86" * 60 + b"."
+    yield "a list that contains itself", b"]q\x00h\x00a."
+    yield (
+        "an object that contains itself",
+        b"cargparse\nNamespace\n)Rq\x00}X\x01\x00\x00\x00ah\x00sb.",
+    )
+    yield "marks", b"(" * 200_000 + b"."
+    yield "empty sets", b"\x80\x04" + b"\x8f" * MANY + b"."
+    ints = b"](" + b"K\x01" * 100_000 + b"e"
+    again = b"h\x00h\x01R" * (MANY // 5)
+    yield "sets of one list", b"cbuiltins\nset\nq\x00" + ints + b"\x85q\x01" + again + b"."
+    data = b"B" + struct.pack("<I", 10**7) + bytes(10**7)
+    yield "copies of bytes", b"cbuiltins\nbytearray\nq\x00" + data + b"\x85q\x01" + again + b"."
+    items = b"}(" + b"".join(b"M" + struct.pack("<H", i) + b"N" for i in range(60_000)) + b"u"
+    namespace = b"cargparse\nNamespace\nq\x00" + items + b"q\x01"
+    yield "copies of a state", namespace + b"h\x00)Rh\x01b" * (MANY // 5) + b"."
+    path = b"X" + struct.pack("<I", 10**7) + b"a/" * (10**7 // 2)
+    yield "a path of many parts", b"cpathlib\nPosixPath\n" + path + b"\x85R."
+
+
+def _array(shape: Any, data: bytes) -> Call:
+    reconstruct = np.zeros(1).__reduce__()[0]
+    dtype = np.dtype("f4")
+    return Call(reconstruct, np.ndarray, (0,), b"b", state=(1, shape, dtype, False, data))
+
+
+def _view(shape: Any, stride: Any, offset: int = 0, count: int = 4, key: str = "0") -> bytes:
+    """A pickle of one tensor over the storage `data/0`."""
+    file = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("
+    storage = ("storage", None, key, "cpu", count)
+    part = pickle.dumps(storage, 2)[2:-1].replace(b"N", b"ctorch\nFloatStorage\n", 1)
+    items = b"".join(pickle.dumps(v, 2)[2:-1] for v in (offset, shape, stride, False, None))
+    return file + part + b"Q" + items + b"tR."
+
+
+def _tensors() -> Iterator[tuple[str, bytes]]:
+    for name, args in {
+        "more elements than the storage": ((2**40,), (1,)),
+        "an expanded tensor": ((2**40,), (0,)),
+        "expanded in two": ((2**31, 2**31), (0, 0)),
+        "a stride beyond": ((2, 2), (HUGE, 1)),
+        "sizes that overflow": ((2**33, 2**33), (1, 1)),
+        "a negative stride": ((2,), (-1,)),
+        "a negative size": ((-2,), (1,)),
+        "sizes that are text": (("a",), (1,)),
+        "a thousand dimensions": ((1,) * 1000, (1,) * 1000),
+        "an offset beyond": ((1,), (1,), 5),
+        "a negative offset": ((1,), (1,), -1),
+        "a storage beyond": ((1,), (1,), 0, 2**40),
+        "a missing storage": ((1,), (1,), 0, 4, "7"),
+    }.items():
+        yield name, zip_of({"data.pkl": _view(*args), "data/0": bytes(16)})
+    meta = Call(torch._utils._rebuild_meta_tensor_no_storage, torch.float32, (HUGE,), (1,), False)
+    for name, value in {
+        "torch.Tensor of sizes": Call(torch.Tensor, 10**6, 10**6),
+        "torch.FloatTensor of sizes": Call(torch.FloatTensor, 10**6, 10**6),
+        "a storage of a size": Call(torch.UntypedStorage, LONG),
+        "a meta tensor": [meta, meta],
+        "torch.Size": Call(torch.Size, (2**70,)),
+        "a device": Call(torch.device, "x" * 10**5),
+    }.items():
+        yield name, saved({"state_dict": {"w": value}})
+    new = b"ctorch\nTensor\nJ\x40\x42\x0f\x00J\x40\x42\x0f\x00\x86\x81."
+    yield "torch.Tensor by NEWOBJ", zip_of({"data.pkl": b"\x80\x02" + new})
+
+
+def _zips() -> Iterator[tuple[str, bytes]]:
+    good = {"data.pkl": _view((4,), (1,)), "data/0": bytes(16)}
+    compressed = {"data.pkl": _view((10**7,), (1,), count=10**7), "data/0": bytes(4 * 10**7)}
+    yield "compressed", zip_of(compressed, zipfile.ZIP_DEFLATED)
+    content = zip_of(good)
+    at = content.rindex(b"PK\x01\x02")
+    for name, size in (("a part of 4 GB", 2**32 - 2), ("a part of 1 GB", 2**30)):
+        field = struct.pack("<II", size, size)
+        yield name, content[: at + 20] + field + content[at + 28 :]
+    # The last record of the list, again and again: each says it holds the whole.
+    end = content.rindex(b"PK\x05\x06")
+    first = content.index(b"PK\x01\x02")
+    record = content[at:end]
+    for name, count in (("one part by many names", 60_000), ("a list of 30 MB", 600_000)):
+        records = content[first:end] + record * count
+        tail = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 65535, 65535, len(records), first, 0)
+        yield name, content[:first] + records + tail
+    tail = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 1, 1, 2**32 - 2, 0, 0)
+    yield "a list of 4 GB", content[:end] + tail
+    yield "two pickles", zip_of({**good, "../archive/data.pkl": b"}."})
+
+
+def _legacy_file(pickled: bytes, keys: Any, rest: bytes) -> bytes:
+    start = (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True})
+    return b"".join(pickle.dumps(v, 2) for v in start) + pickled + pickle.dumps(keys, 2) + rest
+
+
+def _legacy() -> Iterator[tuple[str, bytes]]:
+    def view(count: int, view_of: Any = None) -> bytes:
+        identity = pickle.dumps(("storage", None, "0", "cpu", count, view_of), 2)[2:-1]
+        identity = identity.replace(b"N", b"ctorch\nFloatStorage\n", 1)
+        items = b"".join(pickle.dumps(v, 2)[2:-1] for v in (0, (1,), (1,), False, None))
+        return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + identity + b"Q" + items + b"tR."
+
+    four = struct.pack("<q", 4) + bytes(16)
+    yield "legacy, a storage beyond", _legacy_file(view(2**40), ["0"], four)
+    yield "legacy, another size", _legacy_file(view(4), ["0"], struct.pack("<q", 2**40) + bytes(16))
+    yield "legacy, a negative size", _legacy_file(view(-4), ["0"], four)
+    yield "legacy, a view beyond", _legacy_file(view(4, ("1", 2, 2**40)), ["0"], four)
+    yield "legacy, a missing storage", _legacy_file(view(4), [], b"")
+
+
+def _tars() -> Iterator[tuple[str, bytes]]:
+    def number(value: int) -> bytes:
+        return pickle.dumps(value, 2)
+
+    kind = b"\x80\x02K\x00X\x03\x00\x00\x00cpuctorch\nFloatStorage\n\x87."
+    tensor = b"\x80\x02K\x01K\x00ctorch\nFloatTensor\n\x87."
+    one = number(1) + kind + struct.pack("<q", 4) + bytes(16) + pickle.dumps([], 2)
+    empty = {"tensors": number(0), "pickle": b"}."}
+    yield (
+        "tar, a storage beyond",
+        tar_of({"storages": number(1) + kind + struct.pack("<q", 2**40), **empty}),
+    )
+    yield "tar, many storages", tar_of({"storages": number(HUGE), **empty})
+    for name, dimensions in (("many", 2**31 - 1), ("negative", -1)):
+        part = number(1) + tensor + struct.pack("<i4x", dimensions)
+        yield f"tar, {name} dimensions", tar_of({"storages": one, "tensors": part, "pickle": b"}."})
+    claim = number(1) + tensor + struct.pack("<i4x3q", 1, 2**40, 1, 0)
+    yield "tar, a tensor beyond", tar_of({"storages": one, "tensors": claim, "pickle": b"}."})
+    yield "tar, many parts", tar_of({str(i): b"" for i in range(1000)})
+    # A header's size is in base 256 where its first bit is set.
+    content = bytearray(tar_of({"storages": b"x", **empty}))
+    content[124:136] = b"\x80" + (2**40).to_bytes(11, "big")
+    blank = content[:148] + b" " * 8 + content[156:512]
+    content[148:156] = b"%06o\0 " % sum(blank)
+    yield "tar, a part of a terabyte", bytes(content)
+
+
+def _safetensors() -> Iterator[tuple[str, bytes]]:
+    def file(header: Any, data: bytes = bytes(16)) -> bytes:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + data
+
+    def one(**changes: Any) -> dict[str, Any]:
+        return {"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **changes}}
+
+    yield "safetensors, a header of 2**60", struct.pack("<Q", 2**60) + b"{}"
+    yield "safetensors, a header of 40 GB", struct.pack("<Q", 40 * 10**9) + b"{}"
+    yield "safetensors, a header of 20 MB", file(b"{" + b" " * 20_000_000 + b"}")
+    yield "safetensors, overlapping", file({**one(), "v": one()["w"]})
+    yield "safetensors, beyond", file(one(shape=[2**40], data_offsets=[0, 2**42]))
+    yield "safetensors, another shape", file(one(shape=[2**40]))
+    yield "safetensors, sizes that overflow", file(one(shape=[2**33, 2**33]))
+    yield "safetensors, backwards", file(one(data_offsets=[16, 0]))
+    yield "safetensors, nested", file(b'{"w":' * 100_000)
+    yield "safetensors, no dictionary", file(b"{" + b"[" * 1000)
