@@ -1,4 +1,4 @@
-"""The Detectron2 plugin. Importing it registers the paper's backbone and heads.
+"""The Detectron2 plugin. Importing it registers its backbones and heads.
 
 In one's own train_net.py::
 
@@ -10,12 +10,17 @@ In one's own train_net.py::
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
 """
 
-from detection.d2.backbones import build_resnet_dilated_c5_backbone
+from detection.d2.backbones import (
+    build_resnet_dilated_c5_backbone,
+    build_transfer_resnet_backbone,
+    build_transfer_resnet_fpn_backbone,
+)
 from detection.d2.config import (
     add_transfer_config,
     apply_weights,
     check_transfer_config,
     transfer_defaults,
+    with_builder,
     with_process_norms,
 )
 from detection.d2.data import register
@@ -28,8 +33,11 @@ __all__ = [
     "add_transfer_config",
     "apply_weights",
     "build_resnet_dilated_c5_backbone",
+    "build_transfer_resnet_backbone",
+    "build_transfer_resnet_fpn_backbone",
     "check_transfer_config",
     "register",
     "transfer_defaults",
+    "with_builder",
     "with_process_norms",
 ]

@@ -8,7 +8,9 @@ from detectron2.modeling import (
     SEM_SEG_HEADS_REGISTRY,
 )
 
+from convert.backbone import NUM_BLOCKS, STEMS, is_bottleneck
 from detection.d2 import densepose
+from detection.d2.backbones import builder_name, detectron2_has
 from detection.task import add_transfer_config
 from detection.weights import apply_contract, apply_random, read_weights
 from moco.cfgnode import flatten
@@ -19,6 +21,7 @@ __all__ = [
     "apply_weights",
     "check_transfer_config",
     "transfer_defaults",
+    "with_builder",
     "with_process_norms",
 ]
 
@@ -39,44 +42,39 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
 def apply_weights(cfg: CfgNode) -> None:
     """Let ``cfg`` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
 
-    Colour order, mean, std, the stride's place, depth and width follow the weights' contract.
+    Colour order, mean, std, the stride's place, depth and width follow the weights' contract, and
+    MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.
 
     Raises:
-        UserError, DataError: see ``detection.weights.read_weights``.
+        UserError, DataError: see ``detection.weights.read_weights``; UserError also for a
+            MODEL.BACKBONE.NAME that cannot have this network.
     """
     weights = read_weights(cfg.MODEL.WEIGHTS)
     if weights is None:
         apply_random(cfg, explicit=())
     else:
         apply_contract(cfg, weights.contract, explicit=())
+    cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
 
 
 def check_transfer_config(cfg: CfgNode) -> None:
-    """Raise UserError for what Detectron2 would answer with an assertion, or with another network.
-
-    Its ``BasicStem`` is the 7x7 one with max-pool, whatever MODEL.RESNETS.STEM says.
-    """
+    """Raise UserError for what Detectron2 would answer with an assertion or another network."""
     resnets = cfg.MODEL.RESNETS
-    if resnets.STEM != "imagenet" or resnets.DEPTH == 10:
-        raise UserError(
-            f"MODEL.RESNETS.STEM {resnets.STEM}, DEPTH {resnets.DEPTH}: Detectron2 has the "
-            "imagenet stem and depths 18 to 152 only; use --engine embedded"
-        )
-    if resnets.DEPTH not in (18, 34, 50, 101, 152):
-        raise UserError(
-            f"MODEL.RESNETS.DEPTH: got {resnets.DEPTH}, choices are 18, 34, 50, 101, 152"
-        )
-    if resnets.DEPTH < 50:
-        for key, only in (("RES2_OUT_CHANNELS", 64), ("STEM_OUT_CHANNELS", 64), ("NUM_GROUPS", 1)):
+    for key, known in (("STEM", STEMS), ("DEPTH", NUM_BLOCKS)):
+        if resnets[key] not in known:
+            choices = ", ".join(map(str, known))
+            raise UserError(f"MODEL.RESNETS.{key}: got {resnets[key]}, choices are {choices}")
+    if not is_bottleneck(resnets.DEPTH):
+        for key, only in (("RES2_OUT_CHANNELS", resnets.STEM_OUT_CHANNELS), ("NUM_GROUPS", 1)):
             if resnets[key] != only:
                 raise UserError(
-                    f"MODEL.RESNETS.{key}: got {resnets[key]}, but Detectron2's ResNet-"
-                    f"{resnets.DEPTH} has {only}; use --engine embedded for other widths"
+                    f"MODEL.RESNETS.{key} {resnets[key]}: a ResNet-{resnets.DEPTH} has basic "
+                    f"blocks without groups and keeps the channels of its stem; set it to {only}"
                 )
         if resnets.RES5_DILATION != 1:
             raise UserError(
-                f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: Detectron2's ResNet-"
-                f"{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
+                f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: the basic blocks of a "
+                f"ResNet-{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
             )
         if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
             # Its res5 is three bottlenecks whatever the trunk: R18 weights would load in part.
@@ -94,6 +92,12 @@ def check_transfer_config(cfg: CfgNode) -> None:
         if name not in registry:
             choices = ", ".join(known for known, _ in registry)
             raise UserError(f"{key}: got {name!r}, choices are {choices}")
+    builder_name(cfg)
+    if not detectron2_has(cfg) and any(resnets.DEFORM_ON_PER_STAGE):
+        raise UserError(
+            f"MODEL.RESNETS.DEFORM_ON_PER_STAGE {resnets.DEFORM_ON_PER_STAGE}: not with a ResNet-"
+            f"{resnets.DEPTH}, {resnets.STEM} stem; set all to False"
+        )
     for key in _norm_keys(cfg):
         if flatten(cfg)[key] not in _NORMS:
             raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
@@ -139,6 +143,18 @@ def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
     cfg.defrost()
     for key, norm in process_norms(cfg, num_processes).items():
         cfg.merge_from_list([key, norm])
+    cfg.freeze()
+    return cfg
+
+
+def with_builder(cfg: CfgNode) -> CfgNode:
+    """``cfg`` with the builder that can make its trunk in MODEL.BACKBONE.NAME (a frozen copy).
+
+    A task and its records keep Detectron2's name, which the embedded engine knows, too.
+    """
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
     cfg.freeze()
     return cfg
 

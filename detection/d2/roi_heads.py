@@ -12,7 +12,7 @@ from detectron2.modeling.roi_heads import Res5ROIHeads
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
 from torch import nn
 
-_BASIC_BLOCKS = {18: 2, 34: 3}
+from convert.backbone import NUM_BLOCKS, is_bottleneck
 
 
 @ROI_HEADS_REGISTRY.register()
@@ -31,14 +31,14 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
     def from_config(cls, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> dict[str, Any]:
         resnets = cfg.MODEL.RESNETS
         channels = resnets.RES2_OUT_CHANNELS * 8
-        if resnets.DEPTH not in _BASIC_BLOCKS:
+        if is_bottleneck(resnets.DEPTH):
             ret = super().from_config(cfg, input_shape)
         else:
             # Detectron2 builds three bottlenecks for every depth. They are replaced, and draw from
             # a copy of the random stream, so that the same seed gives the embedded engine's start.
             with torch.random.fork_rng(devices=[]):
                 ret = super().from_config(cfg, input_shape)
-            num_blocks = _BASIC_BLOCKS[resnets.DEPTH]
+            num_blocks = NUM_BLOCKS[resnets.DEPTH][-1]
             blocks = ResNet.make_stage(
                 BasicBlock,
                 num_blocks,

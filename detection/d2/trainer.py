@@ -34,7 +34,7 @@ from detectron2.utils.logger import setup_logger
 from torch import nn
 
 from convert.verify import Converted
-from detection.d2.config import with_process_norms
+from detection.d2.config import with_builder, with_process_norms
 from detection.d2.data import (
     build_evaluator,
     build_test_loader,
@@ -241,7 +241,7 @@ def _work(
     start = time.monotonic()
     _set_up(cfg)
     register(cfg, cfg.DATASETS.TEST if eval_only else (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-    cfg = with_process_norms(cfg, comm.get_world_size())
+    cfg = with_builder(with_process_norms(cfg, comm.get_world_size()))
     coverage, iterations = None, 0
     if eval_only:
         model = Trainer.build_model(cfg)
@@ -302,7 +302,8 @@ def _canonical(results: Mapping[str, float]) -> dict[str, float]:
 def _check_checkpoint(path: str) -> None:
     """Raise DataError for a checkpoint that cannot be resumed from, before it is half loaded."""
     content = load_torch(path)
-    missing = {"model", "trainer", "iteration"} - set(content)
+    found = set(content) if isinstance(content, dict) else set()
+    missing = {"model", "trainer", "iteration"} - found
     if missing:
         raise DataError(
             f"{path}: has no {', '.join(sorted(missing))}, so it is not one of this engine's "

@@ -14,9 +14,10 @@ from detection.recipe import check
 from detection.task import load_task
 from detection.train_net import main
 from moco.run import read_record
-from tests.convert.conftest import _caffe2, _detectron2_layout, _make_resnet
+from tests.convert.conftest import _caffe2, _detectron2_layout
 from tests.detection.test_d2_tasks import SHORT, SMALL
 from tests.oracles.official_yaml import NAMES, write_official
+from tests.oracles.resnets import make_resnet
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -32,7 +33,7 @@ RECIPES = {"voc": "Table 2b", "coco": "Table 5d"}
 def folder(tmp_path_factory) -> Path:
     """The files, ``output.pkl`` and ``msra.pkl`` at a quarter of the width, ``full.pkl``."""
     folder = write_official(tmp_path_factory.mktemp("official"))
-    narrow, full = _make_resnet(50, base=16), _make_resnet(50, base=64)
+    narrow, full = make_resnet(50, base=16), make_resnet(50, base=64)
     for name, value in full.state_dict().items():
         if name.endswith("bn3.weight"):
             value.mul_(0.2)  # else the residual sums of random blocks overflow

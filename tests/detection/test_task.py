@@ -257,10 +257,9 @@ def test_known_keys_that_the_embedded_engine_cannot_honour(key, value, load):
 @pytest.mark.parametrize(
     ("opts", "message"),
     [
-        (["MODEL.RESNETS.STEM", "cifar"], "--engine embedded"),
-        (["MODEL.RESNETS.DEPTH", 10], "--engine embedded"),
-        (["MODEL.RESNETS.DEPTH", 20], "choices are 18, 34, 50, 101, 152"),
-        (["MODEL.RESNETS.RES2_OUT_CHANNELS", 32], "RES2_OUT_CHANNELS: got 32, .*has 64"),
+        (["MODEL.RESNETS.STEM", "5x5"], "choices are imagenet, cifar, stride2"),
+        (["MODEL.RESNETS.DEPTH", 20], "choices are 10, 18, 34, 50, 101, 152"),
+        (["MODEL.RESNETS.RES2_OUT_CHANNELS", 32], "RES2_OUT_CHANNELS 32: .*set it to 64"),
         (["MODEL.ROI_HEADS.NAME", "Res5ROIHeads"], "use Res5ROIHeadsExtraNorm"),
         (["MODEL.ROI_HEADS.NAME", "Res6ROIHeads"], "choices are .*Res5ROIHeadsExtraNorm"),
         (["MODEL.RESNETS.NORM", "SycnBN"], "MODEL.RESNETS.NORM: got 'SycnBN', choices"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from convert import targets
 from convert.verify import read_converted
 from detection.embedded.model import build_model
 from detection.task import load_task
@@ -48,6 +49,44 @@ def detector(task_cfg) -> nn.Module:
 def test_random_and_a_file(r18_file):
     assert read_weights("random") is None
     assert len(read_weights(str(r18_file)).model) == 100
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pkl", ".safetensors"])
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_every_format_that_the_converter_writes_trains_in_both_engines(
+    engine, suffix, converted, small_config, small_options, tmp_path
+):
+    if engine == "detectron2":
+        pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    path = tmp_path / f"weights{suffix}"
+    targets.write(path, converted, "detectron2")
+    task = load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(path)], engine)
+    assert task.init == "weights"
+    assert task.weights.contract == converted.contract
+    if engine == "embedded":
+        model = build_model(task.cfg)
+    else:
+        from detectron2.modeling import build_model as build_by_detectron2
+
+        from detection.d2 import with_builder, with_process_norms
+
+        model = build_by_detectron2(with_builder(with_process_norms(task.cfg, 1)))
+    assert load_converted(model, task.weights.model).loaded == 100
+    state = model.state_dict()
+    for key, value in converted.model.items():
+        place = "roi_heads." if key.startswith("res5") else "backbone."
+        assert torch.equal(state[place + key], value), key
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_torchvision_file_that_the_converter_writes_is_one_more_source(
+    suffix, converted, tmp_path
+):
+    path = tmp_path / f"weights{suffix}"
+    targets.write(path, converted, "torchvision")
+    back = read_weights(str(path)).model
+    assert back.keys() == converted.model.keys()
+    assert all(torch.equal(back[key], value) for key, value in converted.model.items())
 
 
 @pytest.mark.parametrize("weights", ["", "Random", "none.pth"])
@@ -200,6 +239,7 @@ def test_what_a_result_calls_its_initialisation():
         "runs/moco/checkpoint_0199.pth.tar": "checkpoint_0199",
         "some/moco.v2.pkl": "moco.v2",
         "r50.pth": "r50",
+        "weights/moco_r50.safetensors": "moco_r50",
     }.items():
         assert init_name(value) == name
 

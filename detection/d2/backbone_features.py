@@ -1,0 +1,41 @@
+"""What Detectron2's own backbone makes of the verification's image."""
+
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.modeling import Backbone, build_backbone
+from torch import Tensor
+
+from convert.backbone import FEATURES
+from convert.contract import InputContract
+from convert.verify import fixed_image, read_converted
+from detection.d2 import transfer_defaults, with_builder
+from detection.weights import apply_contract
+from moco.fileio import PathLike
+
+
+def features(path: PathLike) -> dict[str, Tensor]:
+    """Features of the image of convert/verify.py, on the CPU, eval mode: stem, res2 .. res5.
+
+    Raises:
+        DataError: unreadable, damaged, or not a converted file.
+    """
+    # Everything in the file is known to be plain data from here on: the checkpointer unpickles it.
+    converted = read_converted(path)
+    backbone = build(converted.contract)
+    if str(path).endswith((".pth", ".pkl")):
+        DetectionCheckpointer(backbone).load(str(path))
+    else:
+        # Detectron2 does not read safetensors; the tensors are its own by name.
+        backbone.load_state_dict(converted.model, strict=False)
+    with torch.no_grad():
+        return dict(backbone.eval()(fixed_image()))
+
+
+def build(contract: InputContract) -> Backbone:
+    """The plugin's trunk for a contract, with all features and plain batch norm."""
+    cfg = transfer_defaults()
+    apply_contract(cfg, contract, explicit=())
+    cfg.MODEL.BACKBONE.FREEZE_AT = 0
+    cfg.MODEL.RESNETS.NORM = "BN"
+    cfg.MODEL.RESNETS.OUT_FEATURES = list(FEATURES)
+    return build_backbone(with_builder(cfg))
