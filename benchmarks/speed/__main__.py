@@ -2,10 +2,11 @@
 
     python -m benchmarks.speed pretrain                            the table, in about ten minutes
     python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with few repetitions
-    python -m benchmarks.speed pretrain --output docs/speed.md     and the report in a file
+    python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the report
+    python -m benchmarks.speed convert                             of converting a checkpoint
 
-Processor time of one thread, our side and the other in turn, so that what else the machine does
-meets both; the smallest of several rounds counts, and of that only the ratio.
+Our side and the other in turn, so that what else the machine does meets both; the smallest
+processor time of several rounds counts, and of that only the ratio.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from moco.errors import UserError, run_cli
 
-SUITES = ("pretrain",)
+SUITES = ("pretrain", "convert")
 MIN_ROUNDS = 5
 
 
@@ -28,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("suite", choices=SUITES, help="what is measured")
     parser.add_argument("--goals", metavar="C1,C6", help="only these, e.g. C1,C6; default: all")
     parser.add_argument(
-        "--images", metavar="DIR", help="JPEG pictures to read; default: generated ones"
+        "--images", metavar="DIR", help="pretrain: JPEG pictures; default: generated ones"
     )
     parser.add_argument(
         "--rounds", type=int, default=MIN_ROUNDS, help=f"of each timing, default {MIN_ROUNDS}"
@@ -36,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, one round: a smoke test, no measurement"
     )
-    parser.add_argument("--output", metavar="FILE.md", help="write the report there as well")
+    parser.add_argument("--output", metavar="FILE.md", help="put the section there as well")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -47,21 +48,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
-    from benchmarks.speed.pretrain import GOALS, Setting, measure
-    from benchmarks.speed.report import markdown, text
+    from benchmarks.speed import convert, pretrain
+    from benchmarks.speed.report import markdown, text, with_section
     from moco.fileio import atomic_write_text
 
-    goals = args.goals.split(",") if args.goals else list(GOALS)
-    unknown = [goal for goal in goals if goal not in GOALS]
+    suite = {"pretrain": pretrain, "convert": convert}[args.suite]
+    goals = args.goals.split(",") if args.goals else list(suite.GOALS)
+    unknown = [goal for goal in goals if goal not in suite.GOALS]
     if unknown:
-        raise UserError(f"--goals: got {unknown[0]!r}, choices are {', '.join(GOALS)}")
+        raise UserError(f"--goals: got {unknown[0]!r}, choices are {', '.join(suite.GOALS)}")
     with tempfile.TemporaryDirectory() as scratch:
         rounds = 1 if args.quick else args.rounds
-        setting = Setting(Path(scratch), args.images, rounds, args.quick)
-        rows = measure(setting, goals)
+        if args.suite == "pretrain":
+            training = pretrain.Setting(Path(scratch), args.images, rounds, args.quick)
+            rows, facts = pretrain.measure(training, goals), training.description()
+        else:
+            conversion = convert.Setting(Path(scratch), rounds, args.quick)
+            rows, facts = convert.measure(conversion, goals), conversion.description()
         print(text(rows))
         if args.output:
-            atomic_write_text(args.output, markdown(rows, setting.description(), args.quick))
+            path = Path(args.output)
+            section = markdown(suite.TITLE, suite.ABOUT, rows, facts, args.quick)
+            before = path.read_text() if path.exists() else ""
+            atomic_write_text(path, with_section(before, section))
             print(f"wrote {args.output}")
 
 

@@ -1,21 +1,34 @@
 """Timing on a machine that others use, too."""
 
+import resource
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 
 import torch
 
+from moco.run import provenance
+
+Clock = Callable[[Callable[[], object]], float]
+
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu"
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str = "cpu",
+    clock: Clock | None = None,
 ) -> dict[str, float]:
     """Seconds that each contender takes; in every round each of them runs once.
 
     On a CPU the processor time of this process, the smallest of all rounds: whatever else runs can
     only add to it. On a GPU the median of the times between two events.
+
+    Args:
+        clock: what else to measure on the CPU, e.g. :func:`children_seconds`.
     """
-    clock = _gpu_seconds if device == "cuda" else _cpu_seconds
+    clock = clock or (_gpu_seconds if device == "cuda" else _cpu_seconds)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
         contender()  # allocations and choices of kernels that are made once
@@ -31,6 +44,39 @@ def copy_bytes_per_second(rounds: int, device: str, num_bytes: int) -> float:
     a = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
     return 2 * num_bytes / interleaved({"copy": lambda: b.copy_(a)}, rounds, device)["copy"]
+
+
+def description(rounds: int) -> list[str]:
+    """When, by which command, on which machine, with which versions."""
+    facts = provenance()
+    command = shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]])
+    versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items() if v)
+    return [
+        f"{facts['utc']}, `{command}`, revision {facts['git']}",
+        f"CPU {facts['hardware']['cpu']}, {torch.get_num_threads()} thread; "
+        f"GPU {', '.join(facts['hardware']['gpus']) or 'none'}",
+        versions,
+        f"{rounds} rounds of each timing",
+    ]
+
+
+def children_seconds(function: Callable[[], object]) -> float:
+    """Processor time of the processes that a call starts, and of theirs; it waits for them."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    start = used()
+    function()
+    return used() - start
+
+
+def wall_seconds(function: Callable[[], object]) -> float:
+    """Time that passes."""
+    start = time.monotonic()
+    function()
+    return time.monotonic() - start
 
 
 def _cpu_seconds(function: Callable[[], object]) -> float:

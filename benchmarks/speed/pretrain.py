@@ -3,8 +3,6 @@
 N batch, C dimension, K length of the queue, P crop size in pixels, G groups of BN.
 """
 
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.speed import reference, scaling
-from benchmarks.speed.measure import copy_bytes_per_second, interleaved
+from benchmarks.speed.measure import copy_bytes_per_second, description, interleaved
 from benchmarks.speed.report import Row, at_least, at_most, duration, faster
 from benchmarks.speed.shuffle import received_bytes
 from moco.augment import NUM_PARAMS, V1, V2, Augmentation, apply_colors, draw_colors
@@ -31,8 +29,13 @@ from moco.loss import info_nce
 from moco.mechanisms.base import Dictionary, LookUp
 from moco.mechanisms.momentum_queue import MomentumQueue
 from moco.pictures import find_images, open_pictures
-from moco.run import provenance
 
+TITLE = "Pre-training"
+ABOUT = """
+Only ratios count: both sides ran in turn in one process, and the smallest processor time (on a GPU:
+the median) of all rounds was taken. The reference is `benchmarks/speed/reference.py`, a plain
+transcription of the official code; lightly is the package of that name.
+"""
 DIM, M, T, LR = 128, 0.999, 0.07, 0.03
 IMAGENET_PX, IMAGENET_BYTES = (500, 375), 110_000  # of a typical picture of ImageNet
 REFERENCE, OURS, PEER, MATMUL = "reference", "ours", "lightly", "matmul"
@@ -141,18 +144,7 @@ class Setting:
 
     def description(self) -> list[str]:
         """Hardware, versions, command; what was read."""
-        facts, command = (
-            provenance(),
-            shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]]),
-        )
-        versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items() if v)
-        lines = [
-            f"{facts['utc']}, `{command}`, revision {facts['git']}",
-            f"CPU {facts['hardware']['cpu']}, {torch.get_num_threads()} thread; "
-            f"GPU {', '.join(facts['hardware']['gpus']) or 'none'}",
-            versions,
-            f"{self.rounds} rounds of each timing",
-        ]
+        lines = description(self.rounds)
         if "pictures" in vars(self):
             lines.append(f"pictures: {_describe(self.pictures)}")
         return lines

@@ -1,11 +1,16 @@
 """The table of goals, for a terminal and for docs/."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
+HEAD = """# Speed
+
+Each section was written by the command in it; not to be edited.
+"""
 HEADERS = ("goal", "what", "ours", "reference", "measured", "wanted", "met")
 
 
@@ -77,19 +82,18 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join([table, *_notes(rows)])
 
 
-def markdown(rows: Sequence[Row], description: Sequence[str], quick: bool) -> str:
-    """The report; see ``docs/speed.md``."""
+def markdown(
+    title: str, about: str, rows: Sequence[Row], description: Sequence[str], quick: bool
+) -> str:
+    """One section of the report; see ``docs/speed.md``."""
     table = tabulate(
         [row.cells() for row in rows], HEADERS, tablefmt="github", disable_numparse=True
     )
     warning = ["**A smoke test with tiny sizes: these numbers say nothing.**", ""] if quick else []
     lines = [
-        "# Speed",
+        f"## {title}",
         "",
-        "Written by the command below; not to be edited. Only ratios count: both sides ran in turn",
-        "in one process, and the smallest processor time (on a GPU: the median) of all rounds was",
-        "taken. The reference is `benchmarks/speed/reference.py`, a plain transcription of the",
-        "official code; lightly is the package of that name.",
+        about.strip(),
         "",
         *warning,
         *(f"- {line}" for line in description),
@@ -99,6 +103,19 @@ def markdown(rows: Sequence[Row], description: Sequence[str], quick: bool) -> st
         *(f"- {note}" for note in _notes(rows)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def with_section(page: str, section: str) -> str:
+    """``page``, or an empty one, with a section in the place of that of the same title."""
+    head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    sections = [text.rstrip() + "\n" for text in sections]
+    title = section.splitlines()[0]
+    same = [i for i, text in enumerate(sections) if text.splitlines()[0] == title]
+    if same:
+        sections[same[0]] = section
+    else:
+        sections.append(section)
+    return "\n".join([head.rstrip() + "\n" if head.strip() else HEAD, *sections])
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

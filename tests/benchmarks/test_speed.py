@@ -1,7 +1,10 @@
 """The reference computes what ours computes; the command runs. No test looks at a time."""
 
+import contextlib
 import copy
+import io
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +12,18 @@ import torch.nn.functional as F
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import pretrain, reference, scaling
+from benchmarks.speed import convert, pretrain, reference, scaling
 from benchmarks.speed.measure import interleaved
-from benchmarks.speed.report import Row, at_least, at_most, faster, markdown, text
+from benchmarks.speed.report import (
+    HEAD,
+    Row,
+    at_least,
+    at_most,
+    faster,
+    markdown,
+    text,
+    with_section,
+)
 from benchmarks.speed.shuffle import received_bytes
 from moco.encoder import EncoderSpec, build_encoder
 from moco.errors import UserError
@@ -173,9 +185,25 @@ def test_tables_render():
     rows = [Row("C1", "two views", "1 ms", "3 ms", "3.00x", ">= 3x", True), Row("G3", "no GPU")]
     rows.append(Row("C9", "slow", met=False, note="because"))
     assert "| C1     | two views" in text(rows) and text(rows).endswith("C9: because")
-    page = markdown(rows, ["a machine"], quick=False)
+    page = markdown("Walking", "\nHow fast.\n", rows, ["a machine"], quick=False)
+    assert page.startswith("## Walking\n\nHow fast.\n\n- a machine\n\n| goal")
     assert "- a machine" in page and "| yes   |" in page and page.endswith("- C9: because\n")
-    assert "smoke test" not in page and "smoke test" in markdown(rows, [], quick=True)
+    assert "smoke test" not in page and "smoke test" in markdown("", "", rows, [], quick=True)
+
+
+def test_a_section_takes_the_place_of_its_title_alone():
+    page = with_section("", "## B\n\none\n")
+    assert page == f"{HEAD}\n## B\n\none\n"
+    page = with_section(page, "## A\n\n### not a section\n\ntwo\n")
+    assert with_section(page, "## B\n\nthree\n") == page.replace("one", "three")
+    assert with_section(page, "## A\n\nfour\n") == f"{HEAD}\n## B\n\none\n\n## A\n\nfour\n"
+
+
+def test_the_report_has_the_sections_of_all_suites_and_nothing_else():
+    page = (Path(__file__).parents[2] / "docs" / "speed.md").read_text()
+    titles = [line for line in page.splitlines() if line.startswith("#")]
+    assert titles == ["# Speed", f"## {pretrain.TITLE}", f"## {convert.TITLE}"]
+    assert pretrain.ABOUT.strip() in page and convert.ABOUT.strip() in page
 
 
 def test_command_runs(tmp_path, capsys, monkeypatch):
@@ -192,6 +220,27 @@ def test_command_runs(tmp_path, capsys, monkeypatch):
     assert "smoke test" in written
 
 
+def test_command_measures_conversions(tmp_path, capsys, monkeypatch):
+    """The programs of its processes run here, because each import of torch takes seconds."""
+
+    def run(program, source, target):
+        monkeypatch.setattr(sys, "argv", ["-c", str(source), str(target)])
+        monkeypatch.setitem(sys.modules, "detectron2", None)
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            exec(program, {})
+        assert target.stat().st_size > 100_000
+        return shown.getvalue()
+
+    monkeypatch.setattr(convert, "_run", run)
+    monkeypatch.setattr(convert, "children_seconds", convert.wall_seconds)
+    page = tmp_path / "speed.md"
+    command.main(["convert", "--quick", "--goals", "V1,V2,V4", "--output", str(page)])
+    shown = capsys.readouterr().out
+    assert "convert and verify torchvision" in shown
+    assert page.read_text().count("| V4") == 6 and "smoke test" in page.read_text()
+    assert "of a narrow ResNet-50: torchvision " in page.read_text()
+
+
 def test_own_pictures(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     Image.new("RGB", (64, 48), (200, 100, 50)).save(tmp_path / "mine" / "a.jpg")
@@ -206,6 +255,7 @@ def test_own_pictures(tmp_path, capsys):
     "argv, message",
     [
         (["pretrain", "--goals", "C1,C2"], "--goals: got 'C2', choices are C6, "),
+        (["convert", "--goals", "V1,C1"], "--goals: got 'C1', choices are V1, "),
         (["pretrain", "--rounds", "4"], "--rounds: got 4, expected at least 5"),
     ],
 )
