@@ -42,6 +42,7 @@ setup(
         "matplotlib",
         "scipy",
         "pycocotools",
+        "safetensors",
     ],
     extras_require={
         "lvis": LVIS,
@@ -53,6 +54,7 @@ setup(
             *LVIS,
             *CITYSCAPES,
             "webdataset",  # its shards are read without it; the tests let it write some
+            *("lightly", "timm"),  # the tests convert what these packages write
         ],
     },
 )
