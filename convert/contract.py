@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moco.errors import DataError, UserError
@@ -123,6 +123,14 @@ class InputContract:
             "MODEL.RESNETS.WIDTH_PER_GROUP": self.width_per_group,
         }
 
+    def convention(self) -> str:
+        """For people: how pixels must come, and where bottlenecks have their stride."""
+        place = "1x1" if self.stride_in_1x1 else "3x3"
+        return (
+            f"{self.channel_order}, scale 0..255, mean {numbers(self.pixel_mean)}, "
+            f"std {numbers(self.pixel_std)}, stride in the {place}"
+        )
+
     def architecture(self) -> str:
         """For people, e.g. "ResNet-50" or "ResNet-18, cifar stem, 24 stem channels"."""
         text = f"ResNet-{self.depth}"
@@ -133,6 +141,11 @@ class InputContract:
         if self.num_groups != 1 or (self.depth >= 50 and self.width_per_group != 64):
             text += f", {self.num_groups} groups of {self.width_per_group}"
         return text
+
+
+def numbers(values: Sequence[float]) -> str:
+    """For people, e.g. "[123.675, 116.28, 103.53]"."""
+    return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
 def _three(name: str, values: Any) -> tuple[float, float, float]:

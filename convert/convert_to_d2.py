@@ -1,16 +1,18 @@
 """Convert a pre-trained ResNet checkpoint into weights for Detectron2, and prove it.
 
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
+    python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
 
-Reads this project's and the official MoCo's checkpoints and torchvision's ResNets, recognised by
-their content. Writes `.pth` (tensors) or `.pkl` (numpy arrays, as the official MoCo converter) in
-Detectron2's names with the input contract beside them. The file appears only after it was read
-back, compared with the source and shown to give the same features.
+Reads what self-supervised projects, torchvision, timm and Detectron2 write (docs/converting.md),
+recognised by content. Writes Detectron2's names with the input contract beside them, or with
+`--to torchvision` a plain state dict. The file appears only after it was read back, compared with
+the source and shown to give the same features.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -18,35 +20,24 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from convert import keymap
+from convert import keymap, targets
 from convert.contract import CHANNEL_ORDERS, STEMS, InputContract
-from convert.sources import SOURCES, is_converted, read_file, recognise
+from convert.files import is_converted, read_file
+from convert.layouts import LAYOUTS
+from convert.sources import Given
 from moco.errors import DataError, UserError, run_cli
-from moco.fileio import (
-    TEMPORARY_PREFIX,
-    PathLike,
-    atomic_torch_save,
-    atomic_write,
-    sha256_file,
-)
+from moco.fileio import TEMPORARY_PREFIX, PathLike, sha256_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from convert.sources import Recognised
     from convert.verify import Converted, FeatureCheck
 
-AUTHOR = "moco-transfer"
-SUFFIXES = (".pth", ".pkl")
-# torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
-# the whole file tells V2 from V1; their tensors have the same names and shapes.
-TORCHVISION_V2 = "11ad3fa6"
+YES_NO = {"yes": True, "no": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +53,10 @@ class ConversionReport:
     left: dict[str, int]  # rule -> number of tensors of the target
     features: dict[str, FeatureCheck]
     notes: list[str]
+    warnings: list[str]
+    encoders: tuple[str, ...]  # every choice of --encoder that the source has
+    to: str  # "detectron2" or "torchvision"
+    not_checked: str  # why Detectron2's own backbone was not asked; "" when it was
     output_path: Path
     output_sha256: str
 
@@ -69,34 +64,43 @@ class ConversionReport:
         """The report for people, ending in the next command."""
         c = self.contract
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
-        order = f"{c.channel_order}, stride in the {'1x1' if c.stride_in_1x1 else '3x3'}"
         difference = max(check.max_abs_diff for check in self.features.values())
         bitwise = all(check.bitwise for check in self.features.values())
         strides = ", ".join(f"{name} /{check.stride}" for name, check in self.features.items())
+        asked = "the embedded backbone" if self.not_checked else "both engines' backbones"
+        others = [choice for choice in self.encoders if choice != c.encoder]
         lines = [
             f"source        {self.source_path}: {c.source} checkpoint{epoch}, {self.head}",
-            f"encoder       {c.encoder}",
+            f"encoder       {c.encoder}"
+            + (f" (--encoder takes {' or '.join(others)} instead)" if others else ""),
             f"architecture  {c.architecture()}",
             f"tensors       {self.mapped} mapped; dropped: {_counts(self.dropped)}; "
             f"left at init: {_counts(self.left)}",
-            f"contract      {order}, mean {_numbers(c.pixel_mean)}, std {_numbers(c.pixel_std)} "
-            "(0..255)",
+            f"contract      {c.convention()}",
             *(f"note          {note}" for note in self.notes),
+            *(f"warning       {warning}" for warning in self.warnings),
             "verified      read back and inverted: bitwise equal",
-            f"verified      features of one image at {strides}: "
-            f"{'bitwise equal' if bitwise else 'equal within rounding'} "
+            f"verified      features of one image in {asked} beside torchvision's network at "
+            f"{strides}: {'bitwise equal' if bitwise else 'equal within rounding'} "
             f"(max abs difference {difference:g})",
+            *([f"not verified  {self.not_checked}"] if self.not_checked else []),
             f"output        {self.output_path} sha256 {self.output_sha256}",
             f"next          {self.next_command()}",
         ]
         return "\n".join(lines)
 
     def next_command(self) -> str:
-        """Fine-tune a detector from these weights."""
+        """Fine-tune a detector from these weights, or classify with them."""
+        path = shlex.quote(str(self.output_path))
+        if self.to == "torchvision":
+            return (
+                "python -m moco.linear --config-file configs/imagenet/linear.yaml "
+                f"--checkpoint {path} DATA.ROOT path/to/imagenet"
+            )
         task = "R_50_C4_24k" if self.contract.depth >= 50 else "R_18_C4_small"
         return (
             f"python detection/train_net.py --config-file configs/voc/faster_rcnn_{task}.yaml "
-            f"MODEL.WEIGHTS {shlex.quote(str(self.output_path))}"
+            f"MODEL.WEIGHTS {path}"
         )
 
 
@@ -104,53 +108,74 @@ def convert_file(
     src: PathLike,
     dst: PathLike,
     *,
+    to: str = "detectron2",
     encoder: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     channel_order: str | None = None,
+    stride_in_1x1: bool | None = None,
     stem: str | None = None,
+    overwrite: bool = False,
 ) -> ConversionReport:
     """Convert, verify, and only then put the file at `dst`.
 
     Args:
-        src: a checkpoint of one of SOURCES.
-        dst: ends in `.pth` or `.pkl`; the output of an earlier conversion is replaced, any other
-            existing file is refused.
-        encoder: "query" or "key"; None: the layout's default.
+        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file.
+        dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
+            for Detectron2 is replaced, any other existing file only with `overwrite`.
+        to: "detectron2" or "torchvision": whose names the file has.
+        encoder: one of the layout's networks, e.g. "query" or "key"; None: the layout's default.
         mean, std: three numbers, 0..255 in channel order, instead of the source's.
         channel_order: "RGB" or "BGR" instead of the source's; a mean and std that are not given
             stay with their colours.
+        stride_in_1x1: where the source's bottlenecks have their stride, if not where its layout
+            says.
         stem: "cifar" or "stride2" for a 3x3 stem of a source that does not say.
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
     """
-    src, dst = Path(src), Path(dst)
-    _check_output(src, dst)
-    found, model = _convert(
-        src,
-        read_file(src),
-        encoder=encoder,
-        mean=mean,
-        std=std,
-        channel_order=channel_order,
-        stem=stem,
-    )
-    from convert import verify  # imports torchvision
+    from convert.detectron2_backbone import Detectron2Backbone
 
-    contract, notes = model.contract, list(model.notes)
-    with _scratch_folder(dst) as folder:
+    src, dst = Path(src), Path(dst)
+    _check_output(src, dst, to, overwrite)
+    given = Given(
+        encoder=encoder,
+        stem=stem,
+        mean=None if mean is None else _triple(mean),
+        std=None if std is None else _triple(std),
+        channel_order=channel_order,
+        stride_in_1x1=stride_in_1x1,
+    )
+    with contextlib.ExitStack() as stack:
+        # Started first: importing Detectron2 takes as long as everything here.
+        real = stack.enter_context(Detectron2Backbone()) if to == "detectron2" else None
+        raw = read_file(src)
+        from convert import translate, verify  # after the file is known to be readable: torchvision
+
+        found, model = translate.translate(src, raw, given)
+
+        contract, notes = model.contract, list(found.notes)
+        if to == "torchvision":
+            notes += targets.lost_in_torchvision(contract)
+        folder = stack.enter_context(_scratch_folder(dst))
         scratch = Path(folder) / dst.name
-        _write(scratch, model.model, contract)
-        converted = verify.read_converted(scratch)
+        targets.write(scratch, model, to)
+        if real is not None:
+            real.show(scratch)
+        converted = targets.read_back(scratch, contract, to)
         verify.check_round_trip(found.state, converted, str(src))
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(
-            found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1
+            found.state,
+            converted,
+            str(src),
+            stride_in_1x1=found.stride_in_1x1,
+            detectron2=real.features if real is not None else None,
         )
         sha256 = sha256_file(scratch)
         if dst.exists():
-            notes.append("replaced the output of an earlier conversion")
+            notes.append("replaced a file of that name")
         os.replace(scratch, dst)
 
     left: dict[str, int] = {keymap.FOLDED_RULE: found.filled} if found.filled else {}
@@ -167,6 +192,10 @@ def convert_file(
         left=left,
         features=features,
         notes=notes,
+        warnings=found.warnings,
+        encoders=found.encoders,
+        to=to,
+        not_checked=real.skipped if real is not None else targets.NOT_FOR_DETECTRON2,
         output_path=dst,
         output_sha256=sha256,
     )
@@ -178,10 +207,11 @@ def convert_in_memory(src: PathLike, raw: Any = None) -> Converted:
     `raw`: what `read_file` returned for `src`, when it is already open. The notes say what was
     done. Raises UserError or DataError, in one line.
     """
-    from convert import verify
+    from convert import translate, verify
 
     src = Path(src)
-    found, converted = _convert(src, read_file(src) if raw is None else raw)
+    raw = read_file(src) if raw is None else raw
+    found, converted = translate.translate(src, raw, Given())
     verify.check_round_trip(found.state, converted, str(src))
     features = verify.check_features(
         found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1
@@ -196,81 +226,65 @@ def convert_in_memory(src: PathLike, raw: Any = None) -> Converted:
     return dataclasses.replace(converted, notes=(note, *converted.notes))
 
 
-def _convert(
-    src: Path,
-    raw: Any,
-    *,
-    encoder: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channel_order: str | None = None,
-    stem: str | None = None,
-) -> tuple[Recognised, Converted]:
-    """Recognise, translate, give a contract, and check every tensor; see `convert_file`."""
-    found = recognise(raw, str(src), encoder=encoder, stem=stem)
-    from convert import verify  # after the input is known to be readable: it imports torchvision
-
-    notes = list(found.notes)
-    sha256 = sha256_file(src)
-    if sha256.startswith(TORCHVISION_V2):
-        notes.append(
-            "these are torchvision's IMAGENET1K_V2 weights, another recipe than any baseline of "
-            "the paper's time; IMAGENET1K_V1 is resnet50-0676ba61.pth"
-        )
-    order = channel_order or found.channel_order
-    reverse = order != found.channel_order
-    for name, given in (("mean", mean), ("std", std), ("channel order", channel_order)):
-        if given is not None:
-            notes.append(f"{name} is the command line's, not the source's")
-    try:
-        contract = InputContract(
-            pixel_mean=_triple(mean if mean is not None else found.mean, reverse and mean is None),
-            pixel_std=_triple(std if std is not None else found.std, reverse and std is None),
-            channel_order=order,
-            stride_in_1x1=found.stride_in_1x1,
-            source=found.source,
-            source_sha256=sha256,
-            encoder=found.encoder,
-            **found.shape,
-        )
-    except UserError as error:
-        raise UserError(f"{src}: {error}") from error
-    model = {keymap.to_detectron2(key) or key: value for key, value in found.state.items()}
-    verify.check_model(model, contract, str(src))
-    return found, verify.Converted(model, contract, tuple(notes))
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
+    sources = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
+    encoders = ", ".join(
+        sorted({choice for layout in LAYOUTS for choice in layout.networks} - {"single"})
+    )
     parser = argparse.ArgumentParser(
         prog="convert_to_d2.py",
+        usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
-        epilog="Sources, recognised by content: " + ", ".join(s.name for s in SOURCES) + ".",
+        epilog=f"Sources, recognised by content: {sources}, and plain state dicts of a ResNet "
+        "under any one prefix. docs/converting.md has the command for each.",
     )
-    parser.add_argument("input", help="checkpoint to convert")
+    parser.add_argument("input", metavar="INPUT", nargs="?", help="checkpoint to convert")
     parser.add_argument(
         "output",
-        help="file to write: .pth (tensors) or .pkl (numpy); an earlier conversion is replaced, "
-        "any other existing file is refused",
+        metavar="OUTPUT",
+        nargs="?",
+        help="file to write; its ending is the format: .pth (tensors), .pkl (numpy arrays, as the "
+        "official MoCo converter), .safetensors; an earlier conversion is replaced",
+    )
+    parser.add_argument(
+        "--inspect",
+        metavar="FILE",
+        help="describe any checkpoint and what could be done with it; nothing is written",
+    )
+    parser.add_argument(
+        "--to",
+        choices=targets.SUFFIXES,
+        default="detectron2",
+        help="whose names of tensors: detectron2 (with the input contract beside them) or "
+        "torchvision (a plain state dict, without fc) (default: %(default)s)",
     )
     parser.add_argument(
         "--encoder",
-        choices=["query", "key"],
-        help="which encoder of a MoCo checkpoint (default: query)",
+        metavar="NAME",
+        help=f"which network of a checkpoint that has several: {encoders}, or what the error "
+        "message of an unknown layout lists (default: the one that the project itself transfers)",
     )
     parser.add_argument(
         "--mean",
         nargs=3,
         type=float,
         metavar="X",
-        help="pixel mean, 0..255, in channel order (default: the source's)",
+        help="pixel mean, in channel order (default: the source's)",
     )
     parser.add_argument(
         "--std",
         nargs=3,
         type=float,
         metavar="X",
-        help="pixel standard deviation, 0..255, in channel order (default: the source's)",
+        help="pixel standard deviation, in channel order (default: the source's)",
+    )
+    parser.add_argument(
+        "--scale",
+        type=int,
+        choices=[1, 255],
+        default=255,
+        help="pixel range that --mean and --std speak of: 0..255 or 0..1 (default: %(default)s)",
     )
     parser.add_argument(
         "--channel-order",
@@ -278,10 +292,19 @@ def build_parser() -> argparse.ArgumentParser:
         help="order of the colours the network was trained on (default: the source's)",
     )
     parser.add_argument(
+        "--stride-in-1x1",
+        choices=YES_NO,
+        help="whether a bottleneck's stride sits in its first 1x1 (MSRA) or in its 3x3 "
+        "(torchvision) (default: the source's)",
+    )
+    parser.add_argument(
         "--stem",
         choices=STEMS,
         help="stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
         "(stride 1) unless the checkpoint or this option says stride2",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -290,37 +313,62 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; raises UserError for run_cli."""
     args = build_parser().parse_args(argv)
+    if args.inspect is not None:
+        if args.input is not None:
+            raise UserError(f"--inspect takes one file; got also {args.input}, expected nothing")
+        from convert.inspect_file import inspect_file
+
+        print(inspect_file(args.inspect))
+        return 0
+    if args.output is None:
+        raise UserError(
+            "INPUT and OUTPUT are needed, e.g. checkpoint_0199.pth.tar weights.pth; "
+            "--inspect FILE only describes a file"
+        )
+    pixels = {
+        name: None if values is None else [value * 255 / args.scale for value in values]
+        for name, values in (("mean", args.mean), ("std", args.std))
+    }
     report = convert_file(
         args.input,
         args.output,
+        to=args.to,
         encoder=args.encoder,
-        mean=args.mean,
-        std=args.std,
         channel_order=args.channel_order,
+        stride_in_1x1=YES_NO[args.stride_in_1x1] if args.stride_in_1x1 else None,
         stem=args.stem,
+        overwrite=args.overwrite,
+        **pixels,
     )
     print(report.text())
     return 0
 
 
-def _check_output(src: Path, dst: Path) -> None:
+def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:
     """Refuse an output that is the input, or that would destroy something else."""
-    if dst.suffix not in SUFFIXES:
-        raise UserError(f"{dst}: output must end in {' or '.join(SUFFIXES)}, got {dst.suffix!r}")
+    if to not in targets.SUFFIXES:
+        raise UserError(f"--to {to}: expected one of {', '.join(targets.SUFFIXES)}")
+    suffixes = targets.SUFFIXES[to]
+    if dst.suffix not in suffixes:
+        raise UserError(
+            f"{dst}: output for {to} must end in {' or '.join(suffixes)}, got {dst.suffix!r}"
+        )
     if not dst.exists():
         return
     if dst.is_dir():
         raise UserError(f"{dst}: is a folder; give the name of a file in it")
     if src.exists() and os.path.samefile(src, dst):
         raise UserError(f"{dst}: is the input itself; give another output")
+    if overwrite:
+        return
     try:
         replaceable = is_converted(read_file(dst))
     except DataError:
         replaceable = False
     if not replaceable:
         raise UserError(
-            f"{dst}: exists and is not the output of an earlier conversion; "
-            "delete it or choose another name"
+            f"{dst}: exists and is not the output of an earlier conversion for Detectron2; "
+            "delete it, choose another name, or give --overwrite"
         )
 
 
@@ -333,39 +381,13 @@ def _scratch_folder(dst: Path) -> tempfile.TemporaryDirectory[str]:
         raise UserError(f"cannot write {dst}: {error.strerror or error}") from error
 
 
-def _write(path: Path, model: dict[str, Tensor], contract: InputContract) -> None:
-    # The same four keys as the official converter's .pkl, and the contract; Detectron2's
-    # DetectionCheckpointer matches names by their endings because of "matching_heuristics".
-    content: dict[str, Any] = {
-        "model": model,
-        "__author__": AUTHOR,
-        "matching_heuristics": True,
-        "contract": contract.to_dict(),
-    }
-    if path.suffix == ".pth":
-        atomic_torch_save(path, content)
-        return
-    import pickle
-
-    content["model"] = {key: value.numpy() for key, value in model.items()}
-
-    def write(file: BinaryIO) -> None:
-        pickle.dump(content, file, protocol=4)
-
-    atomic_write(path, write)
-
-
-def _triple(values: Sequence[float], reverse: bool) -> tuple[float, float, float]:
-    first, second, third = reversed(values) if reverse else values
+def _triple(values: Sequence[float]) -> tuple[float, float, float]:
+    first, second, third = values
     return (first, second, third)
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {rule}" for rule, number in counts.items()) or "nothing"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 # torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
 STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
@@ -54,15 +54,80 @@ _CAFFE2_KEY = re.compile(r"(res[2-5])_(0|[1-9]\d*)_(branch[12][abc]?)_(w|bn_\w+)
 # What a file with folded statistics leaves where BN starts: mean 0, variance 1.
 FOLDED_RULE = "BN statistics (0 and 1)"
 
-# Tensors of a torchvision ResNet that a detector has no place for: name of the rule -> (start of
-# the key, end of the key). An MLP head is fc.0.*, fc.2.* (moco/builder.py).
+# Tensors beside a trunk that a detector has no place for: name of the rule -> (start of the key
+# after the network's prefix, end of the key). An MLP head is fc.0.*, fc.2.* (moco/builder.py).
 DROPPED = {
     "head": ("fc.", ""),
+    "batch counter": ("", ".num_batches_tracked"),
+}
+# Keys at the top of a file whose tensors are no network, in every layout: rule -> keys.
+TOP_DROPPED = {
+    "optimizer": ("optimizer", "optimizers", "optimizer_states", "optim"),
+    "schedule": ("lr_scheduler", "lr_schedulers", "scheduler", "schedulers"),
+    "loss scaling": ("scaler", "grad_scaler", "loss_scaler", "amp", "amp_scaler", "fp16_scaler"),
+    "training record": ("callbacks", "loops", "rng_state", "random_state"),
+}
+# Heads under the names that people give them, dropped from a plain state dict.
+PLAIN_DROPPED = {
+    "Detectron2's head": ("stem.fc.", ""),
+    "head": ("head.", ""),
+    "classifier": ("classifier.", ""),
+    "projector": ("projector.", ""),
+    "projection head": ("projection_head.", ""),
+    "predictor": ("predictor.", ""),
+    "prediction head": ("prediction_head.", ""),
+    "neck": ("neck.", ""),
+    "queue": ("queue", ""),
     "batch counter": ("", ".num_batches_tracked"),
 }
 # Tensors of the target that no source fills: name of the rule -> (start, end) of the key.
 # The counter only matters to a BatchNorm with momentum None, which neither engine uses.
 LEFT_AT_INIT = {"batch counter": ("", ".num_batches_tracked")}
+
+# Numbers -> Detectron2's names, and from there torchvision's.
+# nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
+NUMBERED_STEM = {"0": "stem.conv1", "1": "stem.conv1.norm"}
+NUMBERED_STAGES = {"4": "res2", "5": "res3", "6": "res4", "7": "res5"}
+# The same of lightly's own ResNet (lightly/models/resnet.py), whose ReLU is no module, which has no
+# max-pool and whose shortcuts have another name.
+LIGHTLY_STAGES = {"2": "res2", "3": "res3", "4": "res4", "5": "res5"}
+LIGHTLY_BLOCK_MODULES = {
+    **{name: new for name, new in BLOCK_MODULES.items() if not name.startswith("downsample")},
+    "shortcut.0": "shortcut",
+    "shortcut.1": "shortcut.norm",
+}
+
+# Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py -> torchvision. A block's module is
+# net.<stage>.blocks.<block>.<module>; batch norms are the first of two in a Sequential.
+SIMCLR_V2_STEM = {"net.0.0": "conv1", "net.0.1.0": "bn1"}
+SIMCLR_V2_STAGES = {"1": "layer1", "2": "layer2", "3": "layer3", "4": "layer4"}
+SIMCLR_V2_BLOCK_MODULES = {
+    "net.0": "conv1",
+    "net.1.0": "bn1",
+    "net.2": "conv2",
+    "net.3.0": "bn2",
+    "net.4": "conv3",
+    "net.5.0": "bn3",
+    "projection.shortcut": "downsample.0",
+    "projection.bn.0": "downsample.1",
+}
+_SIMCLR_V2_BLOCK = re.compile(r"net\.([1-4])\.blocks\.(\w+)\.([\w.]+)")
+
+# Networks that people also have in such files, and that are none of ours: what they are -> two of
+# their keys, after one prefix.
+_DEEP_STEM = (
+    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
+    "one convolution"
+)
+_TRANSFORMER = "a vision transformer, not a ResNet"
+OTHER_NETWORKS = (
+    (_DEEP_STEM, "conv1.0.weight", "layer1.0.conv1.weight"),  # timm's resnet50d
+    (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
+    (_TRANSFORMER, "patch_embed.proj.weight", "blocks.0.norm1.weight"),  # timm, DINO, MoCo v3
+    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
+    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
+    (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
+)
 
 
 def to_detectron2(key: str) -> str | None:
@@ -90,6 +155,29 @@ def from_caffe2_folded(key: str) -> str | None:
     return _from_caffe2(key, CAFFE2_FOLDED_TENSORS)
 
 
+def from_numbered(key: str) -> str | None:
+    """Torchvision's name of a tensor of `nn.Sequential(*list(resnet.children())[:-1])`, or None."""
+    name = _translate(key, NUMBERED_STEM, NUMBERED_STAGES, BLOCK_MODULES)
+    return from_detectron2(name) if name else None
+
+
+def from_lightly(key: str) -> str | None:
+    """Torchvision's name of a tensor of lightly's own ResNet as an nn.Sequential, or None."""
+    name = _translate(key, NUMBERED_STEM, LIGHTLY_STAGES, LIGHTLY_BLOCK_MODULES)
+    return from_detectron2(name) if name else None
+
+
+def from_simclr_v2(key: str) -> str | None:
+    """Torchvision's name of a tensor of SimCLRv2-Pytorch's bottleneck ResNets, or None."""
+    module, _, tensor = key.rpartition(".")
+    name = SIMCLR_V2_STEM.get(module)
+    if match := _SIMCLR_V2_BLOCK.fullmatch(module):
+        stage, block, part = match.groups()
+        part = SIMCLR_V2_BLOCK_MODULES.get(part)
+        name = part and f"{SIMCLR_V2_STAGES[stage]}.{block}.{part}"
+    return keep_torchvision(f"{name}.{tensor}") if name else None
+
+
 def drop_rule(key: str) -> str | None:
     """Name of the rule that drops this torchvision key, or None."""
     return first_rule(key, DROPPED)
@@ -105,6 +193,15 @@ def first_rule(key: str, rules: Mapping[str, tuple[str, str]]) -> str | None:
     for name, (start, end) in rules.items():
         if key.startswith(start) and key.endswith(end):
             return name
+    return None
+
+
+def other_network(keys: Collection[str]) -> str | None:
+    """What OTHER_NETWORKS calls the owner of these keys, or None."""
+    for what, first, second in OTHER_NETWORKS:
+        prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
+        if any(prefix + second in keys for prefix in prefixes):
+            return what
     return None
 
 

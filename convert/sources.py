@@ -1,115 +1,68 @@
 """Recognise a checkpoint by what is in it, and take the trunk of its network out of it.
 
-A layout is one row of SOURCES; file names and extensions are never looked at. Every key of the
-file is mapped by convert/keymap.py or dropped by a rule with a name; anything else is an error.
-The result is in torchvision's names, tensors on the CPU.
+A layout is one row of convert/layouts.py; file names and extensions are never looked at. A dict of
+tensors that fits no row but holds a ResNet's names under some prefix is a plain "state dict". Every
+key of the file is mapped by convert/keymap.py or dropped by a rule with a name; anything else is an
+error. The result is in torchvision's names, tensors on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
-from convert.contract import CHANNEL_ORDERS, FOLDED, STEMS
+from convert.architecture import check_arch, choose_stem, shape_of
+from convert.contract import CHANNEL_ORDERS, FOLDED, STEMS, InputContract
+from convert.files import describe, holds_arrays, is_converted, is_state, names, to_tensor
+from convert.layouts import LAYOUTS, WRAPPERS, Layout, Network
 from moco.errors import DataError, UserError
-from moco.fileio import PathLike, load_pickle, load_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_STD = (58.395, 57.12, 57.375)
-# MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
-MSRA_MEAN = (103.53, 116.28, 123.675)
-MSRA_STD = (1.0, 1.0, 1.0)
+
+# A dict of tensors that no row of the table names.
+PLAIN = "state dict"
+PLAIN_DETECTRON2 = "Detectron2's names"
+# Starts of keys that only Detectron2's detectors have.
+_DETECTOR = (
+    *("proposal_generator.", "roi_heads.", "sem_seg_head."),
+    *("backbone.stem.", "backbone.bottom_up."),
+)
+# How deep in a file a plain state dict is looked for.
+PLAIN_DEPTH = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """One checkpoint layout: how it is recognised and which of its tensors are the trunk."""
+class Given:
+    """What the caller knows better than the file; None: the file's or the layout's own.
 
-    name: str
-    # Key of the state dict; None when the file is the state dict.
-    container: str | None
-    # Choice of --encoder -> what its keys start with; the first is taken by default.
-    encoders: Mapping[str, str]
-    # Rule -> (start, end) of keys of the state dict that belong to no encoder.
-    dropped: Mapping[str, tuple[str, str]]
-    # Value of the file's own "format" and "__author__"; None for layouts that do not have one.
-    format: str | None = None
-    author: str | None = None
-    # Two tensors that tell the layout (after the encoder's start).
-    first: tuple[str, str] = ("conv1.weight", "layer1.0.conv1.weight")
-    # Its names -> torchvision's, None for everything that is not the trunk.
-    rename: Callable[[str], str | None] = keymap.keep_torchvision
-    # What the network was trained with, where the file does not say.
-    channel_order: str = "RGB"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    stride_in_1x1: bool = False
+    Attributes:
+        encoder: one of the layout's networks, e.g. "query", "key", "teacher".
+        stem: where shapes cannot tell (3x3: "cifar" or "stride2").
+        mean, std: 0..255 in the order of `channel_order`.
+        channel_order: "RGB" or "BGR".
+        stride_in_1x1: where the stride of a bottleneck sits.
+    """
 
+    encoder: str | None = None
+    stem: str | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    channel_order: str | None = None
+    stride_in_1x1: bool | None = None
 
-_MOCO_ENCODERS = {"query": "module.encoder_q.", "key": "module.encoder_k."}
-_MOCO_DROPPED = {
-    "queue": ("module.queue", ""),
-    "memory bank": ("module.bank", ""),
-    "NCE's constant": ("module.Z", ""),
-}
-_D2_LAYOUT: dict[str, Any] = {
-    "container": "model",
-    "encoders": {"single": ""},
-    "dropped": {"head": ("stem.fc.", ""), "batch counter": ("", ".num_batches_tracked")},
-    "first": ("stem.conv1.weight", "res2.0.conv1.weight"),
-    "rename": keymap.from_detectron2,
-}
-_MSRA: dict[str, Any] = {
-    "container": None,
-    "encoders": {"single": ""},
-    "dropped": {
-        "head": ("fc1000_", ""),
-        "momentum": ("", "_momentum"),  # as detectron2/checkpoint/detection_checkpoint.py
-        "convolution bias": ("", "_b"),
-    },
-    "channel_order": "BGR",
-    "mean": MSRA_MEAN,
-    "std": MSRA_STD,
-    "stride_in_1x1": True,
-}
-
-SOURCES = (
-    # moco/checkpoint.py
-    Source("moco-transfer", "state_dict", _MOCO_ENCODERS, _MOCO_DROPPED, format="moco-transfer/1"),
-    # facebookresearch/moco@7397dfe main_moco.py:382 (the dict) and moco/builder.py (the names under
-    # DistributedDataParallel): v1 has fc.*, v2 fc.0.* and fc.2.*.
-    Source("facebookresearch/moco", "state_dict", _MOCO_ENCODERS, _MOCO_DROPPED),
-    # torchvision/models/resnet.py: net.state_dict(), with or without fc.
-    Source("torchvision", None, {"single": ""}, {}),
-    # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
-    # its docstring gives colours, mean, std and the stride's place.
-    Source("detectron2/torchvision", **_D2_LAYOUT, author="torchvision"),
-    # facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it belongs to
-    # is in *_moco.yaml beside it.
-    Source("facebookresearch/moco (converted)", **_D2_LAYOUT, author="MOCO"),
-    # detectron2://ImageNetPretrained/MSRA/: Caffe2's names with BN statistics (MODEL_ZOO.md, "we do
-    # not fuse BatchNorm"; the keys are printed in detectron2#1688).
-    Source(
-        "detectron2/MSRA",
-        **_MSRA,
-        first=("conv1_w", "res2_0_branch2a_bn_gamma"),
-        rename=keymap.from_caffe2,
-    ),
-    # catalog://ImageNetPretrained/MSRA/ of Detectron: the statistics are folded into scale and bias
-    # (detectron2/checkpoint/catalog.py: "only load them to a model with FrozenBN").
-    Source(
-        "detectron/MSRA" + FOLDED,
-        **_MSRA,
-        first=("conv1_w", "res2_0_branch2a_bn_s"),
-        rename=keymap.from_caffe2_folded,
-    ),
-)
+    def missing_convention(self) -> list[str]:
+        """Options that would have to be given for weights whose convention nobody wrote down."""
+        values = {
+            "--mean": self.mean,
+            "--std": self.std,
+            "--channel-order": self.channel_order,
+            "--stride-in-1x1": self.stride_in_1x1,
+        }
+        return [flag for flag, value in values.items() if value is None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +71,7 @@ class Recognised:
 
     source: str
     encoder: str
+    encoders: tuple[str, ...]  # every choice of --encoder that this file has
     state: dict[str, Tensor]  # torchvision's names
     dropped: dict[str, int]  # rule -> number of entries
     filled: int  # tensors of `state` that are not in the file: folded BN statistics, 0 and 1
@@ -129,191 +83,271 @@ class Recognised:
     std: tuple[float, float, float]
     stride_in_1x1: bool
     notes: list[str]
+    warnings: list[str]
 
 
-def read_file(path: PathLike) -> Any:
-    """Read a file of weights, whichever of torch's formats or pickle it is in; runs nothing in it.
-
-    Raises DataError: missing, empty, damaged, text, or not plain data.
-    """
-    try:
-        with open(path, "rb") as file:
-            start = file.read(512)
-    except OSError:
-        start = b""  # the reader below names the reason
-    is_zip = start.startswith(b"PK")
-    is_legacy = b"l\xfc\x9cF\xf9 j\xa8P\x19" in start[:64]  # torch.serialization.MAGIC_NUMBER
-    is_tar = start[257:262] == b"ustar"
-    return load_torch(path) if is_zip or is_legacy or is_tar else load_pickle(path)
-
-
-def recognise(
-    raw: Any, where: str, *, encoder: str | None = None, stem: str | None = None
-) -> Recognised:
+def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
     """Find the layout of an opened checkpoint and take its trunk.
 
     Args:
         raw: what `read_file` returned.
         where: the file's name, for error messages.
-        encoder: "query" or "key" for layouts that have both; None: the layout's default.
-        stem: overrides the guess where shapes cannot tell (3x3: "cifar" or "stride2").
+        given: what to take instead of what the file or its layout says.
 
     Raises:
-        DataError: not a layout of SOURCES, or damaged: keys, shapes, or claims that disagree.
-        UserError: `encoder` or `stem` does not fit this checkpoint.
+        DataError: not a known layout, or damaged: keys, shapes, or claims that disagree.
+        UserError: `given` does not fit this checkpoint.
     """
-    raw = _unwrap(raw)
-    source = _find_source(raw, where)
-    state = raw if source.container is None else raw[source.container]
-    encoder = _choose_encoder(source, state, encoder, where)
-    prefix = source.encoders[encoder]
-    notes: list[str] = []
-    trunk, dropped = _take(source, encoder, state, where)
-    if source.container is not None:
-        _drop_top_level(source, raw, dropped, where)
-    filled = _fill_statistics(trunk, notes) if source.name.endswith(FOLDED) else 0
+    layout = find_layout(raw, where)
+    encoder, choices = _choose_network(layout, raw, given.encoder, where)
+    network = layout.networks[encoder]
+    state = _state_at(raw, network.at)
+    assert state is not None
+    notes: list[str] = [layout.note] if layout.note else []
+    warnings: list[str] = []
+    if layout.name in (PLAIN, PLAIN_DETECTRON2):
+        _check_convention(layout, given, where, warnings)
+    trunk, dropped = _take(layout, encoder, state, where)
+    _drop_outside(layout, network, raw, dropped, where)
+    filled = _fill_statistics(trunk, notes) if layout.name.endswith(FOLDED) else 0
 
-    arch, recorded_stem, width = raw.get("arch"), None, None
-    mean, std, order = source.mean, source.std, source.channel_order
-    if source.format is not None:
+    arch, recorded_stem, width = _at(raw, ("arch",)), None, None
+    mean, std, order = layout.mean, layout.std, layout.channel_order
+    if isinstance(layout.marks.get("format"), str):
         own = _own_record(raw, where)
         arch, recorded_stem, width = own["arch"], own["stem"], own["width"]
         order, mean, std = own["channel_order"], own["mean"], own["std"]
-    shape = _shape(trunk, where)
-    if source.stride_in_1x1:
-        _check_msra(source, state, trunk, shape, where, notes)
-    _check_arch(arch, shape, where, notes)
+    shape = shape_of(trunk, where)
+    if layout.channel_order == "BGR":
+        _check_msra(layout, state, shape, where, notes)
+    _to_float32(trunk, warnings)
+    check_arch(arch, shape, where, notes)
     if width is not None and 64 * width != shape["stem_out_channels"]:
         raise DataError(
             f"{where}: says width {width!r}, but conv1.weight has {shape['stem_out_channels']} "
             "channels instead of 64 x width"
         )
-    shape["stem"] = _choose_stem(shape.pop("kernel_size"), recorded_stem, stem, where, notes)
-    found = [text for key, text in _HEADS.items() if prefix + key in state]
-    epoch = raw.get("epoch")
+    shape["stem"] = choose_stem(
+        shape.pop("kernel_size"), recorded_stem, given.stem, where, warnings
+    )
+    keys = {unwrapped(key) for key in state}
+    found = [text for key, text in _HEADS.items() if network.prefix + key in keys]
+    epoch = _at(raw, layout.epoch)
+    stride_in_1x1 = layout.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
+    if stride_in_1x1 and shape["depth"] < 50:
+        raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
     return Recognised(
-        source=source.name,
+        source=layout.name,
         encoder=encoder,
+        encoders=tuple(choices),
         state=trunk,
         dropped=dropped,
         filled=filled,
-        epoch=epoch if type(epoch) is int else None,
-        head=found[0] if found else "no head",
+        epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
+        head=found[0] if found else "no fc",
         shape=shape,
         channel_order=order,
         mean=mean,
         std=std,
-        stride_in_1x1=source.stride_in_1x1,
+        stride_in_1x1=stride_in_1x1,
         notes=notes,
+        warnings=warnings,
     )
 
 
-def is_converted(raw: Any) -> bool:
-    """Whether this is a file that convert_to_d2.py wrote."""
-    return isinstance(raw, dict) and {"model", "__author__", "contract"} <= set(raw)
+def from_contract(
+    model: Mapping[str, Tensor], contract: InputContract, where: str, given: Given
+) -> Recognised:
+    """The trunk of a converted file (Detectron2's names), to be written in another format.
+
+    Raises UserError: `given` contradicts what the contract says about the network.
+    """
+    for flag, asked, recorded in (
+        ("encoder", given.encoder, contract.encoder),
+        ("stem", given.stem, contract.stem),
+    ):
+        if asked not in (None, recorded):
+            raise UserError(f"--{flag} {asked}: {where} was converted with {flag} {recorded}")
+    stride_in_1x1 = contract.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
+    shape = {
+        field: getattr(contract, field)
+        for field in (
+            *("depth", "stem", "stem_out_channels", "res2_out_channels"),
+            *("num_groups", "width_per_group"),
+        )
+    }
+    return Recognised(
+        source=contract.source,
+        encoder=contract.encoder,
+        encoders=(contract.encoder,),
+        state={keymap.from_detectron2(key) or key: value for key, value in model.items()},
+        dropped={},
+        filled=0,
+        epoch=None,
+        head="already converted",
+        shape=shape,
+        channel_order=contract.channel_order,
+        mean=contract.pixel_mean,
+        std=contract.pixel_std,
+        stride_in_1x1=stride_in_1x1,
+        notes=[],
+        warnings=[],
+    )
 
 
-def to_tensor(key: str, value: Any, where: str) -> Tensor:
-    """A value of a file as a contiguous CPU tensor of its own; DataError names the key."""
-    import torch
-
-    if not _is_array(value):
-        raise DataError(f"{where}: {key!r} is a {type(value).__name__}, expected a tensor")
-    if not isinstance(value, torch.Tensor):
-        # The copy is writable and in this machine's byte order.
-        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
-    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise DataError(f"{where}: {key!r} is not a dense tensor with values ({value.layout})")
-    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{where}: {key!r} claims more elements than the file holds for it")
-    value = value.detach().contiguous()
-    if value.untyped_storage().nbytes() > value.numel() * value.element_size():
-        # A view would drag its whole storage into the output.
-        value = value.clone()
-    return value
+def unwrapped(key: Any) -> str:
+    """A key without the wrappers that training put around its network; "" for what is no text."""
+    if not isinstance(key, str):
+        return ""
+    while key.startswith(WRAPPERS):
+        for wrapper in WRAPPERS:
+            key = key.removeprefix(wrapper)
+    return key
 
 
-def describe(raw: Any) -> str:
-    """The first keys of a checkpoint, for the message about a layout that nobody knows."""
-    if not isinstance(raw, Mapping):
-        return f"the file holds a {type(raw).__name__}, not a dict"
-    parts = [f"top level: {names(raw)}"]
-    parts += [f"{key!r}: {names(value)}" for key, value in raw.items() if _is_state(value)]
-    return "; ".join(parts[:4])
-
-
-def names(keys: Iterable[Any], limit: int = 6) -> str:
-    """Keys for an error message; escaped, because they come from a stranger's file."""
-    every = [repr(key)[:80] for key in keys]
-    if len(every) <= limit:
-        return ", ".join(every) or "nothing"
-    return f"{', '.join(every[:limit])} and {len(every) - limit} more"
-
-
-def _is_array(value: Any) -> bool:
-    import numpy as np
-    import torch
-
-    return isinstance(value, torch.Tensor | np.ndarray)
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(_is_array(item) for item in value.values())
-
-
-def _unwrap(raw: Any) -> Any:
-    """Blobs of Caffe2 as Detectron2 also keeps them: {"model": blobs, "__author__": "Caffe2"}."""
-    if isinstance(raw, Mapping) and raw.get("__author__") == "Caffe2":
-        model = raw.get("model")
-        return model if isinstance(model, Mapping) else raw
+def _at(raw: Any, path: Iterable[str]) -> Any:
+    """What lies at a path of keys, or None."""
+    for key in path:
+        if not isinstance(raw, Mapping):
+            return None
+        raw = raw.get(key)
     return raw
 
 
-def _find_source(raw: Any, where: str) -> Source:
+def _state_at(raw: Any, path: tuple[str, ...]) -> Mapping[Any, Any] | None:
+    state = _at(raw, path)
+    return state if isinstance(state, Mapping) else None
+
+
+def find_layout(raw: Any, where: str) -> Layout:
+    """The row of LAYOUTS that a file fits, or one made for a plain state dict.
+
+    Raises DataError: nothing known, with what was seen; or several networks and no row for them.
+    """
     _refuse_known(raw, where)
-    found = [source for source in SOURCES if _matches(source, raw)]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(source.name for source in SOURCES)
-    if found:
-        both = " and ".join(source.name for source in found)
-        raise DataError(f"{where}: ambiguous, holds the layouts of {both}; keep one of them")
+    for layout in LAYOUTS:
+        if _fits(layout, raw):
+            return layout
+    if plain := _plain(raw):
+        return plain
+    for _, state in states(raw):
+        if what := keymap.other_network({unwrapped(key) for key in state}):
+            raise DataError(f"{where}: cannot be converted: it holds {what}")
+    known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
     raise DataError(f"{where}: unknown layout ({describe(raw)}); known sources: {known}")
 
 
-def _matches(source: Source, raw: Any) -> bool:
-    if not isinstance(raw, Mapping) or raw.get("format") != source.format:
+def _fits(layout: Layout, raw: Any) -> bool:
+    if not isinstance(raw, Mapping):
         return False
-    if raw.get("__author__") != source.author:
-        return False
-    state = raw if source.container is None else raw.get(source.container)
-    return isinstance(state, Mapping) and any(
-        all(prefix + key in state for key in source.first) for prefix in source.encoders.values()
-    )
+    for path, value in layout.marks.items():
+        found = _at(raw, path.split("/"))
+        if (found is None) if value is ... else (type(found) is not type(value) or found != value):
+            return False
+    for network in _present(layout, raw).values():
+        keys = _keys(raw, network)
+        if all(any(key.startswith(start) for key in keys) for start in layout.has):
+            return layout.order is None or _in_order(layout.order, raw, network)
+    return False
+
+
+def _in_order(order: tuple[str, str], raw: Any, network: Network) -> bool:
+    """Whether two keys of a network's state dict are there, in this order."""
+    wanted = [network.prefix + key for key in order]
+    keys = [unwrapped(key) for key in _state_at(raw, network.at) or ()]
+    return [key for key in keys if key in wanted] == wanted
+
+
+def _keys(raw: Any, network: Network) -> set[str]:
+    return {unwrapped(key) for key in _state_at(raw, network.at) or ()}
+
+
+def _present(layout: Layout, raw: Any) -> dict[str, Network]:
+    """The networks of a layout that a file really has."""
+    found = {}
+    for choice, network in layout.networks.items():
+        keys = _keys(raw, network)
+        if all(network.prefix + key in keys for key in layout.first):
+            found[choice] = network
+    return found
+
+
+def _plain(raw: Any) -> Layout | None:
+    """A layout for tensors under names of torchvision's or Detectron2's, wherever they lie."""
+    for name, first, rename in (
+        (PLAIN, ("conv1.weight", "layer1.0.conv1.weight"), keymap.keep_torchvision),
+        (
+            PLAIN_DETECTRON2,
+            ("stem.conv1.weight", "res2.0.conv1.weight"),
+            keymap.from_detectron2,
+        ),
+        (PLAIN, ("0.weight", "2.0.conv1.weight"), keymap.from_lightly),
+        (PLAIN, ("0.weight", "4.0.conv1.weight"), keymap.from_numbered),
+    ):
+        networks = {}
+        for path, state in states(raw):
+            keys = {unwrapped(key) for key in state}
+            for key in sorted(keys):
+                prefix = key.removesuffix(first[1])
+                if not key.endswith(first[1]) or prefix + first[0] not in keys:
+                    continue
+                if not prefix or prefix.endswith("."):
+                    label = ".".join([*path, prefix.removesuffix(".")]).strip(".")
+                    networks[label or "single"] = Network(prefix, path)
+        if len(networks) == 1:
+            networks = {"single": next(iter(networks.values()))}
+        if networks:
+            return Layout(
+                name,
+                networks,
+                keymap.PLAIN_DROPPED,
+                first=first,
+                rename=rename,
+                epoch=("epoch",),
+            )
+    return None
+
+
+def states(raw: Any, depth: int = PLAIN_DEPTH) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every dict of tensors in a file with its path, not deeper than `depth` keys."""
+    if not isinstance(raw, Mapping):
+        return
+    if is_state(raw):
+        yield (), raw
+    if depth:
+        for key, value in raw.items():
+            if isinstance(key, str):
+                for path, state in states(value, depth - 1):
+                    yield (key, *path), state
+
+
+def _check_convention(layout: Layout, given: Given, where: str, warnings: list[str]) -> None:
+    """A file of unknown origin does not say how its network sees pixels."""
+    missing = given.missing_convention()
+    if layout.name == PLAIN_DETECTRON2 and missing:
+        raise DataError(
+            f"{where}: a network in Detectron2's names without an input contract, and BGR and RGB, "
+            f"1x1 and 3x3 strides are all usual there; give {' '.join(missing)} as its "
+            "training had them, or convert the checkpoint that it was made from"
+        )
+    if missing and set(missing) != {"--stride-in-1x1"}:
+        warnings.append(
+            "the file does not say how its pixels were normalised: ImageNet's RGB mean and std are "
+            f"assumed, as torchvision's ResNets have them; else give {' '.join(missing[:3])}"
+        )
 
 
 def _refuse_known(raw: Any, where: str) -> None:
     """Files that are often given by mistake get their own sentence."""
     if not isinstance(raw, Mapping):
         return
-    if is_converted(raw):
-        raise DataError(
-            f"{where}: already converted; give it to detection/train_net.py as MODEL.WEIGHTS"
-        )
     model = raw.get("model")
-    if isinstance(model, Mapping):
-        starts = {str(key).split(".")[0] for key in model}
-        if starts & {"backbone", "proposal_generator", "roi_heads"}:
+    if isinstance(model, Mapping) and not is_converted(raw):
+        keys = [str(key) for key in model]
+        if any(key.startswith(_DETECTOR) for key in keys):
             raise DataError(
                 f"{where}: a detection model, not a pre-trained backbone; "
                 "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
-            )
-        authors = [source.author for source in SOURCES if source.author is not None]
-        if {"stem", "res2"} <= starts and raw.get("__author__") not in authors:
-            raise DataError(
-                f"{where}: in Detectron2's layout by {str(raw.get('__author__'))[:40]!r}, without "
-                f"an input contract (known without one: {', '.join(authors)}); convert the "
-                "checkpoint that it was made from"
             )
     if isinstance(raw.get("blobs"), Mapping):
         raise DataError(
@@ -321,62 +355,121 @@ def _refuse_known(raw: Any, where: str) -> None:
             "project does not read those"
         )
     caffe2 = any(str(key).startswith("res2_0_branch") for key in raw)
-    if caffe2 and not any(_matches(source, raw) for source in SOURCES):
+    if caffe2 and not any(_fits(layout, raw) for layout in LAYOUTS):
         raise DataError(
             f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
             "normalised is not known"
         )
     version = raw.get("format")
-    if isinstance(version, str) and version not in {source.format for source in SOURCES}:
+    formats = {layout.marks.get("format") for layout in LAYOUTS}
+    if isinstance(version, str) and version.startswith("moco-transfer") and version not in formats:
         raise DataError(f"{where}: format {version[:80]!r} is not known to this version")
 
 
-def _choose_encoder(
-    source: Source, state: Mapping[str, Any], encoder: str | None, where: str
-) -> str:
-    present = [n for n, prefix in source.encoders.items() if prefix + source.first[0] in state]
-    default = next(iter(source.encoders))
-    if encoder is None and default not in present:
-        prefix = source.encoders[default]
+def _choose_network(
+    layout: Layout, raw: Any, encoder: str | None, where: str
+) -> tuple[str, list[str]]:
+    """The network to take, and all that could be asked for."""
+    present = list(_present(layout, raw))
+    default = next(iter(layout.networks))
+    if layout.name in (PLAIN, PLAIN_DETECTRON2) and len(present) > 1 and encoder is None:
         raise DataError(
-            f"{where}: no {default} encoder ({prefix}*) in this {source.name} checkpoint; "
-            f"--encoder {present[0]} takes what is there"
+            f"{where}: {len(present)} networks, and it is ambiguous which is meant; "
+            f"give --encoder with one of {', '.join(present)}"
+        )
+    if encoder is None and default not in present:
+        raise DataError(
+            f"{where}: no {default} encoder ({layout.networks[default].prefix}*) in this "
+            f"{layout.name} checkpoint; --encoder {present[0]} takes what is there"
         )
     if encoder is not None and encoder not in present:
-        choices = "one network" if default == "single" else f"the encoders {', '.join(present)}"
+        choices = "one network" if len(present) == 1 else f"the encoders {', '.join(present)}"
         raise UserError(
-            f"--encoder {encoder}: {where} is a {source.name} checkpoint with {choices}"
+            f"--encoder {encoder}: {where} is a {layout.name} checkpoint with {choices}"
         )
-    return encoder or default
+    return encoder or default, present
 
 
 def _take(
-    source: Source, encoder: str, state: Mapping[str, Any], where: str
+    layout: Layout, encoder: str, state: Mapping[Any, Any], where: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Split a state dict into the trunk (torchvision's names) and counts of dropped keys."""
-    prefix = source.encoders[encoder]
+    network = layout.networks[encoder]
     others = {
-        f"{name} encoder": (start, "") for name, start in source.encoders.items() if name != encoder
+        f"{choice} encoder": (other.prefix, "")
+        for choice, other in layout.networks.items()
+        if choice != encoder and other.at == network.at and other.prefix
     }
     trunk: dict[str, Tensor] = {}
     dropped: dict[str, int] = {}
     unknown = []
+    nested = {key for path in _paths(layout) if path[:-1] == network.at for key in path[-1:]}
     for key, value in state.items():
-        name = key.removeprefix(prefix) if isinstance(key, str) and key.startswith(prefix) else ""
-        rule = keymap.drop_rule(name) or keymap.first_rule(str(key), {**others, **source.dropped})
-        new = source.rename(name)
+        if key in nested:
+            continue  # another network's state dict inside this one
+        short = unwrapped(key)
+        name = short.removeprefix(network.prefix) if short.startswith(network.prefix) else ""
+        rule = keymap.drop_rule(name) or keymap.first_rule(short, {**others, **layout.dropped})
+        new = layout.rename(name)
+        if new in trunk:
+            raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
             trunk[new] = to_tensor(key, value, where)
-        elif rule:
-            dropped[rule] = dropped.get(rule, 0) + 1
+        elif network.at == () and not holds_arrays(value):
+            count(dropped, "training record")
+        elif rule or (network.at == () and (rule := _top_rule(layout, key))):
+            count(dropped, rule)
         else:
             unknown.append(key)
     if unknown:
         raise DataError(
             f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
-            f"{names(unknown, limit=50)}; not the ResNet of a {source.name} checkpoint"
+            f"{names(unknown, limit=50)}; not the ResNet of a {layout.name} checkpoint"
         )
     return trunk, dropped
+
+
+def count(counts: dict[str, int], rule: str) -> None:
+    """One more entry under a rule (in place)."""
+    counts[rule] = counts.get(rule, 0) + 1
+
+
+def _paths(layout: Layout) -> set[tuple[str, ...]]:
+    return {network.at for network in layout.networks.values()}
+
+
+def _top_rule(layout: Layout, key: Any) -> str | None:
+    for rules in (layout.top, keymap.TOP_DROPPED):
+        for rule, keys in rules.items():
+            if key in keys:
+                return rule
+    return None
+
+
+def _drop_outside(
+    layout: Layout, network: Network, raw: Any, dropped: dict[str, int], where: str
+) -> None:
+    """Count what lies beside the state dict, at each level of the path to it."""
+    choices = {other.at: choice for choice, other in layout.networks.items()}
+    for depth in range(len(network.at)):
+        above = network.at[:depth]
+        for key, value in _at(raw, above).items():
+            if key == network.at[depth]:
+                continue
+            path = (*above, key)
+            inside = [choice for at, choice in choices.items() if at[: depth + 1] == path]
+            if inside:
+                rule = f"{inside[0]} encoder"
+            else:
+                rule = _top_rule(layout, key) or ("" if holds_arrays(value) else "training record")
+            if not rule and isinstance(layout.marks.get("format"), str):
+                rule = "training record"  # the project's own format is versioned
+            if not rule:
+                raise DataError(
+                    f"{where}: tensors under {names([key])}, which a {layout.name} checkpoint does "
+                    "not have; it is ambiguous which network is meant"
+                )
+            count(dropped, rule)
 
 
 def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
@@ -398,14 +491,13 @@ def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
 
 
 def _check_msra(
-    source: Source,
-    state: Mapping[str, Any],
-    trunk: dict[str, Tensor],
+    layout: Layout,
+    state: Mapping[Any, Any],
     shape: Mapping[str, Any],
     where: str,
     notes: list[str],
 ) -> None:
-    """What is particular to Caffe2's files; rounds float64 to float32 (in place).
+    """What is particular to Caffe2's files.
 
     MSRA's input convention is documented for MSRA's networks and not extended to others.
     """
@@ -415,8 +507,8 @@ def _check_msra(
             "MSRA's (detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
         )
     for key in state:
-        rule = keymap.first_rule(str(key), source.dropped)
-        if source.rename(str(key)) or rule != "convolution bias":
+        rule = keymap.first_rule(str(key), layout.dropped)
+        if layout.rename(str(key)) or rule != "convolution bias":
             continue
         values = to_tensor(key, state[key], where)
         if not bool(values.any()):
@@ -427,107 +519,23 @@ def _check_msra(
             f"conv1_b (up to {float(values.abs().max()):.2g}) is dropped, as Detectron2 does: its "
             "networks have no place for it"
         )
-    double = [key for key, value in trunk.items() if value.element_size() == 8]
-    trunk.update({key: trunk[key].float() for key in double})
-    if double:
-        notes.append(f"{len(double)} tensors are of 64 bits in the file, rounded to float32")
 
 
-def _drop_top_level(
-    source: Source, raw: Mapping[str, Any], dropped: dict[str, int], where: str
-) -> None:
-    for key, value in raw.items():
-        if key == source.container:
-            continue
-        if key == "optimizer":
-            rule = "optimizer"
-        elif source.format is not None or not _holds_arrays(value):
-            # The project's own format is versioned; elsewhere tensors must not go unnoticed.
-            rule = "training record"
-        else:
-            raise DataError(
-                f"{where}: tensors under {key!r}, which a {source.name} checkpoint does not have; "
-                "it is ambiguous which network is meant"
+def _to_float32(trunk: dict[str, Tensor], warnings: list[str]) -> None:
+    """Bring other floating-point types to what the engines train (in place)."""
+    import torch
+
+    for dtype, how in (
+        (torch.float16, "widened to float32 without a change of value"),
+        (torch.bfloat16, "widened to float32 without a change of value"),
+        (torch.float64, "rounded to float32"),
+    ):
+        keys = [key for key, value in trunk.items() if value.dtype == dtype]
+        trunk.update({key: trunk[key].float() for key in keys})
+        if keys:
+            warnings.append(
+                f"{len(keys)} of {len(trunk)} tensors are {dtype} in the file, {how}: {names(keys)}"
             )
-        dropped[rule] = dropped.get(rule, 0) + 1
-
-
-def _holds_arrays(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_holds_arrays(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_holds_arrays(item) for item in value)
-    return _is_array(value)
-
-
-def _shape(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
-    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size."""
-    from convert.backbone import NUM_BLOCKS, is_bottleneck
-
-    def dims(key: str, count: int) -> tuple[int, ...]:
-        if key not in state:
-            raise DataError(f"{where}: {key} is missing; not a ResNet, or not the whole of it")
-        shape = tuple(state[key].shape)
-        if len(shape) != count or 0 in shape:
-            raise DataError(f"{where}: {key} has shape {list(shape)}, expected {count} dimensions")
-        return shape
-
-    blocks = tuple(
-        len({key.split(".")[1] for key in state if key.startswith(stage + ".")})
-        for stage in keymap.STAGES
-    )
-    bottleneck = "layer1.0.conv3.weight" in state
-    depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
-    if not depths:
-        kind = "bottleneck" if bottleneck else "basic"
-        raise DataError(
-            f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
-        )
-    stem_channels, image_channels, kernel_size, _ = dims("conv1.weight", 4)
-    if image_channels != 3:
-        raise DataError(f"{where}: conv1.weight takes {image_channels} channels, expected 3 (RGB)")
-    if bottleneck:
-        width = dims("layer1.0.conv1.weight", 4)[0]
-        width_per_group = dims("layer1.0.conv2.weight", 4)[1]
-        res2_channels = dims("layer1.0.conv3.weight", 4)[0]
-        num_groups = max(1, width // width_per_group)
-    else:
-        # Detectron2's default: basic blocks have no groups.
-        num_groups, width_per_group = 1, 64
-        res2_channels = dims("layer1.0.conv2.weight", 4)[0]
-    return {
-        "depth": depths[0],
-        "kernel_size": kernel_size,
-        "stem_out_channels": stem_channels,
-        "res2_out_channels": res2_channels,
-        "num_groups": num_groups,
-        "width_per_group": width_per_group,
-    }
-
-
-def _choose_stem(
-    kernel_size: int, recorded: str | None, asked: str | None, where: str, notes: list[str]
-) -> str:
-    possible = {7: ("imagenet",), 3: ("cifar", "stride2")}.get(kernel_size)
-    if possible is None:
-        raise DataError(
-            f"{where}: conv1.weight is {kernel_size}x{kernel_size}, expected 7x7 or 3x3"
-        )
-    if recorded is not None:
-        if recorded not in possible:
-            raise DataError(
-                f"{where}: says stem {recorded!r}, but conv1.weight is {kernel_size}x{kernel_size}"
-            )
-        possible = (recorded,)
-    if asked is not None and asked not in possible:
-        raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
-    if len(possible) == 1 or asked is not None:
-        return asked or possible[0]
-    notes.append(
-        f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride 1); "
-        f"if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
-    )
-    return possible[0]
 
 
 _HEADS = {
@@ -538,57 +546,29 @@ _HEADS = {
     "fc1000_w": "linear head",
 }
 
-# torchvision's names -> depth, groups, width per group.
-_ARCHS = {
-    **{f"resnet{depth}": (depth, 1, 64) for depth in (18, 34, 50, 101, 152)},
-    "resnext50_32x4d": (50, 32, 4),
-    "resnext50_32x8d": (50, 32, 8),  # the paper's RX50; torchvision has none
-    "resnext101_32x8d": (101, 32, 8),
-    "resnext101_64x4d": (101, 64, 4),
-    "wide_resnet50_2": (50, 1, 128),
-    "wide_resnet101_2": (101, 1, 128),
-}
-
-
-def _check_arch(arch: Any, shape: Mapping[str, Any], where: str, notes: list[str]) -> None:
-    """A file that names its architecture must mean the one that its tensors have."""
-    if not isinstance(arch, str):
-        return
-    if arch not in _ARCHS and arch != "resnet10":
-        notes.append(f"the file names arch {arch[:80]!r}; the tensors decide")
-        return
-    depth, groups, width = _ARCHS.get(arch, (10, 1, 64))
-    got = (shape["depth"], shape["num_groups"])
-    # A width of this project's encoders scales all channels, so it is compared for standard stems.
-    if got != (depth, groups) or (
-        shape["stem_out_channels"] == 64 and shape["width_per_group"] != width
-    ):
-        raise DataError(
-            f"{where}: says arch {arch!r}, but its tensors are of ResNet-{shape['depth']} "
-            f"with {shape['num_groups']} groups of {shape['width_per_group']}"
-        )
-
 
 def _own_record(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What moco/checkpoint.py writes about the encoder and its input; means become 0..255."""
     try:
-        encoder, image = raw["encoder"], raw["input"]
-        record = {
-            "arch": encoder["arch"],
-            "stem": encoder["stem"],
+        encoder, image = dict(raw["encoder"]), dict(raw["input"])
+        record: dict[str, Any] = {
+            "arch": str(encoder["arch"]),
+            "stem": str(encoder["stem"]),
             "width": float(encoder["width"]),
-            "channel_order": image["channel_order"],
+            "channel_order": str(image["channel_order"]),
             "mean": _to_255(image["mean"]),
             "std": _to_255(image["std"]),
         }
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{where}: a moco-transfer checkpoint with a damaged record of its encoder or input "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         ) from error
     for name, choices in (("stem", STEMS), ("channel_order", CHANNEL_ORDERS)):
         if record[name] not in choices:
-            raise DataError(f"{where}: {name} {record[name]!r}, expected one of {list(choices)}")
+            raise DataError(
+                f"{where}: {name} {record[name][:80]!r}, expected one of {list(choices)}"
+            )
     return record
 
 

@@ -19,7 +19,7 @@ from torchvision.models import resnet as tv
 from convert import keymap
 from convert.backbone import FEATURES, NUM_BLOCKS, ResNet, is_bottleneck
 from convert.contract import InputContract
-from convert.sources import describe, is_converted, names, read_file, to_tensor
+from convert.files import describe, is_converted, names, read_file, to_tensor
 from moco.errors import DataError
 from moco.fileio import PathLike
 
@@ -49,28 +49,37 @@ class FeatureCheck:
     max_abs_diff: float
     bitwise: bool
 
+    def worse(self, other: FeatureCheck) -> FeatureCheck:
+        """What holds for both of two comparisons of this feature."""
+        difference = max(self.max_abs_diff, other.max_abs_diff)
+        return FeatureCheck(self.stride, difference, self.bitwise and other.bitwise)
+
 
 def read_converted(path: PathLike, raw: Any = None) -> Converted:
-    """Read and check a file that convert_to_d2.py wrote, `.pth` or `.pkl`.
+    """Read and check a file that convert_to_d2.py wrote for Detectron2, in any of its formats.
 
     `raw`: what `read_file` returned for it, when it is already open.
 
     Raises DataError: unreadable, not a converted file, or tensors that are missing, unknown, of
     another shape or type, not finite or all zero.
     """
-    raw = read_file(path) if raw is None else raw
+    own = raw is None
+    if own:
+        raw = read_file(path)
     if not is_converted(raw):
         raise DataError(
             f"{path}: not a file that convert/convert_to_d2.py wrote ({describe(raw)}); "
             "convert the checkpoint first"
         )
-    if not isinstance(raw["model"], Mapping):
+    if not isinstance(raw["model"], dict):
         raise DataError(f"{path}: 'model' is a {type(raw['model']).__name__}, expected a dict")
     try:
         contract = InputContract.from_dict(raw["contract"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    model = {key: to_tensor(key, value, str(path)) for key, value in raw["model"].items()}
+    # What a pickle holds is not what becomes of it: both need not be in memory at once.
+    values: dict[Any, Any] = raw["model"] if own else dict(raw["model"])
+    model = {key: to_tensor(key, values.pop(key), str(path)) for key in list(values)}
     check_model(model, contract, str(path))
     notes = ("BN statistics start at 0 and 1: they were folded",) if contract.bn_folded else ()
     return Converted(model, contract, notes)
@@ -147,30 +156,47 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
         )
 
 
-def check_features(
-    source: Mapping[str, Tensor], converted: Converted, where: str, *, stride_in_1x1: bool = False
-) -> dict[str, FeatureCheck]:
-    """Show one fixed image to the source's network and to the target backbone, in eval mode.
-
-    `stride_in_1x1` is the source's, from its documentation; the contract may not decide it.
-    Returns the agreement at the stem and res2..res5. Raises DataError at the first feature whose
-    stride or values differ.
-    """
-    contract = converted.contract
+def fixed_image() -> Tensor:
+    """The image that every network is shown: (1, 3, H, W), as if already normalised."""
     generator = torch.Generator().manual_seed(0)
-    image = torch.randn(1, 3, *IMAGE_SIZE_PX, generator=generator)
+    return torch.randn(1, 3, *IMAGE_SIZE_PX, generator=generator)
+
+
+def check_features(
+    source: Mapping[str, Tensor],
+    converted: Converted,
+    where: str,
+    *,
+    stride_in_1x1: bool = False,
+    detectron2: Callable[[], Mapping[str, Tensor] | None] | None = None,
+) -> dict[str, FeatureCheck]:
+    """Show one fixed image to the source's network and to the target backbones, in eval mode.
+
+    Args:
+        stride_in_1x1: the source's, from its documentation; the contract may not decide it.
+        detectron2: `Detectron2Backbone.features` where Detectron2's own backbone is asked, too.
+
+    Returns the agreement at the stem and res2..res5, of the worse one where there are two target
+    backbones. Raises DataError at the first feature whose stride or values differ.
+    """
+    contract, image = converted.contract, fixed_image()
     with torch.no_grad():
         expected = _features(_filled(lambda: _torchvision(contract, stride_in_1x1), source), image)
         backbone = _filled(lambda: build_backbone(contract), converted.model)
-        actual = backbone(image)
-    return {
-        name: _compare(name, expected[name], actual[name], backbone.strides[name], where)
-        for name in FEATURES
-    }
+        targets: dict[str, Mapping[str, Tensor]] = {"the embedded backbone": backbone(image)}
+    theirs = detectron2() if detectron2 is not None else None
+    if theirs is not None:
+        targets["Detectron2's backbone"] = theirs
+    worst: dict[str, FeatureCheck] = {}
+    for target, actual in targets.items():
+        for name in FEATURES:
+            failed = f"{where}: verification failed at {name} of {target}"
+            check = _compare(expected[name], actual[name], backbone.strides[name], failed)
+            worst[name] = check.worse(worst.get(name, check))
+    return worst
 
 
-def _compare(name: str, expected: Tensor, actual: Tensor, stride: int, where: str) -> FeatureCheck:
-    failed = f"{where}: verification failed at {name}"
+def _compare(expected: Tensor, actual: Tensor, stride: int, failed: str) -> FeatureCheck:
     size = [pixels // stride for pixels in IMAGE_SIZE_PX]
     if not list(expected.shape[2:]) == list(actual.shape[2:]) == size:
         raise DataError(

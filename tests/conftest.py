@@ -16,6 +16,15 @@ if os.environ.get("MOCO_HIDE_DETECTRON2"):
     sys.modules["detectron2"] = None  # type: ignore[assignment]  # importing it fails from here on
 
 
+@pytest.fixture(autouse=True)
+def detectron2_as_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions do not ask Detectron2's backbone, which takes seconds each.
+
+    A test file that is about it overrides this fixture.
+    """
+    monkeypatch.setattr("convert.detectron2_backbone.installed", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with ``coco/``, ``VOC2007/`` and ``bccd/``: real pictures, not part of the project."""

@@ -83,8 +83,9 @@ def test_only_the_plugin_imports_detectron2():
     ],
 )
 def test_nothing_that_could_run_a_files_content(pattern):
-    """Reading weights goes through moco/fileio.py and its unpickler, which name the safe way."""
-    allowed = {ROOT / "moco" / "fileio.py", ROOT / "moco" / "plain_pickle.py"}
+    """Reading weights goes through moco/fileio.py; tests/moco/test_security.py parses the source."""
+    # What the project's own reader is measured against.
+    allowed = {ROOT / "benchmarks" / "speed" / "convert.py"} if "torch" in pattern else set()
     if pattern == r"\b(eval|exec)\(":
         pattern = r"(?<![.\w])(eval|exec)\("  # model.eval() is another thing
     for path in SOURCES:

@@ -13,43 +13,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
-BLOCKS = {10: [1, 1, 1, 1], 18: [2, 2, 2, 2], 34: [3, 4, 6, 3], 50: [3, 4, 6, 3]}
+from tests.oracles.resnets import make_resnet
 
 
-def _make_resnet(
-    depth: int = 18, *, stem: str = "imagenet", base: int = 8, seed: int = 0
-) -> tv.ResNet:
-    """torchvision's ResNet with `base` instead of 64 channels and random batch-norm statistics."""
-    torch.manual_seed(seed)
-    block = tv.Bottleneck if depth >= 50 else tv.BasicBlock
-    net = tv.ResNet(block, [1, 1, 1, 1] if base != 64 else BLOCKS[depth], num_classes=16)
-    if base != 64:
-        # torchvision has no argument for it: rebuild the layers from fewer planes.
-        net.inplanes = base
-        net.conv1 = nn.Conv2d(3, base, 7, 2, 3, bias=False)
-        net.bn1 = nn.BatchNorm2d(base)
-        for i, blocks in enumerate(BLOCKS[depth]):
-            stage = net._make_layer(block, base * 2**i, blocks, stride=1 if i == 0 else 2)
-            setattr(net, f"layer{i + 1}", stage)
-        net.fc = nn.Linear(base * 8 * block.expansion, 16)
-    if stem != "imagenet":
-        stride = {"cifar": 1, "stride2": 2}[stem]
-        net.conv1 = nn.Conv2d(3, base, 3, stride, 1, bias=False)
-        net.maxpool = nn.Identity()
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.uniform_(-0.5, 0.5)
-                module.running_mean.uniform_(-0.5, 0.5)
-                module.running_var.uniform_(0.5, 1.5)
-                module.num_batches_tracked.fill_(7)
-    return net.eval()
-
-
-@pytest.fixture(scope="session")
-def make_resnet() -> Callable[..., tv.ResNet]:
-    return _make_resnet
+@pytest.fixture(scope="session", name="make_resnet")
+def make_resnet_fixture() -> Callable[..., tv.ResNet]:
+    return make_resnet
 
 
 def _moco_state(query: nn.Module, key: nn.Module, dim: int = 16) -> dict[str, Tensor]:
@@ -64,7 +33,7 @@ def _moco_state(query: nn.Module, key: nn.Module, dim: int = 16) -> dict[str, Te
 
 def _official(version: int = 2, **kwargs: Any) -> dict[str, Any]:
     """facebookresearch/moco@7397dfe main_moco.py:381-386; v1 a linear head, v2 an MLP."""
-    nets = [_make_resnet(seed=seed, **kwargs) for seed in (0, 1)]
+    nets = [make_resnet(seed=seed, **kwargs) for seed in (0, 1)]
     for net in nets:
         if version == 2:
             width = net.fc.weight.shape[1]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from convert import backbone, convert_to_d2, keymap, verify
+from convert import backbone, convert_to_d2, keymap, targets, verify
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file, main
 from convert.sources import recognise
@@ -129,7 +129,7 @@ def test_torchvision(
     converted = read_converted(tmp_path / "out.pth")
     assert_same_model(converted.model, expected_model(state, "", official_names))
     assert (converted.contract.source, converted.contract.encoder) == ("torchvision", "single")
-    assert (report.head, report.epoch) == ("linear head" if head else "no head", None)
+    assert (report.head, report.epoch) == ("linear head" if head else "no fc", None)
     assert ("head" in report.dropped) == head
     assert converted.contract.res2_out_channels == {18: 8, 50: 32}[depth]
     assert converted.contract.width_per_group == {18: 64, 50: 8}[depth]
@@ -205,7 +205,7 @@ def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
     assert read_converted(tmp_path / "out.pth").contract.stem == "cifar"
     report = convert_file(src, tmp_path / "out.pth", stem="stride2")
     assert report.contract.stem == "stride2"
-    assert report.notes == ["replaced the output of an earlier conversion"]
+    assert (report.notes, report.warnings) == (["replaced a file of that name"], [])
 
 
 def test_overrides(official: Make, save: Save, tmp_path: Path) -> None:
@@ -269,14 +269,8 @@ def test_output_is_never_the_input_or_a_strangers_file(
 
 @pytest.mark.parametrize("name", ["out", "out.pt", "out.PTH", "out.pth.tar"])
 def test_output_suffix_is_checked(name: str, official: Make, save: Save, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"must end in \.pth or \.pkl"):
+    with pytest.raises(UserError, match=r"must end in \.pth or \.pkl or \.safe"):
         convert_file(save(official()), tmp_path / name)
-
-
-def test_a_conversion_is_not_an_input(official: Make, save: Save, tmp_path: Path) -> None:
-    convert_file(save(official()), tmp_path / "out.pth")
-    with pytest.raises(DataError, match=r"already converted.*MODEL\.WEIGHTS"):
-        convert_file(tmp_path / "out.pth", tmp_path / "again.pth")
 
 
 # A failed verification leaves nothing behind and what was there untouched.
@@ -306,21 +300,21 @@ def test_a_wrong_row_of_the_table_is_seen_in_the_features(
     swapped = {**keymap.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
     monkeypatch.setattr(keymap, "BLOCK_MODULES", swapped)
     assert_fails_without_a_trace(
-        converted_before, tmp_path, "verification failed at res2: features differ"
+        converted_before, tmp_path, "failed at res2 of the embedded backbone: features differ"
     )
 
 
 def test_one_changed_bit_is_seen_when_read_back(
     converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = convert_to_d2._write
+    write = targets.write
 
-    def corrupt(path: Path, model: dict[str, Tensor], contract: Any) -> None:
-        model = copy.deepcopy(model)
-        model["res3.0.conv1.weight"].view(-1).view(torch.int32)[0] ^= 1
-        write(path, model, contract)
+    def corrupt(path: Path, converted: verify.Converted, to: str) -> None:
+        converted = copy.deepcopy(converted)
+        converted.model["res3.0.conv1.weight"].view(-1).view(torch.int32)[0] ^= 1
+        write(path, converted, to)
 
-    monkeypatch.setattr(convert_to_d2, "_write", corrupt)
+    monkeypatch.setattr(targets, "write", corrupt)
     assert_fails_without_a_trace(
         converted_before, tmp_path, r"verification failed.*'layer2\.0\.conv1\.weight'"
     )
@@ -361,7 +355,7 @@ def test_a_wrong_stride_is_seen_in_the_features(
 ) -> None:
     monkeypatch.setitem(backbone.STEMS, "imagenet", (7, 2, 2))  # no max-pool
     assert_fails_without_a_trace(
-        converted_before, tmp_path, "verification failed at stem: .* do not both have stride 2"
+        converted_before, tmp_path, "verification failed at stem of .* do not both have stride 2"
     )
 
 
@@ -383,7 +377,9 @@ def test_features_that_are_not_finite(
     checkpoint = official()
     checkpoint["state_dict"]["module.encoder_q.layer3.0.bn1.weight"].fill_(3e38)
     src = save(checkpoint, "big")
-    assert_fails_without_a_trace(src, tmp_path, "failed at res4: the source's own features are not")
+    assert_fails_without_a_trace(
+        src, tmp_path, "failed at res4 of .*: the source's own features are not"
+    )
 
 
 def test_a_full_disk_names_the_file_and_keeps_the_old_one(
@@ -400,7 +396,9 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(
     )
     before = (tmp_path / "old.pth").read_bytes()
     files = sorted(tmp_path.rglob("*"))
-    outputs = [str(tmp_path / name) for name in ("old.pth", "new.pth", "new.pkl")]
+    outputs = [
+        str(tmp_path / name) for name in ("old.pth", "new.pth", "new.pkl", "new.safetensors")
+    ]
     done = subprocess.run(
         [sys.executable, "-c", code, str(converted_before), *outputs],
         cwd=ROOT,
@@ -408,9 +406,9 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(
         text=True,
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 3, done.stderr
-    for line, name in zip(lines, ("old.pth", "new.pth", "new.pkl"), strict=True):
-        assert line.startswith("UserError cannot write") and name in line
+    assert len(lines) == 4, done.stderr
+    for line, output in zip(lines, outputs, strict=True):
+        assert line.startswith("UserError cannot write") and Path(output).name in line
     assert (tmp_path / "old.pth").read_bytes() == before
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -426,11 +424,12 @@ def test_report(
     out = capsys.readouterr().out
     for text in (
         "facebookresearch/moco checkpoint, epoch 200, MLP head",
-        "encoder       query",
         "ResNet-18, 8 stem channels",
         "100 mapped; dropped: 20 batch counter, 4 head, 124 key encoder, 2 queue,",
         "left at init: 20 batch counter",
-        "RGB, stride in the 3x3, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375]",
+        "encoder       query (--encoder takes key instead)",
+        "RGB, scale 0..255, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375], stride in "
+        "the 3x3",
         "stem /4, res2 /4, res3 /8, res4 /16, res5 /32: bitwise equal (max abs difference 0)",
         f"{dst} sha256 {sha256_file(dst)}",
     ):
@@ -472,11 +471,16 @@ def test_the_flags_are_these() -> None:
     assert flags == {
         "-h",
         "--help",
+        "--inspect",
+        "--to",
         "--encoder",
         "--mean",
         "--std",
+        "--scale",
         "--channel-order",
+        "--stride-in-1x1",
         "--stem",
+        "--overwrite",
         "--debug",
     }
 

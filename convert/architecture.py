@@ -1,0 +1,123 @@
+"""Which ResNet tensors are: from their shapes, and what a file claims beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from convert import keymap
+from moco.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# torchvision's names -> depth, groups, width per group.
+_ARCHS = {
+    **{f"resnet{depth}": (depth, 1, 64) for depth in (18, 34, 50, 101, 152)},
+    "resnext50_32x4d": (50, 32, 4),
+    "resnext50_32x8d": (50, 32, 8),  # the paper's RX50; torchvision has none
+    "resnext101_32x8d": (101, 32, 8),
+    "resnext101_64x4d": (101, 64, 4),
+    "wide_resnet50_2": (50, 1, 128),
+    "wide_resnet101_2": (101, 1, 128),
+}
+
+
+# timm's anti-aliased networks (timm/models/resnet.py, aa_layer); of all in timm 1.0.31 these are
+# the ones that have exactly torchvision's names and shapes.
+_LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
+
+
+def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
+    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size."""
+    from convert.backbone import NUM_BLOCKS, is_bottleneck
+
+    def dims(key: str, count: int) -> tuple[int, ...]:
+        if key not in state:
+            raise DataError(f"{where}: {key} is missing; not a ResNet, or not the whole of it")
+        shape = tuple(state[key].shape)
+        if len(shape) != count or 0 in shape:
+            raise DataError(f"{where}: {key} has shape {list(shape)}, expected {count} dimensions")
+        return shape
+
+    blocks = tuple(
+        len({key.split(".")[1] for key in state if key.startswith(stage + ".")})
+        for stage in keymap.STAGES
+    )
+    bottleneck = "layer1.0.conv3.weight" in state
+    depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
+    if not depths:
+        kind = "bottleneck" if bottleneck else "basic"
+        raise DataError(
+            f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
+        )
+    stem_channels, image_channels, kernel_size, _ = dims("conv1.weight", 4)
+    if image_channels != 3:
+        raise DataError(f"{where}: conv1.weight takes {image_channels} channels, expected 3 (RGB)")
+    if bottleneck:
+        width = dims("layer1.0.conv1.weight", 4)[0]
+        width_per_group = dims("layer1.0.conv2.weight", 4)[1]
+        res2_channels = dims("layer1.0.conv3.weight", 4)[0]
+        num_groups = max(1, width // width_per_group)
+    else:
+        # Detectron2's default: basic blocks have no groups.
+        num_groups, width_per_group = 1, 64
+        res2_channels = dims("layer1.0.conv2.weight", 4)[0]
+    return {
+        "depth": depths[0],
+        "kernel_size": kernel_size,
+        "stem_out_channels": stem_channels,
+        "res2_out_channels": res2_channels,
+        "num_groups": num_groups,
+        "width_per_group": width_per_group,
+    }
+
+
+def choose_stem(
+    kernel_size: int, recorded: str | None, asked: str | None, where: str, warnings: list[str]
+) -> str:
+    possible = {7: ("imagenet",), 3: ("cifar", "stride2")}.get(kernel_size)
+    if possible is None:
+        raise DataError(
+            f"{where}: conv1.weight is {kernel_size}x{kernel_size}, expected 7x7 or 3x3"
+        )
+    if recorded is not None:
+        if recorded not in possible:
+            raise DataError(
+                f"{where}: says stem {recorded!r}, but conv1.weight is {kernel_size}x{kernel_size}"
+            )
+        possible = (recorded,)
+    if asked is not None and asked not in possible:
+        raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
+    if len(possible) == 1 or asked is not None:
+        return asked or possible[0]
+    warnings.append(
+        f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride 1); "
+        f"if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
+    )
+    return possible[0]
+
+
+def check_arch(arch: Any, shape: Mapping[str, Any], where: str, notes: list[str]) -> None:
+    """A file that names its architecture must mean the one that its tensors have."""
+    if not isinstance(arch, str):
+        return
+    if arch in _LOOK_ALIKES:
+        raise DataError(
+            f"{where}: says arch {arch!r}, which pools where a ResNet has a stride; its tensors "
+            "have the names and shapes of a ResNet that computes something else"
+        )
+    if arch not in _ARCHS and arch != "resnet10":
+        notes.append(f"the file names arch {arch[:80]!r}; the tensors decide")
+        return
+    depth, groups, width = _ARCHS.get(arch, (10, 1, 64))
+    got = (shape["depth"], shape["num_groups"])
+    # A width of this project's encoders scales all channels, so it is compared for standard stems.
+    if got != (depth, groups) or (
+        shape["stem_out_channels"] == 64 and shape["width_per_group"] != width
+    ):
+        raise DataError(
+            f"{where}: says arch {arch!r}, but its tensors are of ResNet-{shape['depth']} "
+            f"with {shape['num_groups']} groups of {shape['width_per_group']}"
+        )

@@ -1,0 +1,148 @@
+"""Files of weights as plain values, and words about what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from moco.errors import DataError
+from moco.fileio import PathLike, format_of, load_pickle, load_safetensors, load_torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# tensorflow/core/lib/io/format.h, kTableMagicNumber: the last bytes of a checkpoint's index.
+_TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
+
+
+_TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)\Z")
+
+
+def read_file(path: PathLike) -> Any:
+    """Read a file of weights: torch's formats, pickle or safetensors; runs nothing in it.
+
+    Raises DataError: missing, empty, damaged, text, or not plain data.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(512)
+    except OSError:
+        start = b""  # the reader below names the reason
+    _refuse_foreign(path, start)
+    form = format_of(path)
+    if form == "safetensors":
+        tensors, texts = load_safetensors(path)
+        return _with_contract(path, tensors, texts) if "contract" in texts else tensors
+    return load_torch(path) if form == "torch" else load_pickle(path)
+
+
+def is_converted(raw: Any) -> bool:
+    """Whether this is a file that convert_to_d2.py wrote."""
+    return isinstance(raw, dict) and {"model", "__author__", "contract"} <= set(raw)
+
+
+def to_tensor(key: str, value: Any, where: str) -> Tensor:
+    """A value of a file as a contiguous CPU tensor of its own; DataError names the key."""
+    import torch
+
+    if not is_array(value):
+        raise DataError(f"{where}: {key!r} is a {type(value).__name__}, expected a tensor")
+    if not isinstance(value, torch.Tensor):
+        # The copy is writable and in this machine's byte order.
+        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
+    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        raise DataError(f"{where}: {key!r} is not a dense tensor with values ({value.layout})")
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise DataError(f"{where}: {key!r} claims more elements than the file holds for it")
+    value = value.detach().contiguous()
+    if value.untyped_storage().nbytes() > value.numel() * value.element_size():
+        # A view would drag its whole storage into the output.
+        value = value.clone()
+    return value
+
+
+def describe(raw: Any) -> str:
+    """The first keys of a checkpoint, for the message about a layout that nobody knows."""
+    if not isinstance(raw, Mapping):
+        return f"the file holds a {type(raw).__name__}, not a dict"
+    parts = [f"top level: {names(raw)}"]
+    parts += [f"{key!r}: {names(value)}" for key, value in raw.items() if is_state(value)]
+    return "; ".join(parts[:4])
+
+
+def names(keys: Iterable[Any], limit: int = 6) -> str:
+    """Keys for an error message; escaped, because they come from a stranger's file."""
+    every = [repr(key)[:80] for key in keys]
+    if len(every) <= limit:
+        return ", ".join(every) or "nothing"
+    return f"{', '.join(every[:limit])} and {len(every) - limit} more"
+
+
+def is_array(value: Any) -> bool:
+    import numpy as np
+    import torch
+
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def is_state(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(is_array(item) for item in value.values())
+
+
+def holds_arrays(value: Any, seen: set[int] | None = None) -> bool:
+    """Whether there is a tensor anywhere in a value; `seen`: what was looked into already.
+
+    A stranger's lists may hold themselves, or each other so often that every path is too many.
+    """
+    seen = set() if seen is None else seen
+    if not isinstance(value, Mapping | list | tuple):
+        return is_array(value)
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    items = value.values() if isinstance(value, Mapping) else value
+    return any(holds_arrays(item, seen) for item in items)
+
+
+def _with_contract(path: PathLike, tensors: dict[str, Tensor], texts: Mapping[str, str]) -> Any:
+    """What targets.py writes as safetensors, as it writes it to a .pth."""
+    try:
+        contract = json.loads(texts["contract"])
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: its contract is not JSON ({error}); convert again") from error
+    return {
+        "model": tensors,
+        "__author__": texts.get("__author__"),
+        "matching_heuristics": True,
+        "contract": contract,
+    }
+
+
+def _refuse_foreign(path: PathLike, start: bytes) -> None:
+    """Checkpoints of other frameworks get a sentence that names who converts them.
+
+    `start`: the file's first bytes. Raises DataError.
+    """
+    if b"dill._dill" in start:
+        raise DataError(
+            f"{path}: a pickle by dill, as DeepMind's BYOL is, which runs code when it is opened; "
+            "convert it with github.com/ajtejankar/byol-convert, and what that writes with this"
+        )
+    # A checkpoint of TensorFlow is several files, or the start of their names.
+    index = _TENSORFLOW_PART.sub("", str(path)) + ".index"
+    try:
+        with open(index, "rb") as file:
+            file.seek(-len(_TENSORFLOW_END), os.SEEK_END)
+            end = file.read()
+    except OSError:
+        return
+    if end == _TENSORFLOW_END:
+        raise DataError(
+            f"{path}: a checkpoint of TensorFlow; SimCLR's are converted by "
+            "github.com/tonylins/simclr-converter (v1) and github.com/Separius/SimCLRv2-Pytorch "
+            "(v2), and what those write by this"
+        )

@@ -1,0 +1,129 @@
+"""Describe any checkpoint without converting it: what it is, what is in it, what it is good for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from convert.files import is_converted, names, read_file
+from convert.sources import Given, Recognised, count, find_layout
+from convert.translate import translate
+from convert.verify import Converted
+from moco.errors import DataError, UserError
+from moco.fileio import PathLike, sha256_file
+
+COMMAND = "python convert/convert_to_d2.py"
+# How many entries of a file are shown.
+MAX_ENTRIES = 12
+
+
+def inspect_file(path: PathLike) -> str:
+    """Lines for people about a file of weights.
+
+    Raises DataError: missing, damaged, or asking to run code. A file that can be read but not
+    converted is described, with the reason.
+    """
+    path = Path(path)
+    raw = read_file(path)
+    lines = [
+        f"file          {path}: {path.stat().st_size:,} bytes",
+        f"sha256        {sha256_file(path)}",
+        *(f"holds         {entry}" for entry in _entries(raw)),
+    ]
+    found, problem = _networks(path, raw)
+    converted = is_converted(raw)
+    if found:
+        lines += _describe(found, converted)
+    if problem is not None:
+        reason = str(problem).removeprefix(f"{path}: ")
+        lines.append(f"{'problem       ' if found else 'no use        '}{reason}")
+    if not found:
+        return "\n".join(lines)
+    quoted = shlex.quote(str(path))
+    if converted:
+        lines.append(
+            "next          python detection/train_net.py --config-file "
+            f"configs/voc/... MODEL.WEIGHTS {quoted}"
+        )
+    else:
+        encoder = f" --encoder {found[0][0].encoder}" if problem is not None else ""
+        lines.append(f"next          {COMMAND} {quoted} weights.pth{encoder}")
+    return "\n".join(lines)
+
+
+def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]], UserError | None]:
+    """Every network that a conversion could take, the default first, and what is wrong."""
+    problem = None
+    try:
+        default = translate(path, raw, Given())
+        found, choices = [default], [c for c in default[0].encoders if c != default[0].encoder]
+    except UserError as error:
+        problem, found = error, []
+        try:
+            choices = [] if is_converted(raw) else list(find_layout(raw, str(path)).networks)
+        except DataError:
+            choices = []
+    for choice in choices:
+        try:
+            found.append(translate(path, raw, Given(encoder=choice)))
+        except UserError as error:
+            problem = problem or error
+    return found, problem
+
+
+def _describe(found: list[tuple[Recognised, Converted]], converted: bool) -> list[str]:
+    recognised, model = found[0]
+    contract = model.contract
+    epoch = "" if recognised.epoch is None else f", epoch {recognised.epoch}"
+    lines = [f"source        {recognised.source}{epoch}, {recognised.head}"]
+    for number, (one, its) in enumerate(found):
+        parameters = sum(
+            value.numel()
+            for key, value in its.model.items()
+            if not key.endswith(("running_mean", "running_var"))
+        )
+        which = (
+            "" if len(found) == 1 else "; default" if not number else f"; --encoder {one.encoder}"
+        )
+        lines.append(
+            f"network       {one.encoder}: {its.contract.architecture()}, "
+            f"{len(its.model)} tensors, {parameters:,} parameters{which}"
+        )
+    lines.append(f"contract      {contract.convention()}")
+    if converted:
+        lines.append(f"from          a file with sha256 {contract.source_sha256}")
+    lines += [f"note          {note}" for note in recognised.notes]
+    lines += [f"warning       {warning}" for warning in recognised.warnings]
+    return lines
+
+
+def _entries(raw: Any) -> list[str]:
+    """What lies at the top of a file, one text for each entry."""
+    if not isinstance(raw, Mapping):
+        return [f"a {type(raw).__name__}, not a dict"]
+    if not any(isinstance(value, Mapping) for value in raw.values()):
+        return [_summary(raw)]
+    entries = [f"{names([key])}: {_summary(value)}" for key, value in raw.items()]
+    if len(entries) > MAX_ENTRIES:
+        entries[MAX_ENTRIES:] = [f"{len(entries) - MAX_ENTRIES} more"]
+    return entries
+
+
+def _summary(value: Any) -> str:
+    """A value in a few words; what a stranger wrote is escaped and cut."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if not isinstance(value, Mapping):
+        return repr(value)[:60] if isinstance(value, str | int | float) else type(value).__name__
+    arrays = [item for item in value.values() if isinstance(item, torch.Tensor | np.ndarray)]
+    if not arrays:
+        return f"a dict of {len(value)}"
+    types: dict[str, int] = {}
+    for item in arrays:
+        count(types, str(item.dtype).removeprefix("torch."))
+    return f"{len(arrays)} tensors ({', '.join(f'{n} {t}' for t, n in types.items())})"

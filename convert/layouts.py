@@ -1,0 +1,574 @@
+"""THE table of checkpoint layouts: who writes which keys, and how its networks see pixels.
+
+One row per layout, most specific first; the first row that fits a file is taken. A file is known by
+what is in it, never by its name. convert/sources.py reads the table, convert/keymap.py has the
+names of tensors. Above each row: the code that writes the file and that normalises its pixels.
+
+Wrappers (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile) are taken off the
+keys before they are compared, so no row has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from convert import keymap
+from convert.contract import FOLDED
+
+# The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
+# MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
+MSRA_MEAN = (103.53, 116.28, 123.675)
+MSRA_STD = (1.0, 1.0, 1.0)
+# Where pixels are only scaled to 0..1.
+ZERO_MEAN = (0.0, 0.0, 0.0)
+ZERO_TO_ONE_STD = (255.0, 255.0, 255.0)
+
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Where one network of a layout is."""
+
+    prefix: str = ""  # start of its keys
+    at: tuple[str, ...] = ("state_dict",)  # keys from the top of the file to its state dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """One checkpoint layout: how it is recognised and which of its tensors are the trunk."""
+
+    name: str
+    # Choice of --encoder -> network; the first is the one that the project itself transfers.
+    networks: Mapping[str, Network]
+    # Rule -> (start, end) of keys of the state dicts that belong to no network.
+    dropped: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    # Starts of keys that must be in a network's state dict; they tell it from layouts alike.
+    has: tuple[str, ...] = ()
+    # Paths ("a/b") to plain values of the file: this value, ... for any, None for none.
+    marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Rule -> keys at the top of the file whose tensors are not needed; see keymap.TOP_DROPPED.
+    top: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    # Two tensors (after the prefix) that show that a network is there.
+    first: tuple[str, str] = ("conv1.weight", "layer1.0.conv1.weight")
+    # Its names -> torchvision's, None for everything that is not the trunk.
+    rename: Callable[[str], str | None] = keymap.keep_torchvision
+    epoch: tuple[str, ...] = ("epoch",)  # path to the number of epochs finished
+    epoch_offset: int = 0  # 1 where the file numbers its epochs from 0
+    # Two keys of the default network in the order of the file. Converters from other frameworks
+    # leave one that no PyTorch module has.
+    order: tuple[str, str] | None = None
+    note: str = ""  # what every user of this source has to know
+    # What the network was trained with, where the file does not say.
+    channel_order: str = "RGB"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    stride_in_1x1: bool = False
+
+
+_MOCO_DROPPED = {
+    "queue": ("queue", ""),
+    "memory bank": ("bank", ""),
+    "NCE's constant": ("Z", ""),
+}
+_D2_LAYOUT: dict[str, Any] = {
+    "networks": {"single": Network("", ("model",))},
+    "dropped": {"head": ("stem.fc.", "")},
+    "first": ("stem.conv1.weight", "res2.0.conv1.weight"),
+    "rename": keymap.from_detectron2,
+}
+_MSRA: dict[str, Any] = {
+    "dropped": {
+        "head": ("fc1000_", ""),
+        "momentum": ("", "_momentum"),  # as detectron2/checkpoint/detection_checkpoint.py
+        "convolution bias": ("", "_b"),
+    },
+    "channel_order": "BGR",
+    "mean": MSRA_MEAN,
+    "std": MSRA_STD,
+    "stride_in_1x1": True,
+}
+
+# google-research/simclr@383d414 resnet.py:594; resnet_wider.py and resnet.py:105 of the converters.
+_SAME_POOL = (
+    "SimCLR's max-pool pads as TensorFlow's SAME (one pixel, after), the converter's network and "
+    "this backbone as torchvision (one pixel on both sides)"
+)
+
+# What Lightning's trainer writes: pytorch_lightning 2.6.6 trainer/connectors/
+# checkpoint_connector.py, dump_checkpoint, and callbacks/weight_averaging.py, on_save_checkpoint
+# (the averaged weights are in "state_dict"). Its "epoch" is the current one, finished or not.
+_LIGHTNING: dict[str, Any] = {
+    "marks": {"pytorch-lightning_version": ...},
+    "top": {
+        "weights before averaging": ("current_model_state",),
+        "training record": ("averaging_state",),
+    },
+    "epoch": ("loops", "fit_loop", "epoch_progress", "current", "processed"),
+}
+# What stands beside a backbone in OpenSelfSup, MMSelfSup and mmpretrain. The modules of a list
+# (encoder_q = [backbone, neck]) have a second name there.
+_MM_DROPPED = {
+    "neck": ("neck.", ""),
+    "head": ("head.", ""),
+    "queue": ("queue", ""),
+    "memory bank": ("memory_bank.", ""),
+    "class weights": ("loss_weight", ""),
+    "list of the encoder": ("encoder.", ""),
+    "EMA counter": ("steps", ""),
+}
+_MM_NOTE = "mean and std are those of the ImageNet configurations; meta has the run's own, as text"
+_MM_TOP = {"training record": ("message_hub", "meta"), "schedule": ("param_schedulers",)}
+_SOLO_DROPPED = {
+    "classifier": ("classifier.", ""),
+    "momentum classifier": ("momentum_classifier.", ""),
+    "projector": ("projector.", ""),
+    "momentum projector": ("momentum_projector.", ""),
+    "predictor": ("predictor", ""),
+    "head": ("head.", ""),
+    "momentum head": ("momentum_head.", ""),
+    "prototypes": ("prototypes.", ""),
+    "loss": ("dino_loss_func.", ""),
+    "queue": ("queue", ""),
+    "memory bank": ("local_memory_", ""),
+    "transformer": ("transformer_encoder.", ""),
+    "position code": ("pos_enc.", ""),
+}
+_LIGHTLY_DROPPED = {
+    "projection head": ("projection_head", ""),
+    "local projection head": ("local_projection_head.", ""),
+    "key projection head": ("key_projection_head.", ""),
+    "teacher projection head": ("teacher_projection_head.", ""),
+    "student projection head": ("student_projection_head.", ""),
+    "teacher head": ("teacher_head.", ""),
+    "student head": ("student_head.", ""),
+    "prediction head": ("prediction_head.", ""),
+    "classifier": ("online_classifier.", ""),
+    "loss": ("criterion", ""),
+    "prototypes": ("prototypes.", ""),
+    "groups": ("smog.", ""),
+}
+
+_VISSL_TRUNK = Network("_feature_blocks.", ("classy_state_dict", "base_model", "model", "trunk"))
+_VISSL: dict[str, Any] = {
+    # The loss's own (MoCo's queue, DINO's centre) and its network's head.
+    "dropped": {
+        "queue": ("queue", ""),
+        "centre of the loss": ("center", ""),
+        "head": ("moco_encoder.heads.", ""),
+        "teacher's head": ("momentum_teacher.module.heads.", ""),
+    },
+    "top": {
+        "head": ("heads",),
+        "loss": ("loss",),
+        "training record": ("meters", "ema_meters"),
+    },
+    "epoch": ("train_phase_idx",),
+    "epoch_offset": 1,
+}
+
+
+def _mm(name: str, has: tuple[str, ...] = (), **networks: str) -> Layout:
+    """A training checkpoint of mmcv's or mmengine's runner: choice of --encoder -> prefix."""
+    dropped = {}
+    if "backbone." not in networks.values():
+        dropped["second name of the encoder"] = ("backbone.", "")
+    # Beside a list's backbone: encoder_q.1. or encoder_k.module.1. is its neck, encoder_k.steps a
+    # counter of the average.
+    for choice, prefix in networks.items():
+        if prefix.endswith(".0."):
+            dropped[f"{choice} neck"] = (prefix.replace(".0.", ".1."), "")
+            dropped[f"{choice} EMA counter"] = (prefix.split(".", 1)[0] + ".steps", "")
+    return Layout(
+        name,
+        {choice: Network(prefix) for choice, prefix in networks.items()},
+        {**dropped, **_MM_DROPPED},
+        has=has,
+        marks={"meta": ...},
+        top=_MM_TOP,
+        epoch=("meta", "epoch"),
+    )
+
+
+def _lightly(
+    networks: Mapping[str, str], has: tuple[str, ...] = ("projection_head",)
+) -> tuple[Layout, ...]:
+    """A LightningModule under the three naming schemes of its backbone; choice -> prefix."""
+    schemes = (
+        (("conv1.weight", "layer1.0.conv1.weight"), keymap.keep_torchvision),
+        # "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own, so
+        # lightly's comes first.
+        (("0.weight", "2.0.conv1.weight"), keymap.from_lightly),
+        (("0.weight", "4.0.conv1.weight"), keymap.from_numbered),
+    )
+    return tuple(
+        Layout(
+            "lightly",
+            {choice: Network(prefix) for choice, prefix in networks.items()},
+            _LIGHTLY_DROPPED,
+            has=has,
+            first=first,
+            rename=rename,
+            **_LIGHTNING,
+        )
+        for first, rename in schemes
+    )
+
+
+def _caffe2(name: str, norm_tensor: str, rename: Callable[[str], str | None]) -> tuple[Layout, ...]:
+    """Two rows: blobs at the top, and as Detectron2 also keeps them, under "model"."""
+    first = ("conv1_w", f"res2_0_branch2a_bn_{norm_tensor}")
+    rows = (((), None), (("model",), "Caffe2"))
+    return tuple(
+        Layout(
+            name,
+            {"single": Network("", at)},
+            marks={"__author__": author},
+            first=first,
+            rename=rename,
+            **_MSRA,
+        )
+        for at, author in rows
+    )
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    # moco/checkpoint.py
+    Layout(
+        "moco-transfer",
+        {"query": Network("encoder_q."), "key": Network("encoder_k.")},
+        _MOCO_DROPPED,
+        marks={"format": "moco-transfer/1"},
+    ),
+    # moco/classify_run.py: what moco.linear and moco.finetune write.
+    Layout(
+        "moco-transfer classifier",
+        {"single": Network()},
+        marks={"format": "moco-transfer-classifier/1"},
+    ),
+    # facebookresearch/moco@7397dfe main_moco.py:382 (the dict) and moco/builder.py (the names): v1
+    # has fc.*, v2 fc.0.* and fc.2.*.
+    Layout(
+        "facebookresearch/moco",
+        {"query": Network("encoder_q."), "key": Network("encoder_k.")},
+        _MOCO_DROPPED,
+        marks={"format": None},
+    ),
+    # --- A: self-supervised projects
+    # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
+    # moco/builder.py:27 (the names); main_lincls.py:181 takes base_encoder.
+    Layout(
+        "facebookresearch/moco-v3",
+        {"query": Network("base_encoder."), "key": Network("momentum_encoder.")},
+        {"predictor": ("predictor.", "")},
+        marks={"pytorch-lightning_version": None},
+    ),
+    # facebookresearch/simsiam@a7bc177 main_simsiam.py:264 (the dict), :225 (the pixels) and
+    # simsiam/builder.py:24 (the names).
+    Layout(
+        "facebookresearch/simsiam",
+        {"single": Network("encoder.")},
+        {"predictor": ("predictor.", "")},
+        has=("encoder.fc.6.", "predictor.3."),
+    ),
+    # facebookresearch/moco-v3@c349e6e main_lincls.py:319 and :268, the same in moco and simsiam;
+    # pytorch/examples@77f55b9 imagenet/main.py:299, from which they come, has the same keys.
+    Layout(
+        "pytorch/examples imagenet",
+        {"single": Network()},
+        marks={"arch": ..., "best_acc1": ...},
+        top={"training record": ("best_acc1",)},
+    ),
+    # google-research/simclr@383d414 (TensorFlow) by tonylins/simclr-converter@139d3cb
+    # convert.py:84 and resnet_wider.py, whose blocks create the shortcut first. Pixels are 0..1
+    # and no more: simclr data_util.py:515; eval.py, "the original model do not have normalization".
+    Layout(
+        "google-research/simclr v1 (tonylins/simclr-converter)",
+        {"single": Network()},
+        has=("fc.bias", "bn1.num_batches_tracked"),
+        marks={"epoch": None, "arch": None, "optimizer": None},
+        order=("layer1.0.downsample.0.weight", "layer1.0.conv1.weight"),
+        mean=ZERO_MEAN,
+        std=ZERO_TO_ONE_STD,
+        note=_SAME_POOL,
+    ),
+    # The same, version 2, by Separius/SimCLRv2-Pytorch@f4c2f41 convert.py:120, resnet.py (the
+    # names) and verify.py:18 (the pixels). Selective kernels (sk1) have keys that no rule knows.
+    Layout(
+        "google-research/simclr v2 (Separius/SimCLRv2-Pytorch)",
+        {"single": Network("", ("resnet",))},
+        top={"projection head": ("head",)},
+        first=("net.0.0.weight", "net.1.blocks.0.net.0.weight"),
+        rename=keymap.from_simclr_v2,
+        mean=ZERO_MEAN,
+        std=ZERO_TO_ONE_STD,
+        note=_SAME_POOL,
+    ),
+    # google-deepmind/deepmind-research@f5de0ed byol (haiku) by ajtejankar/byol-convert@7497e7f
+    # convert.py:29-99: the online network, weights first, then statistics, without counters.
+    # Pixels: byol/utils/dataset.py:63; padding: byol/utils/networks.py:106.
+    Layout(
+        "google-deepmind/byol (ajtejankar/byol-convert)",
+        {"single": Network("", ())},
+        marks={"bn1.num_batches_tracked": None},
+        order=("fc.weight", "bn1.running_mean"),
+        note=(
+            "BYOL's network pads as TensorFlow's SAME (unevenly at stride 2), this backbone as "
+            "torchvision: the weights are the same, the features close to it"
+        ),
+    ),
+    # facebookresearch/barlowtwins@8e8d284 main.py:146 (the dict), :304 (the pixels), :191 (the
+    # names). Its resnet50.pth (main.py:151) is torchvision's without fc.
+    Layout(
+        "facebookresearch/barlowtwins",
+        {"single": Network("backbone.", ("model",))},
+        {"projector": ("projector.", ""), "loss": ("bn.", "")},
+        has=("projector.0.", "bn.running_mean"),
+    ),
+    # facebookresearch/vicreg@4e12602 main_vicreg.py:157 (the dict), :189 (the names),
+    # augmentations.py:57 (the pixels). Its resnet50.pth (:164) is torchvision's without fc: padding
+    # 1 and 2 (resnet.py:163,186) is conv1's 3.
+    Layout(
+        "facebookresearch/vicreg",
+        {"single": Network("backbone.", ("model",))},
+        {"projector": ("projector.", "")},
+        has=("projector.0.bias",),
+    ),
+    # facebookresearch/swav@06b1b7c main_swav.py:239 (the dict; released files are its state dict,
+    # hubconf.py:34), src/resnet50.py:157-217 (the names; padding as vicreg's),
+    # src/multicropdataset.py:38 (the pixels: std[0] is 0.228). Also DeepCluster-v2 and SeLa-v2.
+    *(
+        Layout(
+            "facebookresearch/swav",
+            {"single": Network("", at)},
+            {"projection head": ("projection_head.", ""), "prototypes": ("prototypes.", "")},
+            has=("projection_head.", "prototypes."),
+            std=(58.14, 57.12, 57.375),
+        )
+        for at in (("state_dict",), ())
+    ),
+    # facebookresearch/dino@7c446df main_dino.py:278 (the dict), :431 (the pixels), utils.py:606
+    # (the names); eval_linear.py:264 takes the teacher. Its dino_resnet50_pretrain.pth
+    # (hubconf.py:91) is torchvision's without fc.
+    Layout(
+        "facebookresearch/dino",
+        {
+            "teacher": Network("backbone.", ("teacher",)),
+            "student": Network("backbone.", ("student",)),
+        },
+        {"head": ("head.", "")},
+        marks={"dino_loss": ...},
+        top={"loss": ("dino_loss",)},
+    ),
+    # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
+    # base_ssl_model.py:414 and trunks/resnext.py:144 (the names), configs/config/pretrain/simclr/
+    # simclr_8node_resnet.yaml:34 (the pixels, as in all of pretrain/; INPUT_TYPE "bgr" is not in
+    # the file). The loss holds MoCo's key encoder (hooks/moco_hooks.py:58) and DINO's teacher
+    # (hooks/hook_utils.py:33-60), which VISSL's DINO configs evaluate.
+    Layout(
+        "facebookresearch/vissl",
+        {
+            "teacher": Network("momentum_teacher.module.trunk._feature_blocks.", ("loss",)),
+            "student": _VISSL_TRUNK,
+        },
+        has=("momentum_teacher.",),
+        **_VISSL,
+    ),
+    Layout(
+        "facebookresearch/vissl",
+        {
+            "query": _VISSL_TRUNK,
+            "key": Network("moco_encoder.trunk._feature_blocks.", ("loss",)),
+        },
+        has=("moco_encoder.",),
+        **_VISSL,
+    ),
+    # log_hooks.py:504, SAVE_EMA_MODEL.
+    Layout(
+        "facebookresearch/vissl",
+        {
+            "base": _VISSL_TRUNK,
+            "ema": Network(
+                "_feature_blocks.", ("classy_state_dict", "ema_model", "model", "trunk")
+            ),
+        },
+        marks={"classy_state_dict/ema_model": ...},
+        **_VISSL,
+    ),
+    Layout("facebookresearch/vissl", {"single": _VISSL_TRUNK}, **_VISSL),
+    # Others' networks in VISSL's names (converted_vissl_*.torch): extra_scripts/
+    # convert_vissl_to_torchvision.py:46.
+    Layout(
+        "facebookresearch/vissl (converted)",
+        {"single": Network("_feature_blocks.", ("model_state_dict",))},
+    ),
+    # --- B: frameworks and packages
+    # HobbitLong/PyContrast@84f94ea pycontrast/learning/contrast_trainer.py:113 (the dict),
+    # networks/build_backbone.py:16 and 59 (the names), datasets/util.py:235 (the pixels); its own
+    # detection/convert_pretrained.py takes "model" unless told --ema.
+    Layout(
+        "HobbitLong/PyContrast",
+        {"model": Network("encoder.", ("model",)), "ema": Network("encoder.", ("model_ema",))},
+        {"head": ("head", "")},
+        has=("head.",),
+        top={"memory bank": ("contrast",)},
+    ),
+    # CMC, build_backbone.py:89: one network sees L, the other ab, so neither takes RGB.
+    Layout(
+        "HobbitLong/PyContrast (CMC)",
+        {"L": Network("encoder1.", ("model",)), "ab": Network("encoder2.", ("model",))},
+        {"head": ("head", "")},
+        has=("head1.",),
+        top={"memory bank": ("contrast",), "EMA network": ("model_ema",)},
+    ),
+    # WXinlong/DenseCL@b64bbb6 openselfsup/models/densecl.py:28; pixels: configs/selfsup/densecl/
+    # densecl_imagenet_200ep.py:31. Every list's backbone has the second name "backbone.".
+    _mm("WXinlong/DenseCL", ("queue2",), query="encoder_q.0.", key="encoder_k.0."),
+    # open-mmlab/OpenSelfSup@1db69ec openselfsup/models/{moco.py:42,byol.py:35} and
+    # open-mmlab/mmselfsup@6faad81 (0.x) mmselfsup/models/algorithms/mocov3.py:37; pixels:
+    # configs/selfsup/moco/r50_v2.py:30; stride: openselfsup/models/backbones/resnet.py:298.
+    _mm("OpenSelfSup / MMSelfSup 0.x", query="encoder_q.0.", key="encoder_k.0."),
+    _mm("OpenSelfSup / MMSelfSup 0.x", online="online_net.0.", target="target_net.0."),
+    _mm("OpenSelfSup / MMSelfSup 0.x", base="base_encoder.0.", momentum="momentum_encoder.0."),
+    # open-mmlab/mmselfsup@80bb3f4 (1.x) mmselfsup/models/algorithms/{moco.py:65,byol.py:55,
+    # mocov3.py:55}, open-mmlab/mmpretrain@ee7f2e8 mmpretrain/models/selfsup/{moco.py:65,byol.py:55,
+    # mocov3.py:180}; the dict: open-mmlab/mmengine@2543429 mmengine/runner/runner.py:2229; pixels:
+    # configs/_base_/datasets/imagenet_bs32_mocov2.py:6.
+    _mm(
+        "MMSelfSup 1.x / mmpretrain", ("encoder_k.",), query="backbone.", key="encoder_k.module.0."
+    ),
+    _mm(
+        "MMSelfSup 1.x / mmpretrain",
+        ("target_net.",),
+        online="backbone.",
+        target="target_net.module.0.",
+    ),
+    _mm(
+        "MMSelfSup 1.x / mmpretrain",
+        ("momentum_encoder.",),
+        base="backbone.",
+        momentum="momentum_encoder.module.0.",
+    ),
+    # mmengine/hooks/ema_hook.py:165 and 215: the EMA weights are in "state_dict", the trained ones
+    # in "ema_state_dict".
+    dataclasses.replace(
+        _mm("mmpretrain", single="backbone."),
+        networks={
+            "ema": Network("backbone."),
+            "model": Network("backbone.", ("ema_state_dict",)),
+        },
+        marks={"meta": ..., "ema_state_dict": ...},
+        note=_MM_NOTE,
+    ),
+    # Every other algorithm of these projects, and their classifiers: mmpretrain's pixels are
+    # configs/_base_/datasets/imagenet_bs32.py:6, its stride mmpretrain/models/backbones/
+    # resnet.py:486.
+    dataclasses.replace(
+        _mm("OpenSelfSup / MMSelfSup / mmpretrain", single="backbone."), note=_MM_NOTE
+    ),
+    # What their tools/extract_backbone_weights.py write, of OpenSelfSup@1db69ec:19,
+    # WXinlong/DenseCL@b64bbb6 and mmselfsup@6faad81 tools/model_converters/.
+    *(
+        Layout(f"{name} (extracted)", {"single": Network()}, marks={"author": author})
+        for name, author in (
+            ("OpenSelfSup", "OpenSelfSup"),
+            ("MMSelfSup", "MMSelfSup"),
+            ("WXinlong/DenseCL", "DenseCL"),
+        )
+    ),
+    # Converted for Detectron2 by these projects: OpenSelfSup@1db69ec and WXinlong/DenseCL@b64bbb6
+    # benchmarks/detection/convert-pretrain-to-detectron2.py:30, mmselfsup@6faad81 tools/benchmarks/
+    # detectron2/convert-pretrain-to-detectron2.py:31, PyContrast@84f94ea detection/
+    # convert_pretrained.py:47, solo-learn@9187ea3 downstream/object_detection/
+    # convert_model_to_detectron2.py:52; their pixels are in *_moco.yaml and *_infomin.yaml there.
+    *(
+        Layout(f"{name} (converted)", **_D2_LAYOUT, marks={"__author__": author})
+        for name, author in (
+            ("OpenSelfSup / DenseCL", "OpenSelfSup"),
+            ("MMSelfSup", "MMSelfSup"),
+            ("HobbitLong/PyContrast", "Yonglong"),
+            ("vturrisi/solo-learn", "solo-learn"),
+        )
+    ),
+    # vturrisi/solo-learn@9187ea3 solo/methods/base.py:193,210,643 (the names; "encoder" in
+    # older checkpoints, main_linear.py:76), pixels: solo/data/pretrain_dataloader.py:206. Only the
+    # online network is transferred (downstream/object_detection/convert_model_to_detectron2.py).
+    *(
+        Layout(
+            "vturrisi/solo-learn",
+            {"online": Network(f"{word}."), "momentum": Network(f"momentum_{word}.")},
+            _SOLO_DROPPED,
+            has=("classifier.", beside),
+            note="mean and std are those of its ImageNet runs; its CIFAR and STL-10 runs have "
+            "others, and its CIFAR networks pad the stem by 2 pixels instead of 1",
+            **_LIGHTNING,
+        )
+        for word in ("backbone", "encoder")
+        for beside in ("projector.", f"momentum_{word}.")
+    ),
+    # lightly-ai/lightly@e8d317f; pixels: lightly/transforms/utils.py:1. benchmarks/imagenet/
+    # resnet50/{dino.py:33,byol.py:27,mocov2.py:32} keep torchvision's names,
+    # examples/pytorch_lightning/{moco.py:26,dino.py:33} have nn.Sequential's numbers.
+    *_lightly(
+        {"teacher": "teacher_backbone.", "student": "student_backbone."},
+        ("teacher_backbone.", "student_backbone."),
+    ),
+    *_lightly({"teacher": "backbone.", "student": "student_backbone."}, ("student_backbone.",)),
+    *_lightly({"online": "backbone.", "teacher": "teacher_backbone."}, ("teacher_backbone.",)),
+    *_lightly({"query": "backbone.", "key": "key_backbone."}, ("key_backbone.",)),
+    *_lightly({"online": "backbone.", "momentum": "backbone_momentum."}, ("backbone_momentum.",)),
+    *_lightly({"single": "backbone."}),
+    # huggingface/pytorch-image-models@aa4b585 timm/utils/checkpoint_saver.py:90 and, of a task,
+    # timm/task/task.py:207; EMA first as in timm/models/_helpers.py:120; pixels: timm/models/
+    # resnet.py:801. Epochs are numbered from 0 (train.py:1197).
+    *(
+        Layout(
+            "timm",
+            networks,
+            marks={"version": 2, "arch": ..., **marks},
+            top={"training record": ("task_state", "task_state_ema")},
+            epoch_offset=1,
+        )
+        for networks, marks in (
+            (
+                {"ema": Network("", ("state_dict_ema",)), "model": Network()},
+                {"state_dict_ema": ...},
+            ),
+            ({"single": Network()}, {}),
+        )
+    ),
+    # pytorch/vision@017e9b9 references/classification/train.py, main() (the dict; EMA is what
+    # --test-only evaluates), utils.py, ExponentialMovingAverage; pixels: presets.py.
+    Layout(
+        "torchvision references",
+        {"ema": Network("", ("model_ema",)), "model": Network("", ("model",))},
+        {"EMA counter": ("n_averaged", "")},
+        marks={"lr_scheduler": ..., "args": ..., "model_ema": ...},
+        epoch_offset=1,
+    ),
+    Layout(
+        "torchvision references",
+        {"single": Network("", ("model",))},
+        marks={"lr_scheduler": ..., "args": ...},
+        epoch_offset=1,
+    ),
+    # ---
+    # torchvision/models/resnet.py: net.state_dict(), with or without fc.
+    Layout("torchvision", {"single": Network("", ())}),
+    # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
+    # its docstring gives colours, mean, std and the stride's place.
+    Layout("detectron2/torchvision", **_D2_LAYOUT, marks={"__author__": "torchvision"}),
+    # facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it belongs to
+    # is in *_moco.yaml beside it.
+    Layout("facebookresearch/moco (converted)", **_D2_LAYOUT, marks={"__author__": "MOCO"}),
+    # detectron2://ImageNetPretrained/MSRA/: Caffe2's names with BN statistics (MODEL_ZOO.md, "we do
+    # not fuse BatchNorm"; the keys are printed in detectron2#1688).
+    *_caffe2("detectron2/MSRA", "gamma", keymap.from_caffe2),
+    # catalog://ImageNetPretrained/MSRA/ of Detectron: the statistics are folded into scale and bias
+    # (detectron2/checkpoint/catalog.py: "only load them to a model with FrozenBN").
+    *_caffe2("detectron/MSRA" + FOLDED, "s", keymap.from_caffe2_folded),
+)

@@ -1,0 +1,130 @@
+"""The formats that a conversion can write, and reading them back.
+
+| names of tensors | .pth | .pkl | .safetensors |
+|---|---|---|---|
+| Detectron2's, with the contract | yes | yes: numpy arrays | yes: the contract in the metadata |
+| torchvision's, a plain state dict | yes | no | yes |
+
+Plain Detectron2 loads its `.pth` and `.pkl`; this project loads all three.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from convert import keymap
+from convert.contract import InputContract, numbers
+from convert.layouts import IMAGENET_MEAN, IMAGENET_STD
+from moco.errors import UserError
+from moco.fileio import atomic_torch_save, atomic_write, cannot_write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from convert.verify import Converted
+
+SUFFIXES = {
+    "detectron2": (".pth", ".pkl", ".safetensors"),
+    "torchvision": (".pth", ".safetensors"),
+}
+AUTHOR = "moco-transfer"
+NOT_FOR_DETECTRON2 = "Detectron2's own backbone was not asked: the file is not for it"
+
+
+def write(path: Path, converted: Converted, to: str) -> None:
+    """Write tensors to a new file in the format of its ending, with `to`'s names.
+
+    Raises UserError: torchvision has no such network, or the file cannot be written.
+    """
+    model, contract = converted.model, converted.contract
+    if to == "torchvision":
+        if contract.stride_in_1x1:
+            raise UserError(
+                f"--to torchvision: the stride of this {contract.architecture()} sits in the 1x1, "
+                "and torchvision has no such network: its own would load these tensors and "
+                "compute something else"
+            )
+        state = {keymap.from_detectron2(key) or key: value for key, value in model.items()}
+        if path.suffix == ".pth":
+            atomic_torch_save(path, state)
+        else:
+            _write_safetensors(path, state, {})
+        return
+    # The same four keys as the official converter's .pkl, and the contract; Detectron2's
+    # DetectionCheckpointer matches names by their endings because of "matching_heuristics".
+    beside: dict[str, Any] = {
+        "__author__": AUTHOR,
+        "matching_heuristics": True,
+        "contract": contract.to_dict(),
+    }
+    if path.suffix == ".pth":
+        atomic_torch_save(path, {"model": model, **beside})
+    elif path.suffix == ".safetensors":
+        texts = {"__author__": AUTHOR, "contract": json.dumps(beside["contract"])}
+        _write_safetensors(path, model, texts)
+    else:
+        _write_pickle(path, {"model": {k: v.numpy() for k, v in model.items()}, **beside})
+
+
+def read_back(path: Path, contract: InputContract, to: str) -> Converted:
+    """What `write` wrote, in Detectron2's names; torchvision's files have no contract of their own.
+
+    Raises DataError: unreadable or unsound.
+    """
+    from convert import verify
+    from convert.files import read_file, to_tensor
+
+    if to == "detectron2":
+        return verify.read_converted(path)
+    state = {
+        keymap.to_detectron2(key) or key: to_tensor(key, value, str(path))
+        for key, value in read_file(path).items()
+    }
+    verify.check_model(state, contract, str(path))
+    return verify.Converted(state, contract)
+
+
+def lost_in_torchvision(contract: InputContract) -> list[str]:
+    """Notes on what a plain state dict does not say, with the options that say it again."""
+    options = []
+    if contract.channel_order != "RGB":
+        options.append(f"--channel-order {contract.channel_order}")
+    for name, values, usual in (
+        ("mean", contract.pixel_mean, IMAGENET_MEAN),
+        ("std", contract.pixel_std, IMAGENET_STD),
+    ):
+        if values != usual:
+            options.append(f"--{name} {numbers(values).strip('[]').replace(',', '')}")
+    if contract.stem == "stride2":
+        options.append("--stem stride2")
+    if not options:
+        return []
+    return [
+        "a plain state dict does not hold the input contract; to convert this one to Detectron2, "
+        f"give {' '.join(options)}"
+    ]
+
+
+def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    try:
+        # "format" is what the loaders of other packages ask for.
+        save_file(tensors, path, {"format": "pt", **metadata})
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except Exception as error:  # the package has no documented kinds
+        written = path.stat().st_size if path.exists() else 0
+        raise cannot_write(path, OSError(str(error)), written) from error
+
+
+def _write_pickle(path: Path, content: Any) -> None:
+    import pickle
+
+    def write_to(file: BinaryIO) -> None:
+        pickle.dump(content, file, protocol=4)
+
+    atomic_write(path, write_to)

@@ -1,0 +1,511 @@
+"""Checkpoints of frameworks and packages: the right network, its very tensors, its pixels."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models
+
+from convert import keymap
+from convert.convert_to_d2 import convert_file
+from convert.files import read_file
+from convert.sources import Given, Recognised, recognise
+from convert.verify import read_converted
+from moco.errors import DataError, UserError
+from tests.oracles import layouts_frameworks
+from tests.oracles.layouts_fair import EPOCH, Made
+from tests.oracles.resnets import headless, make_resnet, randomise
+
+IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+# A ResNet-18 has 20 convolutions, and each a batch norm of four tensors and a counter.
+TENSORS, COUNTERS = 20 * 5, 20
+NETWORK = TENSORS + COUNTERS
+MLP, DENSE_NECK = 2 + 5 + 2, 13  # two linear layers with a batch norm; and two convolutions
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    source: str
+    dropped: dict[str, int]  # beside the batch counters of the trunk
+    epoch: int | None = EPOCH
+    at: str = "state_dict"  # where the default network is
+    note: str = ""  # what a note has to say
+
+
+RUN = {"training record": 1, "optimizer": 1}
+MMENGINE = {"training record": 2, "optimizer": 1, "schedule": 1}
+LIGHTNING = {"training record": 5, "optimizer": 1, "schedule": 1}
+OLD_MM, NEW_MM = "OpenSelfSup / MMSelfSup 0.x", "MMSelfSup 1.x / mmpretrain"
+ANY_MM, SOLO = "OpenSelfSup / MMSelfSup / mmpretrain", "vturrisi/solo-learn"
+
+
+def lists(one: str, other: str, neck: int = MLP) -> dict[str, int]:
+    """Two lists [backbone, neck], and the first one's members under their second names."""
+    return {
+        f"{one} neck": neck,
+        f"{other} encoder": NETWORK,
+        f"{other} neck": neck,
+        "second name of the encoder": NETWORK,
+        "neck": neck,
+    }
+
+
+def average(other: str) -> dict[str, int]:
+    """A backbone and a neck, and the average of both."""
+    return {
+        "neck": MLP,
+        "head": MLP,
+        f"{other} encoder": NETWORK,
+        f"{other} neck": MLP,
+        f"{other} EMA counter": 1,
+    }
+
+
+def solo(**dropped: int) -> Expected:
+    named = {name.replace("_", " "): count for name, count in dropped.items()}
+    return Expected(SOLO, {"classifier": 2, **named, **LIGHTNING}, note="CIFAR")
+
+
+EXPECTED = {
+    "pycontrast": Expected(
+        "HobbitLong/PyContrast",
+        {"head": MLP + 4, "memory bank": 1, "loss scaling": 1, "ema encoder": 1, **RUN},
+        at="model",
+    ),
+    "pycontrast bank": Expected(
+        "HobbitLong/PyContrast",
+        {"head": MLP + 4, "memory bank": 1, "loss scaling": 1, **RUN},
+        at="model",
+    ),
+    "densecl": Expected(
+        "WXinlong/DenseCL", {**lists("query", "key", DENSE_NECK), "queue": 4, **RUN}
+    ),
+    "openselfsup moco": Expected(OLD_MM, {**lists("query", "key"), "queue": 2, **RUN}),
+    "openselfsup byol": Expected(OLD_MM, {**lists("online", "target"), "head": MLP, **RUN}),
+    "openselfsup npid": Expected(ANY_MM, {"neck": MLP, "head": MLP, **RUN}, note="ImageNet"),
+    "mmselfsup 0.x mocov3": Expected(OLD_MM, {**lists("base", "momentum"), "head": MLP, **RUN}),
+    "mmselfsup 0.x simsiam": Expected(
+        ANY_MM,
+        {"list of the encoder": NETWORK + MLP, "neck": MLP, "head": MLP, **RUN},
+        note="ImageNet",
+    ),
+    "mmselfsup 1.x moco": Expected(NEW_MM, {**average("key"), "queue": 2, **MMENGINE}),
+    "mmselfsup 1.x byol": Expected(NEW_MM, {**average("target"), **MMENGINE}),
+    "mmselfsup 1.x mocov3": Expected(NEW_MM, {**average("momentum"), **MMENGINE}),
+    "mmpretrain": Expected(ANY_MM, {"head": 2, **MMENGINE}, note="ImageNet"),
+    "mmpretrain published": Expected(ANY_MM, {"head": 2, "training record": 1}, note="ImageNet"),
+    "mmpretrain ema": Expected(
+        "mmpretrain", {"head": 2, "model encoder": 1, **MMENGINE}, note="ImageNet"
+    ),
+    "openselfsup extracted": Expected(
+        "OpenSelfSup (extracted)", {"training record": 1}, epoch=None
+    ),
+    "mmselfsup extracted": Expected("MMSelfSup (extracted)", {"training record": 1}, epoch=None),
+    "densecl extracted": Expected(
+        "WXinlong/DenseCL (extracted)", {"training record": 1}, epoch=None
+    ),
+    "solo-learn byol": solo(
+        momentum_encoder=NETWORK,
+        momentum_classifier=2,
+        projector=MLP,
+        momentum_projector=MLP,
+        predictor=MLP,
+    ),
+    "solo-learn mocov2plus": solo(
+        momentum_encoder=NETWORK, projector=MLP, momentum_projector=MLP, queue=2
+    ),
+    "solo-learn dino": solo(momentum_encoder=NETWORK, head=MLP, momentum_head=MLP, loss=1),
+    "solo-learn nnclr": solo(projector=MLP, predictor=MLP, momentum_classifier=2, queue=3),
+    "torchvision references": Expected(
+        "torchvision references",
+        {"head": 2, "training record": 2, "optimizer": 1, "schedule": 1, "loss scaling": 1},
+        at="model",
+    ),
+    "torchvision references ema": Expected(
+        "torchvision references",
+        {"head": 2, "EMA counter": 1, "model encoder": 1, "training record": 2, "optimizer": 1}
+        | {"schedule": 1, "loss scaling": 1},
+        at="model_ema",
+    ),
+}
+EXPECTED["solo-learn older"] = EXPECTED["solo-learn byol"]
+
+ONE_OF_EACH = {expected.source: name for name, expected in EXPECTED.items()}.values()
+LAYOUTS = pytest.mark.parametrize("name", layouts_frameworks.LAYOUTS)
+
+
+@functools.cache
+def made(name: str) -> Made:
+    return layouts_frameworks.LAYOUTS[name]()
+
+
+@pytest.fixture(autouse=True)
+def quiet_lightning() -> Iterator[None]:
+    logger = logging.getLogger("pytorch_lightning")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def lightning() -> Any:
+    return pytest.importorskip("pytorch_lightning", reason="comes with lightly")
+
+
+@pytest.fixture
+def lightly(lightning: Any) -> Any:
+    return pytest.importorskip("lightly", reason="setup.py's test extra has it")
+
+
+@pytest.fixture
+def timm() -> Any:
+    return pytest.importorskip("timm", reason="setup.py's test extra has it")
+
+
+def assert_is(found: Recognised, network: nn.Module, tensors: int = TENSORS) -> None:
+    """The trunk is this network's, bit by bit."""
+    state = {k: v for k, v in network.state_dict().items() if keymap.to_detectron2(k)}
+    assert len(state) == tensors
+    assert found.state.keys() == state.keys()
+    for key, value in state.items():
+        assert torch.equal(found.state[key], value), key
+
+
+def assert_has_pixels(found: Recognised) -> None:
+    assert (found.mean, found.std) == IMAGENET
+    assert (found.channel_order, found.stride_in_1x1) == ("RGB", False)
+
+
+def test_every_layout_is_expected() -> None:
+    assert EXPECTED.keys() == layouts_frameworks.LAYOUTS.keys()
+
+
+@LAYOUTS
+def test_default(name: str, save: Callable[..., Path]) -> None:
+    source, expected = made(name), EXPECTED[name]
+    with layouts_frameworks.pickles_as_mmengine():
+        path = save(source.checkpoint)
+    found = recognise(read_file(path), "a.file")
+    assert found.source == expected.source
+    choice, network = next(iter(source.networks.items()))
+    assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
+    assert_is(found, network)
+    assert found.dropped == {"batch counter": COUNTERS, **expected.dropped}
+    assert found.epoch == expected.epoch
+    assert_has_pixels(found)
+    assert (found.shape["depth"], found.shape["stem"]) == (18, "imagenet")
+    assert found.warnings == []
+    assert len(found.notes) == bool(expected.note)
+    assert all(expected.note in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [(name, choice) for name in layouts_frameworks.LAYOUTS for choice in made(name).networks],
+)
+def test_every_encoder(name: str, choice: str) -> None:
+    source = made(name)
+    found = recognise(source.checkpoint, "a.file", Given(encoder=choice))
+    assert found.encoder == choice
+    assert_is(found, source.networks[choice])
+    others = source.networks.keys() - {choice}
+    assert {f"{other} encoder" for other in others} <= found.dropped.keys()
+
+
+@LAYOUTS
+def test_unknown_encoder(name: str) -> None:
+    with pytest.raises(UserError, match="--encoder rabbit"):
+        recognise(made(name).checkpoint, "a.file", Given(encoder="rabbit"))
+
+
+@LAYOUTS
+def test_leftover_keys_are_named(name: str) -> None:
+    checkpoint, at = copy.copy(made(name).checkpoint), EXPECTED[name].at
+    keys = ["surprise.weight", "layer4.9.gate.weight", "module.surprise"]
+    checkpoint[at] = checkpoint[at] | {key: torch.ones(1) for key in keys}
+    with pytest.raises(DataError, match="3 keys that neither") as error:
+        recognise(checkpoint, "a.file")
+    assert all(repr(key) in str(error.value) for key in keys)
+
+
+@LAYOUTS
+def test_unknown_tensors_beside_it_are_named(name: str) -> None:
+    checkpoint = made(name).checkpoint | {"surprise": {"weight": torch.ones(1)}}
+    with pytest.raises(DataError, match="surprise"):
+        recognise(checkpoint, "a.file")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "rule"),
+    [
+        # mmselfsup@80bb3f4 mmselfsup/models/memories/{odc_memory.py:39,simple_memory.py:31} and
+        # algorithms/odc.py:59.
+        ("openselfsup npid", "memory_bank.centroids", "memory bank"),
+        ("openselfsup npid", "memory_bank.feature_bank", "memory bank"),
+        ("openselfsup npid", "loss_weight", "class weights"),
+        # solo-learn@9187ea3 solo/methods/{swav.py:73,deepclusterv2.py:64,134,all4one.py:97-108} and
+        # utils/positional_encodings.py:27.
+        ("solo-learn nnclr", "prototypes.weight_g", "prototypes"),
+        ("solo-learn nnclr", "prototypes.0.weight", "prototypes"),
+        ("solo-learn nnclr", "local_memory_index", "memory bank"),
+        ("solo-learn nnclr", "queue_index", "queue"),
+        ("solo-learn nnclr", "predictor2.0.weight", "predictor"),
+        ("solo-learn nnclr", "transformer_encoder.layers.0.norm1.weight", "transformer"),
+        ("solo-learn nnclr", "pos_enc.penc.penc.inv_freq", "position code"),
+    ],
+)
+def test_what_else_stands_beside_a_backbone(name: str, key: str, rule: str) -> None:
+    source = made(name)
+    state = source.checkpoint["state_dict"] | {key: torch.ones(1)}
+    found = recognise(source.checkpoint | {"state_dict": state}, "a.file")
+    assert found.dropped[rule] == EXPECTED[name].dropped.get(rule, 0) + 1
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path) -> None:
+    with layouts_frameworks.pickles_as_mmengine():
+        src = save(made(name).checkpoint)
+    report = convert_file(src, tmp_path / "out.pth")
+    contract = read_converted(tmp_path / "out.pth").contract
+    assert contract.source == EXPECTED[name].source
+    assert contract.encoder == next(iter(made(name).networks))
+    assert (contract.pixel_mean, contract.pixel_std) == IMAGENET
+    assert report.epoch == EXPECTED[name].epoch
+
+
+@pytest.mark.parametrize("choice", ["L", "ab"])
+def test_networks_of_other_colours_are_refused(choice: str) -> None:
+    channels = {"L": 1, "ab": 2}[choice]
+    with pytest.raises(DataError, match=f"takes {channels} channels, expected 3"):
+        recognise(
+            layouts_frameworks.pycontrast(modal="CMC").checkpoint, "a.file", Given(encoder=choice)
+        )
+
+
+@pytest.mark.parametrize(
+    ("author", "source"),
+    [
+        ("OpenSelfSup", "OpenSelfSup / DenseCL (converted)"),
+        ("MMSelfSup", "MMSelfSup (converted)"),
+        ("Yonglong", "HobbitLong/PyContrast (converted)"),
+        ("solo-learn", "vturrisi/solo-learn (converted)"),
+    ],
+)
+def test_converted_by_the_projects(
+    author: str, source: str, detectron2_layout: Callable[..., dict[str, Any]]
+) -> None:
+    net = headless(seed=0)
+    found = recognise(detectron2_layout(net, author), "a.file")
+    assert (found.source, found.encoder) == (source, "single")
+    assert_is(found, net)
+    assert_has_pixels(found)
+
+
+@pytest.mark.parametrize("wrappers", [("module.",), ("_orig_mod.",), ("module.", "_orig_mod.")])
+@pytest.mark.parametrize("container", [None, "model", "state_dict", "resnet18_parameters"])
+def test_wrapped_state_dict(wrappers: tuple[str, ...], container: str | None) -> None:
+    net = make_resnet()
+    found = recognise(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")
+    assert found.source == ("state dict" if container else "torchvision")
+    assert_is(found, net)
+    assert_has_pixels(found)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "model.net.", ""])
+def test_numbered_state_dict(prefix: str) -> None:
+    """`nn.Sequential(*list(resnet.children())[:-1])`, as lightly's tutorials save it."""
+    net = headless(seed=0)
+    numbered = nn.Sequential(*list(net.children())[:-1])
+    state = layouts_frameworks.wrapped(numbered, prefix, container="resnet18_parameters")
+    found = recognise(state, "a.file")
+    assert found.source == "state dict"
+    assert_is(found, net)
+
+
+def test_two_networks_without_a_row_are_ambiguous() -> None:
+    state = {}
+    for name, seed in (("left", 0), ("right", 1)):
+        state |= layouts_frameworks.wrapped(headless(seed=seed), f"{name}.")
+    with pytest.raises(DataError, match=r"ambiguous.*--encoder with one of left, right"):
+        recognise(state, "a.file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [
+        ("moco example", ("online", "momentum")),
+        ("dino example", ("teacher", "student")),
+        ("smog example", ("online", "momentum")),
+        ("vicregl example", ("single",)),
+        ("swav", ("single",)),
+        ("simclr", ("single",)),
+        ("mocov2", ("query", "key")),
+        ("byol", ("online", "teacher")),
+        ("dino", ("teacher", "student")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Path) -> None:
+    """Lightning's own trainer writes a module of lightly's own heads."""
+    networks = layouts_frameworks.lightly(kind, tmp_path / "some.file")
+    raw = read_file(tmp_path / "some.file")
+    found = recognise(raw, "a.file")
+    assert (found.source, found.encoder, found.encoders) == ("lightly", choices[0], choices)
+    for choice in choices:
+        assert_is(recognise(raw, "a.file", Given(encoder=choice)), networks[choice])
+    counts = len(raw["state_dict"]) + len(raw) - 1
+    assert TENSORS + sum(found.dropped.values()) == counts
+    assert_has_pixels(found)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
+    """Its children have other numbers and its shortcuts another name than torchvision's."""
+    net = layouts_frameworks.lightly_own_resnet(tmp_path / "some.file")
+    found = recognise(read_file(tmp_path / "some.file"), "a.file")
+    assert (found.source, found.shape["stem"]) == ("lightly", "cifar")
+    state = {key.replace("shortcut", "downsample"): v for key, v in net.state_dict().items()}
+    assert len(found.state) == TENSORS
+    for key, value in found.state.items():
+        assert torch.equal(value, state[key]), key
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
+    """Any LightningModule with one ResNet, and omegaconf's nodes among its hyper-parameters."""
+    omegaconf = pytest.importorskip("omegaconf", reason="comes with hydra, which lightly needs")
+    config = omegaconf.OmegaConf.create({"lr": 0.1, "data": {"sizes": [224, 96]}})
+    module = layouts_frameworks.lightning_module({"net": make_resnet()}, config)
+    layouts_frameworks.write_lightning(module, tmp_path / "some.file", fit=True)
+    (during,) = (tmp_path / "checkpoints").iterdir()  # what ModelCheckpoint wrote in between
+    for path in (tmp_path / "some.file", during):
+        found = recognise(read_file(path), "a.file")
+        assert (found.source, found.dropped["head"]) == ("state dict", 2)
+        assert_is(found, module.net)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightnings_average_is_taken(lightning: Any, tmp_path: Path) -> None:
+    callbacks = pytest.importorskip("pytorch_lightning.callbacks")
+    parts = {"backbone": headless(seed=0), "projection_head": nn.Linear(64, 8)}
+    layouts_frameworks.write_lightning(
+        layouts_frameworks.lightning_module(parts),
+        tmp_path / "some.file",
+        fit=True,
+        callbacks=[callbacks.EMAWeightAveraging(decay=0.5)],
+    )
+    (during,) = (tmp_path / "checkpoints").iterdir()
+    raw = read_file(during)
+    key = "backbone.conv1.weight"
+    assert not torch.equal(raw["state_dict"][key], raw["current_model_state"][key])
+    found = recognise(raw, "a.file")
+    assert found.source == "lightly"
+    assert torch.equal(found.state["conv1.weight"], raw["state_dict"][key])
+    assert found.dropped["weights before averaging"] == 1
+    # The trainer's own "epoch" is 0 during and 1 after the first.
+    assert (raw["epoch"], found.epoch) == (0, 1)
+    assert recognise(read_file(tmp_path / "some.file"), "a.file").epoch == 1
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_timms_saver(ema: bool, timm: Any, tmp_path: Path) -> None:
+    path, networks = layouts_frameworks.timm_saver(tmp_path, ema=ema)
+    raw = read_file(path)
+    found = recognise(raw, "a.file")
+    assert (found.source, found.encoders, found.epoch) == ("timm", tuple(networks), EPOCH)
+    assert_has_pixels(found)
+    for choice, network in networks.items():
+        found = recognise(raw, "a.file", Given(encoder=choice))
+        state = network.state_dict()
+        assert found.state.keys() == {key for key in state if keymap.to_detectron2(key)}
+        assert all(torch.equal(value, state[key]) for key, value in found.state.items())
+    of_task = raw | {"task_state": {"projection": torch.ones(1)}}  # as its distillation has
+    assert recognise(of_task, "a.file").dropped["training record"] == 7
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
+def test_timms_names_are_torchvisions(name: str, timm: Any) -> None:
+    with torch.device("meta"):
+        ours, theirs = models.get_model(name).state_dict(), timm.create_model(name).state_dict()
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+
+
+def test_timm_from_the_hub(timm: Any, tmp_path: Path) -> None:
+    """timm/models/_hub.py, save_for_hf: safetensors, or torch.save of the state dict."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    net = timm.create_model("resnet50", num_classes=2)
+    randomise(net)
+    safetensors.save_file(net.state_dict(), tmp_path / "some.file", metadata={"format": "pt"})
+    found = recognise(read_file(tmp_path / "some.file"), "a.file")
+    assert (found.source, found.shape["depth"]) == ("torchvision", 50)
+    assert_is(found, net, tensors=53 * 5)
+    assert_has_pixels(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet50d", "stem is three 3x3 convolutions"),
+        ("resnet50c", "stem is three 3x3 convolutions"),
+        ("ecaresnet50t", "stem is three 3x3 convolutions"),
+        ("vit_tiny_patch16_224", "vision transformer"),
+        ("swin_tiny_patch4_window7_224", "vision transformer"),
+        ("convnext_atto", "unknown layout"),
+    ],
+)
+@pytest.mark.parametrize("container", [None, "state_dict"])
+def test_other_networks_are_refused(
+    name: str, reason: str, container: str | None, timm: Any
+) -> None:
+    with torch.device("meta"):
+        net = timm.create_model(name)
+    with pytest.raises(DataError, match=reason) as error:
+        recognise(layouts_frameworks.wrapped(net, "module.", container=container), "a.file")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["resnetaa50", "resnetblur50"])
+def test_look_alikes_are_refused_where_they_are_named(name: str, timm: Any) -> None:
+    """Nothing but their name tells them: pooling has no tensors."""
+    with torch.device("meta"):
+        ours, theirs = models.resnet50().state_dict(), timm.create_model(name).state_dict()
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+    checkpoint = {"arch": name, "version": 2, "epoch": 0, "state_dict": make_resnet().state_dict()}
+    with pytest.raises(DataError, match=f"{name}.*pools where a ResNet has a stride"):
+        recognise(checkpoint, "a.file")
+
+
+def test_torchvisions_transformer_is_refused() -> None:
+    with torch.device("meta"):
+        net = models.vit_b_16()
+    with pytest.raises(DataError, match="vision transformer"):
+        recognise(net.state_dict(), "a.file")
+
+
+def test_mmpretrains_deep_stem_is_refused() -> None:
+    """mmpretrain@ee7f2e8 mmpretrain/models/backbones/resnet.py:577, ResNetV1d."""
+    checkpoint = layouts_frameworks.mmpretrain(published=True).checkpoint
+    state = checkpoint["state_dict"]
+    state["backbone.stem.0.weight"] = state.pop("backbone.conv1.weight")
+    with pytest.raises(DataError, match="stem is three 3x3 convolutions"):
+        recognise(checkpoint, "a.file")
+
+
+@pytest.mark.parametrize("key", ["2.0.weight", "04.0.conv1.weight", "4.0.downsample.0.bias", ""])
+def test_numbers_that_no_resnet_has(key: str) -> None:
+    assert keymap.from_numbered(key) is None
+
+
+@pytest.mark.parametrize("key", ["6.0.conv1.weight", "2.0.downsample.0.weight", "0.bias", ""])
+def test_names_that_lightlys_resnet_has_not(key: str) -> None:
+    assert keymap.from_lightly(key) is None

@@ -1,0 +1,102 @@
+"""Files of odd shape: what a stranger's dict may hold around, inside or instead of a network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from convert.convert_to_d2 import convert_file
+from convert.sources import Given, recognise
+from moco.errors import DataError
+
+Save = Callable[..., Path]
+
+
+def test_lists_that_hold_each_other_many_times(official: Any) -> None:
+    nested: list[Any] = []
+    for _ in range(100):
+        nested = [nested, nested]
+    start = time.monotonic()
+    found = recognise({**official(), "log": nested}, "x")
+    assert time.monotonic() - start < 10, "every path through them is 2^100"
+    assert found.dropped["training record"] == 3
+
+
+def test_lists_that_hold_themselves(official: Any) -> None:
+    cycle: dict[str, Any] = {}
+    cycle["parent"] = [cycle]
+    assert recognise({**official(), "args": cycle}, "x").dropped["training record"] == 3
+    cycle["hidden"] = (torch.ones(1),)
+    with pytest.raises(DataError, match="tensors under 'args'"):
+        recognise({**official(), "args": cycle}, "x")
+
+
+def test_marks_of_another_type(make_resnet: Any) -> None:
+    state = make_resnet().state_dict()
+    for value in (np.ones(3), torch.ones(3), ["moco-transfer/1"]):
+        with pytest.raises(DataError, match=r"tensors under '(format|more)'"):
+            recognise({"state_dict": dict(state), "format": value, "more": torch.ones(1)}, "x")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "labels"),
+    [
+        (lambda a, b: {"net": {"a": a, "b": b}}, ["net.a", "net.b"]),
+        (
+            lambda a, b: {
+                **{f"student.{key}": value for key, value in a.items()},
+                **{f"teacher.net.{key}": value for key, value in b.items()},
+            },
+            ["student", "teacher.net"],
+        ),
+    ],
+)
+def test_several_networks_that_nobody_described(
+    wrap: Any, labels: list[str], make_resnet: Any, save: Save, tmp_path: Path
+) -> None:
+    states = [make_resnet(seed=seed).state_dict() for seed in (0, 1)]
+    src = save(wrap(*states))
+    with pytest.raises(DataError, match=f"ambiguous.* --encoder with one of {', '.join(labels)}"):
+        convert_file(src, tmp_path / "out.pth")
+    for label, state in zip(labels, states, strict=True):
+        raw = torch.load(src, weights_only=True)
+        found = recognise(raw, "x", Given(encoder=label))
+        assert torch.equal(found.state["conv1.weight"], state["conv1.weight"])
+        assert convert_file(src, tmp_path / "out.pth", encoder=label).contract.encoder == label
+
+
+def test_a_wrapped_and_a_plain_key_of_one_name(make_resnet: Any) -> None:
+    state = dict(make_resnet().state_dict())
+    state["module.bn1.bias"] = state["bn1.bias"] + 1
+    with pytest.raises(DataError, match=r"two tensors for bn1\.bias; the second is 'module\.bn1"):
+        recognise(state, "x")
+
+
+def test_our_classifiers_backbone(own: Any) -> None:
+    """What moco.linear and moco.finetune write has the same record of its encoder and input."""
+    checkpoint = own()
+    prefix = "module.encoder_q."
+    state = {
+        key.replace("encoder_q.", ""): value
+        for key, value in checkpoint["state_dict"].items()
+        if key.startswith(prefix)
+    }
+    content = {**checkpoint, "state_dict": state, "format": "moco-transfer-classifier/1"}
+    found = recognise({**content, "statistics": torch.ones(1, 3)}, "x")
+    assert (found.source, found.encoder) == ("moco-transfer classifier", "single")
+    assert found.mean == (102.0, 127.5, 153.0)
+    assert torch.equal(found.state["bn1.bias"], state["module.bn1.bias"])
+
+
+@pytest.mark.parametrize("damage", [torch.ones(2), np.ones(2), 7, [1, 2], {"arch": torch.ones(2)}])
+@pytest.mark.parametrize("key", ["encoder", "input"])
+def test_a_damaged_record_of_our_own(key: str, damage: Any, own: Any) -> None:
+    with pytest.raises(DataError, match="damaged record|expected one of") as caught:
+        recognise({**own(), key: damage}, "x")
+    assert len(str(caught.value).splitlines()) == 1
