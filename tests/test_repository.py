@@ -83,7 +83,7 @@ def test_only_the_plugin_imports_detectron2():
     ],
 )
 def test_nothing_that_could_run_a_files_content(pattern):
-    """Reading weights goes through moco/fileio.py; tests/moco/test_security.py parses the source."""
+    """Weights are read by moco/fileio.py; tests/moco/test_security.py parses the source, too."""
     # What the project's own reader is measured against.
     allowed = {ROOT / "benchmarks" / "speed" / "convert.py"} if "torch" in pattern else set()
     if pattern == r"\b(eval|exec)\(":

@@ -1,7 +1,6 @@
 """What Detectron2's own backbone makes of the verification's image."""
 
 import torch
-from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.modeling import Backbone, build_backbone
 from torch import Tensor
 
@@ -9,6 +8,7 @@ from convert.backbone import FEATURES
 from convert.contract import InputContract
 from convert.verify import fixed_image, read_converted
 from detection.d2 import transfer_defaults, with_builder
+from detection.d2.checkpoint import SafeCheckpointer
 from detection.weights import apply_contract
 from moco.fileio import PathLike
 
@@ -19,14 +19,8 @@ def features(path: PathLike) -> dict[str, Tensor]:
     Raises:
         DataError: unreadable, damaged, or not a converted file.
     """
-    # Everything in the file is known to be plain data from here on: the checkpointer unpickles it.
-    converted = read_converted(path)
-    backbone = build(converted.contract)
-    if str(path).endswith((".pth", ".pkl")):
-        DetectionCheckpointer(backbone).load(str(path))
-    else:
-        # Detectron2 does not read safetensors; the tensors are its own by name.
-        backbone.load_state_dict(converted.model, strict=False)
+    backbone = build(read_converted(path).contract)
+    SafeCheckpointer(backbone).load(str(path))
     with torch.no_grad():
         return dict(backbone.eval()(fixed_image()))
 

@@ -34,6 +34,7 @@ from detectron2.utils.logger import setup_logger
 from torch import nn
 
 from convert.verify import Converted
+from detection.d2.checkpoint import SafeCheckpointer, check_checkpoint
 from detection.d2.config import with_builder, with_process_norms
 from detection.d2.data import (
     build_evaluator,
@@ -53,7 +54,7 @@ from detection.weights import (
     read_trained,
 )
 from moco.errors import DataError, NumericError, UserError
-from moco.fileio import atomic_torch_save, atomic_write_json, atomic_write_text, load_torch
+from moco.fileio import atomic_write_json, atomic_write_text
 from moco.progress import Progress
 from moco.run import RunFolder
 
@@ -166,7 +167,7 @@ class Trainer(DefaultTrainer):
 
     def build_hooks(self) -> list[HookBase]:
         # Here and not in __init__, because the hooks below take hold of it.
-        self.checkpointer = AtomicCheckpointer(
+        self.checkpointer = SafeCheckpointer(
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
         )
         hooks = [self._rank_equal(hook) for hook in super().build_hooks()]
@@ -195,27 +196,9 @@ class CpuTrainer(Trainer):
         model = create_ddp_model(model, broadcast_buffers=False, device_ids=None)
         self._trainer = SimpleTrainer(model, loader, optimizer)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
-        self.checkpointer = DetectionCheckpointer(
-            model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
-        )
+        self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
         self.register_hooks(self.build_hooks())
-
-
-class AtomicCheckpointer(DetectionCheckpointer):
-    """Detectron2's checkpoints, written whole or not at all."""
-
-    def save(self, name: str, **kwargs: Any) -> None:
-        if not self.save_dir or not self.save_to_disk:
-            return
-        states = {key: item.state_dict() for key, item in self.checkpointables.items()}
-        path = Path(self.save_dir) / f"{name}.pth"
-        atomic_torch_save(path, {"model": self.model.state_dict(), **states, **kwargs})
-        logger.info("saved %s", path)
-        self.tag_last_checkpoint(path.name)
-
-    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        atomic_write_text(Path(self.save_dir) / "last_checkpoint", last_filename_basename)
 
 
 class ProgressHook(HookBase):
@@ -268,7 +251,7 @@ def _train(
     gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
     if resume and trainer.checkpointer.has_checkpoint():
-        _check_checkpoint(trainer.checkpointer.get_checkpoint_file())
+        check_checkpoint(trainer.checkpointer.get_checkpoint_file())
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
     elif resume:
@@ -297,18 +280,6 @@ def _canonical(results: Mapping[str, float]) -> dict[str, float]:
         if name.split("/")[0] in HEADLINE:
             metrics[name] = math.nan if value == -100 else value
     return metrics
-
-
-def _check_checkpoint(path: str) -> None:
-    """Raise DataError for a checkpoint that cannot be resumed from, before it is half loaded."""
-    content = load_torch(path)
-    found = set(content) if isinstance(content, dict) else set()
-    missing = {"model", "trainer", "iteration"} - found
-    if missing:
-        raise DataError(
-            f"{path}: has no {', '.join(sorted(missing))}, so it is not one of this engine's "
-            "checkpoints; correct last_checkpoint, or start anew with --overwrite"
-        )
 
 
 def _set_up(cfg: CfgNode) -> None:

@@ -1,7 +1,10 @@
 """Detectron2's own backbone as a witness: the command, the process, and what it must find."""
 
+import io
 import json
+import pickle
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -112,6 +115,42 @@ def test_one_changed_weight_in_the_file_is_found(
     theirs = features(write(converted, tmp_path / "weights.pth", **{key: value}))
     with pytest.raises(DataError, match=r"^x: .*failed at res4 of Detectron2's backbone"):
         check_features(trunk(source), converted, "x", detectron2=lambda: theirs)
+
+
+@pytest.mark.usefixtures("detectron2")
+def test_a_file_of_two_formats_runs_nothing(converted: Converted, tmp_path: Path) -> None:
+    """A tar of torch's to one reader; a pickle, from the first member's name on, to another."""
+    from detection.d2.checkpoint import SafeCheckpointer
+
+    content = {
+        "model": {key: value.numpy() for key, value in converted.model.items()},
+        "__author__": "x",
+        "matching_heuristics": True,
+        "contract": converted.contract.to_dict(),
+    }
+    marker = tmp_path / "m"
+    name = f"cos\nsystem\n(S'touch {marker}'\ntR."
+    path = tmp_path / "w.pkl"
+    none = pickle.dumps(0, 2)
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for member, data in (
+            (name, b""),
+            ("storages", none + pickle.dumps([], 2)),
+            ("tensors", none),
+            ("pickle", pickle.dumps(content, 2)),
+        ):
+            info = tarfile.TarInfo(member)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    main([str(path), str(tmp_path / "out.pth")])
+    backbone = build_backbone(converted.contract)
+    SafeCheckpointer(backbone).load(str(path))
+    key = "stem.conv1.weight"
+    assert torch.equal(backbone.state_dict()[key], converted.model[key])
+    assert not marker.exists()
+    with open(path, "rb") as file:
+        pickle.load(file)
+    assert marker.exists(), "to Python it is a program"
 
 
 @pytest.mark.usefixtures("detectron2")

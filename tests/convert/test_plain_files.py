@@ -97,6 +97,6 @@ def test_our_classifiers_backbone(own: Any) -> None:
 @pytest.mark.parametrize("damage", [torch.ones(2), np.ones(2), 7, [1, 2], {"arch": torch.ones(2)}])
 @pytest.mark.parametrize("key", ["encoder", "input"])
 def test_a_damaged_record_of_our_own(key: str, damage: Any, own: Any) -> None:
-    with pytest.raises(DataError, match="damaged record|expected one of") as caught:
+    with pytest.raises(DataError, match=r"damaged record|expected one of") as caught:
         recognise({**own(), key: damage}, "x")
     assert len(str(caught.value).splitlines()) == 1

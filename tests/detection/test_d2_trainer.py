@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
 
 def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
     """A save that fails half-way leaves the file before it and the pointer to it."""
-    from detection.d2.trainer import AtomicCheckpointer
+    from detection.d2.checkpoint import SafeCheckpointer
 
     folder, _ = finished
     before = (folder / "model_final.pth").read_bytes()
@@ -191,7 +191,7 @@ def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    checkpointer = AtomicCheckpointer(torch.nn.Linear(2, 2), str(folder))
+    checkpointer = SafeCheckpointer(torch.nn.Linear(2, 2), str(folder))
     monkeypatch.setattr(torch, "save", broken)
     with pytest.raises(UserError, match="No space left on device"):
         checkpointer.save("model_final")

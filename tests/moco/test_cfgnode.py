@@ -108,7 +108,7 @@ def test_flatten_and_read_yaml_agree(tmp_path):
 def test_aliases_that_multiply_are_refused(tmp_path, defaults):
     lines = ["a0: &a0 [1, 1]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
     (tmp_path / "x.yaml").write_text("\n".join(lines))
-    with pytest.raises(UserError, match="not valid YAML .*more than 100000 parts"):
+    with pytest.raises(UserError, match=r"not valid YAML .*more than 100000 parts"):
         load_cfg(defaults, tmp_path / "x.yaml", [])
 
 

@@ -201,9 +201,9 @@ class TestPayloads:
                     (path.parent / name).unlink()
 
         def detection_resume_d2(path):
-            from detection.d2.trainer import _check_checkpoint
+            from detection.d2.checkpoint import check_checkpoint
 
-            _check_checkpoint(str(path))
+            check_checkpoint(str(path))
 
         return {
             **({"detection --resume, Detectron2": detection_resume_d2} if DETECTRON2 else {}),
