@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
-from moco.errors import DataError, UserError
+from moco.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,9 @@ def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
         len({key.split(".")[1] for key in state if key.startswith(stage + ".")})
         for stage in keymap.STAGES
     )
+    missing = [stage for stage, count in zip(keymap.STAGES, blocks, strict=True) if not count]
+    if missing:
+        raise DataError(f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet")
     bottleneck = "layer1.0.conv3.weight" in state
     depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
     if not depths:
@@ -109,7 +112,7 @@ def check_arch(arch: Any, shape: Mapping[str, Any], where: str, notes: list[str]
             "have the names and shapes of a ResNet that computes something else"
         )
     if arch not in _ARCHS and arch != "resnet10":
-        notes.append(f"the file names arch {arch[:80]!r}; the tensors decide")
+        notes.append(f"the file names arch {shown(arch)}; the tensors decide")
         return
     depth, groups, width = _ARCHS.get(arch, (10, 1, 64))
     got = (shape["depth"], shape["num_groups"])

@@ -7,16 +7,19 @@ It travels inside the converted file, so that no configuration has to be chosen 
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moco.errors import DataError, UserError
+from moco.errors import DataError, UserError, shown
 
 VERSION = 1
 DEPTHS = (10, 18, 34, 50, 101, 152)
 STEMS = ("imagenet", "cifar", "stride2")
 CHANNEL_ORDERS = ("RGB", "BGR")
+# The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
+IMAGENET_MEAN = (123.675, 116.28, 103.53)
+IMAGENET_STD = (58.395, 57.12, 57.375)
 # End of the source's name where batch norm was folded into scale and bias.
 FOLDED = " (BN folded)"
 
@@ -64,15 +67,20 @@ class InputContract:
         ):
             value = getattr(self, name)
             if not any(type(value) is type(c) and value == c for c in choices):
-                raise UserError(f"{name}: got {value!r}, expected one of {list(choices)}")
+                raise UserError(f"{name}: got {shown(value)}, expected one of {list(choices)}")
         for name in ("stem_out_channels", "res2_out_channels", "num_groups", "width_per_group"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= 2**16:
-                raise UserError(f"{name}: got {value!r}, expected a whole number, 1..65536")
+                raise UserError(f"{name}: got {shown(value)}, expected a whole number, 1..65536")
+        if self.depth < 50 and self.num_groups != 1:
+            raise UserError(
+                f"num_groups: got {self.num_groups}, but ResNet-{self.depth} has basic blocks, "
+                "which have no groups"
+            )
         for name in ("source", "source_sha256", "encoder"):
             value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise UserError(f"{name}: got {value!r}, expected a text")
+            if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
+                raise UserError(f"{name}: got {shown(value)}, expected a text of one line")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts; `from_dict` is the inverse."""
@@ -88,7 +96,7 @@ class InputContract:
             raise DataError(f"contract: got {type(values).__name__}, expected a dict")
         if values.get("version") != VERSION:
             raise DataError(
-                f"contract: version {values.get('version')!r}, this program reads {VERSION}; "
+                f"contract: version {shown(values.get('version'))}, this program reads {VERSION}; "
                 "convert the checkpoint again"
             )
         expected = {field.name for field in dataclasses.fields(cls)}
@@ -96,7 +104,12 @@ class InputContract:
         if got != expected:
             raise DataError(
                 f"contract: missing {sorted(expected - got)}, "
-                f"unknown {sorted(map(str, got - expected))}"
+                f"unknown {sorted(map(shown, got - expected))[:6]}"
+            )
+        if not re.fullmatch("'[0-9a-f]{64}'", shown(values["source_sha256"])):
+            raise DataError(
+                f"contract: source_sha256: got {shown(values['source_sha256'])}, expected 64 "
+                "hexadecimal digits"
             )
         try:
             return cls(**{name: values[name] for name in expected})
@@ -152,7 +165,10 @@ def _three(name: str, values: Any) -> tuple[float, float, float]:
     if not (
         isinstance(values, list | tuple)
         and len(values) == 3
-        and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+        and all(type(v) in (int, float) and abs(v) < 1e9 for v in values)
     ):
-        raise UserError(f"{name}: got {values!r}, expected three finite numbers")
+        texts = (
+            [shown(v) for v in values[:3]] if isinstance(values, list | tuple) else shown(values)
+        )
+        raise UserError(f"{name}: got {texts}, expected three finite numbers")
     return (float(values[0]), float(values[1]), float(values[2]))

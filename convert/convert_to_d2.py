@@ -97,11 +97,9 @@ class ConversionReport:
                 "python -m moco.linear --config-file configs/imagenet/linear.yaml "
                 f"--checkpoint {path} DATA.ROOT path/to/imagenet"
             )
-        task = "R_50_C4_24k" if self.contract.depth >= 50 else "R_18_C4_small"
-        return (
-            f"python detection/train_net.py --config-file configs/voc/faster_rcnn_{task}.yaml "
-            f"MODEL.WEIGHTS {path}"
-        )
+        from convert.translate import fine_tune_command
+
+        return fine_tune_command(self.contract, self.output_path)
 
 
 def convert_file(

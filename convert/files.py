@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import DataError
+from moco.errors import DataError, shown
 from moco.fileio import PathLike, format_of, load_pickle, load_safetensors, load_torch
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
     import torch
 
     if not is_array(value):
-        raise DataError(f"{where}: {key!r} is a {type(value).__name__}, expected a tensor")
+        raise DataError(f"{where}: {shown(key)} is a {type(value).__name__}, expected a tensor")
     if not isinstance(value, torch.Tensor):
         # The copy is writable and in this machine's byte order.
         value = torch.from_numpy(value.astype(value.dtype.newbyteorder("=")))
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise DataError(f"{where}: {key!r} is not a dense tensor with values ({value.layout})")
+        raise DataError(f"{where}: {shown(key)} is not a dense tensor with values ({value.layout})")
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{where}: {key!r} claims more elements than the file holds for it")
+        raise DataError(f"{where}: {shown(key)} claims more elements than the file holds for it")
     value = value.detach().contiguous()
     if value.untyped_storage().nbytes() > value.numel() * value.element_size():
         # A view would drag its whole storage into the output.
@@ -70,16 +70,15 @@ def describe(raw: Any) -> str:
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
     parts = [f"top level: {names(raw)}"]
-    parts += [f"{key!r}: {names(value)}" for key, value in raw.items() if is_state(value)]
+    parts += [f"{shown(key)}: {names(value)}" for key, value in raw.items() if is_state(value)]
     return "; ".join(parts[:4])
 
 
 def names(keys: Iterable[Any], limit: int = 6) -> str:
     """Keys for an error message; escaped, because they come from a stranger's file."""
-    every = [repr(key)[:80] for key in keys]
-    if len(every) <= limit:
-        return ", ".join(every) or "nothing"
-    return f"{', '.join(every[:limit])} and {len(every) - limit} more"
+    every = list(keys)
+    text = ", ".join(shown(key) for key in every[:limit])
+    return f"{text} and {len(every) - limit} more" if len(every) > limit else text or "nothing"
 
 
 def is_array(value: Any) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from convert.files import is_converted, names, read_file
 from convert.sources import Given, Recognised, count, find_layout
-from convert.translate import translate
+from convert.translate import fine_tune_command, translate
 from convert.verify import Converted
-from moco.errors import DataError, UserError
+from moco.errors import DataError, UserError, shown
 from moco.fileio import PathLike, sha256_file
 
 COMMAND = "python convert/convert_to_d2.py"
@@ -35,7 +35,7 @@ def inspect_file(path: PathLike) -> str:
     found, problem = _networks(path, raw)
     converted = is_converted(raw)
     if found:
-        lines += _describe(found, converted)
+        lines += _describe(found, converted, problem is not None)
     if problem is not None:
         reason = str(problem).removeprefix(f"{path}: ")
         lines.append(f"{'problem       ' if found else 'no use        '}{reason}")
@@ -43,10 +43,7 @@ def inspect_file(path: PathLike) -> str:
         return "\n".join(lines)
     quoted = shlex.quote(str(path))
     if converted:
-        lines.append(
-            "next          python detection/train_net.py --config-file "
-            f"configs/voc/... MODEL.WEIGHTS {quoted}"
-        )
+        lines.append(f"next          {fine_tune_command(found[0][1].contract, path)}")
     else:
         encoder = f" --encoder {found[0][0].encoder}" if problem is not None else ""
         lines.append(f"next          {COMMAND} {quoted} weights.pth{encoder}")
@@ -73,7 +70,9 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]],
     return found, problem
 
 
-def _describe(found: list[tuple[Recognised, Converted]], converted: bool) -> list[str]:
+def _describe(
+    found: list[tuple[Recognised, Converted]], converted: bool, problem: bool
+) -> list[str]:
     recognised, model = found[0]
     contract = model.contract
     epoch = "" if recognised.epoch is None else f", epoch {recognised.epoch}"
@@ -84,9 +83,8 @@ def _describe(found: list[tuple[Recognised, Converted]], converted: bool) -> lis
             for key, value in its.model.items()
             if not key.endswith(("running_mean", "running_var"))
         )
-        which = (
-            "" if len(found) == 1 else "; default" if not number else f"; --encoder {one.encoder}"
-        )
+        which = f"; --encoder {one.encoder}" if number or problem else "; default"
+        which = which if found[1:] or problem else ""
         lines.append(
             f"network       {one.encoder}: {its.contract.architecture()}, "
             f"{len(its.model)} tensors, {parameters:,} parameters{which}"
@@ -119,7 +117,7 @@ def _summary(value: Any) -> str:
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if not isinstance(value, Mapping):
-        return repr(value)[:60] if isinstance(value, str | int | float) else type(value).__name__
+        return shown(value)
     arrays = [item for item in value.values() if isinstance(item, torch.Tensor | np.ndarray)]
     if not arrays:
         return f"a dict of {len(value)}"

@@ -29,6 +29,8 @@ BLOCK_MODULES = {
     "downsample.1": "shortcut.norm",
 }
 CONV_TENSORS = ("weight",)
+# "01" would be read as block 1 and could not be read back.
+_INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
 NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 
 # Caffe2 -> torchvision, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
@@ -58,7 +60,10 @@ FOLDED_RULE = "BN statistics (0 and 1)"
 # after the network's prefix, end of the key). An MLP head is fc.0.*, fc.2.* (moco/builder.py).
 DROPPED = {
     "head": ("fc.", ""),
+    "linear head": ("linear.", ""),  # of CIFAR networks
+    "last linear head": ("last_linear.", ""),  # Cadene/pretrained-models.pytorch
     "batch counter": ("", ".num_batches_tracked"),
+    "average counter": ("n_averaged", ""),  # torch.optim.swa_utils.AveragedModel
 }
 # Keys at the top of a file whose tensors are no network, in every layout: rule -> keys.
 TOP_DROPPED = {
@@ -214,8 +219,7 @@ def _translate(
     if module in stem:
         new_module = stem[module]
         names = (module, new_module)
-    # str(int()): "01" would be read as block 1 and could not be read back.
-    elif stage in stages and index.isdecimal() and index == str(int(index)) and part in block:
+    elif stage in stages and _INDEX.fullmatch(index) and part in block:
         new_module = f"{stages[stage]}.{index}.{block[part]}"
         names = (part, block[part])
     else:

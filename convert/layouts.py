@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from convert import keymap
-from convert.contract import FOLDED
+from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
+from convert.recorded import Recorded, mm_configuration, own_record, timm_arguments
 
-# The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_STD = (58.395, 57.12, 57.375)
 # MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
 MSRA_MEAN = (103.53, 116.28, 123.675)
 MSRA_STD = (1.0, 1.0, 1.0)
+FAIR_STD = (57.375, 57.12, 58.395)  # BGR
 # Where pixels are only scaled to 0..1.
 ZERO_MEAN = (0.0, 0.0, 0.0)
 ZERO_TO_ONE_STD = (255.0, 255.0, 255.0)
@@ -63,6 +62,9 @@ class Layout:
     # leave one that no PyTorch module has.
     order: tuple[str, str] | None = None
     note: str = ""  # what every user of this source has to know
+    no_3x3_stem: str = ""  # why a 3x3 stem of this source is refused
+    # What a file of this layout says of its pixels and strides, see convert/recorded.py.
+    recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
     # What the network was trained with, where the file does not say.
     channel_order: str = "RGB"
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -121,7 +123,6 @@ _MM_DROPPED = {
     "list of the encoder": ("encoder.", ""),
     "EMA counter": ("steps", ""),
 }
-_MM_NOTE = "mean and std are those of the ImageNet configurations; meta has the run's own, as text"
 _MM_TOP = {"training record": ("message_hub", "meta"), "schedule": ("param_schedulers",)}
 _SOLO_DROPPED = {
     "classifier": ("classifier.", ""),
@@ -191,6 +192,7 @@ def _mm(name: str, has: tuple[str, ...] = (), **networks: str) -> Layout:
         marks={"meta": ...},
         top=_MM_TOP,
         epoch=("meta", "epoch"),
+        recorded=mm_configuration,
     )
 
 
@@ -243,12 +245,14 @@ LAYOUTS: tuple[Layout, ...] = (
         {"query": Network("encoder_q."), "key": Network("encoder_k.")},
         _MOCO_DROPPED,
         marks={"format": "moco-transfer/1"},
+        recorded=own_record,
     ),
     # moco/classify_run.py: what moco.linear and moco.finetune write.
     Layout(
         "moco-transfer classifier",
         {"single": Network()},
         marks={"format": "moco-transfer-classifier/1"},
+        recorded=own_record,
     ),
     # facebookresearch/moco@7397dfe main_moco.py:382 (the dict) and moco/builder.py (the names): v1
     # has fc.*, v2 fc.0.* and fc.2.*.
@@ -256,7 +260,8 @@ LAYOUTS: tuple[Layout, ...] = (
         "facebookresearch/moco",
         {"query": Network("encoder_q."), "key": Network("encoder_k.")},
         _MOCO_DROPPED,
-        marks={"format": None},
+        # Others name their encoders so, too: Lightning's are plain state dicts here.
+        marks={"format": None, "pytorch-lightning_version": None},
     ),
     # --- A: self-supervised projects
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
@@ -462,14 +467,11 @@ LAYOUTS: tuple[Layout, ...] = (
             "model": Network("backbone.", ("ema_state_dict",)),
         },
         marks={"meta": ..., "ema_state_dict": ...},
-        note=_MM_NOTE,
     ),
     # Every other algorithm of these projects, and their classifiers: mmpretrain's pixels are
     # configs/_base_/datasets/imagenet_bs32.py:6, its stride mmpretrain/models/backbones/
     # resnet.py:486.
-    dataclasses.replace(
-        _mm("OpenSelfSup / MMSelfSup / mmpretrain", single="backbone."), note=_MM_NOTE
-    ),
+    _mm("OpenSelfSup / MMSelfSup / mmpretrain", single="backbone."),
     # What their tools/extract_backbone_weights.py write, of OpenSelfSup@1db69ec:19,
     # WXinlong/DenseCL@b64bbb6 and mmselfsup@6faad81 tools/model_converters/.
     *(
@@ -503,8 +505,8 @@ LAYOUTS: tuple[Layout, ...] = (
             {"online": Network(f"{word}."), "momentum": Network(f"momentum_{word}.")},
             _SOLO_DROPPED,
             has=("classifier.", beside),
-            note="mean and std are those of its ImageNet runs; its CIFAR and STL-10 runs have "
-            "others, and its CIFAR networks pad the stem by 2 pixels instead of 1",
+            no_3x3_stem="solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels (solo/methods/"
+            "base.py:204), this backbone by 1: the features would be others",
             **_LIGHTNING,
         )
         for word in ("backbone", "encoder")
@@ -532,6 +534,7 @@ LAYOUTS: tuple[Layout, ...] = (
             marks={"version": 2, "arch": ..., **marks},
             top={"training record": ("task_state", "task_state_ema")},
             epoch_offset=1,
+            recorded=timm_arguments,
         )
         for networks, marks in (
             (
@@ -558,7 +561,12 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     # ---
     # torchvision/models/resnet.py: net.state_dict(), with or without fc.
-    Layout("torchvision", {"single": Network("", ())}),
+    Layout(
+        "torchvision",
+        {"single": Network("", ())},
+        note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
+        "anti-aliased and caffe-style networks have the same ones",
+    ),
     # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
     # its docstring gives colours, mean, std and the stride's place.
     Layout("detectron2/torchvision", **_D2_LAYOUT, marks={"__author__": "torchvision"}),

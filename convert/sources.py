@@ -9,15 +9,17 @@ error. The result is in torchvision's names, tensors on the CPU.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
 from convert.architecture import check_arch, choose_stem, shape_of
-from convert.contract import CHANNEL_ORDERS, FOLDED, STEMS, InputContract
-from convert.files import describe, holds_arrays, is_converted, is_state, names, to_tensor
-from convert.layouts import LAYOUTS, WRAPPERS, Layout, Network
-from moco.errors import DataError, UserError
+from convert.contract import FOLDED, InputContract
+from convert.files import describe, holds_arrays, is_array, is_converted, is_state, names, to_tensor
+from convert.layouts import FAIR_STD, LAYOUTS, WRAPPERS, Layout, Network
+from convert.recorded import Recorded
+from moco.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,10 @@ _DETECTOR = (
     *("proposal_generator.", "roi_heads.", "sem_seg_head."),
     *("backbone.stem.", "backbone.bottom_up."),
 )
+# Heads of a plain state dict that are linear where the trunk is a classifier's.
+_FLAT_HEADS = ("classifier", "head")
+_MAX_SHARED_BYTES = 64 << 20
+_WRAPPED = re.compile("(?:" + "|".join(map(re.escape, WRAPPERS)) + ")*")
 # How deep in a file a plain state dict is looked for.
 PLAIN_DEPTH = 3
 
@@ -111,25 +117,37 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
     _drop_outside(layout, network, raw, dropped, where)
     filled = _fill_statistics(trunk, notes) if layout.name.endswith(FOLDED) else 0
 
-    arch, recorded_stem, width = _at(raw, ("arch",)), None, None
-    mean, std, order = layout.mean, layout.std, layout.channel_order
-    if isinstance(layout.marks.get("format"), str):
-        own = _own_record(raw, where)
-        arch, recorded_stem, width = own["arch"], own["stem"], own["width"]
-        order, mean, std = own["channel_order"], own["mean"], own["std"]
+    try:
+        recorded = layout.recorded(raw) if layout.recorded else Recorded()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    if recorded.note:
+        notes.append(recorded.note)
+    missing = given.missing_convention()
+    if recorded.other and missing:
+        raise DataError(
+            f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
+            f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
+        )
     shape = shape_of(trunk, where)
     if layout.channel_order == "BGR":
-        _check_msra(layout, state, shape, where, notes)
+        layout = _caffe2_convention(layout, state, shape, where, notes)
     _to_float32(trunk, warnings)
-    check_arch(arch, shape, where, notes)
-    if width is not None and 64 * width != shape["stem_out_channels"]:
+    check_arch(recorded.arch or _at(raw, ("arch",)), shape, where, notes)
+    if recorded.width is not None and 64 * recorded.width != shape["stem_out_channels"]:
         raise DataError(
-            f"{where}: says width {width!r}, but conv1.weight has {shape['stem_out_channels']} "
-            "channels instead of 64 x width"
+            f"{where}: says width {recorded.width!r}, but conv1.weight has "
+            f"{shape['stem_out_channels']} channels instead of 64 x width"
         )
-    shape["stem"] = choose_stem(
-        shape.pop("kernel_size"), recorded_stem, given.stem, where, warnings
-    )
+    kernel_size = shape.pop("kernel_size")
+    shape["stem"] = choose_stem(kernel_size, recorded.stem, given.stem, where, warnings)
+    if kernel_size == 3 and layout.no_3x3_stem:
+        raise DataError(f"{where}: a CIFAR network; {layout.no_3x3_stem}")
+    if kernel_size == 3 and not recorded.mean and given.mean is None:
+        warnings.append(
+            f"a network with a 3x3 stem is seldom trained on {layout.name}'s usual pixels, which "
+            "are assumed: else give --mean, --std"
+        )
     keys = {unwrapped(key) for key in state}
     found = [text for key, text in _HEADS.items() if network.prefix + key in keys]
     epoch = _at(raw, layout.epoch)
@@ -146,9 +164,9 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         head=found[0] if found else "no fc",
         shape=shape,
-        channel_order=order,
-        mean=mean,
-        std=std,
+        channel_order=recorded.channel_order or layout.channel_order,
+        mean=recorded.mean or layout.mean,
+        std=recorded.std or layout.std,
         stride_in_1x1=stride_in_1x1,
         notes=notes,
         warnings=warnings,
@@ -199,10 +217,8 @@ def unwrapped(key: Any) -> str:
     """A key without the wrappers that training put around its network; "" for what is no text."""
     if not isinstance(key, str):
         return ""
-    while key.startswith(WRAPPERS):
-        for wrapper in WRAPPERS:
-            key = key.removeprefix(wrapper)
-    return key
+    found = _WRAPPED.match(key)
+    return key[found.end() :] if found else key
 
 
 def _at(raw: Any, path: Iterable[str]) -> Any:
@@ -233,8 +249,10 @@ def find_layout(raw: Any, where: str) -> Layout:
     for _, state in states(raw):
         if what := keymap.other_network({unwrapped(key) for key in state}):
             raise DataError(f"{where}: cannot be converted: it holds {what}")
-    known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
-    raise DataError(f"{where}: unknown layout ({describe(raw)}); known sources: {known}")
+    raise DataError(
+        f"{where}: unknown layout ({describe(raw)}); docs/converting.md has the known ones, and a "
+        "ResNet with torchvision's names under any one prefix is known, too"
+    )
 
 
 def _fits(layout: Layout, raw: Any) -> bool:
@@ -341,10 +359,10 @@ def _refuse_known(raw: Any, where: str) -> None:
     """Files that are often given by mistake get their own sentence."""
     if not isinstance(raw, Mapping):
         return
-    model = raw.get("model")
-    if isinstance(model, Mapping) and not is_converted(raw):
-        keys = [str(key) for key in model]
-        if any(key.startswith(_DETECTOR) for key in keys):
+    if not is_converted(raw):
+        inside = raw.get("model")
+        keys = [*raw, *(inside if isinstance(inside, Mapping) else ())]
+        if any(unwrapped(key).startswith(_DETECTOR) for key in keys):
             raise DataError(
                 f"{where}: a detection model, not a pre-trained backbone; "
                 "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
@@ -354,7 +372,7 @@ def _refuse_known(raw: Any, where: str) -> None:
             f"{where}: a detection model of Detectron (Caffe2), not a pre-trained backbone; this "
             "project does not read those"
         )
-    caffe2 = any(str(key).startswith("res2_0_branch") for key in raw)
+    caffe2 = any(isinstance(key, str) and key.startswith("res2_0_branch") for key in raw)
     if caffe2 and not any(_fits(layout, raw) for layout in LAYOUTS):
         raise DataError(
             f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
@@ -363,7 +381,7 @@ def _refuse_known(raw: Any, where: str) -> None:
     version = raw.get("format")
     formats = {layout.marks.get("format") for layout in LAYOUTS}
     if isinstance(version, str) and version.startswith("moco-transfer") and version not in formats:
-        raise DataError(f"{where}: format {version[:80]!r} is not known to this version")
+        raise DataError(f"{where}: format {shown(version)} is not known to this version")
 
 
 def _choose_network(
@@ -400,7 +418,7 @@ def _take(
         for choice, other in layout.networks.items()
         if choice != encoder and other.at == network.at and other.prefix
     }
-    trunk: dict[str, Tensor] = {}
+    found: dict[str, tuple[Any, Any]] = {}
     dropped: dict[str, int] = {}
     unknown = []
     nested = {key for path in _paths(layout) if path[:-1] == network.at for key in path[-1:]}
@@ -411,12 +429,14 @@ def _take(
         name = short.removeprefix(network.prefix) if short.startswith(network.prefix) else ""
         rule = keymap.drop_rule(name) or keymap.first_rule(short, {**others, **layout.dropped})
         new = layout.rename(name)
-        if new in trunk:
+        if new in found:
             raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
-            trunk[new] = to_tensor(key, value, where)
+            found[new] = (key, value)
         elif network.at == () and not holds_arrays(value):
             count(dropped, "training record")
+        elif rule in _FLAT_HEADS and _is_convolution(value):
+            unknown.append(key)  # of a segmentation network, whose trunk is dilated
         elif rule or (network.at == () and (rule := _top_rule(layout, key))):
             count(dropped, rule)
         else:
@@ -426,7 +446,34 @@ def _take(
             f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
             f"{names(unknown, limit=50)}; not the ResNet of a {layout.name} checkpoint"
         )
-    return trunk, dropped
+    _check_shared([value for _, value in found.values()], where)
+    return {new: to_tensor(key, value, where) for new, (key, value) in found.items()}, dropped
+
+
+def _check_shared(values: Iterable[Any], where: str) -> None:
+    """Each tensor becomes one of its own; a file may name one storage for all of them."""
+    import torch
+
+    claimed = 0
+    held: dict[int, int] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided:
+                continue  # refused by name below
+            claimed += value.nbytes
+            held[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif is_array(value):
+            claimed += value.nbytes
+            held[id(value)] = value.nbytes
+    if claimed > 2 * sum(held.values()) + _MAX_SHARED_BYTES:
+        raise DataError(
+            f"{where}: tensors of {claimed} bytes that share {sum(held.values())}; damaged or made "
+            "to mislead"
+        )
+
+
+def _is_convolution(value: Any) -> bool:
+    return is_array(value) and value.ndim > 2
 
 
 def count(counts: dict[str, int], rule: str) -> None:
@@ -490,18 +537,26 @@ def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
     return len(missing)
 
 
-def _check_msra(
+def _caffe2_convention(
     layout: Layout,
     state: Mapping[Any, Any],
     shape: Mapping[str, Any],
     where: str,
     notes: list[str],
-) -> None:
-    """What is particular to Caffe2's files.
+) -> Layout:
+    """The layout with the convention of the network that a Caffe2 file holds.
 
-    MSRA's input convention is documented for MSRA's networks and not extended to others.
+    MSRA's is documented for MSRA's networks; of others, FAIR's X-101-32x8d is
+    (detectron2's configs/COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x.yaml).
     """
-    if shape["num_groups"] != 1:
+    if (shape["depth"], shape["num_groups"], shape["width_per_group"]) == (101, 32, 8):
+        layout = dataclasses.replace(
+            layout,
+            name=layout.name.replace("MSRA", "FAIR X-101-32x8d"),
+            std=FAIR_STD,
+            stride_in_1x1=False,
+        )
+    elif shape["num_groups"] != 1:
         raise DataError(
             f"{where}: a ResNeXt in Caffe2's names; its std and the place of its stride are not "
             "MSRA's (detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
@@ -514,11 +569,12 @@ def _check_msra(
         if not bool(values.any()):
             continue
         if key != "conv1_b":
-            raise DataError(f"{where}: {key!r} is not zero, and no ResNet has a place for it")
+            raise DataError(f"{where}: {shown(key)} is not zero, and no ResNet has a place for it")
         notes.append(
             f"conv1_b (up to {float(values.abs().max()):.2g}) is dropped, as Detectron2 does: its "
             "networks have no place for it"
         )
+    return layout
 
 
 def _to_float32(trunk: dict[str, Tensor], warnings: list[str]) -> None:
@@ -545,33 +601,3 @@ _HEADS = {
     "stem.fc.0.weight": "MLP head",
     "fc1000_w": "linear head",
 }
-
-
-def _own_record(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What moco/checkpoint.py writes about the encoder and its input; means become 0..255."""
-    try:
-        encoder, image = dict(raw["encoder"]), dict(raw["input"])
-        record: dict[str, Any] = {
-            "arch": str(encoder["arch"]),
-            "stem": str(encoder["stem"]),
-            "width": float(encoder["width"]),
-            "channel_order": str(image["channel_order"]),
-            "mean": _to_255(image["mean"]),
-            "std": _to_255(image["std"]),
-        }
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{where}: a moco-transfer checkpoint with a damaged record of its encoder or input "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:120]})"
-        ) from error
-    for name, choices in (("stem", STEMS), ("channel_order", CHANNEL_ORDERS)):
-        if record[name] not in choices:
-            raise DataError(
-                f"{where}: {name} {record[name][:80]!r}, expected one of {list(choices)}"
-            )
-    return record
-
-
-def _to_255(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (round(float(value) * 255, 6) for value in values)
-    return (red, green, blue)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from convert import keymap
-from convert.contract import InputContract, numbers
-from convert.layouts import IMAGENET_MEAN, IMAGENET_STD
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
 from moco.errors import UserError
 from moco.fileio import atomic_torch_save, atomic_write, cannot_write
 
@@ -111,14 +110,22 @@ def lost_in_torchvision(contract: InputContract) -> list[str]:
 def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     from safetensors.torch import save_file
 
+    storages: set[int] = set()
+    own = {}
+    for key, value in tensors.items():
+        # The package refuses tensors that share memory.
+        address = value.untyped_storage().data_ptr()
+        own[key] = value.clone() if address in storages else value
+        storages.add(address)
     try:
         # "format" is what the loaders of other packages ask for.
-        save_file(tensors, path, {"format": "pt", **metadata})
+        save_file(own, path, {"format": "pt", **metadata})
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     except Exception as error:  # the package has no documented kinds
         written = path.stat().st_size if path.exists() else 0
-        raise cannot_write(path, OSError(str(error)), written) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise cannot_write(path, OSError(reason[:200]), written) from error
 
 
 def _write_pickle(path: Path, content: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ from moco.fileio import sha256_file
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
 TORCHVISION_V2 = "11ad3fa6"
+
+
+def fine_tune_command(contract: InputContract, path: Path) -> str:
+    """The command that fine-tunes a small detector from a converted file."""
+    task = "R_50_C4_24k" if contract.depth >= 50 else "R_18_C4_small"
+    return (
+        f"python detection/train_net.py --config-file configs/voc/faster_rcnn_{task}.yaml "
+        f"MODEL.WEIGHTS {shlex.quote(str(path))}"
+    )
 
 
 def translate(src: Path, raw: Any, given: Given) -> tuple[Recognised, Converted]:

@@ -14,6 +14,15 @@ from typing import NoReturn
 MAX_UNEXPECTED = 500  # characters of an error that is not ours; some hold a whole program
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """A stranger's value for a message: escaped, short, and without a look at what it contains."""
+    if isinstance(value, str | bytes):
+        return repr(value[:limit])
+    if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
 class UserError(Exception):
     """Input that cannot be used. The message is one line: what, where, how to fix."""
 

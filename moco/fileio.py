@@ -10,7 +10,9 @@ reads pickles, and moco/plain_torch.py reads what torch.save writes.
 import hashlib
 import json
 import os
+import re
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -24,6 +26,18 @@ PathLike = str | os.PathLike[str]
 TEMPORARY_PREFIX = ".tmp-"
 _SAFETENSORS_AT_ONCE = 16 << 20
 MAX_SAFETENSORS_HEADER = 16 << 20  # as much as moco/plain_torch.py reads of a list of parts
+MIN_SAFETENSORS = 50_000  # tensors
+# What people take for weights: first bytes, and a sentence.
+_FOREIGN = (
+    (
+        b"version https://git-lfs",
+        "a git-lfs pointer instead of the file: get it with git lfs pull, or download it itself",
+    ),
+    (b"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
+    (b"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
+    (b"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
+)
+_HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|!--|\?xml)", re.IGNORECASE)
 # torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
 _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
 _T = TypeVar("_T")
@@ -132,16 +146,24 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
         header = int.from_bytes(file.read(8), "little")
         if header > min(size - 8, MAX_SAFETENSORS_HEADER):
             raise Implausible(f"a header of {header} bytes")
+
+        # Each takes some KB of memory, empty ones too, and perhaps a hundred bytes of the file.
+        def few(count: int) -> None:
+            if count > MIN_SAFETENSORS + size // 1024:
+                raise Implausible(f"{count} tensors in a file of {size} bytes")
+
+        few(file.read(header).count(b'"data_offsets"'))
         with safe_open(path, framework="pt", device="cpu") as content:
             names, metadata = list(content.keys()), content.metadata() or {}
+        few(len(names))  # JSON has other spellings of a word
         tensors: dict[str, Tensor] = {}
-        while names:
+        while len(tensors) < len(names):
             # What it gives is mapped: copied, because that changes or ends with the file, and
             # opened anew now and then, because mapped pages are memory until it is closed.
             with safe_open(path, framework="pt", device="cpu") as content:
                 copied = 0
-                while names and copied < _SAFETENSORS_AT_ONCE:
-                    name = names.pop(0)
+                while len(tensors) < len(names) and copied < _SAFETENSORS_AT_ONCE:
+                    name = names[len(tensors)]
                     tensors[name] = content.get_tensor(name).clone()
                     copied += tensors[name].nbytes
         return tensors, metadata
@@ -188,7 +210,34 @@ def _load(path: PathLike, read: Callable[[BinaryIO, int], _T], form: str) -> _T:
             f"{path}: does not fit into memory ({Path(path).stat().st_size} bytes)"
         ) from error
     except Exception as error:
-        raise DataError(f"{path}: not {form} or damaged ({_first(error)})") from error
+        reason = _foreign(path) or _first(error)
+        raise DataError(f"{path}: not {form} or damaged ({reason})") from error
+
+
+def _foreign(path: PathLike) -> str | None:
+    """A sentence about a file that could not be read, where its bytes tell what it is."""
+    with open(path, "rb") as file:
+        start = file.read(512)
+    for magic, sentence in _FOREIGN:
+        if start.startswith(magic):
+            return sentence
+    if _HTML.match(start):
+        return "a web page instead of the file: open the address in a browser"
+    if start[257:262] == b"ustar":
+        return "a tar archive of other files: unpack it with tar -xf and give the file inside"
+    if not start.startswith(b"PK"):
+        return None
+    # Only the end of a zip file says that it is whole; its list of parts may be huge.
+    if not zipfile.is_zipfile(path):
+        return "cut off: copied or downloaded in part?"
+    if start.startswith(b"PK\x03\x04"):
+        # Of the first part: the length of its name, then the name.
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("latin-1")
+        if name.endswith(".npy"):
+            return "an archive of numpy arrays (.npz): torch.save a dict of named tensors"
+        if not name.partition("/")[2].startswith(("data", "version", "byteorder", ".")):
+            return "a zip archive of other files: unpack it and give the file inside"
+    return None
 
 
 def sha256_file(path: PathLike) -> str:

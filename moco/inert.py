@@ -85,21 +85,28 @@ class Inert(dict[str, Any]):
             self["__state__"] = state
             return
         for part in parts:
-            self.update(part or {})
+            self.set_attributes(part or {})
         # omegaconf's way up from a node; without it nothing contains itself.
         self.pop("_parent", None)
+
+    def set_attributes(self, attributes: dict[str, Any]) -> None:
+        """Their names are text: copying other keys, with hashes of one's choice, takes time."""
+        if not all(type(name) is str for name in attributes):
+            raise TypeError("an attribute whose name is no text")
+        self.update(attributes)
 
 
 class Known:
     """A name that a pickle may use: by itself it is only a value.
 
-    `make` is what stands for a call of it, None where it cannot be called.
+    `make` is what stands for a call of it, None where it cannot be called; `memory` what a call
+    takes in bytes, beside what Python's own sizes tell.
     """
 
-    __slots__ = ("make", "name")
+    __slots__ = ("make", "memory", "name")
 
-    def __init__(self, name: str, make: Callable[..., Any] | None) -> None:
-        self.name, self.make = name, make
+    def __init__(self, name: str, make: Callable[..., Any] | None, memory: int = 0) -> None:
+        self.name, self.make, self.memory = name, make, memory
 
     def __repr__(self) -> str:
         return self.name

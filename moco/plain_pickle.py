@@ -7,9 +7,11 @@ pickletools lists them, and nothing that a pickle could do harm with:
   which check their arguments; numpy's own believe what the pickle says, so that an array of dtype
   object laid over bytes of the file would make them pointers.
 - Lengths are compared with what is left of the file before anything is allocated, numbered places
-  of the memo do not reserve the places below, and the number of opcodes is limited.
-- Keys are short, and the result has no cycle, no deep nesting, and no more parts than the file has
-  bytes, so that whoever walks through it comes to an end.
+  of the memo do not reserve the places below, and the memory of what the opcodes make is limited by
+  the size of the pickle.
+- Keys are short, and few of them have a hash that whoever wrote the file could choose.
+- The result has no cycle, no deep nesting, and no more parts than the file has bytes, so that
+  whoever walks through it comes to an end.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import codecs
 import math
 import pickle
 import pickletools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Literal, NoReturn
@@ -26,16 +29,32 @@ import numpy as np
 
 from moco.inert import KNOWN, Inert, Known
 
-# An opcode of one byte can make an object of 200, so this many make 200 MB. A checkpoint has about
-# thirty for a tensor, CIFAR-10 has two for a picture.
-MAX_OPCODES = 1_000_000
+# What the opcodes of a pickle may make, in bytes of memory: this, or so many times its size. An
+# opcode of one byte can make an object of 200; lists of floats, names of tensors and rows of a
+# training log take 3 to 10 times their bytes in the file.
+MIN_MEMORY = 256 << 20
+MEMORY_RATIO = 10
+_SLOT = 16  # of the stack, or of a list: 8 bytes, with what a list reserves
+_MEMO = 128  # a place of the memo: a number, and an entry of a dictionary that doubles
+_PART = 136  # what check_parts keeps of a container
+_PERSISTENT = 500  # a storage of torch
+_MARK = 88
 MAX_DEPTH = 100
-MAX_BITS = 4096  # Python does not print numbers of more than 4300 digits
+MAX_BITS = 1000  # float() of it does not overflow, and Python prints it
 # Parts of a value that a small file may describe by naming one object often.
 MIN_PARTS = 1_000_000
-_MAX_KEY = 64  # parts of a tuple that is a key; the hash of a tuple visits each
+MIN_COPIES = 1_000_000
+MAX_KEY = 1000  # letters or bytes
+# Python mixes a secret into the hash of text only. Of other keys whoever writes a file can choose
+# many with one place in a dictionary, and to add each takes a look at all of them.
+_KEY_BITS = 60  # the hash of a longer number is its remainder
+_MAX_INTEGER_KEYS = 100_000  # in a file; also numbers of 60 bits can follow each other's traces
+_MAX_OTHER_KEYS = 4096  # in a file: other numbers and tuples
+_MAX_TUPLE = 64  # parts of a tuple that is a key; the hash of a tuple visits each
 _FEW = 16  # arguments or parts of a state; more are not looked into
 _UNIT = 64  # bytes of text or data that are as much to copy as an item of a container
+MAX_DIMENSIONS = 64  # as numpy and torch
+_MAX_SIZE_BITS = 62  # torch's own integers have 63
 _NUMBERS = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
 
@@ -57,16 +76,38 @@ class Window:
 
     Attributes:
         left: bytes not yet read.
-        steps: that its pickles may still take, all together.
+        memory: bytes that what its pickles make may still take, all together.
         copies: of items and units of bytes that they may still ask for. Whoever copies each thing
             once needs no more than this; naming one thing a million times does.
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self.file, self.size, self.left = file, size, size
-        self.steps = MAX_OPCODES
-        self.copies = MAX_OPCODES + size // _UNIT
+        self.memory = max(MIN_MEMORY, MEMORY_RATIO * size)
+        self.copies = MIN_COPIES + size
+        self._integer_keys, self._other_keys = _MAX_INTEGER_KEYS, _MAX_OTHER_KEYS
         file.seek(start)
+
+    def take(self, memory: int) -> None:
+        """Raise Implausible unless so many bytes of memory are left for what is made."""
+        self.memory -= memory
+        if self.memory < 0:
+            raise Implausible(f"too many objects for a pickle of {self.size} bytes")
+
+    def key(self, key: Any) -> Any:
+        """A key of a dictionary or part of a set, whose hash takes no time and runs nothing."""
+        if isinstance(key, str | bytes):
+            if len(key) > MAX_KEY:
+                raise Implausible(f"a key of {len(key)} letters")
+        elif isinstance(key, int) and key.bit_length() <= _KEY_BITS:
+            self._integer_keys -= 1
+        elif _hashable(key):
+            self._other_keys -= key is not None and not isinstance(key, Known)
+        else:
+            raise Implausible(f"a {type(key).__name__} is used as a key")
+        if min(self._integer_keys, self._other_keys) < 0:
+            raise Implausible("too many keys that are no text")
+        return key
 
     def claim(self, count: int) -> None:
         """Raise UnpicklingError unless this many bytes are left; they count as read."""
@@ -92,6 +133,17 @@ class Window:
             if not count:
                 raise pickle.UnpicklingError("the file ends too early")
             done += count
+
+
+def integers(values: Any) -> tuple[int, ...] | None:
+    """Sizes or strides, or None: few, not negative, none beyond what an array can have."""
+    if (
+        isinstance(values, tuple)
+        and len(values) <= MAX_DIMENSIONS
+        and all(type(n) is int and n >= 0 and n.bit_length() <= _MAX_SIZE_BITS for n in values)
+    ):
+        return values
+    return None
 
 
 class _Dtype:
@@ -129,8 +181,7 @@ class _Array(np.ndarray):
 def _check_size(shape: Any, dtype: Any, data: bytes | bytearray) -> None:
     if not (
         isinstance(dtype, _Dtype)
-        and isinstance(shape, tuple)
-        and all(type(n) is int and n >= 0 for n in shape)
+        and integers(shape) is not None
         and math.prod(shape) * dtype.dtype.itemsize == len(data)
     ):
         raise Refused("it holds a numpy.ndarray whose shape and bytes disagree")
@@ -168,6 +219,8 @@ def _frombuffer(
     _check_size(shape, dtype, data)
     array = np.frombuffer(data, dtype=dtype.dtype)
     if order == "K":
+        if axes is not None and integers(axes) is None:
+            raise Refused("it holds a numpy.ndarray with forged axes")
         return array.reshape(shape).transpose(axes)
     return array.reshape(shape, order=order)
 
@@ -179,11 +232,20 @@ def _encode(text: Any, encoding: Any) -> bytes:
     return text.encode("latin-1")
 
 
-def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
+_CheckKey = Callable[[Any], Any]
+
+
+class _Keyed(Known):
+    """A Known whose `make` takes first of all what checks a key."""
+
+    __slots__ = ()
+
+
+def _ordered(check: _CheckKey, pairs: Any = ()) -> OrderedDict[Any, Any]:
     """From (key, value) pairs, as Python 2 wrote them."""
     result: OrderedDict[Any, Any] = OrderedDict()
     for key, value in _sequence(pairs):
-        result[_key(key)] = value
+        result[check(key)] = value
     return result
 
 
@@ -193,8 +255,12 @@ def _counter(counts: Any = ()) -> dict[Any, Any]:
     return dict(counts)
 
 
-def _set(items: Any = ()) -> set[Any]:
-    return {_key(item) for item in _sequence(items)}
+def _set(check: _CheckKey, items: Any = ()) -> set[Any]:
+    return {check(item) for item in _sequence(items)}
+
+
+def _frozenset(check: _CheckKey, items: Any = ()) -> frozenset[Any]:
+    return frozenset(_set(check, items))
 
 
 def _sequence(items: Any = (), *_: Any) -> list[Any]:
@@ -235,10 +301,16 @@ def _getitem(owner: Any, args: Any) -> Inert:
 
 def _reconstructor(cls: Any, base: Any, state: Any) -> Any:
     """Protocols 0 and 1 spell the making of an object so."""
-    made = _call(cls, ())
+    if isinstance(cls, _Keyed):
+        raise Refused(f"it makes {cls} in an unknown way")
+    made = _call(cls, (), _no_key)
     if isinstance(made, Inert) and isinstance(state, dict):
-        made.update(state)
+        made.set_attributes(state)
     return made
+
+
+def _no_key(key: Any) -> NoReturn:
+    raise Implausible("a key where there is none")
 
 
 def _plain() -> Iterator[Known]:
@@ -249,13 +321,13 @@ def _plain() -> Iterator[Known]:
         yield Known(f"numpy.{core}.multiarray._reconstruct", _reconstruct)
         yield Known(f"numpy.{core}.multiarray.scalar", _scalar)
         yield Known(f"numpy.{core}.numeric._frombuffer", _frombuffer)
-    yield Known("collections.OrderedDict", _ordered)
+    yield _Keyed("collections.OrderedDict", _ordered)
     yield Known("collections.defaultdict", lambda factory=None: {})
     yield Known("collections.Counter", _counter)
     yield Known("collections.deque", _sequence)
     for builtins, copyreg in (("builtins", "copyreg"), ("__builtin__", "copy_reg")):
-        yield Known(f"{builtins}.set", _set)
-        yield Known(f"{builtins}.frozenset", lambda items=(): frozenset(_set(items)))
+        yield _Keyed(f"{builtins}.set", _set)
+        yield _Keyed(f"{builtins}.frozenset", _frozenset)
         yield Known(f"{builtins}.bytearray", _bytearray)
         yield Known(f"{builtins}.bytes", _bytes)
         yield Known(f"{builtins}.complex", _complex)
@@ -268,13 +340,13 @@ def _plain() -> Iterator[Known]:
 PLAIN: dict[str, Any] = KNOWN | {known.name: known for known in _plain()}
 
 
-def _call(function: Any, args: Any) -> Any:
+def _call(function: Any, args: Any, check: _CheckKey) -> Any:
     if not isinstance(function, Known) or function.make is None:
         shown = function if isinstance(function, Known) else f"a {type(function).__name__}"
         raise Refused(f"it calls {shown}, which is not callable")
     if type(args) is not tuple:
         raise Refused(f"it calls {function} with something else than arguments")
-    return function.make(*args)
+    return function.make(check, *args) if isinstance(function, _Keyed) else function.make(*args)
 
 
 def _weight(value: Any) -> int:
@@ -289,14 +361,19 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list | tuple | dict | set | frozenset) else 0
 
 
-def _key(key: Any, depth: int = 2) -> Any:
-    """A key of a dictionary or part of a set, whose hash takes no time and runs nothing."""
-    if isinstance(key, tuple) and depth and len(key) <= _MAX_KEY:
-        for part in key:
-            _key(part, depth - 1)
-    elif not isinstance(key, str | bytes | int | float | complex | None | Known | np.generic):
-        raise Implausible(f"a {type(key).__name__} is used as a key")
-    return key
+def _hashable(key: Any, depth: int = 2) -> bool:
+    """Whether a key that is not short text is one whose hash and comparison take no time."""
+    if isinstance(key, tuple):
+        few = depth > 0 and len(key) <= _MAX_TUPLE
+        return few and all(_hashable(part, depth - 1) for part in key)
+    if isinstance(key, str | bytes):
+        return len(key) <= MAX_KEY
+    return isinstance(key, int | float | complex | None | Known | np.generic)
+
+
+def _size(value: Any) -> int:
+    """Memory of an object without its parts, and of what check_parts keeps of it."""
+    return sys.getsizeof(value) + (_PART if isinstance(value, list | tuple | dict) else 0)
 
 
 def _build(value: Any, state: Any) -> None:
@@ -358,29 +435,34 @@ class PlainUnpickler:
 
     def load(self) -> Any:
         window = self._window
-        while window.steps:
-            window.steps -= 1
+        while True:
             code = window.read(1)
             if code not in _OPCODES:
                 raise pickle.UnpicklingError(f"unknown opcode {code!r}")
             name, reader = _OPCODES[code]
             if name == "STOP":
                 value = self._stack.pop()
+                self._memo.clear()
                 check_parts(value, max(window.size, MIN_PARTS))
                 return value
             self._do(name, reader(window) if reader else None)
-        raise Implausible(f"a pickle of more than {MAX_OPCODES} steps")
 
     def _do(self, name: str, arg: Any) -> None:
-        stack, memo = self._stack, self._memo
+        stack, memo, take = self._stack, self._memo, self._window.take
         match name:
             case "BINPUT" | "LONG_BINPUT" | "PUT":
+                if arg >> 32:
+                    raise Implausible("a place of the memo beyond 32 bits")
+                take(_MEMO)
                 memo[arg] = stack[-1]
             case "MEMOIZE":
+                take(_MEMO)
                 memo[len(memo)] = stack[-1]
             case "BINGET" | "LONG_BINGET" | "GET":
+                take(_SLOT)
                 stack.append(memo[arg])
             case "MARK":
+                take(_MARK)
                 self._below.append(stack)
                 self._stack = []
             case "TUPLE":
@@ -390,20 +472,27 @@ class PlainUnpickler:
                 if len(stack) < count:
                     raise IndexError("stack underflow")
                 stack[-count:] = [tuple(stack[-count:])]
-            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE":
-                stack.append(_CONSTANTS[name])
+                take(_size(stack[-1]))
+            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_TUPLE" | "BININT1":
+                # Python has one object of each, and of each number of a byte.
+                take(_SLOT)
+                stack.append(_CONSTANTS[name] if arg is None else arg)
             case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_SET":
-                stack.append(_NEW[name]())
+                self._push(_NEW[name]())
             case "REDUCE" | "NEWOBJ":
                 args = stack.pop()
                 stack[-1] = self._call(stack[-1], args)
             case "BUILD":
                 state = stack.pop()
                 self._charge(state)
+                before = sys.getsizeof(stack[-1])
                 _build(stack[-1], state)
+                take(sys.getsizeof(stack[-1]) - before)
             case "BINPERSID":
+                take(_PERSISTENT)
                 stack[-1] = self._persistent(stack[-1])
             case "PERSID":
+                take(_PERSISTENT)
                 stack.append(self._persistent(arg))
             case "APPEND":
                 self._extend([stack.pop()])
@@ -415,6 +504,7 @@ class PlainUnpickler:
             case "SETITEMS":
                 self._set_items(self._marked())
             case "GLOBAL":
+                take(_SLOT)
                 stack.append(self._find(*arg.split(" ", 1)))
             case "STACK_GLOBAL":
                 attribute = stack.pop()
@@ -426,11 +516,13 @@ class PlainUnpickler:
                 self._push({})
                 self._set_items(items)
             case "ADDITEMS" | "FROZENSET":
-                members = {_key(item) for item in self._marked()}
+                members = {self._window.key(item) for item in self._marked()}
                 if name == "FROZENSET":
                     self._push(frozenset(members))
                 elif type(self._stack[-1]) is set:
+                    before = sys.getsizeof(self._stack[-1])
                     self._stack[-1].update(members)
+                    take(sys.getsizeof(self._stack[-1]) - before)
                 else:
                     raise Refused(f"it adds to a {type(self._stack[-1]).__name__}")
             case "NEWOBJ_EX":
@@ -446,6 +538,7 @@ class PlainUnpickler:
                 rest = self._marked()
                 self._push(self._call(self._find(*arg.split(" ", 1)), tuple(rest)))
             case "DUP":
+                take(_SLOT)
                 stack.append(stack[-1])
             case "POP":
                 # Of a mark, where nothing is above it.
@@ -458,12 +551,10 @@ class PlainUnpickler:
                 raise Refused("it names a registered extension")
             case "NEXT_BUFFER" | "READONLY_BUFFER":
                 raise pickle.UnpicklingError("its data is outside the file")
-            case "LONG" | "LONG1" | "LONG4":
-                if arg.bit_length() > MAX_BITS:
-                    raise Implausible(f"a whole number of {arg.bit_length()} bits")
-                stack.append(arg)
             case _:  # the other numbers, texts and bytes
-                stack.append(arg)
+                if type(arg) is int and arg.bit_length() > MAX_BITS:
+                    raise Implausible(f"a whole number of {arg.bit_length()} bits")
+                self._push(arg)
 
     def _charge(self, value: Any) -> None:
         self._window.copies -= _weight(value)
@@ -472,9 +563,13 @@ class PlainUnpickler:
 
     def _call(self, function: Any, args: Any) -> Any:
         self._charge(args)
-        return _call(function, args)
+        made = _call(function, args, self._window.key)
+        self._window.take(function.memory + _size(made))
+        return made
 
     def _push(self, value: Any) -> None:
+        """Put what was made for it onto the stack."""
+        self._window.take(_SLOT + _size(value))
         self._stack.append(value)
 
     def _marked(self) -> list[Any]:
@@ -493,14 +588,18 @@ class PlainUnpickler:
         target = self._stack[-1]
         if type(target) is not list:
             raise Refused(f"it appends to a {type(target).__name__}")
+        before = sys.getsizeof(target)
         target.extend(items)
+        self._window.take(sys.getsizeof(target) - before)
 
     def _set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if not isinstance(target, dict):
             raise Refused(f"it sets items of a {type(target).__name__}")
+        before, check = sys.getsizeof(target), self._window.key
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key)] = value
+            target[check(key)] = value
+        self._window.take(sys.getsizeof(target) - before)
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -513,6 +612,9 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value
 
 
+_DEPTHS = 1 << 10  # more than MAX_DEPTH
+
+
 def check_parts(root: Any, limit: int) -> None:
     """Raise Implausible unless a walk through all parts of a value ends soon.
 
@@ -520,7 +622,8 @@ def check_parts(root: Any, limit: int) -> None:
         root: dictionaries, lists and tuples; anything else has no parts.
         limit: number of parts, each counted as often as it can be reached.
     """
-    done: dict[int, tuple[int, int]] = {}  # object → its parts, and its depth
+    # object → its parts times _DEPTHS, and its depth: one number is less memory than a tuple
+    done: dict[int, int] = {}
     active = {id(root)}
     path = [(root, _parts(root), [1, 0])]
     while path:
@@ -529,7 +632,7 @@ def check_parts(root: Any, limit: int) -> None:
             if not isinstance(part, dict | list | tuple):
                 sums[0] += 1
             elif id(part) in done:
-                count, depth = done[id(part)]
+                count, depth = divmod(done[id(part)], _DEPTHS)
                 sums[0] += count
                 sums[1] = max(sums[1], depth + 1)
             elif id(part) in active:
@@ -541,7 +644,7 @@ def check_parts(root: Any, limit: int) -> None:
         else:
             path.pop()
             active.discard(id(value))
-            done[id(value)] = (sums[0], sums[1])
+            done[id(value)] = sums[0] * _DEPTHS + sums[1]
             if path:
                 above = path[-1][2]
                 above[0] += sums[0]

@@ -11,6 +11,7 @@ the file. Sparse and quantised tensors become empty ones of their kind: nothing 
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import struct
@@ -22,15 +23,23 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from moco.inert import Known
-from moco.plain_pickle import PLAIN, Implausible, PlainUnpickler, Refused, Window
+from moco.plain_pickle import (
+    MAX_DIMENSIONS,
+    PLAIN,
+    Implausible,
+    PlainUnpickler,
+    Refused,
+    Window,
+    integers,
+)
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
 # A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
 MAX_LIST_BYTES = 16 << 20
 _MAX_TAR_MEMBERS = 16  # the format has four
-_MAX_DIMENSIONS = 64  # as numpy
 _CHUNK = 4 << 20
+_TENSOR_MEMORY = 900  # of a tensor without its elements, which Python does not tell
 # An expanded tensor has few bytes in the file; more than this and than the file it must not claim.
 MIN_TENSOR_BYTES = 256 << 20
 
@@ -80,13 +89,10 @@ def read_torch(file: BinaryIO, size: int) -> Any:
 
 def _integers(values: Any) -> tuple[int, ...]:
     """Sizes or strides: few, not negative, none beyond torch's own integers."""
-    if not (
-        isinstance(values, tuple)
-        and len(values) <= _MAX_DIMENSIONS
-        and all(type(value) is int and 0 <= value < 1 << 62 for value in values)
-    ):
+    checked = integers(values)
+    if checked is None:
         raise Implausible("a tensor whose shape is not a tuple of sizes")
-    return values
+    return checked
 
 
 def _view(
@@ -116,8 +122,40 @@ def _view(
     return torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
 
 
-def _names(limit: int) -> dict[str, Any]:
+# Tensors still to be filled, and what with: a legacy file's elements come after its pickle.
+_Pending = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def _fill(pending: _Pending) -> None:
+    with torch.no_grad():
+        for tensor, source in pending:
+            tensor.copy_(source)
+
+
+def _names(limit: int, pending: _Pending) -> dict[str, Any]:
     """What torch's own pickles may name; a tensor may stand for `limit` bytes, repeated or not."""
+    resolved = 0
+
+    def plain(tensor: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """With what the bits of a lazy negation or conjugation stand for: x.conj().imag."""
+        nonlocal resolved
+        if metadata is None or metadata == {}:
+            return tensor
+        if type(metadata) is not dict or not all(
+            type(name) is str and name in ("conj", "neg") and value is True
+            for name, value in metadata.items()
+        ):
+            raise Refused("it makes a tensor with unknown metadata")
+        if "conj" in metadata and not tensor.is_complex():
+            raise Implausible("a conjugated tensor of real numbers")
+        # Unlike views these have elements of their own.
+        resolved += tensor.numel() * tensor.element_size()
+        if resolved > max(limit, MIN_TENSOR_BYTES):
+            raise Implausible("negated or conjugated tensors claim more than the file holds")
+        source = tensor.conj() if "conj" in metadata else tensor
+        source = torch._neg_view(source) if "neg" in metadata else source
+        pending.append((torch.empty(tensor.shape, dtype=tensor.dtype), source))
+        return pending[-1][0]
 
     def rebuild(
         storage: _Storage,
@@ -128,7 +166,9 @@ def _names(limit: int) -> dict[str, Any]:
         hooks: Any = None,
         metadata: Any = None,
     ) -> torch.Tensor:
-        return rebuild_typed(storage, offset, shape, stride, requires_grad, hooks, storage.dtype)
+        dtype = getattr(storage, "dtype", None)
+        args = storage, offset, shape, stride, requires_grad, hooks, dtype, metadata
+        return rebuild_typed(*args)
 
     def rebuild_typed(
         storage: Any,
@@ -142,7 +182,7 @@ def _names(limit: int) -> dict[str, Any]:
     ) -> torch.Tensor:
         if not isinstance(storage, _Storage) or not isinstance(dtype, torch.dtype):
             raise Refused("it makes a tensor of something else than a storage")
-        tensor = _view(storage, dtype, offset, shape, stride, limit)
+        tensor = plain(_view(storage, dtype, offset, shape, stride, limit), metadata)
         return tensor.requires_grad_(requires_grad is True)
 
     def parameter(
@@ -152,11 +192,20 @@ def _names(limit: int) -> dict[str, Any]:
             raise Refused("it makes a parameter of something else than a tensor")
         return torch.nn.Parameter(data.detach(), requires_grad is True)
 
-    def quantised(*_: Any) -> torch.Tensor:
+    # One of each is enough: a sparse tensor takes 3 KB.
+    @functools.cache
+    def empty_quantised() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.zeros(0), 1.0, 0, torch.qint8)
 
-    def sparse(*_: Any) -> torch.Tensor:
+    @functools.cache
+    def empty_sparse() -> torch.Tensor:
         return torch.zeros(0).to_sparse()
+
+    def quantised(*_: Any) -> torch.Tensor:
+        return empty_quantised()
+
+    def sparse(*_: Any) -> torch.Tensor:
+        return empty_sparse()
 
     def meta(dtype: Any, shape: Any, stride: Any, requires_grad: Any) -> torch.Tensor:
         shape, stride = _integers(shape), _integers(stride)
@@ -168,6 +217,13 @@ def _names(limit: int) -> dict[str, Any]:
             raise Refused("it makes a tensor in an unknown way")
         return function.make(*args)
 
+    def named(kind: type, name: Any) -> Any:
+        """A layout or memory format by name, as torch.strided."""
+        value = vars(torch).get(name.removeprefix("torch.")) if type(name) is str else None
+        if not isinstance(value, kind):
+            raise Refused(f"it names an unknown {kind.__name__}")
+        return value
+
     def size(dimensions: Any = ()) -> torch.Size:
         return torch.Size(_integers(dimensions))
 
@@ -176,28 +232,30 @@ def _names(limit: int) -> dict[str, Any]:
             raise Refused("it names a device that is no text")
         return torch.device(kind) if index is None else torch.device(kind, index)
 
-    tensors = {
-        Known("torch._utils._rebuild_tensor", rebuild),
-        Known("torch._utils._rebuild_tensor_v2", rebuild),
-        Known("torch._utils._rebuild_tensor_v3", rebuild_typed),
-        Known("torch._utils._rebuild_parameter", parameter),
-        Known("torch._utils._rebuild_parameter_with_state", parameter),
-        Known("torch._utils._rebuild_qtensor", quantised),
-        Known("torch._utils._rebuild_sparse_tensor", sparse),
-        Known("torch._utils._rebuild_meta_tensor_no_storage", meta),
-    }
+    makers: tuple[tuple[str, Any], ...] = (
+        ("tensor", rebuild),
+        ("tensor_v2", rebuild),
+        ("tensor_v3", rebuild_typed),
+        ("parameter", parameter),
+        ("parameter_with_state", parameter),
+        ("qtensor", quantised),
+        ("sparse_tensor", sparse),
+        ("meta_tensor_no_storage", meta),
+    )
+    tensors = {Known(f"torch._utils._rebuild_{n}", make, _TENSOR_MEMORY) for n, make in makers}
     others = {
-        Known("torch._tensor._rebuild_from_type_v2", typed),
-        Known("torch.nn.parameter.Parameter", parameter),
+        Known("torch._tensor._rebuild_from_type_v2", typed, _TENSOR_MEMORY),
+        Known("torch.nn.parameter.Parameter", parameter, _TENSOR_MEMORY),
         Known("torch.Tensor", None),
         Known("torch.Size", size),
         Known("torch.device", device),
-        Known("torch.serialization._get_layout", lambda name: None),
+        Known("torch.serialization._get_layout", functools.partial(named, torch.layout)),
+        Known("torch._utils._get_memory_format", functools.partial(named, torch.memory_format)),
     }
     values: dict[str, Any] = {
         f"torch.{name}": value
         for name, value in vars(torch).items()
-        if isinstance(value, torch.dtype | torch.qscheme)
+        if isinstance(value, torch.dtype | torch.qscheme | torch.layout | torch.memory_format)
     }
     for name in _STORAGE_DTYPES:
         for module in ("torch", "torch.cuda", "torch.storage"):
@@ -248,7 +306,7 @@ def _read_zip(file: BinaryIO, size: int) -> Any:
 
         def persistent(identity: Any) -> _Storage:
             dtype, key, count, _ = _identity(identity)
-            if key not in storages:
+            if window.key(key) not in storages:
                 info = entries[f"{root}data/{key}"]
                 if info.file_size < count:
                     raise Implausible(
@@ -266,7 +324,10 @@ def _read_zip(file: BinaryIO, size: int) -> Any:
         with archive.open(entries[pickles[0]]) as stream:
             content = b"".join(iter(lambda: stream.read(_CHUNK), b""))
         window = Window(io.BytesIO(content), 0, len(content))
-        return PlainUnpickler(window, _names(size), persistent).load()
+        pending: _Pending = []
+        value = PlainUnpickler(window, _names(size, pending), persistent).load()
+        _fill(pending)
+        return value
 
 
 def _entries(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
@@ -322,7 +383,7 @@ def _read_legacy(file: BinaryIO, size: int) -> Any:
     def persistent(identity: Any) -> _Storage:
         nonlocal claimed
         dtype, key, count, view = _identity(identity)
-        if key not in storages:
+        if window.key(key) not in storages:
             claimed += count
             if claimed > size:
                 raise Implausible(f"its storages claim {claimed} bytes where the file has {size}")
@@ -333,15 +394,20 @@ def _read_legacy(file: BinaryIO, size: int) -> Any:
         _, start, length = view
         return _Storage(_slice(data, dtype, start, length), dtype)
 
-    value = PlainUnpickler(window, _names(size), persistent).load()
+    pending: _Pending = []
+    value = PlainUnpickler(window, _names(size, pending), persistent).load()
     keys = load()
-    if not isinstance(keys, list) or sorted(map(str, keys)) != sorted(map(str, storages)):
+    # The text of anything else could be endless.
+    if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
+        raise pickle.UnpicklingError("its list of storages is none")
+    if sorted(map(str, keys)) != sorted(map(str, storages)):
         raise pickle.UnpicklingError("its storages are not those that its tensors need")
     for key in keys:
         data, dtype = storages[key]
         if _element_count(window) * dtype.itemsize != data.nbytes():
             raise pickle.UnpicklingError("a storage has another size than its tensors say")
         window.readinto(_bytes(data))
+    _fill(pending)
     return value
 
 
@@ -372,7 +438,8 @@ def _tar_members(file: BinaryIO, size: int) -> dict[str, tuple[int, int]]:
 def _read_tar(file: BinaryIO, size: int) -> Any:
     members = _tar_members(file, size)
     objects: dict[Any, Any] = {}
-    names = _names(size)
+    pending: _Pending = []
+    names = _names(size, pending)
 
     def load(window: Window) -> Any:
         return PlainUnpickler(window, names).load()
@@ -380,6 +447,7 @@ def _read_tar(file: BinaryIO, size: int) -> Any:
     window = Window(file, *members["storages"])
     for _ in range(load(window)):
         key, _, kind = load(window)
+        window.key(key)
         dtype = _STORAGE_DTYPES[kind.name]
         count = _element_count(window) * dtype.itemsize
         if not 0 <= count <= window.left:
@@ -388,24 +456,26 @@ def _read_tar(file: BinaryIO, size: int) -> Any:
         window.readinto(_bytes(data))
         objects[key] = _Storage(data, dtype)
     for target, key, start, length in load(window):
-        data, dtype = objects[key]
-        objects[target] = _Storage(_slice(data, dtype, start, length), dtype)
+        data, dtype = objects[window.key(key)]
+        objects[window.key(target)] = _Storage(_slice(data, dtype, start, length), dtype)
 
     window = Window(file, *members["tensors"])
     for _ in range(load(window)):
         key, storage, _ = load(window)
         (dimensions,) = struct.unpack("<i4x", window.read(8))
-        if not 0 <= dimensions <= _MAX_DIMENSIONS:
+        if not 0 <= dimensions <= MAX_DIMENSIONS:
             raise Implausible(f"a tensor of {dimensions} dimensions")
         shape = struct.unpack(f"<{dimensions}q", window.read(8 * dimensions))
         stride = struct.unpack(f"<{dimensions}q", window.read(8 * dimensions))
         (offset,) = struct.unpack("<q", window.read(8))
-        data, dtype = objects[storage]
-        objects[key] = _view(objects[storage], dtype, offset, shape, stride, size)
+        data, dtype = objects[window.key(storage)]
+        objects[window.key(key)] = _view(objects[storage], dtype, offset, shape, stride, size)
 
     def persistent(identity: Any) -> Any:
         if isinstance(identity, tuple):
             raise Refused("it holds a whole module")
         return objects[int(identity)]
 
-    return PlainUnpickler(Window(file, *members["pickle"]), names, persistent).load()
+    value = PlainUnpickler(Window(file, *members["pickle"]), names, persistent).load()
+    _fill(pending)
+    return value

@@ -249,7 +249,7 @@ def test_unknown_layout_lists_what_was_seen_and_what_is_known(
     message = refuse({"epoch": 1, "state_dict": ours}, "unknown layout")
     for text in ("'epoch', 'state_dict'", "'trunk/conv1.weight'", "and 116 more"):
         assert text in message
-    assert "known sources: moco-transfer, moco-transfer classifier, facebookresearch/" in message
+    assert "docs/converting.md has the known ones" in message
     escape = refuse({"\x1b[31mred\n": torch.ones(1)}, "unknown layout")
     assert "\x1b" not in escape
 

@@ -1,11 +1,13 @@
 """Files are whole or untouched, and reading one never runs what is in it."""
 
+import gzip
 import io
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import numpy as np
@@ -145,6 +147,46 @@ def test_damaged_files_are_one_line(tmp_path, load, content):
     with pytest.raises(DataError) as caught:
         load(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _zip(name: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(name, bytes(1000))
+    return buffer.getvalue()
+
+
+def _tar() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        file.addfile(tarfile.TarInfo("model.pth"))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git-lfs pointer"),
+        (b"<!DOCTYPE html><html>", "a web page instead of the file"),
+        (b"\n<html><body>", "a web page instead of the file"),
+        (gzip.compress(b"x" * 100), "compressed by gzip"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
+        (b"\x93NUMPY\x01\x00" + bytes(100), "one numpy array"),
+        (_zip("conv1.weight.npy"), "an archive of numpy arrays"),
+        (_zip("model.pth"), "a zip archive of other files: unpack it"),
+        (_zip("folder/model.pth"), "a zip archive of other files: unpack it"),
+        (_zip("model.pth")[:-100], r"cut off: copied or downloaded in part\?"),
+        (_truncated_zip(), r"cut off: copied or downloaded in part\?"),
+        (_tar(), "a tar archive of other files: unpack it"),
+    ],
+)
+def test_what_people_take_for_weights_is_named(tmp_path, content, reason):
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    load = fileio.load_torch if fileio.format_of(path) == "torch" else fileio.load_pickle
+    with pytest.raises(DataError, match=rf"weights: not a .* or damaged.*{reason}") as caught:
+        load(path)
+    assert str(caught.value).isprintable()
 
 
 def test_missing_files_and_folders_are_named(tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 
 from moco.errors import DataError
 from moco.fileio import load_pickle, load_torch
+from tests.oracles.payloads import zip_of
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
@@ -42,7 +43,8 @@ def values():
         "net": net.state_dict(),
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
-        "types": [torch.float16, torch.Size([1, 2]), torch.device("cuda", 1), torch.strided],
+        "types": [torch.float16, torch.Size([1, 2]), torch.device("cuda", 1)],
+        "layouts": [torch.strided, torch.sparse_coo],
         "plain": [1, -(2**70), 1.5, True, None, "ä", b"\xff", (1, (2, 3)), {"a": [{}]}, 1j],
         "containers": [{1, "a"}, bytearray(b"x"), OrderedDict(b=1, a=2), {(1, "x"): 2, 3: 4}],
         "numpy": [np.float64(2.5), np.arange(3, dtype="i2"), np.random.default_rng(0).random(3)],
@@ -67,7 +69,7 @@ def assert_same(a, b, where="file"):
     elif isinstance(a, np.ndarray):
         assert a.dtype == b.dtype, where
         np.testing.assert_array_equal(a, b)
-    elif a is not torch.strided:  # a layout is not kept
+    else:
         assert type(a) is type(b) and a == b, where
 
 
@@ -86,6 +88,59 @@ def test_what_torch_reads(tmp_path, zipped, protocol):
     shared = {view.untyped_storage().data_ptr() for view in ours["views"]}
     assert len(shared) == 1, "views share their storage"
     ours["views"][0][0, 0, 0] = 9  # and can be written
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_negated_and_conjugated_tensors(tmp_path, zipped):
+    """Lazy ones are saved as they were before it, with a bit that says so."""
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    written = {"conj": z.conj(), "neg": z.clone().conj().imag, "both": torch._neg_view(z.conj())}
+    assert written["conj"].is_conj() and written["neg"].is_neg()
+    for name, value in written.items():
+        torch.save({name: value}, tmp_path / "x", _use_new_zipfile_serialization=zipped)
+        ours = load_torch(tmp_path / "x")[name]
+        assert torch.equal(ours, torch.load(tmp_path / "x")[name]) and torch.equal(ours, value)
+        assert not ours.is_conj() and not ours.is_neg()
+
+
+class _Rebuilt:
+    """A tensor as torch._utils._rebuild_tensor_v2 makes it, with what torch calls metadata."""
+
+    def __init__(self, storage, shape, stride, metadata):
+        args = storage, 0, shape, stride, False, OrderedDict(), metadata
+        self.value = torch._utils._rebuild_tensor_v2, args
+
+    def __reduce__(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("shape", "metadata", "reason"),
+    [
+        ((4,), {"neg": False}, "unknown metadata"),
+        ((4,), {"other": True}, "unknown metadata"),
+        ((4,), [], "unknown metadata"),
+        ((4,), {"conj": True}, "a conjugated tensor of real numbers"),
+        ((2**25,), {"neg": True}, "negated or conjugated tensors claim more"),
+    ],
+)
+def test_other_metadata_is_refused(tmp_path, shape, metadata, reason):
+    storage = torch.zeros(4)._typed_storage()
+    some = [_Rebuilt(storage, shape, (0,), metadata) for _ in range(3)]
+    torch.save({"w": some}, tmp_path / "x")
+    with pytest.raises(DataError, match=reason):
+        load_torch(tmp_path / "x")
+
+
+def test_memory_formats(tmp_path):
+    """Names without a meaning here; this torch itself cannot write them."""
+    name = b"\x80\x02(ctorch\ncontiguous_format\nctorch._utils\n_get_memory_format\n"
+    call = b"X\x13\x00\x00\x00torch.channels_last\x85Rl."
+    (tmp_path / "x").write_bytes(zip_of({"data.pkl": name + call}))
+    assert load_torch(tmp_path / "x") == [torch.contiguous_format, torch.channels_last]
+    (tmp_path / "x").write_bytes(zip_of({"data.pkl": (name + call).replace(b"_last", b"_none")}))
+    with pytest.raises(DataError, match="an unknown memory_format"):
+        load_torch(tmp_path / "x")
 
 
 def write_tar(path: Path, tensors: dict) -> None:

@@ -40,15 +40,34 @@ REASONS = {
     "tar, a storage beyond": "a storage claims 4398046511104 bytes where 0 are left",
     "tar, a part of a terabyte": "'storages' claims more bytes than the file has",
     "safetensors, a header of 20 MB": "a header of 20000002 bytes",
+    "safetensors, many empty tensors": "200000 tensors in a file",
+    "empty sets": "too many objects for a pickle of 1200003 bytes",
+    "numbers of one hash": "too many keys that are no text",
+    "tuples as keys": "too many keys that are no text",
+    "a key of a million letters": "a key of 1000000 letters",
+    "4000 bits in a shape": "a whole number of 4001 bits",
+    "a shape of many sizes": "shape and bytes disagree",
+    "a buffer of many axes": "forged axes",
+    "10**400": "a whole number of 1329 bits",
+    "legacy, nested keys": "its list of storages is none",
+    "legacy, many of sparse_tensor": "too many objects for a pickle",
 }
 PEAK = "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"  # in KiB
-# Read every file named on stdin; print what came of it.
+# Read every file named on stdin as each command does; print what came of reading it.
 READ_ALL = f"""
-import sys
+import signal, sys
+from convert.convert_to_d2 import convert_in_memory
 from convert.files import read_file
-from moco.errors import DataError
+from convert.inspect_file import inspect_file
+from moco.errors import DataError, UserError
 for path in map(str.strip, sys.stdin):
-    try: read_file(path)
+    signal.alarm(60)  # ends the process; the slowest takes five
+    print(path, file=sys.stderr)
+    try:
+        raw = read_file(path)
+        for command in (inspect_file, lambda path: convert_in_memory(path, raw)):
+            try: command(path)
+            except UserError as error: assert len(str(error)) < 5000 and str(error).isprintable()
     except DataError as error:
         line = str(error)
         assert line.startswith(path) and len(line) < 500 and line.isprintable(), line
@@ -62,7 +81,7 @@ for path in map(str.strip, sys.stdin):
 def in_a_process(code, *words, **options):
     """Lines that a process prints, and the peak of its memory in MB."""
     command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, **options)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     *lines, kib = done.stdout.splitlines()
     return lines, int(kib) >> 10
@@ -94,6 +113,31 @@ def test_a_large_file_may_be_large(tmp_path):
     loaded = load_torch(tmp_path / "x")
     assert loaded["state_dict"]["a"].shape == big.shape
     assert loaded["views"][999].untyped_storage().nbytes() == big.numel() * 4
+
+
+@LINUX
+@pytest.mark.parametrize(
+    "make",
+    [
+        "[float(i) for i in range(2_000_000)]",
+        "[{'loss': 1.0 * i, 'lr': 0.1 * i, 'epoch': i} for i in range(110_000)]",
+        "{f'layer{i}.weight': torch.zeros(1) for i in range(45_000)}",
+        "{i: [i, 2 * i] for i in range(90_000)}",
+        "[i % 200 for i in range(2_000_000)]",
+    ],
+)
+def test_long_records_may_be_long(tmp_path, make):
+    """The losses of each step, a log, many small tensors."""
+    code = f"""
+import sys, torch
+from moco.fileio import load_torch
+value = {make}
+torch.save({{"value": value}}, sys.argv[1])
+assert load_torch(sys.argv[1])["value"] == value
+{PEAK}
+"""
+    _, peak = in_a_process(code, tmp_path / "x")
+    assert peak < 1500
 
 
 def test_a_small_tensor_may_be_expanded(tmp_path):

@@ -68,7 +68,56 @@ def _pickles() -> Iterator[tuple[str, bytes]]:
     namespace = b"cargparse\nNamespace\nq\x00" + items + b"q\x01"
     yield "copies of a state", namespace + b"h\x00)Rh\x01b" * (MANY // 5) + b"."
     path = b"X" + struct.pack("<I", 10**7) + b"a/" * (10**7 // 2)
+    yield from _quadratic()
     yield "a path of many parts", b"cpathlib\nPosixPath\n" + path + b"\x85R."
+
+
+def _text(text: str) -> bytes:
+    return b"X" + struct.pack("<I", len(text)) + text.encode()
+
+
+def _number(value: int) -> bytes:
+    encoded = pickle.encode_long(value)
+    return b"\x8b" + struct.pack("<i", len(encoded)) + encoded
+
+
+def _quadratic() -> Iterator[tuple[str, bytes]]:
+    """What takes hours, or the square of its size, in readers and in whoever walks through it."""
+
+    def keys(some: Iterator[bytes], end: bytes = b"u") -> bytes:
+        return b"\x80\x04}(" + b"".join(key + b"N" for key in some) + end + b"."
+
+    # Python's hash of a number is its remainder by 2**61 - 1, and that of a tuple is no secret.
+    same = 2**61 - 1
+    yield "numbers of one hash", keys(_number(same * i) for i in range(1, 60_000))
+    put = b"".join(b"p%d\n" % (same * i) for i in range(60_000))
+    yield "places of one hash", b"N" + put + b"."
+    one = b"".join(_number(same * i) for i in range(1, 60_000))
+    yield "a set of numbers of one hash", b"\x80\x04\x8f(" + one + b"\x90."
+    yield "a set made of them", b"\x80\x04cbuiltins\nset\n](" + one + b"e\x85R."
+    pairs = b"".join(_number(same * i) + b"N\x86" for i in range(1, 60_000))
+    yield "pairs of them", b"\x80\x04ccollections\nOrderedDict\n](" + pairs + b"e\x85R."
+    yield "tuples as keys", keys(_number(same * i) + b"\x85" for i in range(1, 60_000))
+    yield "floats as keys", keys(b"G" + struct.pack(">d", i + 0.5) for i in range(60_000))
+    text = _text("a" * 10**6)
+    yield "a key of a million letters", keys(iter([text]))
+    rows = b"(" + text + b"\x94" + b"h\x00" * 63 + b"t\x94" + b"0(" + b"h\x01" * 64 + b"t"
+    yield "a key of four billion letters", b"\x80\x04}(" + rows + b"Nu."
+    for bits in (4000, 160_000):
+        shape = b"(K\x01(" + _number(1 << bits) + b"\x94" + b"h\x00" * 100_000 + b"t"
+        dtype = b"cnumpy\ndtype\nX\x02\x00\x00\x00f4\x89\x88\x87R"
+        start = (
+            b"\x80\x04cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        )
+        yield f"{bits} bits in a shape", start + shape + dtype + b"\x89C\x04aaaatb."
+    shape = b"(" + b"M\xff\xff" * 100_000 + b"t"
+    yield "a shape of many sizes", start + b"(K\x01" + shape + dtype + b"\x89C\x04aaaatb."
+    buffer = b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x04aaaa" + dtype
+    yield "a buffer of many sizes", buffer + shape + b"X\x01\x00\x00\x00CtR."
+    yield "a buffer of many axes", buffer + b"K\x01\x85X\x01\x00\x00\x00K" + shape + b"tR."
+    # Whoever reads it as a float fails otherwise than whoever wrote it expects.
+    yield "10**400", pickle.dumps({"epoch": 10**400}, 2)
+    yield "10**5000", pickle.dumps({"epoch": 10**5000}, 2)
 
 
 def _array(shape: Any, data: bytes) -> Call:
@@ -157,6 +206,19 @@ def _legacy() -> Iterator[tuple[str, bytes]]:
     yield "legacy, a negative size", _legacy_file(view(-4), ["0"], four)
     yield "legacy, a view beyond", _legacy_file(view(4, ("1", 2, 2**40)), ["0"], four)
     yield "legacy, a missing storage", _legacy_file(view(4), [], b"")
+    nested = b"\x80\x02](" + b"(" + _text("a" * 10**6) + b"q\x00" + b"h\x00" * 20_000 + b"l" + b"e."
+    start: Any = (torch.serialization.MAGIC_NUMBER, 1001, {"little_endian": True}, [])
+    yield "legacy, nested keys", b"".join(pickle.dumps(v, 2) for v in start) + nested
+    for name, call in (
+        ("sparse_tensor", b"h\x00)R"),
+        ("qtensor", b"h\x00)R"),
+        ("meta_tensor_no_storage", b"h\x00(ctorch\nfloat32\n))\x89tR"),
+    ):
+        function = b"\x80\x02ctorch._utils\n_rebuild_" + name.encode() + b"\nq\x00"
+        yield (
+            f"legacy, many of {name}",
+            _legacy_file(function + b"(" + call * 320_000 + b"l.", [], b""),
+        )
 
 
 def _tars() -> Iterator[tuple[str, bytes]]:
@@ -202,5 +264,7 @@ def _safetensors() -> Iterator[tuple[str, bytes]]:
     yield "safetensors, another shape", file(one(shape=[2**40]))
     yield "safetensors, sizes that overflow", file(one(shape=[2**33, 2**33]))
     yield "safetensors, backwards", file(one(data_offsets=[16, 0]))
+    many = {f"t{i}": {**one()["w"], "shape": [0], "data_offsets": [0, 0]} for i in range(200_000)}
+    yield "safetensors, many empty tensors", file(many, b"")
     yield "safetensors, nested", file(b'{"w":' * 100_000)
     yield "safetensors, no dictionary", file(b"{" + b"[" * 1000)

@@ -1,0 +1,131 @@
+"""What files say about their own networks: pixels, strides, stem."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from convert.contract import CHANNEL_ORDERS, IMAGENET_MEAN, IMAGENET_STD, STEMS
+from moco.errors import DataError, shown
+
+Triple = tuple[float, float, float]
+
+# A configuration of mmcv's or mmengine's as text.
+_NUMBERS = r"\s*=\s*\[([^\]]{1,80})\]"
+_MM_MEAN, _MM_STD = re.compile(r"\bmean" + _NUMBERS), re.compile(r"\bstd" + _NUMBERS)
+_MM_CAFFE = re.compile(r"\bstyle\s*=\s*['\"]caffe['\"]")
+_MM_BGR = re.compile(r"\b(to_rgb|bgr_to_rgb)\s*=\s*False\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a file says; None where it says nothing.
+
+    Attributes:
+        arch, stem, width: of this project's encoders (moco/encoder.py).
+        channel_order, mean, std: 0..255, in that order.
+        other: ways in which the file's network is not what its layout is documented to be.
+    """
+
+    arch: str | None = None
+    stem: str | None = None
+    width: float | None = None
+    channel_order: str | None = None
+    mean: Triple | None = None
+    std: Triple | None = None
+    other: tuple[str, ...] = ()
+    note: str = ""  # what had to be assumed
+
+
+def own_record(raw: Mapping[Any, Any]) -> Recorded:
+    """What moco/checkpoint.py writes about the encoder and its input.
+
+    Raises DataError: it is damaged.
+    """
+    try:
+        encoder, image = dict(raw["encoder"]), dict(raw["input"])
+        record = Recorded(
+            arch=str(encoder["arch"]),
+            stem=str(encoder["stem"]),
+            width=float(encoder["width"]),
+            channel_order=str(image["channel_order"]),
+            mean=_to_255(image["mean"]),
+            std=_to_255(image["std"]),
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error)[:500].split())[:120]
+        raise DataError(
+            "a moco-transfer checkpoint with a damaged record of its encoder or input "
+            f"({type(error).__name__}: {reason})"
+        ) from error
+    for name, value, choices in (
+        ("stem", record.stem, STEMS),
+        ("channel_order", record.channel_order, CHANNEL_ORDERS),
+    ):
+        if value not in choices:
+            raise DataError(f"{name} {shown(value)}, expected one of {list(choices)}")
+    return record
+
+
+def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
+    """The arguments of timm's train.py, where `--mean` and `--std` override the model's own."""
+    args = raw.get("args")
+    found: dict[str, Triple] = {}
+    for name in ("mean", "std"):
+        values = args.get(name) if isinstance(args, Mapping) else None
+        if isinstance(values, list | tuple) and len(values) == 3:
+            try:
+                found[name] = _to_255(values)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise DataError(f"args.{name} is not three numbers") from error
+    return Recorded(mean=found.get("mean"), std=found.get("std"))
+
+
+def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
+    """The configuration in `meta`, a text: compared with the layout's convention, not executed.
+
+    Its numbers are 0..255 or 0..1.
+    """
+    meta = raw.get("meta")
+    texts = [meta.get(name) for name in ("config", "cfg")] if isinstance(meta, Mapping) else []
+    text = "\n".join(text for text in texts if isinstance(text, str))
+    other = []
+    if _MM_CAFFE.search(text):
+        other.append("style='caffe' (the stride in the 1x1)")
+    if match := _MM_BGR.search(text):
+        other.append(f"{match[1]}=False (BGR)")
+    for name, pattern, usual in (
+        ("mean", _MM_MEAN, IMAGENET_MEAN),
+        ("std", _MM_STD, IMAGENET_STD),
+    ):
+        for match in pattern.finditer(text):
+            values = _triple(match[1])
+            if values is not None and not _is(values, usual):
+                other.append(f"{name}=[{match[1].strip()}]")
+                break
+    said = _MM_MEAN.search(text)
+    note = "" if said else "meta's configuration names no mean and std: ImageNet's are assumed"
+    return Recorded(other=tuple(other), note=note)
+
+
+def _is(values: Triple, usual: Triple) -> bool:
+    """Whether numbers are the usual ones, on either scale."""
+    return any(
+        all(abs(v * scale - u) < 1e-3 * u for v, u in zip(values, usual, strict=True))
+        for scale in (1, 255)
+    )
+
+
+def _triple(text: str) -> Triple | None:
+    try:
+        first, second, third = (float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        return None
+    return (first, second, third)
+
+
+def _to_255(values: Any) -> Triple:
+    red, green, blue = (round(float(value) * 255, 6) for value in values)
+    return (red, green, blue)

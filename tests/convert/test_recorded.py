@@ -1,0 +1,216 @@
+"""What files say of their own networks is taken or contradicts; what they hide is said."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchvision.models import resnet as tv
+from torchvision.models.segmentation import deeplabv3_resnet50
+
+from convert import keymap
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD
+from convert.convert_to_d2 import convert_file
+from convert.files import read_file
+from convert.inspect_file import inspect_file
+from convert.sources import Given, recognise
+from moco.errors import DataError
+from tests.oracles.resnets import make_resnet, randomise
+
+Save = Callable[..., Path]
+
+
+GIVEN = Given(mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), channel_order="BGR", stride_in_1x1=False)
+
+
+def state(prefix: str = "", **kwargs: Any) -> dict[str, torch.Tensor]:
+    return {prefix + key: value for key, value in make_resnet(**kwargs).state_dict().items()}
+
+
+# Pixels that the file itself names.
+
+
+@pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), None])
+def test_timms_own_arguments(mean: Any, save: Save) -> None:
+    """timm's train.py: --mean and --std override the model's."""
+    content = {
+        "epoch": 9,
+        "arch": "resnet18",
+        "state_dict": state(base=64),
+        "version": 2,
+        "args": argparse.Namespace(mean=mean, std=[0.25, 0.5, 0.5] if mean else None),
+    }
+    found = recognise(read_file(save(content)), "x")
+    assert found.source == "timm"
+    assert found.mean == ((127.5,) * 3 if mean else IMAGENET_MEAN)
+    assert found.std == ((63.75, 127.5, 127.5) if mean else IMAGENET_STD)
+
+
+RGB = (
+    "img_norm_cfg = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)"
+)
+UNIT = "img_norm_cfg = dict(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])"
+CAFFE = "model = dict(backbone=dict(type='ResNet', depth=50, style='caffe'))"
+BGR = "dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0], to_rgb=False)"
+CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], to_rgb=False)"
+
+
+@pytest.mark.parametrize(("key", "text"), [("config", RGB), ("cfg", UNIT)])
+def test_an_mm_configuration_that_agrees(key: str, text: str) -> None:
+    raw = {"meta": {key: text}, "state_dict": state("backbone.", depth=50)}
+    assert recognise(raw, "x").notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CAFFE, "style='caffe'"),
+        (BGR, r"to_rgb=False \(BGR\), mean=\[103\.53"),
+        (CIFAR, r"mean=\[125\.307.*std=\[51\.5865"),
+        (RGB + CAFFE, "style='caffe'"),
+    ],
+)
+def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
+    raw = {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
+    with pytest.raises(DataError, match=f"configuration says .*{words}.*give --mean --std --ch"):
+        recognise(raw, "x")
+    given = dataclasses.replace(GIVEN, stride_in_1x1=True)
+    assert recognise(raw, "x", given).stride_in_1x1
+
+
+# Networks that are not what their names and shapes say.
+
+
+def test_a_segmentation_network_is_dilated() -> None:
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        shapes = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=False)
+    raw = {key: torch.ones(()).expand(value.shape) for key, value in shapes.state_dict().items()}
+    with pytest.raises(DataError, match=r"keys that neither .*'classifier\.0\.convs"):
+        recognise(raw, "x")
+
+
+def test_solo_learns_cifar_stem() -> None:
+    raw = {
+        "pytorch-lightning_version": "2",
+        "state_dict": {
+            **state("backbone.", stem="cifar"),
+            "classifier.weight": torch.ones(2, 2),
+            "projector.0.weight": torch.ones(2, 2),
+        },
+    }
+    with pytest.raises(DataError, match=r"a CIFAR network; solo-learn's .* pad .* by 2 pixels"):
+        recognise(raw, "x")
+
+
+def test_encoders_of_lightning_are_not_the_official_mocos() -> None:
+    raw = {
+        "pytorch-lightning_version": "1.0",
+        "state_dict": {**state("encoder_q."), **state("encoder_k.", seed=1)},
+    }
+    with pytest.raises(DataError, match=r"ambiguous.*state_dict\.encoder_k, state_dict\.encoder_q"):
+        recognise(raw, "x")
+    found = recognise(raw, "x", Given(encoder="state_dict.encoder_q"))
+    assert found.source == "state dict"
+    assert "does not say how its pixels" in found.warnings[0]
+
+
+def test_a_flat_dict_is_said_to_say_little() -> None:
+    (note,) = recognise(state(), "x").notes
+    assert "dilated, anti-aliased and caffe-style networks have the same ones" in note
+    assert "3x3 stem" in recognise(state(stem="cifar"), "x").warnings[-1]
+
+
+def test_fairs_resnext(caffe2: Any) -> None:
+    """X-101-32x8d.pkl has Caffe2's names and a convention of its own."""
+    with torch.device("meta"):
+        net = tv.resnext101_32x8d()
+    net = net.to_empty(device="cpu")
+    torch.manual_seed(0)
+    randomise(net)
+    found = recognise(caffe2(net), "x")
+    assert found.source == "detectron2/FAIR X-101-32x8d"
+    assert (found.channel_order, found.stride_in_1x1) == ("BGR", False)
+    assert found.std == (57.375, 57.12, 58.395)
+
+
+# What stands beside a trunk, and what is missing.
+
+
+@pytest.mark.parametrize("key", ["last_linear.weight", "linear.bias", "n_averaged"])
+def test_other_names_of_heads_and_counters(key: str) -> None:
+    assert len(recognise({**state(), key: torch.ones(2)}, "x").state) == 100
+
+
+def test_a_missing_stage() -> None:
+    raw = {key: value for key, value in state().items() if not key.startswith("layer4")}
+    with pytest.raises(DataError, match="layer4 is missing; not the whole of a ResNet"):
+        recognise(raw, "x")
+
+
+def test_a_detector_without_a_dict_around_it() -> None:
+    net = {keymap.to_detectron2(key) or key: value for key, value in state().items()}
+    raw = {f"backbone.bottom_up.{key}": value for key, value in net.items()}
+    with pytest.raises(DataError, match="a detection model, not a pre-trained backbone"):
+        recognise(raw, "x")
+
+
+# Made to mislead.
+
+
+def test_indices_of_thousands_of_digits() -> None:
+    raw = {**state(), "layer1." + "1" * 5000 + ".conv1.weight": torch.ones(1)}
+    with pytest.raises(DataError, match="1 keys that neither"):
+        recognise(raw, "x")
+
+
+def test_one_storage_for_every_tensor() -> None:
+    one = torch.ones(3_000_000)
+    raw = {**state(), **{f"layer1.{i}.conv1.weight": one[i:] for i in range(60)}}
+    with pytest.raises(DataError, match="bytes that share"):
+        recognise(raw, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"source": "x\x1b[2J"}, "source: got .* expected a text of one line"),
+        ({"encoder": "x\nnext  rm"}, "encoder: got .* expected a text of one line"),
+        ({"source_sha256": "x"}, "expected 64 hexadecimal digits"),
+        ({"pixel_mean": [10**250, 0, 0]}, "expected three finite numbers"),
+        ({"num_groups": 5}, "has basic blocks, which have no groups"),
+        ({"version": ["x" * 10**6] * 50}, "version a list"),
+    ],
+)
+def test_a_forged_contract(
+    change: dict[str, Any], reason: str, official: Any, save: Save, save_pickle: Any, tmp_path: Path
+) -> None:
+    convert_file(save(official()), tmp_path / "out.pth")
+    content = torch.load(tmp_path / "out.pth", weights_only=True)
+    content["contract"].update(change)
+    content["model"] = {key: value.numpy() for key, value in content["model"].items()}
+    out = inspect_file(save_pickle(content))
+    assert "no use " in out
+    assert re.search(reason, out.splitlines()[-1])
+    assert "\x1b" not in out
+
+
+def test_tied_tensors_as_safetensors(save: Save, tmp_path: Path) -> None:
+    raw = state()
+    raw["layer1.0.bn1.weight"] = raw["layer1.0.bn2.weight"]
+    convert_file(save(raw), tmp_path / "a.safetensors")
+    model = read_file(tmp_path / "a.safetensors")["model"]
+    assert torch.equal(model["res2.0.conv1.norm.weight"], raw["layer1.0.bn2.weight"])
+
+
+def test_inspect_names_no_default_where_there_is_none(save: Save) -> None:
+    out = inspect_file(save({"a": state(), "b": state(seed=1)}))
+    assert "; default" not in out
+    assert "network       a: " in out and "; --encoder a" in out and "; --encoder b" in out
+    assert "problem       2 networks" in out
