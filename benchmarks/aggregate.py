@@ -1,8 +1,11 @@
 """Runs → mean, standard deviation, n and the gap to a baseline. Pure; refuses to mix what differs.
 
-A row averages runs that differ in nothing but the seed. All rows of a table come from one engine
-and one protocol (the hash of everything but seed, weights, folders and devices), so that a gap
-between two rows is the weights' doing.
+A row averages runs that differ in nothing but the seed. All rows of a table come from one task on
+one data set, one engine and one protocol (the hash of everything but seed, weights, folders and
+devices), so that a gap between two rows is the weights' doing.
+
+A task is called after its file, and files of different folders have one name (configs/coco,
+configs/lvis): what tells them apart is what they are tested on.
 """
 
 import statistics
@@ -10,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.paper import tables_for
 from benchmarks.results import Run
 from detection import keys as detection_keys
 from detection.metrics import headline_names
@@ -72,9 +76,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One task on one engine: a row per initialisation, the baseline first."""
+    """One task on one engine: a row per initialisation, the baseline first.
+
+    Attributes:
+        tested_on: DATASETS.TEST of its runs; empty for a classification.
+    """
 
     task: str
+    tested_on: tuple[str, ...]
     engine: str
     iterations: int
     baseline: str | None
@@ -86,14 +95,26 @@ class Table:
         return tuple(run for row in self.rows for run in row.runs)
 
 
+def stems(tables: Sequence[Table]) -> list[str]:
+    """A name for each table, for files and anchors: the task, then what tells it from others."""
+    several = len({t.engine for t in tables}) > 1
+    result = []
+    for table in tables:
+        data = {other.tested_on for other in tables if other.task == table.task}
+        parts = [table.task, *(table.tested_on if len(data) > 1 else ())]
+        result.append("-".join([*parts, *([table.engine] if several else [])]))
+    return result
+
+
 def aggregate(
     runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] | None = None
 ) -> list[Table]:
-    """One table per task, tasks in alphabetical order.
+    """One table per task and what it is tested on, in alphabetical order.
 
     Args:
         baseline: name of the row that gaps refer to; None takes ``random`` where there is one.
-        metrics: the columns; None takes, per task, what its runs measured (detection/metrics.py).
+        metrics: the columns; None takes, per task, what its runs measured (detection/metrics.py),
+            in the order of the paper's table where it has one.
 
     Raises:
         UserError: no runs; a baseline that no task has; or, within a task, several engines,
@@ -106,12 +127,17 @@ def aggregate(
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
     tables = []
-    for task in sorted({run.record.task for run in runs}):
-        members = [run for run in runs if run.record.task == task]
+    groups = _groups(list(runs), lambda run: (run.record.task, tested_on(run)))
+    for (task, data), members in sorted(groups.items(), key=lambda item: item[0]):
         _require_comparable(task, members)
-        columns = metrics or _measured(members)
-        tables.append(_table(task, members, baseline, tuple(columns)))
+        columns = metrics or _measured(task, data, members)
+        tables.append(_table(task, data, members, baseline, tuple(columns)))
     return tables
+
+
+def tested_on(run: Run) -> tuple[str, ...]:
+    """DATASETS.TEST of a run; empty where it has none (classifications)."""
+    return tuple(run.record.config.get("DATASETS.TEST") or ())
 
 
 def summarise(values: Sequence[float]) -> Cell:
@@ -132,12 +158,21 @@ def gap(cell: Cell, base: Cell) -> Gap:
     return Gap(value, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def _measured(runs: list[Run]) -> tuple[str, ...]:
+def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> tuple[str, ...]:
     names = {name for run in runs for name in run.record.metrics}
-    return headline_names(names) or headline_names(["bbox/"])
+    shown = headline_names(names) or headline_names(["bbox/"])
+    papers = tables_for(task, data)
+    order = [name for paper in papers for name in paper.metrics]
+    return tuple(sorted(shown, key=lambda name: order.index(name) if name in order else len(order)))
 
 
-def _table(task: str, runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:
+def _table(
+    task: str,
+    data: tuple[str, ...],
+    runs: list[Run],
+    baseline: str | None,
+    metrics: tuple[str, ...],
+) -> Table:
     inits = {run.record.init for run in runs}
     if baseline is None and RANDOM in inits:
         baseline = RANDOM
@@ -158,7 +193,7 @@ def _table(task: str, runs: list[Run], baseline: str | None, metrics: tuple[str,
         }
         rows.append(Row(init, own, cells[init], gaps))
     first = runs[0].record
-    return Table(task, first.engine, first.iterations, baseline, metrics, tuple(rows))
+    return Table(task, data, first.engine, first.iterations, baseline, metrics, tuple(rows))
 
 
 def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
@@ -182,7 +217,7 @@ def _require_comparable(task: str, runs: list[Run]) -> None:
         by_hash = {f"protocol {key[:8]}": members for key, members in protocols.items()}
         raise UserError(
             f"{task}: runs of different protocols are not averaged: {_listed(by_hash)}; "
-            f"they differ in {_differences(list(protocols.values()))}"
+            f"they differ in {listed_differences(list(protocols.values()))}"
         )
     lengths = _groups(runs, lambda run: run.record.iterations)
     if len(lengths) > 1:
@@ -223,16 +258,27 @@ def _listed(groups: dict[str, list[Run]]) -> str:
     return " / ".join(parts)
 
 
-def _differences(groups: list[list[Run]]) -> str:
-    """Keys constant within every group of runs but not across them, with their values."""
+def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[Any]]:
+    """Protocol's keys constant within every group of runs but not across them, with the values.
+
+    A key that a group's records do not hold has the value None there.
+    """
     configs = [[run.record.config for run in group] for group in groups]
-    differing = []
     keys = {key for group in configs for config in group for key in config}
+    found = {}
     for key in sorted(keys.difference(NOT_PROTOCOL)):
         values = [[config.get(key) for config in group] for group in configs]
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):
-            differing.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
-    if not differing:
+            found[key] = [group[0] for group in values]
+    return found
+
+
+def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
+    """``SOLVER.BASE_LR (0.02 / 0.01), …``: the first few, values in the order of the groups."""
+    parts = [
+        f"{key} ({' / '.join(map(repr, values))})" for key, values in differences(groups).items()
+    ]
+    if not parts:
         return "keys that their records do not hold"
-    return ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" * (len(differing) > 6))
+    return ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" * (len(parts) > 6))

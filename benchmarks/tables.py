@@ -1,20 +1,22 @@
-"""Tables → Markdown, CSV, LaTeX, HTML and terminal text.
+"""Tables → Markdown, CSV, LaTeX and terminal text (HTML: report_html.py).
 
 A cell is ``mean ± std``, then the gap to the baseline in brackets, in bold (and green where there
 is colour) from +0.5 on, as in the paper; ``–`` where there is no number. Fewer trials than the
-paper's five are marked. The paper's rows stand in tables of their own below ours.
+paper's five are marked. The paper's rows stand in tables of their own below ours; in LaTeX, where
+the tables are arranged as the paper's, below a rule.
+
+What differs from one making of the same runs to the next, or from machine to machine (folders,
+time, hardware), stands in ``runs_to_markdown`` and ``runs_to_csv`` alone.
 """
 
-import base64
 import csv
-import html
 import io
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-from benchmarks.aggregate import FEW_TRIALS, Cell, Gap, Row, Table
-from benchmarks.paper import PaperTable, load_paper, tables_for
+from benchmarks.aggregate import FEW_TRIALS, RANDOM, Cell, Gap, Row, Table, stems
+from benchmarks.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.results import Results, Run, Unusable
 from detection.metrics import titles
 
@@ -57,27 +59,42 @@ def format_evidence(gap: Gap | None) -> str:
     return f"{format_gap(gap.value)} [{low}, {high}], {p}"
 
 
-def to_markdown(tables: Sequence[Table], results: Results) -> str:
-    """A document with, per task: our rows, the gaps' evidence, the paper's rows, every run."""
+def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") -> str:
+    """A document with, per task: our rows, the gaps' evidence, the paper's rows.
+
+    Args:
+        runs_name: of the file with :func:`runs_to_markdown`, to lead there; empty for none.
+    """
     lines = ["# Transfer results", ""]
-    for table in tables:
-        lines += [f"## {table.task}", "", f"{_setting(table)}.", ""]
-        lines += _pipe_table(_head(table), _rows(table, _markdown_gap))
-        lines += [f"\n{note}" for note in _notes(table)] + [""]
-        if evidence := _evidence(table):
+    for table, stem in zip(tables, stems(tables), strict=True):
+        lines += [f"## {heading(table, tables)}", "", f"{setting(table)}.", ""]
+        lines += _pipe_table(head(table), rows(table, _markdown_gap))
+        lines += [f"\n{note}" for note in notes(table)] + [""]
+        if runs_name:
+            lines += [f"[The runs behind it]({runs_name}#{anchor(stem)})", ""]
+        if found := evidence(table):
             lines += [f"Gap to {table.baseline}, 95% interval, Welch's test:", ""]
-            lines += [*_pipe_table(["", *titles(table.metrics)], evidence), ""]
-        for paper in tables_for(table.task):
+            lines += [*_pipe_table(["", *titles(table.metrics)], found), ""]
+        for paper in papers(table):
             lines += [f"The paper, {paper.cite}; not measured here: {paper.title}.", ""]
-            head = ["pre-train", *titles(table.metrics)]
-            lines += [*_pipe_table(head, _paper_rows(paper, table, _markdown_gap)), ""]
-        lines += ["Every run:", "", *_pipe_table(*_runs(table)), ""]
-    if results.unusable:
-        lines += ["Runs without numbers:", ""]
-        lines += [f"- {item.folder}: {item.reason}" for item in results.unusable] + [""]
-    if any(tables_for(table.task) for table in tables):
+            names = ["pre-train", *titles(table.metrics)]
+            lines += [*_pipe_table(names, paper_rows(paper, table, _markdown_gap)), ""]
+    lines += _markdown_unusable(results)
+    if any(papers(table) for table in tables):
         lines += [f"The paper: {load_paper()[0]}.", ""]
     return "\n".join(lines)
+
+
+def runs_to_markdown(tables: Sequence[Table], results: Results) -> str:
+    """What every number was made of: per table and row its runs, weights, versions, hardware."""
+    lines = ["# Runs", ""]
+    for table, stem in zip(tables, stems(tables), strict=True):
+        lines += [f'<a id="{anchor(stem)}"></a>', "", f"## {heading(table, tables)}", ""]
+        for row in table.rows:
+            lines += [f"### {row.init}", ""]
+            lines += [f"- {name}: {text}" for name, text in facts(row)]
+            lines += ["", *_pipe_table(*run_rows(row, table.metrics)), ""]
+    return "\n".join([*lines, *_markdown_unusable(results)])
 
 
 def to_csv(tables: Sequence[Table]) -> str:
@@ -102,11 +119,12 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def runs_to_csv(tables: Sequence[Table]) -> str:
-    """One line per run with all its metrics."""
+    """One line per run: all its metrics, and what it was made of."""
     runs = [run for table in tables for run in table.runs]
     metrics = sorted({name for run in runs for name in run.record.metrics})
     names = ["task", "engine", "init", "seed", "iterations", "seconds", "weights_sha256"]
-    lines: list[list[str]] = [[*names, "config_sha256", "folder", *metrics]]
+    names += ["config_sha256", "folder", *metrics, "tested_on", "weights_source", "label"]
+    lines: list[list[str]] = [[*names, "versions", "hardware", "finished", "notes"]]
     for run in runs:
         r = run.record
         lines.append(
@@ -114,39 +132,88 @@ def runs_to_csv(tables: Sequence[Table]) -> str:
                 *(r.task, r.engine, r.init, str(r.seed), str(r.iterations), f"{r.seconds:.1f}"),
                 *(r.weights_sha256 or "", r.config_sha256, str(run.folder)),
                 *(_precise(r.metrics.get(name)) for name in metrics),
+                " ".join(r.config.get("DATASETS.TEST") or ()),
+                *(r.weights_source or "", run.label, run.versions, run.hardware, run.finished),
+                "; ".join(r.notes),
             ]
         )
     return _csv(lines)
 
 
+def paper_to_csv(tables: Sequence[Table]) -> str:
+    """The paper's numbers of these tasks, one line per printed number, each once."""
+    lines: list[list[str]] = [
+        ["table", "part", "label", "pre-train", "column", "metric", "method", "value", "gap"]
+    ]
+    for paper in {paper.cite: paper for table in tables for paper in papers(table)}.values():
+        for row in paper.rows:
+            for i, value in enumerate(row.values):
+                if value is not None:
+                    lines.append(
+                        [
+                            *(str(paper.number or ""), paper.part or "", paper.label, row.name),
+                            *(paper.columns[i], paper.metrics[i] or "", paper.methods[i]),
+                            *(_precise(value), _precise(row.gaps[i])),
+                        ]
+                    )
+    return _csv(lines)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One (sub-)table of the paper and what was measured here for it; None: not in the paper."""
+
+    paper: PaperTable | None
+    ours: tuple[Table, ...]
+
+
+def arrange(tables: Sequence[Table]) -> list[tuple[Panel, ...]]:
+    """Tables as the paper has them: in its order, the parts of one number together.
+
+    A task that several of the paper's tables are about stands in each; one that none is about
+    stands alone, at the end.
+    """
+    floats: dict[str, list[Panel]] = {}
+    for paper in load_paper()[1]:
+        if ours := tuple(table for table in tables if paper in papers(table)):
+            name = paper.cite if paper.number is None else str(paper.number)
+            floats.setdefault(name, []).append(Panel(paper, ours))
+    alone = [(Panel(None, (table,)),) for table in tables if not papers(table)]
+    return [*map(tuple, floats.values()), *alone]
+
+
 def to_latex(tables: Sequence[Table]) -> str:
-    """A ``table`` per task for a document that loads booktabs and xcolor."""
-    lines = ["% needs \\usepackage{booktabs} and \\usepackage{xcolor}"]
-    for table in tables:
-        columns = len(table.metrics) + 2
-        head = ["pre-train", "$n$", *map(_tex_title, titles(table.metrics))]
-        lines += [
-            "\\begin{table}[t]",
-            "\\centering",
-            f"\\begin{{tabular}}{{l{'r' * (columns - 1)}}}",
-            "\\toprule",
-            " & ".join(head) + " \\\\",
-            "\\midrule",
-        ]
-        lines += [" & ".join(row) + " \\\\" for row in _rows(table, _tex_gap, escape_latex)]
-        for paper in tables_for(table.task):
-            cite = escape_latex(f"The paper, {paper.cite}")
-            lines += ["\\midrule", f"\\multicolumn{{{columns}}}{{l}}{{\\emph{{{cite}}}}} \\\\"]
-            trials = str(paper.trials or escape_latex(MISSING))
-            for name, *cells in _paper_rows(paper, table, _tex_gap, escape_latex):
-                lines.append(" & ".join([name, trials, *cells]) + " \\\\")
-        note = f"{escape_latex(_setting(table))}, mean $\\pm$ standard deviation of $n$ trials"
-        if table.baseline is not None:
-            note += f"; in brackets the gap to {escape_latex(table.baseline)}"
-        lines += ["\\bottomrule", "\\end{tabular}"]
-        notes = "".join(f" {escape_latex(text)}." for text in _notes(table))
-        lines += [f"\\caption{{{escape_latex(table.task)}: {note}.{notes}}}", "\\end{table}", ""]
-    return "\n".join(lines)
+    """A document that compiles, tables arranged as the paper's: its rows below ours."""
+    lines = [
+        "% A document of its own; to take a table over, load these packages:",
+        "\\documentclass{article}",
+        "\\usepackage[margin=2cm]{geometry}",
+        "\\usepackage{booktabs}",
+        "\\usepackage{graphicx}",
+        "\\usepackage{subcaption}",
+        "\\usepackage{xcolor}",
+        "\\setlength{\\tabcolsep}{4pt}",
+        "\\begin{document}",
+        "",
+    ]
+    for panels in arrange(tables):
+        lines += ["\\begin{table}[ht]", "\\centering"]
+        for i, panel in enumerate(panels):
+            body = _tex_tabular(panel)
+            if len(panels) > 1:
+                name = panel.paper.title if panel.paper else ""
+                beside = _tex_beside(panels)
+                body = [
+                    f"\\begin{{subtable}}[t]{{{0.49 if beside else 1.0}\\linewidth}}",
+                    "\\centering",
+                    *body,
+                    f"\\caption{{{escape_latex(name)}}}",
+                    "\\end{subtable}"
+                    + ("\\hfill" if beside and i % 2 == 0 else "\n\\par\\medskip"),
+                ]
+            lines += body
+        lines += [f"\\caption{{{_tex_caption(panels)}}}", "\\end{table}", ""]
+    return "\n".join([*lines, "\\end{document}", ""])
 
 
 def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], colour: bool) -> str:
@@ -159,64 +226,22 @@ def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], colour: b
 
     blocks = []
     for table in tables:
-        body = tabulate(_rows(table, paint), headers=_head(table), disable_numparse=True)
-        lines = [f"{table.task}: {_setting(table)}", "", body, ""]
-        for name, *cells in _evidence(table):
+        body = tabulate(rows(table, paint), headers=head(table), disable_numparse=True)
+        lines = [f"{table.task}: {setting(table)}", "", body, ""]
+        for name, *cells in evidence(table):
             shown = zip(titles(table.metrics), cells, strict=True)
             lines += [f"{name}: " + "; ".join(f"{m} {cell}" for m, cell in shown)]
-        lines += _notes(table)
-        for paper in tables_for(table.task):
-            head = [f"the paper, {paper.cite}", *titles(table.metrics)]
-            rows = _paper_rows(paper, table, paint)
-            lines += ["", tabulate(rows, headers=head, disable_numparse=True)]
+        lines += notes(table)
+        for paper in papers(table):
+            names = [f"the paper, {paper.cite}", *titles(table.metrics)]
+            theirs = paper_rows(paper, table, paint)
+            lines += ["", tabulate(theirs, headers=names, disable_numparse=True)]
         blocks.append("\n".join(lines))
     if unusable:
         blocks.append(
             "\n".join(["without numbers:", *(f"  {u.folder}: {u.reason}" for u in unusable)])
         )
     return "\n\n".join(blocks)
-
-
-def to_html(tables: Sequence[Table], results: Results, figures: Sequence[Path] = ()) -> str:
-    """One page that needs no other file: style and pictures are inside."""
-    parts = [
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Transfer results</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<main>",
-        "<h1>Transfer results</h1>",
-    ]
-    for table in tables:
-        parts += [f"<h2>{html.escape(table.task)}</h2>", f"<p>{html.escape(_setting(table))}.</p>"]
-        parts.append(_html_table(_head(table), _rows(table, _html_gap, html.escape)))
-        parts += [f'<p class="note">{html.escape(note)}</p>' for note in _notes(table)]
-        if evidence := _evidence(table):
-            base = html.escape(str(table.baseline))
-            parts.append(f"<h3>Gap to {base}, 95% interval, Welch's test</h3>")
-            head = ["", *titles(table.metrics)]
-            parts.append(_html_table(head, _escaped(evidence), kind="evidence"))
-        for paper in tables_for(table.task):
-            parts.append(f"<h3>The paper, {html.escape(paper.cite)}</h3>")
-            parts.append(f'<p class="note">Not measured here: {html.escape(paper.title)}.</p>')
-            head = ["pre-train", *titles(table.metrics)]
-            rows = _paper_rows(paper, table, _html_gap, html.escape)
-            parts.append(_html_table(head, rows, kind="paper"))
-    for figure in figures:
-        data = base64.b64encode(figure.read_bytes()).decode()
-        alt = html.escape(figure.stem)
-        parts.append(f'<figure><img alt="{alt}" src="data:image/png;base64,{data}"></figure>')
-    for table in tables:
-        head, rows = _runs(table)
-        parts.append(f"<h3>Every run of {html.escape(table.task)}</h3>")
-        parts.append(_html_table(head, _escaped(rows), kind="runs"))
-    if results.unusable:
-        items = "".join(
-            f"<li><code>{html.escape(str(u.folder))}</code>: {html.escape(u.reason)}</li>"
-            for u in results.unusable
-        )
-        parts.append(f"<h3>Runs without numbers</h3>\n<ul>{items}</ul>")
-    if any(tables_for(table.task) for table in tables):
-        parts.append(f'<p class="note">The paper: {html.escape(load_paper()[0])}.</p>')
-    return "\n".join([*parts, "</main>\n</body>\n</html>\n"])
 
 
 def escape_latex(text: str) -> str:
@@ -232,50 +257,184 @@ def escape_latex(text: str) -> str:
         "→": "$\\to$",
         **{char: f"\\{char}" for char in "&%$#_{}"},
     }
-    return "".join(special.get(char, char) for char in text)
+
+    def printable(char: str) -> str:  # what LaTeX's fonts have
+        return special.get(char, char if ord(char) < 0x100 else f"[U+{ord(char):04X}]")
+
+    return "".join(map(printable, text))
 
 
-def _setting(table: Table) -> str:
+def heading(table: Table, tables: Sequence[Table]) -> str:
+    """The task, with its data set where another task has the same name."""
+    others = {other.tested_on for other in tables if other.task == table.task}
+    return table.task if len(others) < 2 else f"{table.task} on {', '.join(table.tested_on)}"
+
+
+def anchor(stem: str) -> str:
+    """Of a table's runs, within a document; each name has its own, whatever its characters."""
+
+    def code(match: re.Match[str]) -> str:
+        return f":{ord(match[0]):x}:"
+
+    return "runs-" + re.sub(r"[^A-Za-z0-9_.-]", code, stem)
+
+
+def setting(table: Table) -> str:
+    """``embedded engine, 300 iterations, tested on voc_2007_test``."""
     config = table.runs[0].record.config
     parts = [f"{table.engine} engine"]
     if table.iterations:
         epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
         parts.append(f"{table.iterations} iterations{epochs}")
-    if "DATASETS.TEST" in config:
-        parts.append(f"tested on {', '.join(config['DATASETS.TEST'])}")
+    if table.tested_on:
+        parts.append(f"tested on {', '.join(table.tested_on)}")
     return ", ".join(parts)
 
 
-def _notes(table: Table) -> list[str]:
-    notes = [FEW_NOTE] if any(row.n < FEW_TRIALS for row in table.rows) else []
-    for paper in tables_for(table.task):
+def papers(table: Table) -> list[PaperTable]:
+    """The paper's tables of this task; of a detection task only on the data of this table."""
+    return tables_for(table.task, table.tested_on)
+
+
+def notes(table: Table) -> list[str]:
+    """What a reader of the table has to know: few trials, missing numbers, other lengths."""
+    found = [FEW_NOTE] if any(row.n < FEW_TRIALS for row in table.rows) else []
+    for row in table.rows:
+        found += _missing(row, table.metrics)
+    if differing := _versions(table.runs):
+        found.append(f"runs of different versions: {differing}")
+    for paper in papers(table):
         epochs = table.runs[0].record.config.get(EPOCHS)
         for unit, here, there in (
             ("iterations", table.iterations, paper.iterations),
             ("epochs", epochs, paper.epochs),
         ):
             if there is not None and here != there:
-                notes.append(
+                found.append(
                     f"not comparable with {paper.cite} of the paper: "
                     f"{here} {unit} here, {there} there"
                 )
-    return notes
+    return found
 
 
-def _head(table: Table) -> list[str]:
+def head(table: Table) -> list[str]:
+    """The heads of :func:`rows`."""
     return ["pre-train", "n", *titles(table.metrics)]
 
 
-def _rows(
+def rows(
     table: Table, gap_text: Callable[[float], str], escape: Callable[[str], str] = str
 ) -> list[list[str]]:
     """Our rows: name, n, and a cell per metric with the gap as ``gap_text`` writes it."""
-    rows = []
+    found = []
     for row in table.rows:
         mark = FEW_MARK if row.n < FEW_TRIALS else ""
         cells = [_cell(row, metric, gap_text, escape) for metric in table.metrics]
-        rows.append([escape(row.init), escape(f"{row.n}{mark}"), *cells])
-    return rows
+        found.append([escape(row.init), escape(f"{row.n}{mark}"), *cells])
+    return found
+
+
+def paper_rows(
+    paper: PaperTable,
+    table: Table,
+    gap_text: Callable[[float], str],
+    escape: Callable[[str], str] = str,
+) -> list[list[str]]:
+    """The paper's rows: name and, per metric of ``table``, the value with its printed gap."""
+    found = []
+    for row in paper.rows:
+        cells = [_printed(*paper.own(row, metric), gap_text, escape) for metric in table.metrics]
+        found.append([escape(row.name), *cells])
+    return found
+
+
+def evidence(table: Table) -> list[list[str]]:
+    """Per row other than the baseline: its name against the baseline's, and each gap in full."""
+    return [
+        [f"{row.init} {MINUS} {table.baseline}", *map(format_evidence, row.gaps.values())]
+        for row in table.rows
+        if any(gap is not None for gap in row.gaps.values())
+    ]
+
+
+def facts(row: Row) -> list[tuple[str, str]]:
+    """What the row's numbers were made of, as (name, text); what differs is told by seed."""
+    first = row.runs[0].record
+    seconds = sum(run.record.seconds for run in row.runs)
+    weights = first.weights_sha256 or ("none: random" if row.init == RANDOM else "none")
+    return [
+        ("weights' sha256", weights),
+        ("weights made from", _by_seed(row, lambda run: run.record.weights_source or "")),
+        ("label", _by_seed(row, lambda run: run.label)),
+        ("seeds", ", ".join(str(run.record.seed) for run in row.runs)),
+        ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
+        ("versions", _by_seed(row, lambda run: run.versions)),
+        ("hardware", _by_seed(row, lambda run: run.hardware)),
+        ("time", f"{seconds:.0f} s in {row.n} run{'s' * (row.n > 1)}"),
+        ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
+    ]
+
+
+def run_rows(row: Row, metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Heads and, per run of the row, its seed, metrics, length, time and folder."""
+    lines = []
+    for run in row.runs:
+        record = run.record
+        values = [record.metrics.get(metric) for metric in metrics]
+        lines.append(
+            [
+                str(record.seed),
+                *(MISSING if value is None else f"{value:.1f}" for value in values),
+                *(str(record.iterations), f"{record.seconds:.0f} s"),
+                *(run.finished or MISSING, str(run.folder)),
+            ]
+        )
+    return ["seed", *titles(metrics), "iterations", "time", "finished", "folder"], lines
+
+
+def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
+    """What all runs of a row say, or each text with the seeds that say it."""
+    said: dict[str, list[str]] = {}
+    for run in row.runs:
+        said.setdefault(text(run) or MISSING, []).append(str(run.record.seed))
+    if len(said) == 1:
+        return next(iter(said))
+    return " / ".join(
+        f"{words} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})"
+        for words, seeds in said.items()
+    )
+
+
+def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
+    """Per metric that some runs of the row have and others have not: which, and why.
+
+    So too where every run has null; where no run was to measure it, the dash says all.
+    """
+    found = []
+    for metric, title in zip(metrics, titles(metrics), strict=True):
+        without = [run for run in row.runs if run.record.metrics.get(metric) is None]
+        if not any(metric in run.record.metrics for run in row.runs):
+            continue
+        for run in without:
+            words = {note: re.split(r"[\s,]+", note) for note in run.record.notes}
+            reasons = [note for note, of_note in words.items() if metric in of_note]
+            absent = "null, no reason recorded" if metric in run.record.metrics else "not reported"
+            reason = reasons[0] if reasons else absent
+            found.append(f"{row.init}, seed {run.record.seed}: no {title} ({reason})")
+    return found
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    """``torch (2.4.0 / 2.5.1)``: the packages whose version is not the same in all runs."""
+    said: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for package, version in (run.record.provenance.get("versions") or {}).items():
+            said.setdefault(package, {})[str(version)] = None
+    return ", ".join(
+        f"{package} ({' / '.join(sorted(versions))})"
+        for package, versions in said.items()
+        if len(versions) > 1
+    )
 
 
 def _cell(
@@ -285,56 +444,110 @@ def _cell(
     return text if gap is None else f"{text} {gap_text(gap.value)}"
 
 
-def _paper_rows(
-    paper: PaperTable,
-    table: Table,
+def _printed(
+    value: float | None,
+    gap: float | None,
     gap_text: Callable[[float], str],
-    escape: Callable[[str], str] = str,
-) -> list[list[str]]:
-    """The paper's rows: name and, per metric of ``table``, the value with its printed gap."""
-    rows = []
-    for row in paper.rows:
-        cells = []
-        for metric in table.metrics:
-            value, gap = paper.own(row, metric)
-            text = escape(MISSING) if value is None else f"{value:.1f}"
-            cells.append(text if gap is None else f"{text} {gap_text(gap)}")
-        rows.append([escape(row.name), *cells])
-    return rows
+    escape: Callable[[str], str],
+) -> str:
+    text = escape(MISSING) if value is None else f"{value:.1f}"
+    return text if gap is None else f"{text} {gap_text(gap)}"
 
 
-def _evidence(table: Table) -> list[list[str]]:
-    """Per row other than the baseline: its name against the baseline's, and each gap in full."""
-    return [
-        [f"{row.init} {MINUS} {table.baseline}", *map(format_evidence, row.gaps.values())]
-        for row in table.rows
-        if any(gap is not None for gap in row.gaps.values())
+def _markdown_unusable(results: Results) -> list[str]:
+    if not results.unusable:
+        return []
+    lines = [f"- {item.folder}: {item.reason}" for item in results.unusable]
+    return ["Runs without numbers:", "", *lines, ""]
+
+
+def _tex_beside(panels: Sequence[Panel]) -> bool:
+    """Whether two parts fit on a line; box and mask AP, six columns with ±, do not."""
+    return max(len(panel.paper.columns) for panel in panels if panel.paper is not None) <= 3
+
+
+def _tex_caption(panels: Sequence[Panel]) -> str:
+    paper = panels[0].paper
+    tables = list({id(table): table for panel in panels for table in panel.ours}.values())
+    if paper is None:
+        name = tables[0].task
+    elif len(panels) > 1:
+        name = f"As Table {paper.number} of the paper ({paper.label})"
+    else:
+        name = f"As {paper.cite} of the paper: {paper.title}"
+    said = [*dict.fromkeys(setting(table) for table in tables)]
+    baselines = {table.baseline for table in tables} - {None}
+    text = f"{escape_latex(name)}. Measured here: {escape_latex('; '.join(said))}; "
+    text += "mean $\\pm$ standard deviation of $n$ trials"
+    if baselines:
+        names = escape_latex(", ".join(sorted(map(str, baselines))))
+        text += f"; in brackets the gap to {names}, in green from $+$0.5"
+    found = dict.fromkeys(note for table in tables for note in notes(table))
+    return f"{text}." + "".join(f" {escape_latex(note)}." for note in found)
+
+
+def _tex_tabular(panel: Panel) -> list[str]:
+    """Columns as in the paper (without those that are no result), no wider than the line."""
+    if panel.paper is None:
+        metrics = panel.ours[0].metrics
+        columns = [(metric, OWN) for metric in metrics]
+    else:
+        pairs = zip(panel.paper.metrics, panel.paper.methods, strict=True)
+        columns = [(metric, method) for metric, method in pairs if metric is not None]
+    names = [_tex_title(title) for title in titles([metric for metric, _ in columns])]
+    methods = ["MoCo" if method == OWN else method for _, method in columns]
+    width = len(columns) + 2
+    lines = [
+        "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%",
+        f"\\begin{{tabular}}{{l{'r' * (width - 1)}}}",
+        "\\toprule",
     ]
+    if {method for _, method in columns} == {OWN}:
+        lines.append(" & ".join(["pre-train", "$n$", *names]) + " \\\\")
+    else:
+        lines.append(" & ".join(["", "", *names]) + " \\\\")
+        lines.append(" & ".join(["pre-train", "$n$", *map(escape_latex, methods)]) + " \\\\")
+    for table in panel.ours:
+        lines.append("\\midrule")
+        if len(panel.ours) > 1:
+            lines.append(_tex_across(width, f"{table.task}, {table.engine} engine"))
+        for row in table.rows:
+            mark = FEW_MARK if row.n < FEW_TRIALS else ""
+            cells = [
+                _cell(row, metric, _tex_gap, escape_latex)
+                if method == OWN and metric in row.cells
+                else escape_latex(MISSING)
+                for metric, method in columns
+            ]
+            lines.append(_tex_row([escape_latex(row.init), f"{row.n}{escape_latex(mark)}", *cells]))
+    if panel.paper is not None:
+        lines += ["\\midrule", _tex_across(width, f"The paper, {panel.paper.cite}")]
+        trials = str(panel.paper.trials or escape_latex(MISSING))
+        for theirs in panel.paper.rows:
+            cells = [
+                _printed(value, gap, _tex_gap, escape_latex)
+                for value, gap, metric in zip(
+                    theirs.values, theirs.gaps, panel.paper.metrics, strict=True
+                )
+                if metric is not None
+            ]
+            lines.append(_tex_row([escape_latex(theirs.name), trials, *cells]))
+    return [*lines, "\\bottomrule", "\\end{tabular}}"]
 
 
-def _runs(table: Table) -> tuple[list[str], list[list[str]]]:
-    head = ["init", "seed", *titles(table.metrics), "iterations", "time", "weights", "folder"]
-    return head, [_run(run, table.metrics) for run in table.runs]
+def _tex_across(width: int, text: str) -> str:
+    return f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{escape_latex(text)}}}}} \\\\"
 
 
-def _run(run: Run, metrics: Sequence[str]) -> list[str]:
-    record = run.record
-    values = [record.metrics.get(metric) for metric in metrics]
-    return [
-        *(record.init, str(record.seed)),
-        *(MISSING if value is None else f"{value:.1f}" for value in values),
-        *(str(record.iterations), f"{record.seconds:.0f} s"),
-        *((record.weights_sha256 or MISSING)[:8], str(run.folder)),
-    ]
+def _tex_row(cells: Sequence[str]) -> str:
+    """As in the paper, a random initialisation is grey."""
+    if cells[0].split()[:1] in ([RANDOM], ["rand"]):
+        cells = [f"\\textcolor{{gray}}{{{cell}}}" for cell in cells]
+    return " & ".join(cells) + " \\\\"
 
 
 def _markdown_gap(value: float) -> str:
     return f"(**{format_gap(value)}**)" if is_strong(value) else f"({format_gap(value)})"
-
-
-def _html_gap(value: float) -> str:
-    kind = "gap strong" if is_strong(value) else "gap"
-    return f'<span class="{kind}">({format_gap(value)})</span>'
 
 
 def _tex_gap(value: float) -> str:
@@ -362,19 +575,6 @@ def _pipe_table(head: list[str], rows: list[list[str]]) -> list[str]:
     return [line(head), "|" + "---|" * len(head), *map(line, rows)]
 
 
-def _html_table(head: list[str], rows: list[list[str]], kind: str = "ours") -> str:
-    cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    body = "\n".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="{kind}">\n<thead><tr>{cells}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
-
-
-def _escaped(rows: list[list[str]]) -> list[list[str]]:
-    return [[html.escape(cell) for cell in row] for row in rows]
-
-
 def _precise(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
@@ -383,29 +583,3 @@ def _csv(lines: list[list[str]]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(lines)
     return buffer.getvalue()
-
-
-_CSS = f"""
-:root {{ color-scheme: light; }}
-body {{ margin: 0; background: #fafafa; color: #222;
-  font: 16px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }}
-main {{ max-width: 62rem; margin: 2rem auto; padding: 1rem 2rem 2rem; background: #fff;
-  border: 1px solid #e4e4e4; border-radius: 6px; }}
-h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.25rem; margin-top: 2rem; }}
-h3 {{ font-size: 1rem; margin: 1.5rem 0 .3rem; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; }}
-th, td {{ padding: .3rem .9rem; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; padding-left: .2rem; }}
-thead th {{ border-top: 2px solid #222; border-bottom: 1px solid #222; font-weight: 600; }}
-tbody tr:last-child td {{ border-bottom: 2px solid #222; }}
-tbody tr:hover {{ background: #f3f7f3; }}
-table.paper {{ color: #555; }} table.evidence {{ font-size: .88rem; }}
-table.runs {{ font-size: .82rem; color: #444; }}
-table.runs th:last-child {{ text-align: left; }}
-table.runs td:last-child {{ text-align: left; font-family: ui-monospace, monospace; }}
-.gap {{ color: #777; font-size: .88em; }}
-.gap.strong {{ color: #{GREEN}; font-weight: 700; }}
-.note {{ color: #666; font-size: .88rem; margin: .2rem 0; }}
-figure {{ margin: 1.5rem 0; }} img {{ max-width: 100%; height: auto; }}
-"""

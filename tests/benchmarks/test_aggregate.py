@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.aggregate import Cell, aggregate, gap, summarise
+from benchmarks.aggregate import Cell, aggregate, gap, stems, summarise
 from benchmarks.results import Run
 from moco.errors import UserError
 from tests.benchmarks.fake_runs import CONFIG, record
@@ -159,4 +159,73 @@ def test_columns_are_what_the_runs_of_a_task_measured():
         ("segm/AP", "segm/AP50"),
     ]
     assert tables[0].rows[0].cells["segm/AP75"].mean == 32.0
-    assert aggregate([run(metrics={})])[0].metrics == ("bbox/AP", "bbox/AP50", "bbox/AP75")
+    assert aggregate([run(task="mine", metrics={})])[0].metrics == (
+        *("bbox/AP", "bbox/AP50", "bbox/AP75"),
+    )
+
+
+def test_columns_stand_in_the_order_of_the_papers_table():
+    """Tables 2 to 4 have AP50 first, Table 5 AP; iNaturalist's top5 is not in the paper: last."""
+    coco = {"DATASETS.TEST": ["coco_2017_val"]}
+    both = {f"{kind}/{name}": 9.0 for kind in ("segm", "bbox") for name in ("AP75", "AP50", "AP")}
+    tables = aggregate(
+        [
+            run(),
+            run(task="mask_rcnn_R_50_FPN_1x", config=coco, metrics=both),
+            run(
+                task="inaturalist_2018_finetune_resnet50",
+                config={},
+                metrics={"finetune/top5": 2.0, "finetune/top1": 1.0},
+            ),
+        ]
+    )
+    assert [table.metrics for table in tables] == [
+        ("bbox/AP50", "bbox/AP", "bbox/AP75"),
+        ("finetune/top1", "finetune/top5"),
+        ("bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"),
+    ]
+
+
+def test_files_of_one_name_on_other_data_are_other_tasks():
+    """configs/coco and configs/lvis both have a mask_rcnn_R_50_FPN_2x."""
+    members = []
+    for data, values in (("lvis_v0.5_val", A), ("coco_2017_val", B)):
+        config = {"DATASETS.TEST": [data], "MODEL.ROI_HEADS.NUM_CLASSES": len(data)}
+        members += runs("random", values, task="m", config=config, config_sha256=data)
+    tables = aggregate([*members, *runs("random", A, task="z")])
+    found = [(t.task, t.tested_on, t.rows[0].n, t.rows[0].cells["bbox/AP"].mean) for t in tables]
+    assert found == [
+        ("m", ("coco_2017_val",), 3, 22.0),
+        ("m", ("lvis_v0.5_val",), 3, 12.0),
+        ("z", ("voc_2007_test",), 3, 12.0),
+    ]
+    assert stems(tables) == ["m-coco_2017_val", "m-lvis_v0.5_val", "z"]
+    twice = [*tables, *aggregate(runs("random", A, task="z", engine="detectron2"))]
+    assert len(set(stems(twice))) == 4 and stems(twice)[-1] == "z-detectron2"
+
+
+def test_refusal_tells_every_differing_key_of_each_of_three_protocols():
+    members = [
+        run(
+            f"runs/{name}",
+            seed=seed,
+            config_sha256=name * 64,
+            config={**CONFIG, "SOLVER.BASE_LR": lr, "OUTPUT_DIR": name, **more},
+        )
+        for seed, (name, lr, more) in enumerate(
+            [("a", 0.02, {}), ("b", 0.01, {}), ("c", 0.02, {"SOLVER.NESTEROV": True})]
+        )
+    ]
+    with pytest.raises(UserError) as error:
+        aggregate(members)
+    assert str(error.value) == (
+        "faster_rcnn_R_50_C4_24k: runs of different protocols are not averaged: "
+        "protocol aaaaaaaa (runs/a) / protocol bbbbbbbb (runs/b) / protocol cccccccc (runs/c); "
+        "they differ in SOLVER.BASE_LR (0.02 / 0.01 / 0.02), SOLVER.NESTEROV (None / None / True)"
+    )
+
+
+def test_the_order_of_the_folders_changes_nothing():
+    """Which is newer, or found first, is nothing to go by."""
+    members = [*runs("random", A), *runs("moco", B, MOCO)]
+    assert aggregate(members) == aggregate(members[::-1]) == aggregate(members[3:] + members[:3])

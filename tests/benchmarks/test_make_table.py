@@ -11,7 +11,7 @@ from benchmarks.make_table import main
 from moco.errors import UserError
 from tests.benchmarks.fake_runs import write_pair, write_run
 
-FILES = ["table.md", "table.csv", "runs.csv", "table.tex", "table.html"]
+FILES = ["table.md", "table.runs.md", "table.csv", "runs.csv", "table.tex", "table.html"]
 FIGURES = ["loss-t.png", "ap-t.png"]
 
 
@@ -125,7 +125,9 @@ def test_classifications_stand_beside_the_papers_numbers(tmp_path, capsys):
     )
     for name in FILES:
         text = (tmp_path / "out" / name).read_text()
-        assert ("68.6" in text) == (not name.endswith("csv"))  # the paper's number is none of ours
+        ours_alone = name.endswith("csv") or "runs" in name  # the paper's number is none of ours
+        assert ("68.6" in text) == (not ours_alone)
+    assert "68.6" in (tmp_path / "out" / "table.paper.csv").read_text()
 
 
 def test_networks_are_not_mixed(tmp_path):
@@ -135,3 +137,80 @@ def test_networks_are_not_mixed(tmp_path):
         write_run(tmp_path / arch, init=arch, config=config, config_sha256=arch, **common)
     with pytest.raises(UserError, match=r"they differ in MODEL\.ARCH \('resnet18' / 'resnet50'\)$"):
         main([str(tmp_path)])
+
+
+def test_results_of_other_machines_are_read_together(tmp_path, capsys):
+    """Two folders, copied from elsewhere: the paths within their records lead nowhere here."""
+    for machine, init in (("one", "random"), ("two", "moco")):
+        for seed in range(2):
+            away = f"/nowhere/{machine}"
+            write_run(
+                tmp_path / machine / f"seed{seed}",
+                losses=[2.0, 1.0],
+                **{"task": "t", "init": init, "seed": seed, "weights_source": f"{away}/x.pth"},
+                weights_sha256=None if init == "random" else "a" * 64,
+                config={
+                    "DATASETS.TEST": ["mine_test"],
+                    "DATASETS.VOC_DIR": f"{away}/data",
+                    "MODEL.WEIGHTS": f"{away}/weights.pth",
+                    "OUTPUT_DIR": f"{away}/out",
+                },
+                provenance={"hardware": {"gpus": [machine]}, "command": f"{away}/train.py"},
+            )
+            folder = tmp_path / machine / f"seed{seed}" / "inference"
+            folder.mkdir()
+            (folder / "mine_test.json").write_text('{"classes": ["a"], "predictions": []}')
+    out = tmp_path / "out"
+    main([str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert re.search(r"random +2† .*\nmoco +2† ", printed)
+    page = (out / "table.html").read_text()
+    assert "1 x one" in page and "1 x two" in page and "/nowhere/two/x.pth" in page
+    assert "Precision and recall of boxes, IoU 0.5, first seed: DATASETS.VOC_DIR /nowhere" in page
+    moved = tmp_path / "moved"
+    (tmp_path / "one").rename(moved)
+    main([str(moved), str(tmp_path / "two"), "--out", str(tmp_path / "again")])
+    for name in ("table.md", "table.csv", "table.tex"):
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_diff_of_two_folders(tmp_path, capsys):
+    write_pair(tmp_path / "a", {"random": [10.0, 12.0], "gone": [5.0]}, task="t")
+    write_pair(tmp_path / "b", {"random": [20.0, 21.0]}, task="t")
+    write_pair(tmp_path / "b" / "x", {"random": [20.0]}, task="t", engine="detectron2")
+    out = tmp_path / "out"
+    main(["--diff", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert f"A: {tmp_path / 'a'}\nB: {tmp_path / 'b'}" in printed
+    assert "+9.5 [" in printed and "- only in A: gone" in printed
+    assert "only in B: t: detectron2 engine" in printed
+    assert "+9.5 [" in (out / "diff.md").read_text()
+    assert (out / "diff.csv").read_text().splitlines()[1].split(",")[-5] == "9.5"
+    main(["--diff", str(tmp_path / "a"), str(tmp_path / "a")])
+    printed = capsys.readouterr().out
+    assert printed.count("same numbers") == 2 * 3
+
+
+def test_diff_names_the_folder_that_cannot_be_averaged(tmp_path):
+    write_pair(tmp_path / "a", {"random": [10.0]}, task="t")
+    write_pair(tmp_path / "b", {"random": [10.0]}, task="t")
+    write_run(tmp_path / "b" / "again", task="t")
+    with pytest.raises(UserError, match=r"^\S*/b: t: init 'random' has seed 0 more than once"):
+        main(["--diff", str(tmp_path / "a"), str(tmp_path / "b")])
+
+
+def test_either_runs_or_diff(tmp_path):
+    for arguments in ([], ["x", "--diff", "a", "b"]):
+        with pytest.raises(UserError, match="give either folders of runs, or --diff"):
+            main(arguments)
+
+
+def test_tasks_of_one_name_have_files_of_their_own(tmp_path, capsys):
+    for data in ("coco_2017_val", "lvis_v0.5_val"):
+        write_pair(tmp_path / data, {"random": [9.0]}, task="m", config={"DATASETS.TEST": [data]})
+    main([str(tmp_path), "--out", str(tmp_path / "out"), "--format", "md"])
+    names = {f"{kind}-m-{data}.png" for kind in ("ap", "loss") for data in ("coco_2017_val",)}
+    assert names <= {path.name for path in (tmp_path / "out").iterdir()}
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "## m on coco_2017_val" in text and "## m on lvis_v0.5_val" in text
+    assert "runs-m-lvis_v0.5_val" in (tmp_path / "out" / "table.runs.md").read_text()

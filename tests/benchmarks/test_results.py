@@ -1,12 +1,18 @@
 """Folders → records: what counts, what is listed without a number, what is refused."""
 
 import json
+import os
+import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.results import collect
+from benchmarks.results import Run, collect, precision_recall, sample_pictures
+from detection.datasets.base import Split
+from detection.voc_eval import GroundTruth
 from moco.errors import UserError
-from tests.benchmarks.fake_runs import write_run
+from tests.benchmarks.fake_runs import CONFIG, record, write_run
 
 
 def test_collects_nested_folders_once(tmp_path):
@@ -72,3 +78,132 @@ def test_nothing_there(tmp_path):
         collect([tmp_path])
     with pytest.raises(UserError, match="no such run folder"):
         collect([tmp_path / "missing"])
+
+
+def finished(utc) -> str:
+    return Run(Path("x"), record(provenance={"utc": utc})).finished
+
+
+@pytest.fixture
+def far_away():
+    """A reader nine hours east of UTC."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "XYZ-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(far_away):
+    assert finished("2026-11-21T01:30:00+02:00") == "2026-11-20 23:30:00 UTC"
+    assert finished("2026-11-20T23:30:00+00:00") == "2026-11-20 23:30:00 UTC"
+    assert finished("2026-11-20T23:30:00") == "2026-11-20 23:30:00 UTC"
+    assert finished(None) == finished("yesterday") == ""
+
+
+def test_what_a_record_does_not_say_is_empty():
+    run = Run(Path("x"), record())
+    assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", "")
+
+
+def test_the_clock_of_the_files_decides_nothing(tmp_path):
+    """A copy, a restored backup or a wrong clock changes every mtime and no result."""
+    for seed in range(3):
+        write_run(tmp_path / f"s{seed}", losses=[2.0, 1.0], seed=seed)
+    before = collect([tmp_path])
+    for number, path in enumerate(sorted(tmp_path.rglob("*"), reverse=True)):
+        os.utime(path, (number * 86400, number * 86400))
+    assert collect([tmp_path]) == before
+
+
+def test_sample_pictures(tmp_path):
+    folder = write_run(tmp_path / "run")
+    [run] = collect([tmp_path]).transfer
+    assert sample_pictures(run) == {}
+    (folder / "inference" / "visualize").mkdir(parents=True)
+    for name in ("b.jpg", "a.jpg", "notes.txt"):
+        (folder / "inference" / "visualize" / name).touch()
+    assert list(sample_pictures(run)) == ["a.jpg", "b.jpg"]
+
+
+def predicted(tmp_path, monkeypatch, split: Split, predictions, ap50: float) -> Run:
+    folder = write_run(tmp_path / "run", config=CONFIG, metrics={"bbox/AP50": ap50})
+    (folder / "inference").mkdir()
+    (folder / "inference" / "voc_2007_test.json").write_text(json.dumps(predictions))
+    monkeypatch.setattr("detection.datasets.read_split", lambda name, cfg: split)
+    return collect([tmp_path]).transfer[0]
+
+
+BOXES = [[10, 10, 50, 50], [60, 60, 90, 90]]
+
+
+def by_hand(recall, precision) -> None:
+    """A hit, a miss, a hit, a miss: precision 1 up to half the recall, then 2 of 3."""
+    assert len(recall) == 101
+    np.testing.assert_allclose(precision, np.where(np.asarray(recall) <= 0.5, 1.0, 2 / 3))
+
+
+def voc_split() -> Split:
+    truth = GroundTruth(np.array(BOXES, float), np.zeros(2, np.int64), np.zeros(2, bool))
+    kinds = ("voc_2007_test", "pascal_voc", ("cat", "absent"), (), "e" * 64)
+    return Split(*kinds, truth={"7": truth}, metadata={"year": 2007})
+
+
+VOC_AP50 = 100 * (6 + 5 * 2 / 3) / 11 / 2  # recall 0, .1, … 1; the class that is absent has 0
+COCO_AP50 = 100 * (51 + 50 * 2 / 3) / 101
+
+
+def test_precision_and_recall_by_hand_voc(tmp_path, monkeypatch):
+    boxes = [[9, 9, 50, 50], [200, 200, 240, 240], [59, 59, 90, 90], [5, 200, 9, 240]]
+    rows = [
+        {"image_id": "7", "category_id": 0, "bbox": box, "score": score}
+        for box, score in zip(boxes, (0.9, 0.8, 0.7, 0.6), strict=True)
+    ]
+    content = {"classes": ["cat", "absent"], "predictions": rows}
+    by_hand(*precision_recall(predicted(tmp_path, monkeypatch, voc_split(), content, VOC_AP50)))
+
+
+def test_precision_and_recall_by_hand_coco(tmp_path, monkeypatch):
+    pytest.importorskip("pycocotools")
+    boxes = [[10, 10, 40, 40], [60, 60, 30, 30]]
+    objects = [
+        {"id": i, "image_id": 7, "category_id": 3, "bbox": box, "area": 900, "iscrowd": 0}
+        for i, box in enumerate(boxes, start=1)
+    ]
+    images = [{"id": 7, "width": 300, "height": 300}]
+    names = [{"id": 3, "name": "cat"}, {"id": 4, "name": "absent"}]
+    content = {"images": images, "annotations": objects, "categories": names}
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    split = Split(
+        *("voc_2007_test", "coco", ("cat", "absent"), (), "e" * 64),
+        metadata={"json_file": str(tmp_path / "truth.json")},
+    )
+    found = [boxes[0], [60, 60, 9, 30], boxes[1], [5, 200, 9, 9]]  # IoU 1, 0.3, 1, 0
+    rows = [
+        {"image_id": 7, "category_id": 3, "bbox": box, "score": score}
+        for box, score in zip(found, (0.9, 0.8, 0.7, 0.6), strict=True)
+    ]
+    by_hand(*precision_recall(predicted(tmp_path, monkeypatch, split, rows, COCO_AP50)))
+
+
+def test_predictions_are_compared_with_their_own_data_alone(tmp_path, monkeypatch):
+    """Where the data set of this machine does not give the record's number, it is another one."""
+    content = {"classes": ["cat"], "predictions": []}
+    run = predicted(tmp_path, monkeypatch, voc_split(), content, 30.0)
+    with pytest.raises(UserError, match=r"give AP50 0\.0 on the voc_2007_test .* record has 30\.0"):
+        precision_recall(run)
+    file = run.folder / "inference" / "voc_2007_test.json"
+    other = {"image_id": "8", "category_id": 0, "bbox": [0, 0, 9, 9], "score": 0.5}
+    for text in (json.dumps({**content, "predictions": [other]}), "[]", "{half"):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"json: no predictions on the voc_2007_test"):
+            precision_recall(run)
+    file.unlink()
+    with pytest.raises(UserError, match="no predictions"):
+        precision_recall(run)
+
+
+def test_no_prediction_at_all_is_a_precision_of_nothing(tmp_path, monkeypatch):
+    content = {"classes": ["cat", "absent"], "predictions": []}
+    _, precision = precision_recall(predicted(tmp_path, monkeypatch, voc_split(), content, 0.0))
+    assert not precision.any()
