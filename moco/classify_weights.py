@@ -17,10 +17,10 @@ from moco.checkpoint import CLASSIFIER_FORMAT, FORMAT, PREFIX, load_backbone, lo
 from moco.classify_config import IMAGENET_MEAN, IMAGENET_STD
 from moco.encoder import ARCHS, EncoderSpec, build_backbone
 from moco.errors import DataError, UserError
-from moco.fileio import PathLike, load_torch, sha256_file
+from moco.fileio import PathLike, format_of, load_safetensors, load_torch, sha256_file
 
 RANDOM = "random"
-ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl")
+ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
 HEAD = "fc."  # of any kind: projection or classifier
 # Not in files of torch before 0.4.1; only a BN with momentum None reads it.
 MAY_BE_MISSING = ".num_batches_tracked"
@@ -95,7 +95,8 @@ def read_weights(
             )
         return Weights(init or RANDOM, EncoderSpec(arch, stem or "imagenet", width or 1.0), None)
     path = Path(checkpoint).expanduser()
-    raw = load_torch(path)
+    # A plain state dict where it is safetensors.
+    raw = load_safetensors(path)[0] if format_of(path) == "safetensors" else load_torch(path)
     if not isinstance(raw, Mapping):
         raise DataError(f"{path}: holds {type(raw).__name__}, expected a checkpoint's dictionary")
     if raw.get("format") in (FORMAT, CLASSIFIER_FORMAT):

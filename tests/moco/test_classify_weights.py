@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 from moco.classify_config import IMAGENET_MEAN
@@ -54,6 +55,14 @@ def test_files_of_others(state, tmp_path, source):
     assert (weights.source, weights.spec, weights.init) == (source, IMAGENET, "weights")
     assert weights.mean == IMAGENET_MEAN and len(weights.sha256) == 64
     assert weights.state.keys() == state.keys()
+    assert all(torch.equal(weights.state[name], value) for name, value in state.items())
+
+
+def test_safetensors(state, tmp_path):
+    """As convert/convert_to_d2.py --to torchvision writes them."""
+    save_file(state, tmp_path / "mine.safetensors")
+    weights = read_weights(str(tmp_path / "mine.safetensors"))
+    assert (weights.source, weights.spec, weights.init) == ("torchvision", IMAGENET, "mine")
     assert all(torch.equal(weights.state[name], value) for name, value in state.items())
 
 
