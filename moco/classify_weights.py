@@ -96,7 +96,8 @@ def read_weights(
         return Weights(init or RANDOM, EncoderSpec(arch, stem or "imagenet", width or 1.0), None)
     path = Path(checkpoint).expanduser()
     # A plain state dict where it is safetensors.
-    raw = load_safetensors(path)[0] if format_of(path) == "safetensors" else load_torch(path)
+    is_plain = format_of(path) == "safetensors"
+    raw: Any = load_safetensors(path)[0] if is_plain else load_torch(path)
     if not isinstance(raw, Mapping):
         raise DataError(f"{path}: holds {type(raw).__name__}, expected a checkpoint's dictionary")
     if raw.get("format") in (FORMAT, CLASSIFIER_FORMAT):
