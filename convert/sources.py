@@ -321,7 +321,6 @@ def _plain(raw: Any) -> Layout | None:
                 keymap.PLAIN_DROPPED,
                 first=first,
                 rename=rename,
-                epoch=("epoch",),
             )
     return None
 

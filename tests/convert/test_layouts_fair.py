@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from convert import keymap
 from convert.convert_to_d2 import convert_file
 from convert.files import read_file
-from convert.sources import Given, Recognised, recognise
+from convert.sources import Given, recognise
 from convert.verify import read_converted
-from moco.errors import DataError, UserError
+from moco.errors import DataError
 from moco.fileio import sha256_file
+from tests.convert.layout_checks import assert_is, check_encoder, check_unknown_encoder
 from tests.oracles import layouts_fair
 from tests.oracles.layouts_fair import Made
 
@@ -147,15 +147,6 @@ def made(name: str) -> Made:
     return layouts_fair.LAYOUTS[name]()
 
 
-def assert_is(found: Recognised, network: nn.Module) -> None:
-    """The trunk is this network's, bit by bit."""
-    state = {k: v for k, v in network.state_dict().items() if keymap.to_detectron2(k)}
-    assert len(state) == TENSORS
-    assert found.state.keys() == state.keys()
-    for key, value in state.items():
-        assert torch.equal(found.state[key], value), key
-
-
 def test_every_layout_is_expected() -> None:
     assert EXPECTED.keys() == layouts_fair.LAYOUTS.keys()
 
@@ -169,7 +160,7 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     assert found.source == expected.source
     choice, network = next(iter(source.networks.items()))
     assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
-    assert_is(found, network)
+    assert_is(found, network, TENSORS)
     counters = {"batch counter": COUNTERS + expected.dropped.get("batch counter", 0)}
     dropped = expected.dropped | counters
     assert found.dropped == {rule: count for rule, count in dropped.items() if count}
@@ -187,18 +178,12 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     [(name, choice) for name in layouts_fair.LAYOUTS for choice in made(name).networks],
 )
 def test_every_encoder(name: str, choice: str) -> None:
-    source = made(name)
-    found = recognise(source.checkpoint, "a.file", Given(encoder=choice))
-    assert found.encoder == choice
-    assert_is(found, source.networks[choice])
-    others = source.networks.keys() - {choice}
-    assert {f"{other} encoder" for other in others} <= found.dropped.keys()
+    check_encoder(made(name), choice, TENSORS)
 
 
 @LAYOUTS
 def test_unknown_encoder(name: str) -> None:
-    with pytest.raises(UserError, match="--encoder rabbit"):
-        recognise(made(name).checkpoint, "a.file", Given(encoder="rabbit"))
+    check_unknown_encoder(made(name))
 
 
 @LAYOUTS
@@ -274,9 +259,8 @@ def test_one_network_of_two() -> None:
     checkpoint = {k: v for k, v in made("dino").checkpoint.items() if k != "teacher"}
     with pytest.raises(DataError, match=r"no teacher encoder.*--encoder student"):
         recognise(checkpoint, "a.file")
-    assert_is(
-        recognise(checkpoint, "a.file", Given(encoder="student")), made("dino").networks["student"]
-    )
+    found = recognise(checkpoint, "a.file", Given(encoder="student"))
+    assert_is(found, made("dino").networks["student"], TENSORS)
 
 
 def test_byols_own_file_names_its_converter(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from convert.convert_to_d2 import convert_file
 from convert.files import read_file
 from convert.sources import Given, Recognised, recognise
 from convert.verify import read_converted
-from moco.errors import DataError, UserError
+from moco.errors import DataError
+from tests.convert.layout_checks import assert_is, check_encoder, check_unknown_encoder
 from tests.oracles import layouts_frameworks
 from tests.oracles.layouts_fair import EPOCH, Made
 from tests.oracles.resnets import headless, make_resnet, randomise
@@ -169,15 +170,6 @@ def timm() -> Any:
     return pytest.importorskip("timm", reason="setup.py's test extra has it")
 
 
-def assert_is(found: Recognised, network: nn.Module, tensors: int = TENSORS) -> None:
-    """The trunk is this network's, bit by bit."""
-    state = {k: v for k, v in network.state_dict().items() if keymap.to_detectron2(k)}
-    assert len(state) == tensors
-    assert found.state.keys() == state.keys()
-    for key, value in state.items():
-        assert torch.equal(found.state[key], value), key
-
-
 def assert_has_pixels(found: Recognised) -> None:
     assert (found.mean, found.std) == IMAGENET
     assert (found.channel_order, found.stride_in_1x1) == ("RGB", False)
@@ -196,7 +188,7 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     assert found.source == expected.source
     choice, network = next(iter(source.networks.items()))
     assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
-    assert_is(found, network)
+    assert_is(found, network, TENSORS)
     assert found.dropped == {"batch counter": COUNTERS, **expected.dropped}
     assert found.epoch == expected.epoch
     assert_has_pixels(found)
@@ -214,18 +206,12 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     [(name, choice) for name in layouts_frameworks.LAYOUTS for choice in made(name).networks],
 )
 def test_every_encoder(name: str, choice: str) -> None:
-    source = made(name)
-    found = recognise(source.checkpoint, "a.file", Given(encoder=choice))
-    assert found.encoder == choice
-    assert_is(found, source.networks[choice])
-    others = source.networks.keys() - {choice}
-    assert {f"{other} encoder" for other in others} <= found.dropped.keys()
+    check_encoder(made(name), choice, TENSORS)
 
 
 @LAYOUTS
 def test_unknown_encoder(name: str) -> None:
-    with pytest.raises(UserError, match="--encoder rabbit"):
-        recognise(made(name).checkpoint, "a.file", Given(encoder="rabbit"))
+    check_unknown_encoder(made(name))
 
 
 @LAYOUTS
@@ -307,7 +293,7 @@ def test_converted_by_the_projects(
     net = headless(seed=0)
     found = recognise(detectron2_layout(net, author), "a.file")
     assert (found.source, found.encoder) == (source, "single")
-    assert_is(found, net)
+    assert_is(found, net, TENSORS)
     assert_has_pixels(found)
 
 
@@ -317,7 +303,7 @@ def test_wrapped_state_dict(wrappers: tuple[str, ...], container: str | None) ->
     net = make_resnet()
     found = recognise(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")
     assert found.source == ("state dict" if container else "torchvision")
-    assert_is(found, net)
+    assert_is(found, net, TENSORS)
     assert_has_pixels(found)
 
 
@@ -329,7 +315,7 @@ def test_numbered_state_dict(prefix: str) -> None:
     state = layouts_frameworks.wrapped(numbered, prefix, container="resnet18_parameters")
     found = recognise(state, "a.file")
     assert found.source == "state dict"
-    assert_is(found, net)
+    assert_is(found, net, TENSORS)
 
 
 def test_two_networks_without_a_row_are_ambiguous() -> None:
@@ -362,7 +348,7 @@ def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Pa
     found = recognise(raw, "a.file")
     assert (found.source, found.encoder, found.encoders) == ("lightly", choices[0], choices)
     for choice in choices:
-        assert_is(recognise(raw, "a.file", Given(encoder=choice)), networks[choice])
+        assert_is(recognise(raw, "a.file", Given(encoder=choice)), networks[choice], TENSORS)
     counts = len(raw["state_dict"]) + len(raw) - 1
     assert TENSORS + sum(found.dropped.values()) == counts
     assert_has_pixels(found)
@@ -391,7 +377,7 @@ def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "some.file", during):
         found = recognise(read_file(path), "a.file")
         assert (found.source, found.dropped["head"]) == ("state dict", 2)
-        assert_is(found, module.net)
+        assert_is(found, module.net, TENSORS)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -21,6 +21,7 @@ from moco.encoder import EncoderSpec
 from moco.encoder import build_backbone as build_encoder
 from moco.errors import UserError
 from moco.run import read_record
+from tests.oracles.resnets import randomise
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -103,13 +104,7 @@ def network(arch: Arch) -> tv.ResNet:
     for i, count in enumerate(NUM_BLOCKS[arch.depth]):
         stage = net._make_layer(block, arch.channels * 2**i, count, stride=1 if i == 0 else 2)
         setattr(net, f"layer{i + 1}", stage)
-    with torch.no_grad():
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.weight.uniform_(0.3, 0.6)
-                module.bias.uniform_(-0.5, 0.5)
-                module.running_mean.uniform_(-0.5, 0.5)
-                module.running_var.uniform_(0.5, 1.5)
+    randomise(net, scale=(0.3, 0.6))
     return net
 
 

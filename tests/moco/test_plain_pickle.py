@@ -17,6 +17,7 @@ import pytest
 
 from moco.errors import DataError
 from moco.fileio import load_pickle
+from tests.oracles.payloads import POINTER, Call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -71,17 +72,6 @@ def test_python_2_pickles(tmp_path: Path) -> None:
     assert load_pickle(tmp_path / "x")["w"].tolist() == [1.0, 2.0]
 
 
-class Call:
-    """Pickled as a call of `function`, with an optional state."""
-
-    def __init__(self, function: Any, *args: Any, state: Any = None) -> None:
-        self.value = (function, args) if state is None else (function, args, state)
-
-    def __reduce__(self) -> Any:
-        return self.value
-
-
-POINTER = (0x4141414141414141).to_bytes(8, "little")
 RECONSTRUCT = np.zeros(1).__reduce__()[0]
 SCALAR = np.float32(1).__reduce__()[0]
 FROMBUFFER = np.zeros(1).__reduce_ex__(5)[0]

@@ -42,12 +42,12 @@ def headless(depth: int = 18, *, seed: int = 0) -> tv.ResNet:
     return net
 
 
-def randomise(net: nn.Module) -> None:
-    """Batch norms as after a training, in place."""
+def randomise(net: nn.Module, scale: tuple[float, float] = (0.5, 1.5)) -> None:
+    """Batch norms as after a training, in place; `scale`: range of their weights."""
     with torch.no_grad():
         for module in net.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.weight.uniform_(0.5, 1.5)
+                module.weight.uniform_(*scale)
                 module.bias.uniform_(-0.5, 0.5)
                 module.running_mean.uniform_(-0.5, 0.5)
                 module.running_var.uniform_(0.5, 1.5)
