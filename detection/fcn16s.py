@@ -4,11 +4,13 @@ N pictures, C channels of the feature map, K classes, H W pixels of the input, h
 ceil(W/16) cells of the feature map.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from moco.errors import UserError
 
 STRIDE = 16
 
@@ -53,6 +55,21 @@ class FCN16sHead(nn.Module):
         return self.predictor(self.convs(features))
 
 
+def only_feature(names: Sequence[str], strides: Mapping[str, int]) -> str:
+    """The one map of MODEL.SEM_SEG_HEAD.IN_FEATURES; `strides`: of the backbone's maps.
+
+    Raises:
+        UserError: not one map, or not of stride 16.
+    """
+    names = list(names)
+    if len(names) != 1 or strides.get(names[0]) != STRIDE:
+        raise UserError(
+            f"MODEL.SEM_SEG_HEAD.IN_FEATURES: got {names}, expected one feature map of stride "
+            f"{STRIDE}; the backbone has {dict(strides)} (res5 with MODEL.RESNETS.RES5_DILATION 2)"
+        )
+    return names[0]
+
+
 def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Scores (N, K, h, w) of cells → (N, K, H, W) of pixels, bilinear, ``size`` = (H, W).
 
@@ -75,3 +92,32 @@ def pixel_loss(scores: Tensor, labels: Tensor, ignore_value: int) -> Tensor:
     full = upsample(scores.float(), (labels.shape[-2], labels.shape[-1]))
     total = F.cross_entropy(full, labels, ignore_index=ignore_value, reduction="sum")
     return total / torch.clamp((labels != ignore_value).sum(), min=1)
+
+
+class FCN16s(nn.Module):
+    """The head on a backbone's maps: (None, losses) in training, else (scores of pixels, {}).
+
+    Args:
+        in_feature: name of the map, of stride 16.
+        ignore_value: label of pixels that do not count.
+    """
+
+    def __init__(
+        self, head: FCN16sHead, in_feature: str, ignore_value: int, loss_weight: float
+    ) -> None:
+        super().__init__()
+        self.head, self.in_feature = head, in_feature
+        self.ignore_value, self.loss_weight = ignore_value, loss_weight
+
+    def forward(
+        self, features: Mapping[str, Tensor], targets: Tensor | None = None
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """`targets`: labels (N, H, W), in training."""
+        scores = self.head(features[self.in_feature])
+        if self.training:
+            assert targets is not None
+            loss = pixel_loss(scores, targets, self.ignore_value)
+            return None, {"loss_sem_seg": loss * self.loss_weight}
+        # The model cuts the picture's own size out of this.
+        size = (scores.shape[-2] * STRIDE, scores.shape[-1] * STRIDE)
+        return upsample(scores, size), {}

@@ -92,6 +92,14 @@ def coco_rows(
     return found
 
 
+def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """(H, W) bool → COCO's run lengths, as text that JSON can hold."""
+    import pycocotools.mask
+
+    rle = pycocotools.mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": rle["size"], "counts": rle["counts"].decode()}
+
+
 def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
     """Write ``folder/<split>.json`` in COCO's results format, one instance per line."""
     lines = ",\n".join(json.dumps(_short(row), allow_nan=False) for row in found)

@@ -5,9 +5,10 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -42,6 +43,16 @@ class Augmentation:
     crop_px: int
     pad_value: tuple[float, float, float]
     ignore_value: int
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> Self:
+        return cls(
+            scale_range=tuple(cfg.INPUT.SEM_SEG_SCALE_RANGE),
+            flip=cfg.INPUT.RANDOM_FLIP == "horizontal",
+            crop_px=cfg.INPUT.SEM_SEG_CROP_SIZE,
+            pad_value=tuple(cfg.MODEL.PIXEL_MEAN),  # zero once normalised
+            ignore_value=cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE,
+        )
 
     def draw(self, rng: Any) -> Draw:
         """Random numbers in a fixed order from ``rng`` (numpy's RandomState, or numpy.random)."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pycocotools.mask as mask_util
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import (
@@ -27,6 +25,7 @@ from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
 from detection.evaluators import build_evaluator as build_shared_evaluator
+from detection.predictions import encode_mask
 from detection.visualize import Visualizer
 
 
@@ -150,13 +149,7 @@ def to_prediction(output: dict[str, Any]) -> Prediction:
         "classes": instances.pred_classes.numpy(),
     }
     if instances.has("pred_masks"):
-        prediction["masks"] = [encode(mask) for mask in instances.pred_masks.numpy()]
+        prediction["masks"] = [encode_mask(mask) for mask in instances.pred_masks.numpy()]
     if instances.has("pred_keypoints"):
         prediction["keypoints"] = instances.pred_keypoints.numpy()
     return prediction
-
-
-def encode(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """(H, W) bool → COCO's run lengths, as text that JSON can hold."""
-    rle = mask_util.encode(np.asfortranarray(mask, dtype=np.uint8))
-    return {"size": rle["size"], "counts": rle["counts"].decode()}

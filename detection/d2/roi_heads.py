@@ -8,7 +8,7 @@ from detectron2.layers import ShapeSpec, get_norm
 from detectron2.modeling import ROI_HEADS_REGISTRY
 from detectron2.modeling.backbone import ResNet
 from detectron2.modeling.backbone.resnet import BasicBlock
-from detectron2.modeling.roi_heads import Res5ROIHeads
+from detectron2.modeling.roi_heads import Res5ROIHeads, build_mask_head
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
 from torch import nn
 
@@ -51,5 +51,7 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
             ret["box_predictor"] = FastRCNNOutputLayers(
                 cfg, ShapeSpec(channels=channels, height=1, width=1)
             )
+            if cfg.MODEL.MASK_ON:
+                ret["mask_head"] = build_mask_head(cfg, ShapeSpec(channels=channels))
         ret["res5"].add_module("norm", get_norm(resnets.NORM, channels))
         return ret
