@@ -245,6 +245,8 @@ class ResNet(nn.Module):
     Raises ValueError for arguments out of these ranges.
     """
 
+    size_divisibility = 1  # images need no padding
+
     def __init__(
         self,
         depth: int,

@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
 from detection.datasets.base import Record, Split
-from detection.embedded.data import evaluation_batches
-from detection.embedded.model import Detector
+from detection.embedded.model import Model
+from detection.embedded.pipeline import build_evaluation
 from detection.evaluators import Prediction, build_evaluator
+from detection.predictions import encode_mask
 from detection.visualize import Visualizer
 from moco.progress import Progress
 
 
-def evaluate(model: Detector, split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
+def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
     """Metrics in canonical names, AP in 0..100. The model's mode stays as it was.
 
     The predictions go to `folder`/<split>.json, boxes in pixels of the original pictures.
@@ -31,9 +33,7 @@ def evaluate(model: Detector, split: Split, cfg: CfgNode, folder: Path) -> dict[
     return evaluator.evaluate()
 
 
-def draw_predictions(
-    model: Detector, split: Split, cfg: CfgNode, folder: Path, number: int
-) -> Path:
+def draw_predictions(model: Model, split: Split, cfg: CfgNode, folder: Path, number: int) -> Path:
     """Draw what `model` finds on `number` pictures, spread over the split; returns the folder."""
     visualizer = Visualizer(folder / "visualize", number, split)
     for record, prediction in _predictions(model, visualizer.records, cfg):
@@ -41,22 +41,23 @@ def draw_predictions(
     return folder / "visualize"
 
 
-def _predictions(model: Detector, records: Sequence[Record], cfg: CfgNode) -> Any:
-    batches = evaluation_batches(
-        records,
-        short_edge_px=cfg.INPUT.MIN_SIZE_TEST,
-        max_size_px=cfg.INPUT.MAX_SIZE_TEST,
-        channel_order=cfg.INPUT.FORMAT,
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
-    )
+def _predictions(model: Model, records: Sequence[Record], cfg: CfgNode) -> Any:
+    batches = build_evaluation(cfg, records)
     was_training = model.training
     model.eval()
     waiting = iter(records)
     with closing(batches), torch.no_grad():
         for samples in batches:
-            for found in model(samples):
-                prediction: Prediction = {
-                    name: found[name].cpu().numpy() for name in ("boxes", "scores", "classes")
-                }
-                yield next(waiting), prediction
+            for answer in model(samples):
+                yield next(waiting), to_prediction(answer)
     model.train(was_training)
+
+
+def to_prediction(answer: dict[str, Tensor]) -> Prediction:
+    """A model's answer about one picture in the evaluators' form (detection/predictions.py)."""
+    if "sem_seg" in answer:
+        return {"sem_seg": answer["sem_seg"].argmax(dim=0).cpu().numpy()}
+    prediction: Prediction = {name: value.cpu().numpy() for name, value in answer.items()}
+    if "masks" in prediction:
+        prediction["masks"] = [encode_mask(mask) for mask in prediction["masks"]]
+    return prediction

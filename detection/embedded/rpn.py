@@ -1,240 +1,225 @@
-"""Region proposals: torchvision's RegionProposalNetwork with Detectron2's choices.
+"""Region proposals, equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py.
 
-The differences handled here are rows 1-3, 8-10 and 16 of the list in the docstring of
-detection/embedded/model.py; the reference is detectron2/modeling/proposal_generator/rpn.py.
-
-Shapes: N images, A anchors per cell, C channels, H W cells of the feature map, G = H W A anchors.
+Shapes: N images, A anchors per cell, C channels, H W cells of a feature map, G = H W A anchors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
-from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
-from detection.embedded.boxes import Float32BoxCoder, nonempty
+from detection.embedded.boxes import Weights, decode, encode, match, nonempty, sample
+from detection.embedded.layers import Conv
+
+Sizes = Sequence[tuple[int, int]]  # height and width of each image
 
 
-class GridAnchors(AnchorGenerator):
-    """Unrounded anchors, sizes outermost, on a grid of fixed stride.
+def cell_anchors(sizes_px: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
+    """(A, 4) anchors around the origin, sizes outermost; a ratio is height / width."""
+    anchors = []
+    for size in sizes_px:
+        for ratio in aspect_ratios:
+            width = math.sqrt(size**2.0 / ratio)
+            height = ratio * width
+            anchors.append([-width / 2.0, -height / 2.0, width / 2.0, height / 2.0])
+    return torch.tensor(anchors)
 
-    As DefaultAnchorGenerator in detectron2/modeling/anchor_generator.py.
+
+def grid_anchors(cell: Tensor, stride: int, offset: float, size: tuple[int, int]) -> Tensor:
+    """The anchors (A, 4) of one cell -> (H W A, 4) in all cells of a map of `size` (H, W)."""
+    y, x = (
+        torch.arange(offset * stride, cells * stride, stride, dtype=torch.float32) for cells in size
+    )
+    y, x = torch.meshgrid(y.to(cell.device), x.to(cell.device), indexing="ij")
+    return (torch.stack((x, y, x, y), dim=-1).reshape(-1, 1, 4) + cell).reshape(-1, 4)
+
+
+class RPNHead(nn.Module):
+    """3x3 convolution, then objectness and deltas by 1x1, the same for all maps."""
+
+    def __init__(self, channels: int, num_anchors: int) -> None:
+        super().__init__()
+        self.conv = Conv(channels, channels, 3, relu=True)
+        self.objectness_logits = Conv(channels, num_anchors, 1)
+        self.anchor_deltas = Conv(channels, num_anchors * 4, 1)
+        for layer in (self.conv, self.objectness_logits, self.anchor_deltas):
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, C, H, W) -> logits (N, G) and deltas (N, G, 4), in the order of the anchors."""
+        N, _, H, W = features.shape
+        hidden = self.conv(features)
+        logits = self.objectness_logits(hidden).permute(0, 2, 3, 1).flatten(1)
+        deltas = self.anchor_deltas(hidden).view(N, -1, 4, H, W)
+        return logits.float(), deltas.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
+
+
+@dataclass(frozen=True)
+class ProposalRules:
+    """How anchors are labelled, and proposals chosen: the keys of Detectron2's MODEL.RPN.
+
+    Attributes:
+        batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
+        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (training, testing).
+        min_size_px: proposals need sides longer than this.
+        loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
+    """
+
+    iou_thresholds: tuple[float, float]
+    batch_size_per_image: int
+    positive_fraction: float
+    pre_nms_topk: tuple[int, int]
+    post_nms_topk: tuple[int, int]
+    nms_thresh: float
+    min_size_px: float
+    bbox_reg_weights: Weights
+    smooth_l1_beta: float
+    loss_weight: float
+    loc_weight: float
+
+
+class RPN(nn.Module):
+    """Feature maps -> proposals per image, best first, and the losses when there are objects.
 
     Args:
-        sizes: per feature map, the square roots of the areas in pixels.
-        aspect_ratios: per feature map, height / width.
-        strides: pixels per cell of each feature map.
+        in_features: names of the feature maps; cells (A, 4), strides: one for each of them.
         offset: of the first anchor's centre from the corner of the image, in strides, [0, 1).
     """
 
     def __init__(
         self,
-        sizes: Sequence[Sequence[float]],
-        aspect_ratios: Sequence[Sequence[float]],
-        strides: Sequence[int],
-        offset: float = 0.0,
-    ) -> None:
-        super().__init__(
-            tuple(tuple(s) for s in sizes), tuple(tuple(ratios) for ratios in aspect_ratios)
-        )
-        self.strides = tuple(strides)
-        self.offset = offset
-
-    def generate_anchors(
-        self,
-        scales: Sequence[float],
-        aspect_ratios: Sequence[float],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """(A, 4) anchors around the origin."""
-        anchors = []
-        for size in scales:
-            for ratio in aspect_ratios:
-                width = math.sqrt(size**2.0 / ratio)
-                height = ratio * width
-                anchors.append([-width / 2.0, -height / 2.0, width / 2.0, height / 2.0])
-        return torch.tensor(anchors, dtype=dtype, device=device)
-
-    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        """One (G, 4) tensor for each image, all equal."""
-        self.set_cell_anchors(torch.float32, feature_maps[0].device)
-        anchors = []
-        for cell, stride, features in zip(
-            self.cell_anchors, self.strides, feature_maps, strict=True
-        ):
-            y, x = (
-                torch.arange(
-                    self.offset * stride,
-                    cells * stride,
-                    step=stride,
-                    dtype=torch.float32,
-                    device=features.device,
-                )
-                for cells in features.shape[-2:]
-            )
-            y, x = torch.meshgrid(y, x, indexing="ij")
-            shifts = torch.stack((x, y, x, y), dim=-1).reshape(-1, 1, 4)
-            anchors.append((shifts + cell).reshape(-1, 4))
-        return [torch.cat(anchors)] * len(image_list.image_sizes)
-
-
-class RPNHead(nn.Module):
-    """3x3 convolution, then objectness and deltas by 1x1; Detectron2's names and initialisation."""
-
-    def __init__(self, in_channels: int, num_anchors: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, in_channels, kernel_size=3, padding=1)
-        self.objectness_logits = nn.Conv2d(in_channels, num_anchors, kernel_size=1)
-        self.anchor_deltas = nn.Conv2d(in_channels, num_anchors * 4, kernel_size=1)
-        for layer in (self.conv, self.objectness_logits, self.anchor_deltas):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-
-    def forward(self, features: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Feature maps (N, C, H, W) -> per map logits (N, A, H, W) and deltas (N, 4 A, H, W)."""
-        hidden = [F.relu(self.conv(x)) for x in features]
-        return [self.objectness_logits(h) for h in hidden], [self.anchor_deltas(h) for h in hidden]
-
-
-class RPN(RegionProposalNetwork):
-    """Proposals ranked by logit; losses summed over the sample and divided by its nominal size.
-
-    Args (the keys of Detectron2's MODEL.RPN):
-        in_features: names of the feature maps used.
-        batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
-        pre_nms_topk, post_nms_topk: proposals kept per image, (training, testing).
-        min_size_px: proposals need sides longer than this.
-        loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
-    """
-
-    def __init__(
-        self,
-        *,
         in_features: Sequence[str],
         rpn_head: RPNHead,
-        anchor_generator: GridAnchors,
-        iou_thresholds: tuple[float, float],
-        batch_size_per_image: int,
-        positive_fraction: float,
-        pre_nms_topk: tuple[int, int],
-        post_nms_topk: tuple[int, int],
-        nms_thresh: float,
-        bbox_reg_weights: tuple[float, float, float, float],
-        smooth_l1_beta: float,
-        min_size_px: float,
-        loss_weight: float,
-        loc_weight: float,
+        cells: Sequence[Tensor],
+        strides: Sequence[int],
+        offset: float,
+        rules: ProposalRules,
     ) -> None:
-        low, high = iou_thresholds
-        super().__init__(
-            anchor_generator,
-            None,  # `rpn_head` below: the name in Detectron2's files
-            high,
-            low,
-            batch_size_per_image,
-            positive_fraction,
-            {"training": pre_nms_topk[0], "testing": pre_nms_topk[1]},
-            {"training": post_nms_topk[0], "testing": post_nms_topk[1]},
-            nms_thresh,
-        )
-        self.in_features = tuple(in_features)
-        self.rpn_head = rpn_head
-        self.box_coder = Float32BoxCoder(bbox_reg_weights)
-        self.batch_size_per_image = batch_size_per_image
-        self.smooth_l1_beta = smooth_l1_beta
-        self.min_size_px = min_size_px
-        self.loss_weights = (loss_weight, loss_weight * loc_weight)
+        super().__init__()
+        self.in_features, self.rpn_head, self.rules = tuple(in_features), rpn_head, rules
+        self.cells, self.strides, self.offset = list(cells), list(strides), offset
+
+    def anchors(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """(G, 4) for each map."""
+        return [
+            grid_anchors(cell.to(x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
+            for cell, stride, x in zip(self.cells, self.strides, maps, strict=True)
+        ]
 
     def forward(
         self,
-        images: ImageList,
-        features: dict[str, Tensor],
-        targets: list[dict[str, Tensor]] | None = None,
+        features: Mapping[str, Tensor],
+        image_sizes: Sizes,
+        objects: Sequence[Tensor] | None = None,
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Proposals per image, best first, each (R, 4); and the losses when training."""
+        """`objects`: boxes (., 4) of each image, in training."""
         maps = [features[name] for name in self.in_features]
-        logits, deltas = self.rpn_head(maps)
-        anchors = self.anchor_generator(images, maps)
-        num_anchors_per_level = [x[0].numel() for x in logits]
-        logits, deltas = (x.float() for x in concat_box_prediction_layers(logits, deltas))
+        anchors = self.anchors(maps)
+        logits, deltas = map(list, zip(*(self.rpn_head(x) for x in maps), strict=True))
         losses = {}
-        if self.training:
-            assert targets is not None
-            labels, matched_boxes = self.assign_targets_to_anchors(anchors, targets)
-            wanted = self.box_coder.encode(matched_boxes, anchors)
-            loss_cls, loss_loc = self.compute_loss(logits, deltas, labels, list(wanted))
-            losses = {"loss_rpn_cls": loss_cls, "loss_rpn_loc": loss_loc}
-        boxes = self.box_coder.decode(deltas.detach(), anchors).view(len(anchors), -1, 4)
-        proposals, _ = self.filter_proposals(
-            boxes, logits, images.image_sizes, num_anchors_per_level
-        )
+        if objects is not None:
+            losses = rpn_losses(
+                torch.cat(logits, dim=1),
+                torch.cat(deltas, dim=1),
+                torch.cat(anchors),
+                objects,
+                self.rules,
+            )
+        with torch.no_grad():
+            boxes = [
+                decode(d.reshape(-1, 4), a.repeat(len(d), 1), self.rules.bbox_reg_weights)
+                for d, a in zip(deltas, anchors, strict=True)
+            ]
+            proposals = choose_proposals(
+                [b.view(*s.shape, 4) for b, s in zip(boxes, logits, strict=True)],
+                logits,
+                image_sizes,
+                self.rules,
+                training=objects is not None,
+            )
         return proposals, losses
 
-    def compute_loss(
-        self,
-        objectness: Tensor,
-        pred_bbox_deltas: Tensor,
-        labels: list[Tensor],
-        regression_targets: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Sums over the sampled anchors, in the order of the anchors, / (sample size x images)."""
-        positive, negative = (torch.cat(mask).bool() for mask in self.fg_bg_sampler(labels))
-        sampled = positive | negative
-        loss_cls = F.binary_cross_entropy_with_logits(
-            objectness.flatten()[sampled], torch.cat(labels)[sampled], reduction="sum"
-        )
-        loss_loc = smooth_l1_loss(
-            pred_bbox_deltas[positive],
-            torch.cat(regression_targets)[positive],
-            beta=self.smooth_l1_beta,
-            reduction="sum",
-        )
-        normalizer = self.batch_size_per_image * len(labels)
-        weight_cls, weight_loc = self.loss_weights
-        return loss_cls / normalizer * weight_cls, loss_loc / normalizer * weight_loc
 
-    def filter_proposals(
-        self,
-        proposals: Tensor,
-        objectness: Tensor,
-        image_shapes: list[tuple[int, int]],
-        num_anchors_per_level: list[int],
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Top-k by logit, clip, drop empty boxes, NMS, top-k.
+def rpn_losses(
+    logits: Tensor,
+    deltas: Tensor,
+    anchors: Tensor,
+    objects: Sequence[Tensor],
+    rules: ProposalRules,
+) -> dict[str, Tensor]:
+    """Sums over the sampled anchors, in the order of the anchors, / (sample size x images).
 
-        Raises:
-            FloatingPointError: in training, boxes or logits that are not finite.
-        """
-        logits = objectness.detach().reshape(len(proposals), -1)
-        kept_boxes, kept_logits, kept_levels = [], [], []
-        level_boxes = proposals.split(num_anchors_per_level, dim=1)
-        level_logits = logits.split(num_anchors_per_level, dim=1)
-        for number, (b, s) in enumerate(zip(level_boxes, level_logits, strict=True)):
-            top, index = s.topk(min(s.shape[1], self.pre_nms_top_n()), dim=1)
-            kept_boxes.append(b.take_along_dim(index[:, :, None], dim=1))
-            kept_logits.append(top)
-            kept_levels.append(torch.full_like(index[0], number))
-        levels = torch.cat(kept_levels)
-        results = []
-        for boxes, scores, size in zip(
-            torch.cat(kept_boxes, dim=1), torch.cat(kept_logits, dim=1), image_shapes, strict=True
-        ):
-            valid = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
-            if self.training and not valid.all():
-                raise FloatingPointError("region proposals are not finite")
-            boxes = clip_boxes_to_image(boxes, size)
-            valid &= nonempty(boxes, self.min_size_px)
-            boxes, scores, level = boxes[valid], scores[valid], levels[valid]
-            keep = batched_nms(boxes.float(), scores, level, self.nms_thresh)
-            keep = keep[: self.post_nms_top_n()]
-            results.append((boxes[keep], scores[keep]))
-        return [boxes for boxes, _ in results], [scores for _, scores in results]
+    Args: logits (N, G), deltas (N, G, 4), anchors (G, 4) of all maps.
+    """
+    labels, wanted = [], []
+    for boxes in objects:
+        index, all_labels = match(boxes, anchors, rules.iou_thresholds, each_object=True)
+        positive, negative = sample(all_labels, rules.batch_size_per_image, rules.positive_fraction)
+        labels.append(torch.full_like(all_labels, -1).index_fill_(0, positive, 1))
+        labels[-1][negative] = 0
+        # Without objects nothing is positive and any box will do.
+        wanted.append(
+            encode(boxes[index] if len(boxes) else anchors, anchors, rules.bbox_reg_weights)
+        )
+    label, positive = torch.stack(labels), torch.stack(labels) == 1
+    loss_cls = F.binary_cross_entropy_with_logits(
+        logits[label >= 0], label[label >= 0].float(), reduction="sum"
+    )
+    loss_loc = smooth_l1_loss(
+        deltas[positive], torch.stack(wanted)[positive], beta=rules.smooth_l1_beta, reduction="sum"
+    )
+    normalizer = rules.batch_size_per_image * len(objects)
+    return {
+        "loss_rpn_cls": loss_cls / normalizer * rules.loss_weight,
+        "loss_rpn_loc": loss_loc / normalizer * (rules.loc_weight * rules.loss_weight),
+    }
+
+
+def choose_proposals(
+    boxes: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    image_sizes: Sizes,
+    rules: ProposalRules,
+    *,
+    training: bool,
+) -> list[Tensor]:
+    """Top-k by logit in each map, clip, drop empty boxes, NMS within each map, top-k of all.
+
+    Args: of each map boxes (N, G, 4) and logits (N, G).
+
+    Raises:
+        FloatingPointError: in training, boxes or logits that are not finite.
+    """
+    before, after = (
+        topk[0 if training else 1] for topk in (rules.pre_nms_topk, rules.post_nms_topk)
+    )
+    best = [s.topk(min(s.shape[1], before), dim=1) for s in logits]
+    levels = torch.cat([torch.full_like(top.indices[0], i) for i, top in enumerate(best)])
+    all_logits = torch.cat([top.values for top in best], dim=1)
+    all_boxes = torch.cat(
+        [
+            b.take_along_dim(top.indices[:, :, None], dim=1)
+            for b, top in zip(boxes, best, strict=True)
+        ],
+        dim=1,
+    )
+    proposals = []
+    for box, scores, size in zip(all_boxes, all_logits, image_sizes, strict=True):
+        finite = torch.isfinite(box).all(dim=1) & torch.isfinite(scores)
+        if training and not finite.all():
+            raise FloatingPointError("region proposals are not finite")
+        box = clip_boxes_to_image(box, size)
+        valid = finite & nonempty(box, rules.min_size_px)
+        box = box[valid]
+        proposals.append(
+            box[batched_nms(box, scores[valid], levels[valid], rules.nms_thresh)[:after]]
+        )
+    return proposals

@@ -6,11 +6,12 @@ configuration says. The tables of keys are in detection/keys.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from convert.backbone import is_bottleneck
+from convert.backbone import FEATURES, STAGES, is_bottleneck
 from detection.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
 from moco.errors import UserError
 
@@ -21,36 +22,126 @@ def check_supported(cfg: CfgNode) -> None:
     for key, allowed in choices.items():
         value = _get(cfg, key, default=allowed[0])
         if not any(_same(value, choice) for choice in allowed):
-            names = ", ".join(str(choice) for choice in allowed)
+            names = ", ".join(repr(c) if c == "" else str(c) for c in allowed)
             raise UserError(
                 f"{key} {value}: the embedded engine has only {names}; "
                 "change it, or use --engine detectron2"
             )
-    for key in ("MODEL.ANCHOR_GENERATOR.SIZES", "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"):
-        value = _get(cfg, key, default=[[]])
-        if len(value) != 1 or not isinstance(value[0], list | tuple) or not value[0]:
-            raise UserError(
-                f"{key} {value}: expected one list for the one feature map, as [[1, 2]]"
-            )
+    _check_trunk(cfg)
+    maps = _maps(cfg)
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        _check_segmenter(cfg, maps)
+    else:
+        _check_anchors(cfg, maps)
+        _check_roi_heads(cfg, maps)
+
+
+def _check_trunk(cfg: CfgNode) -> None:
     resnets = cfg.MODEL.RESNETS
-    if not is_bottleneck(resnets.DEPTH):
-        if resnets.RES2_OUT_CHANNELS != resnets.STEM_OUT_CHANNELS:
+    if is_bottleneck(resnets.DEPTH):
+        return
+    if resnets.RES2_OUT_CHANNELS != resnets.STEM_OUT_CHANNELS:
+        raise UserError(
+            f"MODEL.RESNETS.RES2_OUT_CHANNELS {resnets.RES2_OUT_CHANNELS}: a ResNet-"
+            f"{resnets.DEPTH} keeps the channels of its stem; "
+            f"set it to {resnets.STEM_OUT_CHANNELS}"
+        )
+    if resnets.NUM_GROUPS != 1:
+        raise UserError(
+            f"MODEL.RESNETS.NUM_GROUPS {resnets.NUM_GROUPS}: a ResNet-{resnets.DEPTH} "
+            "has basic blocks without groups; set it to 1"
+        )
+    if resnets.RES5_DILATION != 1:
+        raise UserError(
+            f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: the basic blocks of a "
+            f"ResNet-{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
+        )
+    if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+        # Detectron2 would put three bottlenecks there, whatever the trunk.
+        raise UserError(
+            "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
+            f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
+        )
+
+
+def _maps(cfg: CfgNode) -> list[str]:
+    """Names of the feature maps that the backbone gives."""
+    model, given = cfg.MODEL, list(cfg.MODEL.RESNETS.OUT_FEATURES)
+    _require_maps("MODEL.RESNETS.OUT_FEATURES", given, list(FEATURES))
+    if model.BACKBONE.NAME == "build_resnet_dilated_c5_backbone":
+        if given != ["res5"] or model.RESNETS.RES5_DILATION != 2:
             raise UserError(
-                f"MODEL.RESNETS.RES2_OUT_CHANNELS {resnets.RES2_OUT_CHANNELS}: a ResNet-"
-                f"{resnets.DEPTH} keeps the channels of its stem; "
-                f"set it to {resnets.STEM_OUT_CHANNELS}"
+                f"MODEL.RESNETS.OUT_FEATURES {given}, RES5_DILATION "
+                f"{model.RESNETS.RES5_DILATION}: {model.BACKBONE.NAME} needs ['res5'] and 2"
             )
-        if resnets.NUM_GROUPS != 1:
+        return ["c5"]
+    if model.BACKBONE.NAME != "build_resnet_fpn_backbone":
+        return given
+    names = list(model.FPN.IN_FEATURES)
+    _require_maps("MODEL.FPN.IN_FEATURES", names, given)
+    stages = [STAGES.index(name) if name in STAGES else -1 for name in names]
+    if stages[0] < 0 or stages != list(range(stages[0], stages[0] + len(stages))):
+        raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected stages in a row, as res2, res3")
+    if model.RESNETS.RES5_DILATION != 1 and "res5" in names:
+        raise UserError("MODEL.RESNETS.RES5_DILATION: a pyramid needs maps of half the size; set 1")
+    return [f"p{stage + 2}" for stage in (*stages, stages[-1] + 1)]
+
+
+def _require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
+    if not names or not set(names) <= set(given):
+        raise UserError(f"{key} {list(names)}: expected one or more of {', '.join(given)}")
+
+
+def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
+    names, numbers = list(cfg.MODEL.RPN.IN_FEATURES), {}
+    _require_maps("MODEL.RPN.IN_FEATURES", names, maps)
+    for name in ("SIZES", "ASPECT_RATIOS"):
+        key, value = f"MODEL.ANCHOR_GENERATOR.{name}", cfg.MODEL.ANCHOR_GENERATOR[name]
+        if len(value) not in (1, len(names)) or not all(
+            isinstance(part, list | tuple) and part for part in value
+        ):
             raise UserError(
-                f"MODEL.RESNETS.NUM_GROUPS {resnets.NUM_GROUPS}: a ResNet-{resnets.DEPTH} "
-                "has basic blocks without groups; set it to 1"
+                f"{key} {value}: expected one list for all feature maps, as [[1, 2]], or one for "
+                f"each of the {len(names)}"
             )
-        if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
-            # Detectron2 would put three bottlenecks there, whatever the trunk.
-            raise UserError(
-                "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
-                f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
-            )
+        numbers[key] = [len(part) for part in value]
+    for key, lengths in numbers.items():
+        if len(set(lengths)) != 1:
+            raise UserError(f"{key}: has {lengths} for the maps, expected as many for each")
+
+
+def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
+    model, name = cfg.MODEL, cfg.MODEL.ROI_HEADS.NAME
+    names = list(model.ROI_HEADS.IN_FEATURES)
+    _require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
+    if names != maps[maps.index(names[0]) :][: len(names)]:
+        raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected maps in a row")
+    if name != "StandardROIHeads":
+        if names != ["res4"]:
+            raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: {name} needs ['res4']")
+        if model.KEYPOINT_ON:
+            raise UserError(f"MODEL.KEYPOINT_ON True: {name} has none; set StandardROIHeads")
+        return
+    box = model.ROI_BOX_HEAD
+    if box.NAME != "FastRCNNConvFCHead":
+        raise UserError(
+            f"MODEL.ROI_BOX_HEAD.NAME {box.NAME!r}: the embedded engine has only "
+            f"FastRCNNConvFCHead for {name}; change it, or use --engine detectron2"
+        )
+    if box.NUM_CONV + box.NUM_FC == 0:
+        raise UserError("MODEL.ROI_BOX_HEAD.NUM_FC 0: with NUM_CONV 0 this head has no layer")
+
+
+def _check_segmenter(cfg: CfgNode, maps: Sequence[str]) -> None:
+    head = cfg.MODEL.SEM_SEG_HEAD
+    if head.NAME != "FCN16sHead":
+        raise UserError(
+            f"MODEL.SEM_SEG_HEAD.NAME {head.NAME}: the embedded engine has only FCN16sHead; "
+            "change it, or use --engine detectron2"
+        )
+    _require_maps("MODEL.SEM_SEG_HEAD.IN_FEATURES", head.IN_FEATURES, maps)
+    if cfg.INPUT.RANDOM_FLIP == "vertical":
+        raise UserError("INPUT.RANDOM_FLIP vertical: semantic segmentation has horizontal, none")
 
 
 def _get(cfg: CfgNode, key: str, default: Any) -> Any:

@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from convert.verify import Converted
 from detection.datasets import read_split
 from detection.datasets.base import Split
+from detection.embedded.build import build_model
 from detection.embedded.checkpoint import (
     FINAL,
     RandomState,
@@ -31,10 +32,10 @@ from detection.embedded.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from detection.embedded.data import Augmentation, Sample, training_batches, with_objects
 from detection.embedded.evaluate import draw_predictions, evaluate
 from detection.embedded.log import StepLog, log_file
-from detection.embedded.model import Detector, build_model
+from detection.embedded.model import Model, Sample
+from detection.embedded.pipeline import build_training
 from detection.embedded.solver import (
     clip_gradients,
     parameter_groups,
@@ -98,7 +99,7 @@ class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
     def __init__(
-        self, cfg: CfgNode, model: Detector, folder: RunFolder, stop: Callable[[], bool]
+        self, cfg: CfgNode, model: Model, folder: RunFolder, stop: Callable[[], bool]
     ) -> None:
         solver = cfg.SOLVER
         self.cfg, self.model, self.stop = cfg, model, stop
@@ -155,8 +156,8 @@ class Trainer:
         """
         cfg, metrics = self.cfg, None
         self.model.train()
-        batches = self.batches(cfg.DATALOADER.NUM_WORKERS, skip=self.next_iteration)
-        if self.random is not None:  # after `batches`, which drew from the stream when it began
+        batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=self.next_iteration)
+        if self.random is not None:  # after the line above, which drew from it
             self.random.restore()
         progress = Progress(self.max_iter, "fine-tune", initial=self.next_iteration)
         with closing(batches), progress:
@@ -166,7 +167,7 @@ class Trainer:
                 done = iteration + 1
                 evaluation_due = done == self.max_iter or _due(done, cfg.TEST.EVAL_PERIOD)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
-                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
+                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER, done)
                 if done == self.max_iter:
                     self.save(iteration, FINAL)
                 elif _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
@@ -220,13 +221,16 @@ class Trainer:
             f"({self.cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
         )
 
-    def precise_bn(self, num_iters: int) -> None:
+    def precise_bn(self, num_iters: int, done: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.
 
-        As Detectron2's PreciseBN hook, over the first batches of the training's plan.
+        As Detectron2's PreciseBN hook, over the first pictures of the training's order.
+
+        Args:
+            done: iterations trained so far.
         """
         with _private_random():
-            batches = self.batches(num_workers=0)
+            batches = build_training(self.cfg, num_workers=0, drawn=done)
             with Progress(num_iters, "precise BN", unit="batch") as progress:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
 
@@ -270,29 +274,6 @@ class Trainer:
     def close(self) -> None:
         self.log.close()
 
-    def batches(self, num_workers: int, skip: int = 0) -> Generator[list[Sample]]:
-        """Training batches from number `skip` on."""
-        cfg = self.cfg
-        splits = [read_split(name, cfg) for name in cfg.DATASETS.TRAIN]
-        everything = [record for split in splits for record in split.records]
-        if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
-            everything = with_objects(everything)
-        return training_batches(
-            everything,
-            Augmentation(
-                tuple(cfg.INPUT.MIN_SIZE_TRAIN),
-                cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING,
-                cfg.INPUT.RANDOM_FLIP,
-            ),
-            max_size_px=cfg.INPUT.MAX_SIZE_TRAIN,
-            channel_order=cfg.INPUT.FORMAT,
-            batch_size=cfg.SOLVER.IMS_PER_BATCH,
-            group_by_shape=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
-            num_workers=num_workers,
-            seed=cfg.SEED,
-            skip=skip,
-        )
-
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
@@ -312,7 +293,7 @@ def _test_split(cfg: CfgNode) -> Split:
     return read_split(cfg.DATASETS.TEST[0], cfg)
 
 
-def _draw(model: Detector, cfg: CfgNode, folder: RunFolder, number: int) -> None:
+def _draw(model: Model, cfg: CfgNode, folder: RunFolder, number: int) -> None:
     if number:
         path = draw_predictions(model, _test_split(cfg), cfg, folder.path / "inference", number)
         logger.info("drew predictions into %s", path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from moco.run import RunRecord
 from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +125,25 @@ def data_of(layouts_root, monkeypatch) -> Callable[[str], None]:
         monkeypatch.setenv("DETECTRON2_DATASETS", str(layouts_root / folder))
 
     return use
+
+
+@pytest.fixture(scope="session")
+def task_run(narrow_r50_file, layouts_root, tmp_path_factory):
+    """(engine, task) → the folder and the record of its small run; each is run once."""
+    from tests.oracles.small_tasks import run
+
+    runs: dict[tuple[str, str], tuple[Path, RunRecord]] = {}
+
+    def get(engine: str, task: str) -> tuple[Path, RunRecord]:
+        if (engine, task) not in runs:
+            folder = tmp_path_factory.mktemp(engine) / "run"
+            layout = "of_lvis" if task.startswith("lvis") else "of_all_others"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("DETECTRON2_DATASETS", str(layouts_root / layout))
+                runs[engine, task] = folder, run(task, narrow_r50_file, folder, engine)
+        return runs[engine, task]
+
+    return get
 
 
 def write_layouts(root: Path) -> Path:

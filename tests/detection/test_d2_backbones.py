@@ -13,7 +13,7 @@ from convert.backbone import FEATURES, NUM_BLOCKS
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.verify import Converted, build_backbone, target_tensors
-from detection.embedded.model import build_model as build_embedded
+from detection.embedded.build import build_model as build_embedded
 from detection.task import default_task
 from detection.train_net import main
 from detection.weights import apply_contract, load_converted, read_trained

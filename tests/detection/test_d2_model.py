@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from convert.verify import read_converted
-from detection.embedded.model import build_model as build_embedded
+from detection.embedded.build import build_model as build_embedded
 from detection.task import load_task
 from detection.weights import load_converted
 from moco.fileio import load_torch

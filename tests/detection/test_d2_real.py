@@ -1,12 +1,12 @@
-"""VOC and COCO tasks on real pictures, unmodified but for sizes and durations."""
+"""VOC and COCO tasks on real pictures in both engines, unmodified but for sizes and durations."""
 
 import json
 import math
 
 import pytest
 
-from tests.detection.test_d2_tasks import run
 from tests.oracles.real_voc import with_links
+from tests.oracles.small_tasks import assert_same_run, run
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -22,6 +22,8 @@ SPLITS = {
     "voc/faster_rcnn_R_50_dilated_C5_24k": ("voc_2007_trainval", "voc_2007_test"),
     "voc/fcn16s_R_50_30k": ("voc_2007_sem_seg_trainval", "voc_2007_sem_seg_test"),
 }
+# Of the others generated pictures have to be enough, for the sake of time.
+IN_BOTH = (TASKS[0], TASKS[1], TASKS[3])
 NUM_TEST = {"voc/": 78, "coco": 100}
 
 
@@ -39,7 +41,7 @@ def test_a_task_on_real_pictures(task, real_root, narrow_r50_file, tmp_path, mon
     monkeypatch.setenv("DETECTRON2_DATASETS", str(real_root))
     train, test = SPLITS.get(task, (None, None))
     opts = [] if train is None else ["DATASETS.TRAIN", (train,), "DATASETS.TEST", (test,)]
-    record = run(task, narrow_r50_file, tmp_path / "run", *opts)
+    record = run(task, narrow_r50_file, tmp_path / "run", "detectron2", *opts)
     assert (record.status, record.iterations) == ("done", 2)
     main = "sem_seg/mIoU" if "fcn16s" in task else "bbox/AP"
     value = record.metrics[main]
@@ -49,3 +51,44 @@ def test_a_task_on_real_pictures(task, real_root, narrow_r50_file, tmp_path, mon
         content = json.loads(path.read_text())
         found = content["predictions"] if "voc" in task else content
         assert len({prediction["image_id"] for prediction in found}) == NUM_TEST[task[:4]]
+    if task not in IN_BOTH:
+        return
+    ours = run(task, narrow_r50_file, tmp_path / "embedded", "embedded", *opts)
+    assert_same_run(tmp_path / "run", tmp_path / "embedded")
+    assert ours.metrics == record.metrics
+
+
+FIFTY = {
+    "SOLVER.MAX_ITER": 50,
+    "SOLVER.STEPS": (35, 45),
+    "SOLVER.WARMUP_ITERS": 10,
+    "SOLVER.CHECKPOINT_PERIOD": 50,
+    "TEST.PRECISE_BN.NUM_ITER": 5,
+    "INPUT.MIN_SIZE_TRAIN": (80, 96, 112),
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[12, 24, 48, 96]],
+    "SEED": 5,
+}
+# A quarter of a ResNet-18, from random weights.
+R18 = {"MODEL.RESNETS.STEM_OUT_CHANNELS": 16, "MODEL.RESNETS.RES2_OUT_CHANNELS": 16}
+SHORT_TRAININGS = {
+    "r18": ("voc/faster_rcnn_R_18_C4_small", R18),
+    "r50": ("voc/faster_rcnn_R_50_C4_9k", {}),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_TRAININGS)
+def test_a_short_training_gives_the_same_ap(
+    name, real_root, narrow_r50_file, tmp_path, monkeypatch
+):
+    """50 iterations on VOC2007: warm-up, steps, sampling, flips, PreciseBN, every digit of AP."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(real_root))
+    task, keys = SHORT_TRAININGS[name]
+    weights = "random" if name == "r18" else narrow_r50_file
+    opts = [item for pair in {**FIFTY, **keys}.items() for item in pair]
+    records = {
+        engine: run(task, weights, tmp_path / engine, engine, *opts)
+        for engine in ("detectron2", "embedded")
+    }
+    assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
+    assert records["detectron2"].metrics == records["embedded"].metrics
+    assert records["embedded"].metrics["bbox/AP50"] > 0

@@ -20,7 +20,7 @@ from moco.errors import DataError, UserError
 from moco.fileio import TEMPORARY_PREFIX, load_torch
 from moco.run import RunRecord, read_record
 from tests.detection.conftest import ROOT
-from tests.detection.test_d2_tasks import options
+from tests.oracles.small_tasks import options
 from tests.oracles.tiny_coco import KINDS, write_coco
 
 pytestmark = pytest.mark.usefixtures("detectron2")

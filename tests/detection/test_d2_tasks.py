@@ -1,47 +1,18 @@
-"""Every task file on the real Detectron2: built, trained for two iterations, evaluated, recorded.
+"""Every task file: built, trained for two iterations, evaluated, recorded; in both engines alike.
 
-The data is generated in each data set's own layout; only sizes and durations are overridden. The
-weights are a quarter-width ResNet-50, so that a run takes seconds: depth and width come with the
-weights' contract and are not overridden either.
+The data is generated in each data set's own layout (tests/oracles/small_tasks.py). Without
+Detectron2 the embedded engine's runs remain.
 """
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
-from detection.train_net import main
 from moco.cfgnode import load_cfg
-from moco.run import RunRecord, read_record
+from moco.run import RunRecord
 from tests.detection.conftest import ROOT, task_files
-
-pytestmark = pytest.mark.usefixtures("detectron2")
-
-# Sizes, durations, and no threshold for the scores; "sem_seg" tasks take the second table.
-SMALL = {
-    "MODEL.DEVICE": "cpu",
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 60,
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": 60,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 20,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 10,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
-    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
-    "TEST.DETECTIONS_PER_IMAGE": 5,
-    "INPUT.MIN_SIZE_TRAIN": (96,),
-    "INPUT.MIN_SIZE_TEST": 96,
-}
-SMALL_SEM_SEG = {"MODEL.DEVICE": "cpu", "INPUT.SEM_SEG_CROP_SIZE": 65}
-SHORT = {
-    "SOLVER.IMS_PER_BATCH": 2,
-    "SOLVER.MAX_ITER": 2,
-    "SOLVER.STEPS": (1,),
-    "SOLVER.CHECKPOINT_PERIOD": 2,
-    "DATALOADER.NUM_WORKERS": 0,
-    "TEST.PRECISE_BN.NUM_ITER": 2,
-    "SEED": 3,
-}
+from tests.oracles.small_tasks import assert_same_run
 
 RPN = ("proposal_generator.rpn_head",)
 NEW_C4 = (*RPN, "roi_heads.box_predictor", "roi_heads.res5.norm")
@@ -100,24 +71,12 @@ PARAMETERS = {
 }
 
 
-def options(task: str) -> dict[str, object]:
-    return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
-
-
-def run(task: str, weights: Path, folder: Path, *opts: object, flags: tuple[str, ...] = ()):
-    values = options(task) | {"MODEL.WEIGHTS": weights, "OUTPUT_DIR": folder}
-    argv = ["--config-file", str(ROOT / "configs" / f"{task}.yaml"), "--engine", "detectron2"]
-    argv += [*flags, *(str(item) for pair in values.items() for item in pair), *map(str, opts)]
-    assert main(argv) == 0
-    return read_record(folder / "run.json")
-
-
 def test_the_tables_name_every_task_file():
     assert set(NEW_LAYERS) == set(PAPER_TASKS)
 
 
 @pytest.mark.parametrize("task", [task for task in PAPER_TASKS if "densepose" not in task])
-def test_the_model_at_full_width(task):
+def test_the_model_at_full_width(task, detectron2):
     """The numbers of parameters are those of Detectron2's models with the paper's layers added."""
     from detectron2.modeling import build_model
 
@@ -131,17 +90,43 @@ def test_the_model_at_full_width(task):
 
 
 @pytest.mark.parametrize("task", PAPER_TASKS)
-def test_a_task_trains_and_evaluates(task, narrow_r50_file, data_of, tmp_path, monkeypatch):
-    data_of(task)
+def test_a_task_trains_and_evaluates_on_detectron2(task, task_run, detectron2, tmp_path):
     if "densepose" in task:
         pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
         from tests.oracles.tiny_body import write_body
 
-        monkeypatch.setenv("FVCORE_CACHE", str(write_body(tmp_path / "cache")))
-    record = run(task, narrow_r50_file, tmp_path / "run")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FVCORE_CACHE", str(write_body(tmp_path / "cache")))
+            folder, record = task_run("detectron2", task)
+    else:
+        folder, record = task_run("detectron2", task)
     check_record(task, record)
-    state = torch.load(tmp_path / "run" / "model_final.pth", weights_only=True)["model"]
+    state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
     assert all(torch.isfinite(value).all() for value in state.values())
+
+
+# One of each network, data set and metric; the others differ in their schedules.
+DISTINCT = [task for task in PAPER_TASKS if not re.search(r"_9k|_2x$|_6x|2x_f|densepose", task)]
+DISTINCT.append("coco/keypoint_rcnn_R_50_FPN_2x")
+
+
+@pytest.mark.parametrize("task", DISTINCT)
+def test_a_task_trains_and_evaluates_on_the_embedded_engine(task, task_run):
+    folder, record = task_run("embedded", task)
+    check_record(task, record)
+    state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+@pytest.mark.parametrize("task", DISTINCT)
+def test_both_engines_give_the_same_run(task, task_run, detectron2):
+    """Weights, statistics, coverage, predictions, metrics, protocol: no difference at all."""
+    (theirs, their_record), (ours, our_record) = (
+        task_run(engine, task) for engine in ("detectron2", "embedded")
+    )
+    assert_same_run(theirs, ours)
+    for field in ("metrics", "coverage", "config_sha256", "recipe"):
+        assert getattr(their_record, field) == getattr(our_record, field)
 
 
 def check_record(task: str, record: RunRecord) -> None:

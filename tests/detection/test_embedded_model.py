@@ -1,15 +1,19 @@
 """The embedded model on its own: refusals, corner cases, formulas by hand."""
 
+import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from detection.embedded.boxes import Float32BoxCoder, nonempty, rescale
-from detection.embedded.model import build_model
-from detection.embedded.norm import FrozenBatchNorm, freeze
-from detection.embedded.rpn import GridAnchors
+from detection.embedded.boxes import decode, encode, match, nonempty, rescale, sample
+from detection.embedded.build import build_model
+from detection.embedded.layers import FrozenBatchNorm, freeze
+from detection.embedded.masks import crop_polygons, locate_keypoints, paste, visible_in
+from detection.embedded.roi_heads import Pooler
+from detection.embedded.rpn import cell_anchors, grid_anchors
 from moco.errors import UserError
 from tests.oracles import tiny_detector as tiny
 
@@ -26,15 +30,17 @@ R10 = {
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("MODEL.META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN"),
-        ("MODEL.MASK_ON", True, "False"),
-        ("MODEL.KEYPOINT_ON", True, "False"),
-        ("MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "build_resnet_backbone"),
-        ("MODEL.RESNETS.RES5_DILATION", 2, "1"),
+        ("MODEL.META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
+        ("MODEL.KEYPOINT_ON", True, "StandardROIHeads"),
+        ("MODEL.BACKBONE.NAME", "build_swint_backbone", "build_resnet_fpn_backbone"),
+        ("MODEL.RESNETS.RES5_DILATION", 4, "1, 2"),
+        ("MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK", True, "False"),
+        ("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIPool", "ROIAlignV2"),
+        ("MODEL.FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
         ("MODEL.RESNETS.NORM", "GN", "BN, FrozenBN"),
         ("MODEL.RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
-        ("MODEL.RESNETS.OUT_FEATURES", ["res5"], "res4"),
-        ("MODEL.ROI_HEADS.NAME", "StandardROIHeads", "Res5ROIHeads"),
+        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads", "Res5ROIHeads"),
+        ("MODEL.ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
         ("MODEL.RPN.BBOX_REG_LOSS_TYPE", "giou", "smooth_l1"),
         ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True, "False"),
         ("MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
@@ -58,11 +64,42 @@ def test_what_cannot_be_honoured_is_refused(key: str, value: Any, said: str) -> 
         ({"MODEL.RESNETS.RES2_OUT_CHANNELS": 256}, r"RES2_OUT_CHANNELS 256.*set it to 8"),
         ({"MODEL.RESNETS.NUM_GROUPS": 2}, r"NUM_GROUPS 2.*set it to 1"),
         ({"MODEL.ROI_HEADS.NAME": "Res5ROIHeads"}, r"use Res5ROIHeadsExtraNorm"),
+        ({"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION 2.*cannot be dilated"),
+        ({"MODEL.RESNETS.OUT_FEATURES": ["res5"]}, r"RPN.IN_FEATURES \['res4'\].*of res5"),
+        ({"MODEL.RESNETS.OUT_FEATURES": ["res6"]}, r"OUT_FEATURES \['res6'\].*of stem, res2"),
+        ({"MODEL.BACKBONE.NAME": "build_resnet_dilated_c5_backbone"}, r"needs \['res5'\] and 2"),
+        ({"MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone"}, r"FPN.IN_FEATURES \[\]"),
+        ({"MODEL.ROI_HEADS.NAME": "StandardROIHeads"}, r"ROI_BOX_HEAD.NAME ''.*FastRCNNConvFC"),
+        ({"MODEL.META_ARCHITECTURE": "SemanticSegmentor"}, r"SEM_SEG_HEAD.NAME.*only FCN16sHead"),
     ],
 )
 def test_keys_that_contradict_each_other(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         build_model(tiny.task({**R10, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("base", "keys", "said"),
+    [
+        (tiny.FPN, {"MODEL.FPN.IN_FEATURES": ["res2", "res4"]}, r"FPN.IN_FEATURES.*in a row"),
+        (tiny.FPN, {"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION.*set 1"),
+        (tiny.FPN, {"MODEL.RPN.IN_FEATURES": ["p7"]}, r"RPN.IN_FEATURES \['p7'\].*of p2, p3"),
+        (tiny.FPN, {"MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p4"]}, r"ROI_HEADS.IN_FEATURES.*a row"),
+        (tiny.FPN, {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9]]}, r"SIZES.*each of the 5"),
+        (
+            tiny.FPN,
+            {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9, 10], [11], [12], [13]]},
+            r"SIZES: has \[1, 2, 1, 1, 1\]",
+        ),
+        (tiny.FPN, {"MODEL.ROI_BOX_HEAD.NUM_FC": 0}, r"NUM_FC 0.*no layer"),
+        (tiny.FCN, {"INPUT.RANDOM_FLIP": "vertical"}, r"RANDOM_FLIP vertical.*horizontal, none"),
+        (tiny.FCN, {"MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res4"]}, r"IN_FEATURES \['res4'\].*res5"),
+        (tiny.FCN, {"MODEL.RESNETS.RES5_DILATION": 1}, r"IN_FEATURES.*of stride 16"),
+    ],
+)
+def test_maps_that_do_not_fit(base: dict[str, Any], keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build_model(tiny.task({**base, **keys}))
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "cifar", "stride2"])
@@ -94,7 +131,8 @@ def test_nothing_found_and_nothing_proposed() -> None:
     model.eval()
     with torch.no_grad():
         assert model(samples)[0]["boxes"].shape == (0, 4)
-        model.proposal_generator.min_size_px = 1e6
+        rules = dataclasses.replace(model.proposal_generator.rules, min_size_px=1e6)
+        model.proposal_generator.rules = rules
         found = model(samples)[0]
     assert [len(found[name]) for name in ("boxes", "scores", "classes")] == [0, 0, 0]
 
@@ -136,12 +174,7 @@ def test_weights_that_are_not_finite() -> None:
 
 
 def test_anchors_by_hand() -> None:
-    anchors = GridAnchors([[8, 16]], [[0.25, 1.0]], strides=[10], offset=0.5)
-    from torchvision.models.detection.image_list import ImageList
-
-    images = ImageList(torch.zeros(2, 3, 25, 13), [(25, 13), (20, 10)])
-    boxes, again = anchors(images, [torch.zeros(2, 7, 2, 1)])
-    assert torch.equal(boxes, again)
+    boxes = grid_anchors(cell_anchors([8, 16], [0.25, 1.0]), 10, 0.5, (2, 1))
     assert boxes.tolist() == [
         # cell (0, 0), centre (5, 5): size 8 before size 16, ratio h / w = 1/4 before 1
         [-3, 3, 13, 7],
@@ -162,12 +195,68 @@ def test_boxes_by_hand() -> None:
     assert nonempty(boxes, 10.0).tolist() == [False, False]
     assert rescale(boxes, (20, 10), (10, 30)).tolist() == [[0, 0, 30, 10], [15, 2.5, 15, 4.5]]
     assert rescale(boxes, (10, 5), (20, 10)).tolist() == [[0, 0, 10, 20], [10, 10, 10, 18]]
-    coder = Float32BoxCoder((1.0, 1.0, 1.0, 1.0))
     deltas = torch.tensor([[0.5, 0.0, 0.0, 100.0]], dtype=torch.bfloat16)
-    decoded = coder.decode(deltas, [boxes[:1]])
+    decoded = decode(deltas, boxes[:1], (1.0, 1.0, 1.0, 1.0))
     assert decoded.dtype == torch.float32
     # Shifted by half a width; the height is clamped to 1000 / 16 times itself.
-    assert decoded[0, 0].tolist() == pytest.approx([5, 10 - 625, 15, 10 + 625], rel=1e-5)
+    assert decoded[0].tolist() == pytest.approx([5, 10 - 625, 15, 10 + 625], rel=1e-5)
+    there = encode(boxes[:1] + 5, boxes[:1], (10.0, 10.0, 5.0, 5.0))
+    assert there.tolist() == [[5.0, 2.5, 0.0, 0.0]]
+
+
+def test_matching_by_hand() -> None:
+    objects = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 22.0, 22.0]])
+    boxes = torch.tensor(
+        [[0.0, 0.0, 10.0, 8.0], [0.0, 0.0, 5.0, 10.0], [0.0, 0.0, 10.0, 2.0], [18, 18, 22, 22]]
+    )
+    index, labels = match(objects, boxes, (0.3, 0.7), each_object=False)
+    assert index.tolist() == [0, 0, 0, 1]
+    assert labels.tolist() == [1, -1, 0, 0]
+    # The second object's best box overlaps it by a quarter.
+    assert match(objects, boxes, (0.3, 0.7), each_object=True)[1].tolist() == [1, -1, 0, 1]
+    index, labels = match(objects[:0], boxes, (0.3, 0.7), each_object=True)
+    assert index.tolist() == labels.tolist() == [0, 0, 0, 0]
+
+
+def test_a_sample_has_its_size_and_its_share() -> None:
+    torch.manual_seed(0)
+    labels = torch.tensor([1] * 30 + [0] * 30 + [-1] * 30)
+    positive, negative = sample(labels, 20, 0.25)
+    assert (len(positive), len(negative)) == (5, 15)
+    assert (labels[positive] == 1).all() and (labels[negative] == 0).all()
+    assert len(set(negative.tolist())) == 15
+    assert negative.tolist() != sorted(negative.tolist())
+    few = sample(torch.tensor([1, 0, 0, -1]), 20, 0.5)
+    assert [sorted(part.tolist()) for part in few] == [[0], [1, 2]]
+
+
+def test_a_region_goes_to_the_map_of_its_size() -> None:
+    pooler = Pooler(7, (4, 8, 16, 32), 0)
+    sides = torch.tensor([1.0, 111.9, 112.0, 223.9, 224.0, 447.9, 448.0, 5000.0])
+    boxes = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
+    assert pooler.levels(boxes).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Pooler(7, (16, 32), 0).levels(boxes).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_masks_by_hand() -> None:
+    square = [np.array([2.0, 2.0, 6.0, 2.0, 6.0, 6.0, 2.0, 6.0])]
+    (cropped,) = crop_polygons([square], torch.tensor([[0.0, 0.0, 8.0, 8.0]]), 4)
+    assert cropped.int().tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    (pasted,) = paste(torch.ones(1, 4, 4), torch.tensor([[1.0, 0.0, 3.0, 2.0]]), (3, 4))
+    assert pasted.int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    assert paste(torch.ones(0, 4, 4), torch.zeros(0, 4), (3, 4)).shape == (0, 3, 4)
+
+
+def test_keypoints_by_hand() -> None:
+    heatmaps = torch.zeros(1, 1, 2, 2)
+    heatmaps[0, 0, 1, 0] = 3.0
+    (((x, y, score),),) = locate_keypoints(heatmaps, torch.tensor([[4.0, 8.0, 6.0, 10.0]])).tolist()
+    assert (x, y) == (4.5, 9.5)
+    assert score == pytest.approx(1 / (1 + 3 * np.exp(-3)))
+    points = torch.tensor([[[5.0, 5.0, 1.0], [50.0, 5.0, 2.0]], [[5.0, 5.0, 0.0], [0.0, 0.0, 0.0]]])
+    boxes = torch.tensor([[0.0, 0.0, 5.0, 5.0]] * 2)
+    assert visible_in(points, boxes).tolist() == [True, False]
+    assert visible_in(points[:1], boxes[:1] + 60).tolist() == [False]
 
 
 def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing() -> None:
@@ -186,10 +275,16 @@ def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing() -> None:
     torch.testing.assert_close(block(x.clone().requires_grad_()), expected)
 
 
-def test_mixed_precision_stays_close_to_full_precision() -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [R10, tiny.C4_MASK, tiny.DILATED_C5, tiny.FPN_MASK, tiny.KEYPOINTS, tiny.FCN],
+    ids=["r10", "c4-mask", "dilated-c5", "fpn-mask", "keypoints", "fcn16s"],
+)
+def test_mixed_precision_stays_close_to_full_precision(keys: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = build_model(tiny.task(R10))
-    samples = tiny.pictures([(61, 75), (80, 52)], seed=1)
+    model = build_model(tiny.task(keys))
+    samples = tiny.pictures([(61, 75), (80, 52)], seed=1, num_classes=1)
+    samples = [tiny.with_labels(tiny.with_shapes(sample)) for sample in samples]
     torch.manual_seed(1)
     full = model(samples)
     torch.manual_seed(1)
@@ -197,4 +292,7 @@ def test_mixed_precision_stays_close_to_full_precision() -> None:
         mixed = model(samples)
     for name, loss in full.items():
         assert mixed[name].dtype == torch.float32
-        assert mixed[name].item() == pytest.approx(loss.item(), rel=0.2, abs=0.02)
+        # Proposals of nearly equal logits change places, so that others are sampled.
+        assert mixed[name].item() == pytest.approx(loss.item(), rel=0.3, abs=0.3)
+    sum(mixed.values()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())

@@ -15,9 +15,9 @@ from detection.task import load_task
 from detection.train_net import main
 from moco.run import read_record
 from tests.convert.conftest import _caffe2, _detectron2_layout
-from tests.detection.test_d2_tasks import SHORT, SMALL
 from tests.oracles.official_yaml import NAMES, write_official
 from tests.oracles.resnets import make_resnet
+from tests.oracles.small_tasks import SHORT, SMALL
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 

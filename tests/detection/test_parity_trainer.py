@@ -62,9 +62,6 @@ def run_engine(
         {
             "TEST.PRECISE_BN.ENABLED": True,
             "TEST.PRECISE_BN.NUM_ITER": 3,
-            "INPUT.MIN_SIZE_TRAIN": (96,),
-            "INPUT.RANDOM_FLIP": "none",
-            "DATALOADER.ASPECT_RATIO_GROUPING": False,
             "SOLVER.CLIP_GRADIENTS.ENABLED": True,
             "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
             "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 0.5,

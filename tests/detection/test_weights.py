@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from convert import targets
 from convert.verify import read_converted
-from detection.embedded.model import build_model
+from detection.embedded.build import build_model
 from detection.task import load_task
 from detection.weights import (
     apply_trained,

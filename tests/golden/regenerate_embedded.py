@@ -14,7 +14,15 @@ import torch
 from tests.oracles import tiny_detector as tiny
 
 FOLDER = Path(__file__).parent / "embedded"
-NETWORKS = {"r50": tiny.NARROW_R50, "r18": tiny.R18}
+NETWORKS = {
+    "r50": tiny.NARROW_R50,
+    "r18": tiny.R18,
+    "r50_c4_mask": tiny.C4_MASK,
+    "r50_dilated_c5": tiny.DILATED_C5,
+    "r50_fpn_mask": tiny.FPN_MASK,
+    "r50_fpn_keypoints": tiny.KEYPOINTS,
+    "r50_fcn16s": tiny.FCN,
+}
 
 
 def main() -> None:
@@ -28,6 +36,7 @@ def main() -> None:
             model,
             lambda samples, model=model: d2.losses(model, samples),
             lambda samples, model=model: d2.detections(model, samples),
+            keys,
         )
         path = FOLDER / f"{name}.json"
         path.write_text(json.dumps(numbers, indent=1) + "\n")

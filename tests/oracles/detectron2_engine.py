@@ -8,20 +8,22 @@ import torch
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import build_model
 from detectron2.solver import build_lr_scheduler, build_optimizer
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
-import detection.d2  # noqa: F401  # registers Res5ROIHeadsExtraNorm
+from detection.d2 import add_transfer_config, with_builder  # registers this project's models
 from tests.oracles.tiny_detector import merge
 
 
 def config(keys: dict[str, Any]) -> CfgNode:
-    return merge(get_cfg(), keys)
+    cfg = get_cfg()
+    add_transfer_config(cfg)
+    return merge(cfg, keys)
 
 
 def model(cfg: CfgNode) -> nn.Module:
-    return build_model(cfg)
+    return build_model(with_builder(cfg))
 
 
 def inputs(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -31,7 +33,14 @@ def inputs(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
         instances = Instances(tuple(sample["image"].shape[-2:]))
         instances.gt_boxes = Boxes(sample["boxes"])
         instances.gt_classes = sample["classes"]
-        rest = {k: v for k, v in sample.items() if k not in ("boxes", "classes")}
+        # As its mapper: what no object has is no field.
+        if "masks" in sample and len(sample["boxes"]):
+            kind = BitMasks if isinstance(sample["masks"], Tensor) else PolygonMasks
+            instances.gt_masks = kind(sample["masks"])
+        if "keypoints" in sample and len(sample["boxes"]):
+            instances.gt_keypoints = Keypoints(sample["keypoints"])
+        learnt = ("boxes", "classes", "masks", "keypoints")
+        rest = {k: v for k, v in sample.items() if k not in learnt}
         converted.append({**rest, "instances": instances})
     return converted
 
@@ -41,11 +50,26 @@ def losses(net: nn.Module, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         return net(inputs(samples))
 
 
+_ANSWERS = {
+    "scores": "scores",
+    "pred_classes": "classes",
+    "pred_masks": "masks",
+    "pred_keypoints": "keypoints",
+}
+
+
 def detections(net: nn.Module, samples: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
+    """What the model says about each sample, in the embedded engine's words."""
     with torch.no_grad():
-        found = [output["instances"] for output in net(inputs(samples))]
+        outputs = net(inputs(samples))
+    if "sem_seg" in outputs[0]:
+        return outputs
     return [
-        {"boxes": x.pred_boxes.tensor, "scores": x.scores, "classes": x.pred_classes} for x in found
+        {
+            "boxes": found.pred_boxes.tensor,
+            **{own: found.get(name) for name, own in _ANSWERS.items() if found.has(name)},
+        }
+        for found in (output["instances"] for output in outputs)
     ]
 
 

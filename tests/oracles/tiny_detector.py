@@ -54,6 +54,64 @@ R18 = {
     "MODEL.RESNETS.DEPTH": 18,
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
 }
+NARROW_R18 = {**R18, "MODEL.RESNETS.STEM_OUT_CHANNELS": 16, "MODEL.RESNETS.RES2_OUT_CHANNELS": 16}
+C4_MASK = {**NARROW_R50, "MODEL.MASK_ON": True, "MODEL.ROI_MASK_HEAD.CONV_DIM": 12}
+# Heads of their own: boxes from two fully-connected layers.
+_STANDARD: dict[str, Any] = {
+    **NARROW_R50,
+    "MODEL.ROI_HEADS.NAME": "StandardROIHeads",
+    "MODEL.ROI_BOX_HEAD.NAME": "FastRCNNConvFCHead",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 2,
+    "MODEL.ROI_BOX_HEAD.FC_DIM": 24,
+}
+DILATED_C5 = {
+    **_STANDARD,
+    "MODEL.BACKBONE.NAME": "build_resnet_dilated_c5_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res5"],
+    "MODEL.RESNETS.RES5_DILATION": 2,
+    "MODEL.RPN.IN_FEATURES": ["c5"],
+    "MODEL.ROI_HEADS.IN_FEATURES": ["c5"],
+}
+FPN = {
+    **_STANDARD,
+    "MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.FPN.IN_FEATURES": ["res2", "res3", "res4", "res5"],
+    "MODEL.FPN.NORM": "BN",
+    "MODEL.FPN.OUT_CHANNELS": 16,
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[8], [16], [32], [64], [128]],
+    "MODEL.RPN.IN_FEATURES": ["p2", "p3", "p4", "p5", "p6"],
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 100,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 60,
+    "MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p3", "p4", "p5"],
+}
+FPN_MASK = {
+    **FPN,
+    "MODEL.MASK_ON": True,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 12,
+    "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
+}
+KEYPOINTS = {
+    **FPN,
+    "MODEL.KEYPOINT_ON": True,
+    "MODEL.ROI_HEADS.NUM_CLASSES": 1,
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.5,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (12, 12),
+    "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 5,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+}
+FCN = {
+    **NARROW_R50,
+    "MODEL.META_ARCHITECTURE": "SemanticSegmentor",
+    "MODEL.RESNETS.OUT_FEATURES": ["res5"],
+    "MODEL.RESNETS.RES5_DILATION": 2,
+    "MODEL.SEM_SEG_HEAD.NAME": "FCN16sHead",
+    "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res5"],
+    "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 5,
+    "MODEL.SEM_SEG_HEAD.CONVS_DIM": 16,
+    "MODEL.SEM_SEG_HEAD.NORM": "BN",
+}
 
 
 def task(keys: dict[str, Any]) -> CfgNode:
@@ -138,21 +196,82 @@ def without_objects(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64)}
 
 
+def with_shapes(sample: dict[str, Any], num_keypoints: int = 17) -> dict[str, Any]:
+    """Polygons (of two parts in every third object), and keypoints of which some are hidden.
+
+    The parts and the points lie also beyond the object's box, as annotations do.
+    """
+    rng = np.random.RandomState(len(sample["boxes"]))
+    masks, keypoints = [], []
+    for number, (x0, y0, x1, y1) in enumerate(sample["boxes"].double().tolist()):
+        size = np.array([x1 - x0, y1 - y0])
+        parts = []
+        for _ in range(1 + (number % 3 == 0)):
+            angles = np.sort(rng.uniform(0, 2 * np.pi, 7))
+            corners = np.stack([np.cos(angles), np.sin(angles)], axis=1) * rng.uniform(0.2, 0.6)
+            parts.append(((corners + rng.uniform(0.4, 0.6, 2)) * size + (x0, y0)).ravel())
+        masks.append(parts)
+        points = rng.uniform(-0.1, 1.1, (num_keypoints, 2)) * size + (x0, y0)
+        points[0] = x1, y1  # on the border
+        visibility = rng.randint(0, 3, (num_keypoints, 1))
+        visibility[0] = 2
+        keypoints.append(np.concatenate([points, visibility], axis=1) * (visibility > 0))
+    return {
+        **sample,
+        "masks": masks,
+        "keypoints": torch.as_tensor(
+            np.array(keypoints).reshape(-1, num_keypoints, 3), dtype=torch.float32
+        ),
+    }
+
+
+def with_bitmaps(sample: dict[str, Any]) -> dict[str, Any]:
+    """The masks of `with_shapes` as (G, H, W) bool: ellipses in the objects' boxes."""
+    height, width = sample["image"].shape[-2:]
+    y, x = np.mgrid[:height, :width] + 0.5
+    masks = [
+        ((x - x0) / (x1 - x0) - 0.5) ** 2 + ((y - y0) / (y1 - y0) - 0.5) ** 2 < 0.2
+        for x0, y0, x1, y1 in sample["boxes"].tolist()
+    ]
+    return {**sample, "masks": torch.as_tensor(np.array(masks).reshape(-1, height, width))}
+
+
+def with_labels(sample: dict[str, Any], num_classes: int = 5) -> dict[str, Any]:
+    """Labels (H, W) of every pixel: stripes, and a part that does not count."""
+    height, width = sample["image"].shape[-2:]
+    y, x = np.mgrid[:height, :width]
+    labels = np.where((y < 20) & (x < 30), 255, (x // 11 + y // 17) % num_classes)
+    return {**sample, "sem_seg": torch.as_tensor(labels, dtype=torch.int64)}
+
+
+def one_pixel(sample: dict[str, Any]) -> dict[str, Any]:
+    """The same picture with one object of one pixel."""
+    box = torch.tensor([[37.0, 41.0, 38.0, 42.0]])
+    return {**sample, "boxes": box, "classes": torch.zeros(1, dtype=torch.int64)}
+
+
 def summary(
     model: nn.Module,
     losses: Callable[[list[dict[str, Any]]], dict[str, Tensor]],
     detections: Callable[[list[dict[str, Any]]], list[dict[str, Tensor]]],
+    keys: dict[str, Any],
 ) -> dict[str, Any]:
-    """A few numbers that a detector with the weights of `fill` cannot have by accident.
+    """A few numbers that a model with the weights of `fill` cannot have by accident.
 
-    `losses` and `detections` run the model in training and evaluation mode.
+    `losses` and `detections` run the model in training and evaluation mode; `keys` built it.
     """
-    samples = pictures([(141, 123), (110, 160)], seed=8)
+    feature = keys.get("MODEL.RPN.IN_FEATURES", keys.get("MODEL.SEM_SEG_HEAD.IN_FEATURES"))
+    feature = feature[0] if feature else "res4"
+    num_classes = keys["MODEL.ROI_HEADS.NUM_CLASSES"]
+    samples = pictures([(141, 123), (110, 160)], seed=8, num_classes=num_classes)
+    samples = [with_labels(with_shapes(sample)) for sample in samples]
     model.eval()
     pixels = (samples[0]["image"][None].float() - 110.0) / 58.0
+    # An FPN wants whole cells, and its finest map is the one that everything has gone into.
+    pixels = torch.nn.functional.pad(pixels, (0, 5, 0, 19)) if "p2" in feature else pixels
     with torch.no_grad():
-        res4 = model.get_submodule("backbone")(pixels)["res4"]
-    found = detections(samples[:1])[0]
+        features = model.get_submodule("backbone")(pixels)[feature]
+    found = _short(detections(samples[:1])[0])
     model.train()
     torch.manual_seed(0)
     values = losses(samples)
@@ -170,13 +289,25 @@ def summary(
     }
     return {
         "features": {
-            "shape": list(res4.shape),
-            "norm": res4.norm().item(),
-            "sample": res4.flatten()[:: res4.numel() // 16][:16].tolist(),
+            "shape": list(features.shape),
+            "norm": features.norm().item(),
+            "sample": features.flatten()[:: features.numel() // 16][:16].tolist(),
         },
         "losses": {name: value.item() for name, value in values.items()},
         "gradient_norm": sum(value**2 for value in gradients.values()) ** 0.5,
         "gradients": {name: gradients[name] for name in some},
         "statistics": statistics,
-        "detections": {name: value[:8].tolist() for name, value in found.items()},
+        "detections": found,
     }
+
+
+def _short(answer: dict[str, Tensor]) -> dict[str, Any]:
+    """Eight of a picture's detections; of masks their areas, of the scores of pixels a few."""
+    short = {name: value[:8] for name, value in answer.items()}
+    if "masks" in short:
+        short["masks"] = short["masks"].sum(dim=(1, 2))
+    if "keypoints" in short:
+        short["keypoints"] = short["keypoints"][:, ::4]
+    if "sem_seg" in short:
+        short["sem_seg"] = short["sem_seg"][:, ::70, ::70]
+    return {name: value.tolist() for name, value in short.items()}

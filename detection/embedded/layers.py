@@ -1,4 +1,4 @@
-"""Normalisation layers by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
+"""Convolutions with norms by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
 
 from __future__ import annotations
 
@@ -45,14 +45,49 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "SyncBN": nn.BatchNorm2d,
     "naiveSyncBN": nn.BatchNorm2d,
     "FrozenBN": FrozenBatchNorm,
+    "GN": lambda channels: nn.GroupNorm(32, channels),
 }
+NormLayer = Callable[[int], nn.Module]
 
 
-def norm_layer(name: str) -> Callable[[int], nn.Module]:
-    """The layer of a `*.NORM` key; this engine runs one process, where SyncBN is plain BN."""
+def norm_layer(name: str) -> NormLayer | None:
+    """The layer of a `*.NORM` key, None for "" (none).
+
+    This engine runs one process, where SyncBN is plain BN.
+    """
     if "Sync" in name:
         logger.warning("NORM %s on one process is plain batch norm", name)
-    return NORMS[name]
+    return NORMS[name] if name else None
+
+
+class Conv(nn.Conv2d):
+    """A convolution that keeps the map's size, its norm (without one it has a bias), ReLU if asked.
+
+    (N, C_in, H, W) -> (N, C_out, H, W).
+    """
+
+    bias: nn.Parameter
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        norm: NormLayer | None = None,
+        *,
+        relu: bool = False,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=norm is None
+        )
+        self.norm = None if norm is None else norm(out_channels)
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.relu(x) if self.relu else x
 
 
 def freeze(module: nn.Module) -> None:

@@ -1,0 +1,92 @@
+"""What a region's features go through: the layers of box, mask and keypoint heads.
+
+Parameter names, their initial values and the random numbers these take are those of
+detectron2/modeling/roi_heads/{box_head,fast_rcnn,mask_head,keypoint_head}.py.
+
+Shapes: R regions, C channels, P pooled cells per side, K classes (foreground).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
+from torch import Tensor, nn
+
+from detection.embedded.layers import Conv, NormLayer
+
+
+def box_head(
+    channels: int,
+    pooled: int,
+    conv_dims: Sequence[int],
+    fc_dims: Sequence[int],
+    norm: NormLayer | None,
+) -> tuple[nn.Sequential, int]:
+    """3x3 convolutions, then fully-connected layers: (R, C, P, P) -> (R, D); and D."""
+    head = nn.Sequential()
+    for number, dim in enumerate(conv_dims, 1):
+        head.add_module(f"conv{number}", Conv(channels, dim, 3, norm, relu=True))
+        channels = dim
+    head.add_module("flatten", nn.Flatten())
+    features = channels * pooled**2
+    for number, dim in enumerate(fc_dims, 1):
+        head.add_module(f"fc{number}", nn.Linear(features, dim))
+        head.add_module(f"fc_relu{number}", nn.ReLU())
+        features = dim
+    for layer in head:
+        if isinstance(layer, Conv):
+            c2_msra_fill(layer)
+        elif isinstance(layer, nn.Linear):
+            c2_xavier_fill(layer)
+    return head, features
+
+
+class BoxPredictor(nn.Module):
+    """(R, D) -> class logits (R, K + 1), background last, and deltas (R, 4 K)."""
+
+    def __init__(self, features: int, num_classes: int) -> None:
+        super().__init__()
+        self.cls_score = nn.Linear(features, num_classes + 1)
+        self.bbox_pred = nn.Linear(features, num_classes * 4)
+        nn.init.normal_(self.cls_score.weight, std=0.01)
+        nn.init.normal_(self.bbox_pred.weight, std=0.001)
+        nn.init.zeros_(self.cls_score.bias)
+        nn.init.zeros_(self.bbox_pred.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cls_score(x).float(), self.bbox_pred(x).float()  # also under autocast
+
+
+def mask_head(
+    channels: int, num_classes: int, conv_dim: int, num_conv: int, norm: NormLayer | None
+) -> nn.Sequential:
+    """3x3 convolutions, a doubling, a mask per class: (R, C, P, P) -> logits (R, K, 2P, 2P)."""
+    head = nn.Sequential()
+    for number in range(1, num_conv + 1):
+        head.add_module(f"mask_fcn{number}", Conv(channels, conv_dim, 3, norm, relu=True))
+        channels = conv_dim
+    head.add_module("deconv", nn.ConvTranspose2d(channels, conv_dim, 2, stride=2))
+    head.add_module("deconv_relu", nn.ReLU())
+    predictor = Conv(conv_dim, num_classes, 1)
+    for layer in head:
+        if not isinstance(layer, nn.ReLU):
+            c2_msra_fill(layer)
+    nn.init.normal_(predictor.weight, std=0.001)
+    nn.init.zeros_(predictor.bias)
+    head.add_module("predictor", predictor)
+    return head
+
+
+def keypoint_head(channels: int, num_keypoints: int, conv_dims: Sequence[int]) -> nn.Sequential:
+    """3x3 convolutions, two doublings: (R, C, P, P) -> heat maps (R, number, 4P, 4P)."""
+    head = nn.Sequential()
+    for number, dim in enumerate(conv_dims, 1):
+        head.add_module(f"conv_fcn{number}", Conv(channels, dim, 3, relu=True))
+        channels = dim
+    lowres = nn.ConvTranspose2d(channels, num_keypoints, 4, stride=2, padding=1)
+    head.add_module("score_lowres", lowres)
+    for layer in head:
+        c2_msra_fill(layer)
+    head.add_module("upsample", nn.Upsample(scale_factor=2.0, mode="bilinear", align_corners=False))
+    return head

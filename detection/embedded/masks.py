@@ -1,0 +1,97 @@
+"""Masks and keypoints of regions: what to learn, and what was found, in pixels of the picture.
+
+Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py.
+
+Shapes: R regions (x1, y1, x2, y2), M or S cells per side of a mask or heat map, H W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pycocotools.mask as mask_util
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.ops import roi_align
+
+Polygons = Sequence[NDArray[np.float64]]  # of one object: x0, y0, x1, y1, ... each
+
+
+def crop_polygons(objects: Sequence[Polygons], boxes: Tensor, size: int) -> Tensor:
+    """The R objects drawn in their boxes (R, 4) of `size` cells per side: (R, M, M) bool."""
+    masks = torch.zeros(len(boxes), size, size, dtype=torch.bool)
+    for mask, polygons, box in zip(masks, objects, boxes.cpu().numpy(), strict=True):
+        sides = np.maximum(box[2:] - box[:2], 0.1)
+        # Corner and scale have the box's precision, the polygon keeps its own.
+        moved = [(p.reshape(-1, 2) - box[:2]) * (size / sides) for p in polygons]
+        mask.copy_(torch.from_numpy(draw_polygons([p.ravel() for p in moved], (size, size))))
+    return masks.to(boxes.device)
+
+
+def draw_polygons(polygons: Polygons, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Polygons of one object -> (H, W) bool, by COCO's rule."""
+    if not len(polygons):
+        return np.zeros(size, dtype=bool)
+    runs = mask_util.frPyObjects(list(polygons), *size)
+    return mask_util.decode(mask_util.merge(runs)).astype(bool)
+
+
+def crop_bitmaps(masks: Tensor, index: Tensor, boxes: Tensor, size: int) -> Tensor:
+    """Of bitmaps (G, H, W) those of `index` (R,), cropped to boxes (R, 4): (R, M, M) bool."""
+    regions = torch.cat([index[:, None].to(boxes.dtype), boxes], dim=1)
+    return roi_align(masks[:, None].float(), regions, size, aligned=True)[:, 0] >= 0.5
+
+
+def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks (R, M, M) in 0..1 in their boxes (R, 4) -> (R, H, W) bool in a picture of `size`.
+
+    One by one, because each is computed near its box only.
+    """
+    pasted = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
+    for target, mask, box in zip(pasted, masks, boxes, strict=True):
+        x0, y0 = (int(max(side - 1, 0)) for side in box[:2].floor())
+        x1, y1 = (
+            int(min(side + 1, limit))
+            for side, limit in zip(box[2:].ceil(), size[::-1], strict=True)
+        )
+        x, y = (
+            torch.arange(start, stop, device=masks.device, dtype=torch.float32) + 0.5
+            for start, stop in ((x0, x1), (y0, y1))
+        )
+        # From pixels to -1..1 across the box.
+        x, y = (
+            (side - low) / (high - low) * 2 - 1
+            for side, low, high in ((x, box[0], box[2]), (y, box[1], box[3]))
+        )
+        grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
+        near = F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)
+        target[y0:y1, x0:x1] = near[0, 0] >= 0.5
+    return pasted
+
+
+def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
+    """Which regions (R, 4) have a labelled keypoint of their object (R, number, 3) in them."""
+    x, y, visibility = keypoints.unbind(dim=2)
+    left, top, right, bottom = boxes[:, :, None].unbind(dim=1)
+    inside = (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
+    return (inside & (visibility >= 1)).any(dim=1)
+
+
+def keypoint_cells(keypoints: Tensor, boxes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The cell 0..S*S-1 of each keypoint (R, number) in its box, and where there is one."""
+    cells, valid = keypoints_to_heatmap(keypoints, boxes, size)
+    return cells, valid.bool()
+
+
+def locate_keypoints(heatmaps: Tensor, boxes: Tensor) -> Tensor:
+    """Logits (R, number, S, S) in boxes (R, 4) -> (R, number, 3): x, y and the peak's share.
+
+    The share is that of a softmax over the map, the peak itself taken after interpolation.
+    """
+    points, peaks = heatmaps_to_keypoints(heatmaps, boxes)
+    shares = 1 / (heatmaps - peaks[:, :, None, None]).exp().sum(dim=(2, 3))
+    return torch.cat([points[:, :, :2], shares[:, :, None]], dim=2)

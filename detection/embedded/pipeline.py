@@ -1,0 +1,106 @@
+"""A task's pictures from its configuration: what is read, in which order, how it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from detection import sem_seg_data
+from detection.datasets import read_split
+from detection.datasets.base import Record
+from detection.embedded.data import (
+    evaluation_batches,
+    repeat_factors,
+    repeated_forever,
+    shuffled_forever,
+    training_batches,
+    with_keypoints,
+    with_objects,
+)
+from detection.embedded.model import Sample
+from detection.embedded.samples import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from moco.errors import UserError
+
+
+def is_semantic(cfg: CfgNode) -> bool:
+    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
+
+
+def training_records(cfg: CfgNode) -> list[Record]:
+    """The pictures of DATASETS.TRAIN that there is something to learn from.
+
+    Raises:
+        UserError: none is left.
+    """
+    records = [record for name in cfg.DATASETS.TRAIN for record in read_split(name, cfg).records]
+    if is_semantic(cfg):
+        return records
+    if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+        records = with_objects(records)
+    if cfg.MODEL.KEYPOINT_ON:
+        records = with_keypoints(records, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
+    if not records:
+        raise UserError("DATASETS.TRAIN holds no picture with an object; check its annotations")
+    return records
+
+
+def build_training(
+    cfg: CfgNode, num_workers: int, *, skip: int = 0, drawn: int = 0
+) -> Generator[list[Sample]]:
+    """Training batches without end; see `data.training_batches`.
+
+    Raises:
+        UserError: there is nothing to learn from; DataError: a picture cannot be read.
+    """
+    records, (draw, mapper) = training_records(cfg), _training_mapper(cfg)
+    return training_batches(
+        records,
+        lambda: _order(cfg, records),
+        draw,
+        mapper,
+        batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        group_by_shape=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
+        num_workers=num_workers,
+        seed=cfg.SEED,
+        skip=skip,
+        drawn=drawn,
+    )
+
+
+def _order(cfg: CfgNode, records: Sequence[Record]) -> Iterator[int]:
+    """DATALOADER.SAMPLER_TRAIN."""
+    settings = cfg.DATALOADER
+    if settings.SAMPLER_TRAIN == "TrainingSampler":
+        return shuffled_forever(len(records), cfg.SEED)
+    threshold, square_root = settings.REPEAT_THRESHOLD, settings.REPEAT_SQRT
+    factors = repeat_factors(records, threshold, square_root=square_root)
+    return repeated_forever(factors, cfg.SEED)
+
+
+def build_evaluation(cfg: CfgNode, records: Sequence[Record]) -> Generator[list[Sample]]:
+    """Every picture once, one at a time."""
+    num_workers = cfg.DATALOADER.NUM_WORKERS
+    if is_semantic(cfg):
+        _, mapper = _training_mapper(cfg)
+        return evaluation_batches(records, None, mapper, num_workers=num_workers)
+    given = cfg.INPUT
+    mapper = Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False)
+    return evaluation_batches(records, Draw(given.MIN_SIZE_TEST), mapper, num_workers=num_workers)
+
+
+def _training_mapper(cfg: CfgNode) -> tuple[Callable[..., Any], Callable[..., Sample]]:
+    """What draws, and what maps a record and a draw to a sample."""
+    given = cfg.INPUT
+    if is_semantic(cfg):
+        labels = sem_seg_data.Augmentation.from_config(cfg)
+        return labels.draw, LabelMapper(labels, given.FORMAT)
+    sizes, sampling = tuple(given.MIN_SIZE_TRAIN), given.MIN_SIZE_TRAIN_SAMPLING
+    flips = None
+    if cfg.MODEL.KEYPOINT_ON:
+        metadata = read_split(cfg.DATASETS.TRAIN[0], cfg).metadata
+        flips = flip_indices(metadata["keypoint_names"], metadata["keypoint_flip_map"])
+    masks = given.MASK_FORMAT if cfg.MODEL.MASK_ON else ""
+    mapper = Mapper(given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips)
+    return Augmentation(sizes, sampling, given.RANDOM_FLIP).draw, mapper

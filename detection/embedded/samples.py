@@ -1,0 +1,303 @@
+"""A picture and what is annotated on it, resized and flipped: what a model takes.
+
+Bit for bit what Detectron2's DatasetMapper gives (detectron2/data/dataset_mapper.py) under the same
+random numbers, which are drawn elsewhere (data.py).
+
+Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized picture; sizes (height, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pycocotools.mask as mask_util
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from detection import sem_seg_data
+from detection.datasets.base import Record
+from detection.embedded.masks import draw_polygons
+from detection.embedded.model import Sample
+from detection.labels import read_labels
+from moco.errors import DataError
+
+_EXIF_ORIENTATION = 274
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_MIN_BOX_SIDE_PX = 1e-5
+_XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What happens to a picture: its shorter side in pixels (0 = as it is), its flip."""
+
+    short_edge_px: int
+    flip: str = "none"
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random resizing and flipping.
+
+    Attributes:
+        short_edges_px: the sizes to choose from, or (lowest, highest) with `sampling` "range".
+        sampling: "choice" or "range".
+        flip: "horizontal", "vertical" or "none"; done with probability 1/2.
+    """
+
+    short_edges_px: tuple[int, ...]
+    sampling: str
+    flip: str
+
+    def draw(self, rng: np.random.RandomState) -> Draw:
+        """The random numbers are ResizeShortestEdge's and RandomFlip's."""
+        if self.sampling == "range":
+            low, high = self.short_edges_px
+            short_edge = rng.randint(low, high + 1)
+        else:
+            short_edge = rng.choice(self.short_edges_px)
+        flipped = self.flip != "none" and rng.uniform() < 0.5
+        return Draw(int(short_edge), self.flip if flipped else "none")
+
+
+def read_picture(path: str) -> Image.Image:
+    """An RGB picture, turned as its EXIF says.
+
+    Raises:
+        DataError: missing, truncated, or not a picture.
+    """
+    try:
+        with Image.open(path) as image:
+            image.load()
+            method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
+            return (image if method is None else image.transpose(method)).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: cannot be read as a picture ({reason}); replace it") from error
+
+
+def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) -> tuple[int, int]:
+    """(height, width) with the given shorter side, unless the longer one would exceed its limit.
+
+    Rounds half up: ResizeShortestEdge.get_output_shape.
+    """
+    if short_edge_px == 0:
+        return size
+    height, width = size
+    scale = short_edge_px * 1.0 / min(height, width)
+    if height < width:
+        new_height, new_width = short_edge_px * 1.0, scale * width
+    else:
+        new_height, new_width = scale * height, short_edge_px * 1.0
+    if max(new_height, new_width) > max_size_px:
+        scale = max_size_px * 1.0 / max(new_height, new_width)
+        new_height, new_width = new_height * scale, new_width * scale
+    return int(new_height + 0.5), int(new_width + 0.5)
+
+
+@dataclass(frozen=True)
+class Mapper:
+    """A record and a draw -> a sample of a detector.
+
+    Attributes:
+        max_size_px: limit of the longer side.
+        channel_order: "RGB" or "BGR".
+        masks: "polygon" or "bitmask" (INPUT.MASK_FORMAT), "" for none.
+        flip_indices: of the keypoints after a horizontal flip; None: keypoints are not read.
+        learning: read the annotations at all.
+    """
+
+    max_size_px: int
+    channel_order: str
+    masks: str = ""
+    flip_indices: tuple[int, ...] | None = None
+    learning: bool = True
+
+    def __call__(self, record: Record, draw: Draw) -> Sample:
+        """Read one picture and apply a draw to it and to its objects.
+
+        Raises:
+            DataError: the picture cannot be read or is not of the size its annotation says, or a
+                mask is of the wrong kind.
+        """
+        image = read_picture(record["file_name"])
+        width, height = image.size
+        _check_size(record, (height, width))
+        size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
+        if draw.short_edge_px:
+            image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        pixels = _flipped(np.asarray(image), draw.flip)
+        sample = _sample(record, pixels, self.channel_order)
+        if self.learning:
+            scale = (size[1] * 1.0 / width, size[0] * 1.0 / height)
+            sample |= self._objects(record, _Moved(scale, size, draw.flip))
+        return sample
+
+    def _objects(self, record: Record, moved: _Moved) -> dict[str, Any]:
+        """Boxes, classes, masks and keypoints of what is no crowd and has an area."""
+        objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
+        boxes = torch.as_tensor(_boxes(objects, moved), dtype=torch.float32)
+        keep = (boxes[:, 2:] - boxes[:, :2] > _MIN_BOX_SIDE_PX).all(dim=1)
+        learnt: dict[str, Any] = {
+            "boxes": boxes,
+            "classes": torch.tensor([item["category_id"] for item in objects], dtype=torch.int64),
+        }
+        if self.flip_indices is not None:
+            points = [_keypoints(item, moved, self.flip_indices) for item in objects]
+            shape = (len(objects), len(self.flip_indices), 3)
+            learnt["keypoints"] = torch.as_tensor(np.array(points).reshape(shape)).float()
+        if self.masks == "bitmask":
+            bitmaps = np.zeros((len(objects), *moved.size), dtype=bool)
+            for bitmap, item in zip(bitmaps, objects, strict=True):
+                bitmap[:] = _bitmap(item["segmentation"], moved)
+            learnt["masks"] = torch.from_numpy(bitmaps)
+            keep &= learnt["masks"].flatten(1).any(dim=1)
+        kept = {name: values[keep] for name, values in learnt.items()}
+        if self.masks == "polygon":
+            chosen = [item["segmentation"] for item, own in zip(objects, keep, strict=True) if own]
+            if not all(isinstance(shape, list) for shape in chosen):
+                raise DataError(
+                    f"{record['file_name']}: has a mask in run lengths, not in polygons; set "
+                    "INPUT.MASK_FORMAT bitmask"
+                )
+            kept["masks"] = [_polygons(shape, moved) for shape in chosen]
+        return kept
+
+
+@dataclass(frozen=True)
+class LabelMapper:
+    """A record and a draw -> a sample of a segmenter; without a draw the picture as it is.
+
+    Attributes:
+        augmentation: applies the draw.
+        channel_order: "RGB" or "BGR".
+    """
+
+    augmentation: sem_seg_data.Augmentation
+    channel_order: str
+
+    def __call__(self, record: Record, draw: sem_seg_data.Draw | None) -> Sample:
+        """Read one picture, and its labels if there is a draw.
+
+        Raises:
+            DataError: one cannot be read, or is not of the size that the record says.
+        """
+        # With its colours in the model's order, because the crop's padding is.
+        pixels = np.asarray(read_picture(record["file_name"]))
+        _check_size(record, pixels.shape[:2])
+        if draw is None:
+            return _sample(record, pixels, self.channel_order)
+        if self.channel_order == "BGR":
+            pixels = pixels[..., ::-1]
+        labels = read_labels(record["sem_seg_file_name"])
+        pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, draw)
+        sample = _sample(record, pixels, "RGB")  # as it is
+        return sample | {"sem_seg": torch.as_tensor(labels.astype("int64"))}
+
+
+def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    """Which keypoint stands where after a horizontal flip; `pairs` exchange their places."""
+    other = dict(pairs) | {right: left for left, right in pairs}
+    return tuple(names.index(other.get(name, name)) for name in names)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What happened to the picture: (x, y) scale, size after it, flip of that."""
+
+    scale: tuple[float, float]
+    size: tuple[int, int]
+    flip: str
+
+    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
+        """(..., 2) points, changed in place."""
+        for axis, scale in enumerate(self.scale):
+            points[..., axis] = points[..., axis] * scale
+        if self.flip == "horizontal":
+            points[..., 0] = self.size[1] - points[..., 0]
+        elif self.flip == "vertical":
+            points[..., 1] = self.size[0] - points[..., 1]
+        return points
+
+
+def _sample(record: Record, pixels: NDArray[np.uint8], channel_order: str) -> Sample:
+    if channel_order == "BGR":
+        pixels = pixels[..., ::-1]
+    names = ("file_name", "image_id", "height", "width")
+    return {
+        "image": torch.as_tensor(np.ascontiguousarray(pixels.transpose(2, 0, 1))),
+        **{name: record[name] for name in names if name in record},
+    }
+
+
+def _check_size(record: Record, size: tuple[int, ...]) -> None:
+    if size != (record["height"], record["width"]):
+        raise DataError(
+            f"{record['file_name']}: the picture is {size[1]}x{size[0]}, its annotation says "
+            f"{record['width']}x{record['height']}; correct the annotation's size"
+        )
+
+
+def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:
+    return {"none": array, "horizontal": array[:, ::-1], "vertical": array[::-1]}[flip]
+
+
+def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved) -> NDArray[np.float64]:
+    """(R, 4), clipped to the picture."""
+    corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
+    corners = moved(corners)
+    boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1).clip(min=0)
+    return np.minimum(boxes, moved.size[::-1] * 2)
+
+
+def _corners(item: dict[str, Any]) -> Sequence[float]:
+    """(x1, y1, x2, y2); from width and height in single precision, as BoxMode.convert."""
+    if item["bbox_mode"] == _XYXY:
+        return item["bbox"]
+    x, y, width, height = np.array(item["bbox"], dtype=np.float32)
+    return [x, y, x + width, y + height]
+
+
+def _polygons(shape: Sequence[Any], moved: _Moved) -> list[NDArray[np.float64]]:
+    """Of one object: x0, y0, x1, y1, ... each.
+
+    A polygon of whole numbers loses its fractions when it is resized, as in Detectron2.
+    """
+    parts = [moved(np.array(part).reshape(-1, 2)) for part in shape]
+    return [part.reshape(-1).astype(np.float64) for part in parts]
+
+
+def _bitmap(shape: Any, moved: _Moved) -> NDArray[np.bool_]:
+    """(H, W) of one object in polygons or run lengths."""
+    if isinstance(shape, list):
+        return draw_polygons(_polygons(shape, moved), moved.size)
+    image = Image.fromarray(mask_util.decode(shape))
+    if moved.scale != (1.0, 1.0):
+        image = image.resize(moved.size[::-1], Image.Resampling.NEAREST)
+    return _flipped(np.asarray(image), moved.flip).astype(bool)
+
+
+def _keypoints(
+    item: dict[str, Any], moved: _Moved, flipped: tuple[int, ...]
+) -> NDArray[np.float64]:
+    """(number, 3): x, y and visibility; all 0 where there is none or it lies outside."""
+    points = np.array(item["keypoints"], dtype=np.float64).reshape(-1, 3)
+    x, y = moved(points[:, :2]).T
+    outside = (x < 0) | (y < 0) | (x > moved.size[1]) | (y > moved.size[0])
+    points[outside, 2] = 0
+    if moved.flip == "horizontal":
+        points = points[list(flipped)]
+    points[points[:, 2] == 0] = 0
+    return points

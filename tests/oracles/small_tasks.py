@@ -1,0 +1,71 @@
+"""Every task file cut down to two iterations on generated pictures, for either engine.
+
+Only sizes and durations are overridden. The weights are a quarter-width ResNet-50, so that a run
+takes seconds: depth and width come with the weights' contract and are not overridden either.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from detection.train_net import main
+from moco.run import RunRecord, read_record
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+# Sizes, durations, and no threshold for the scores; "sem_seg" tasks take the second table.
+SMALL = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 60,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 60,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 20,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 10,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
+    "TEST.DETECTIONS_PER_IMAGE": 5,
+    "INPUT.MIN_SIZE_TRAIN": (96,),
+    "INPUT.MIN_SIZE_TEST": 96,
+}
+SMALL_SEM_SEG = {"MODEL.DEVICE": "cpu", "INPUT.SEM_SEG_CROP_SIZE": 65}
+SHORT = {
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 2,
+    "SOLVER.STEPS": (1,),
+    "SOLVER.CHECKPOINT_PERIOD": 2,
+    "DATALOADER.NUM_WORKERS": 0,
+    "TEST.PRECISE_BN.NUM_ITER": 2,
+    "SEED": 3,
+}
+
+
+def options(task: str) -> dict[str, object]:
+    """Keys that make a task ``voc/faster_rcnn_R_50_C4_24k`` small."""
+    return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
+
+
+def run(task: str, weights: Path, folder: Path, engine: str, *opts: object) -> RunRecord:
+    """Train and evaluate it in ``folder``; ``opts``: further KEY VALUE pairs."""
+    values = options(task) | {"MODEL.WEIGHTS": weights, "OUTPUT_DIR": folder}
+    argv = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine]
+    argv += [str(item) for pair in values.items() for item in pair]
+    assert main([*argv, *map(str, opts)]) == 0
+    return read_record(folder / "run.json")
+
+
+def assert_same_run(theirs: Path, ours: Path) -> None:
+    """Trained tensors and predictions in two folders: no difference at all."""
+    expected, actual = (
+        torch.load(folder / "model_final.pth", weights_only=True)["model"]
+        for folder in (theirs, ours)
+    )
+    assert set(expected) == set(actual)
+    different = [name for name, x in expected.items() if not torch.equal(x, actual[name])]
+    assert not different
+    predictions = [sorted((folder / "inference").glob("*.json")) for folder in (theirs, ours)]
+    assert [path.name for path in predictions[0]] == [path.name for path in predictions[1]]
+    for one, other in zip(*predictions, strict=True):
+        assert json.loads(one.read_text()) == json.loads(other.read_text())
