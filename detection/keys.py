@@ -168,8 +168,8 @@ TRANSFER: dict[str, Any] = {
     "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
 }
 
-# The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
+# The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
 EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "SemanticSegmentor"),
     "MODEL.BACKBONE.NAME": (

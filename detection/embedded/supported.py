@@ -112,6 +112,12 @@ def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
 
 def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
     model, name = cfg.MODEL, cfg.MODEL.ROI_HEADS.NAME
+    for part, number in (("RPN", 2), ("ROI_HEADS", 1)):
+        thresholds = list(model[part].IOU_THRESHOLDS)
+        if len(thresholds) != number or thresholds != sorted(thresholds):
+            raise UserError(
+                f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
+            )
     names = list(model.ROI_HEADS.IN_FEATURES)
     _require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
     if names != maps[maps.index(names[0]) :][: len(names)]:

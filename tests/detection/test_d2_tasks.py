@@ -9,8 +9,9 @@ import re
 import pytest
 import torch
 
+from detection.train_net import main
 from moco.cfgnode import load_cfg
-from moco.run import RunRecord
+from moco.run import RunRecord, read_record
 from tests.detection.conftest import ROOT, task_files
 from tests.oracles.small_tasks import assert_same_run
 
@@ -127,6 +128,22 @@ def test_both_engines_give_the_same_run(task, task_run, detectron2):
     assert_same_run(theirs, ours)
     for field in ("metrics", "coverage", "config_sha256", "recipe"):
         assert getattr(their_record, field) == getattr(our_record, field)
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["coco/mask_rcnn_R_50_FPN_1x", "coco/keypoint_rcnn_R_50_FPN_2x", "voc/fcn16s_R_50_30k"],
+)
+def test_the_embedded_engine_evaluates_and_draws_a_trained_model(task, task_run, data_of, tmp_path):
+    """From the config.yaml beside it; the numbers are those of the training's end."""
+    data_of(task)
+    folder, trained = task_run("embedded", task)
+    argv = ["--engine", "embedded", "--eval-only", "--visualize", "1"]
+    opts = ["MODEL.WEIGHTS", folder / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
+    assert main([*argv, *map(str, opts)]) == 0
+    record = read_record(tmp_path / "again" / "inference" / "run.json")
+    assert record.metrics == trained.metrics
+    assert len(list((tmp_path / "again" / "inference" / "visualize").glob("*.jpg"))) == 1
 
 
 def check_record(task: str, record: RunRecord) -> None:

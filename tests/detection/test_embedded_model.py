@@ -91,6 +91,8 @@ def test_keys_that_contradict_each_other(keys: dict[str, Any], said: str) -> Non
             {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9, 10], [11], [12], [13]]},
             r"SIZES: has \[1, 2, 1, 1, 1\]",
         ),
+        (tiny.FPN, {"MODEL.RPN.IOU_THRESHOLDS": [0.7, 0.3]}, r"RPN.IOU_THRESHOLDS.*expected 2"),
+        (tiny.FPN, {"MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.4, 0.5]}, r"HEADS.IOU_T.*expected 1"),
         (tiny.FPN, {"MODEL.ROI_BOX_HEAD.NUM_FC": 0}, r"NUM_FC 0.*no layer"),
         (tiny.FCN, {"INPUT.RANDOM_FLIP": "vertical"}, r"RANDOM_FLIP vertical.*horizontal, none"),
         (tiny.FCN, {"MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res4"]}, r"IN_FEATURES \['res4'\].*res5"),
