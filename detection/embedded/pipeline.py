@@ -42,7 +42,8 @@ def training_records(cfg: CfgNode) -> list[Record]:
     if cfg.MODEL.KEYPOINT_ON:
         records = with_keypoints(records, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
     if not records:
-        raise UserError("DATASETS.TRAIN holds no picture with an object; check its annotations")
+        what = "labelled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
+        raise UserError(f"DATASETS.TRAIN holds no picture with {what}; check its annotations")
     return records
 
 

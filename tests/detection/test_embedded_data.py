@@ -1,5 +1,6 @@
 """The data pipeline without Detectron2: expected values written out, and its own promises."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,10 @@ import torch
 from PIL import Image
 
 from detection.embedded import data, samples
-from moco.errors import DataError
+from detection.embedded.pipeline import training_records
+from moco.errors import DataError, UserError
+from tests.oracles import tiny_detector as tiny
+from tests.oracles.tiny_coco import write_coco
 
 
 def record(folder: Path, size: tuple[int, int], number: int = 0, **more: Any) -> dict[str, Any]:
@@ -268,6 +272,37 @@ def test_records_without_anything_to_learn_are_left_out() -> None:
     assert data.with_keypoints([objects, crowd, nothing], 1) == [objects, crowd]
     assert data.with_keypoints([objects, crowd, nothing], 2) == [crowd]
     assert data.with_keypoints([nothing], 0) == [nothing]
+
+
+def test_training_leaves_out_what_has_no_object_or_no_keypoint(
+    tmp_path: Path, fresh_cache: None
+) -> None:
+    write_coco(tmp_path, {"train2017": 4}, keypoints=True)
+    path = tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json"
+    content = json.loads(path.read_text())
+    crowded, hidden, *others = [image["id"] for image in content["images"]]
+    for item in content["annotations"]:
+        if item["image_id"] == crowded:
+            item["iscrowd"] = 1
+        if item["image_id"] == hidden:
+            item["keypoints"] = [0] * len(item["keypoints"])
+    path.write_text(json.dumps(content))
+    keys: dict[str, Any] = {
+        "DATASETS.COCO_TRAIN_JSON": str(path),
+        "DATASETS.COCO_TRAIN_ROOT": str(tmp_path / "coco" / "train2017"),
+        "DATASETS.TRAIN": (f"annotations_{path.stem}",),
+    }
+
+    def kept(**more: Any) -> set[int]:
+        given = {f"MODEL.{name}": value for name, value in more.items()}
+        return {r["image_id"] for r in training_records(tiny.task({**keys, **given}))}
+
+    assert kept() == {hidden, *others}
+    assert kept(KEYPOINT_ON=True) == set(others)
+    with pytest.raises(UserError, match=r"TRAIN holds no picture with labelled keypoints"):
+        kept(KEYPOINT_ON=True, **{"ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1000})
+    keys["DATALOADER.FILTER_EMPTY_ANNOTATIONS"] = False
+    assert kept() == {crowded, hidden, *others}
 
 
 def test_rare_classes_are_repeated() -> None:
