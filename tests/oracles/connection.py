@@ -33,3 +33,18 @@ def _train(within: list[str], fails: bool) -> None:
 def _threads() -> list[str]:
     names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
     return [name for name in names if "gloo" in name]
+
+
+def detectron2s_gloo_threads() -> tuple[list[str], list[str]]:
+    """The same, of a process that Detectron2 has connected, for the plugin's way to end."""
+    from detectron2.utils import comm
+
+    from detection.d2.trainer import _disconnect
+
+    gc.disable()
+    comm.create_local_process_group(2)
+    comm.all_gather("its own group of all processes")
+    within: list[str] = []
+    _train(within, fails=False)
+    _disconnect()
+    return within, _threads()
