@@ -51,7 +51,7 @@ setup(
         "slurm": SLURM,
         "speed": ["lightly"],  # the peer that benchmarks.speed compares with
         "test": [
-            *("pytest", "pytest-timeout", "hypothesis", "ruff", "mypy"),
+            *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"),
             *STUBS,
             *LVIS,
             *CITYSCAPES,

@@ -7,9 +7,12 @@ processes' claims standing, and nobody starts a second process beside one that s
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from moco.errors import UserError
 
 
 class Claim:
@@ -24,18 +27,16 @@ class Claim:
 
     @classmethod
     def take(cls, path: Path) -> "Claim | None":
-        """Lock ``path`` (made if missing, never removed); None while another process holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except BaseException:
-            os.close(fd)
-            raise
-        return cls(fd)
+        """Lock ``path`` (made if missing, never removed); None while another process holds it.
+
+        Raises:
+            UserError: the folder cannot be written, or its file system has no locks.
+        """
+        fd = _open(path)
+        if _locked(fd, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return cls(fd)
+        os.close(fd)
+        return None
 
     def write(self, content: Mapping[str, Any]) -> None:
         """What others may read while it is held: see :func:`read`."""
@@ -54,14 +55,25 @@ def held(path: Path) -> bool:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
+    # Shared, so that any number may ask at once; :meth:`Claim.take` is tried again in a moment.
+    free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(fd)
+    return not free
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for the lock on ``path`` and keep it while the context is open.
+
+    Raises:
+        UserError: as :meth:`Claim.take`.
+    """
+    fd = _open(path)
+    _locked(fd, path, fcntl.LOCK_EX)
     try:
-        # Shared, so that any number may ask at once; :meth:`Claim.take` is tried again in a moment.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        yield
     finally:
         os.close(fd)
-    return False
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -71,3 +83,33 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent}: cannot be written ({error.strerror}); mend that, or choose another "
+            "--output"
+        ) from error
+
+
+def _locked(fd: int, path: Path, kind: int) -> bool:
+    """Lock what is open; closed again if that cannot be."""
+    try:
+        fcntl.flock(fd, kind)
+    except (BlockingIOError, PermissionError):  # EACCES is what some file systems say
+        return False
+    except OSError as error:
+        os.close(fd)
+        raise UserError(
+            f"{path.parent}: this file system has no locks ({error.strerror}), and without them a "
+            "run may be computed twice; choose an --output on another one, or have it mounted "
+            "with locks (flock)"
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return True

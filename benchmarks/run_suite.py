@@ -110,7 +110,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
     hardware = None if executor.remote else findings.hardware or None
     measured = measured_runs(folder, specs, hardware)
     if args.dry_run:
-        print(listing(folder, specs, measured, executor))
+        print(listing(folder, specs, measured, executor, args.retry_failed))
         print("\nchecked every task, data set and weights file; nothing was started")
         return
     specs = _known_lengths(folder, specs)
@@ -227,39 +227,45 @@ def listing(
     specs: "Sequence[RunSpec]",
     measured: "Sequence[Measured]",
     executor: "Executor",
+    retry_failed: bool = False,
 ) -> str:
-    """Every run with what it takes, and the sums."""
+    """Every run with what it takes from its beginning, and what is left of all."""
     from tabulate import tabulate
 
     from benchmarks.suite import estimate
-    from benchmarks.suite_runner import foresee, places_for
+    from benchmarks.suite_runner import foresee, fraction, places_for
 
     unit = "GPU hours" if executor.gpus else "CPU hours"
     states = {spec.name: folder.state(spec) for spec in specs}
-    rows, hours, unknown = [], 0.0, []
+    rows, hours, unknown, number = [], 0.0, [], 0
     for spec in specs:
         state, expected = states[spec.name], estimate(spec, measured)
         own = expected.hours(spec.gpus)
-        if state.kind != "done":
+        again = state.kind == "failed" and retry_failed and not state.foreign
+        if again:
+            states[spec.name] = replace(state, kind="interrupted")
+        if again or not state.settled:
+            number += 1
             if own is None:
                 unknown.append(spec.task)
             else:
-                hours += own
+                hours += own * (1 - fraction(spec, state))
         shown = "unknown" if own is None else f"{own:.2f}"
         length = spec.iterations or "?"
         row = [spec.task, spec.init, spec.seed, spec.engine, spec.gpus or "CPU", length, shown]
         rows.append([*row, expected.source if own is not None else "", state.kind])
     head = ["task", "init", "seed", "engine", "GPUs", "iterations", unit, "known from", "state"]
     text = tabulate(rows, headers=head, disable_numparse=True)
-    number = sum(state.kind != "done" for state in states.values())
-    total = f"{number} to do: {hours:.2f} {unit}"
+    total = f"{number} to do"
+    if len(unknown) < number:
+        total += f": {hours:.2f} {unit}"
     if unknown:
-        tasks = ", ".join(dict.fromkeys(unknown))
+        which = f"{len(unknown)} of them take" if len(unknown) < number else "that takes"
         total += (
-            f", and an unknown number for {len(unknown)} of them ({tasks}); state them with "
-            "--seconds-per-iteration, or let one run finish"
+            f"; how long {which} is not known ({', '.join(dict.fromkeys(unknown))}): give "
+            "--seconds-per-iteration, or let a run of each task finish"
         )
-    else:
+    elif number:
         left = foresee(specs, states, measured, places_for(executor, specs)).seconds_left
         where = "without the time in the queue" if executor.remote else "here"
         total += f", about {format_seconds(left)} {where}"
@@ -327,7 +333,11 @@ def write_tables(
     if not results.transfer:
         print("no run is done, so there is no table")
         return []
-    if baseline not in {run.record.init for run in results.transfer}:
+    finished = {run.record.init for run in results.transfer}
+    if baseline not in finished:
+        if baseline in {spec.init for spec in specs}:
+            instead = "random" if "random" in finished else "nothing"
+            print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
         baseline = None
     tables = make_tables(results, baseline, EACH)
     with folder.lock():  # another runner may have come to its end as well

@@ -639,7 +639,7 @@ class RunJob:
         state = folder.state(spec, mine=True)
         if state.kind == DONE:
             return 0
-        if folder.failure(spec):
+        if state.foreign or folder.failure(spec):
             return 1  # of another job, and shown already
         starts = self._note_begin(claim, folder, here)
         if starts > MAX_FRUITLESS or asked:

@@ -35,10 +35,12 @@ PLACES = (
     *("MODEL.DEVICE", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS"),
     *("DATASETS.VOC_DIR", "DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS"),
     *("DATA.CACHE_MIB", "DATALOADER.NUM_WORKERS"),
-    *(f"DATASETS.COCO_{split}_{part}" for split in ("TRAIN", "TEST") for part in ("JSON", "ROOT")),
+    *("DATASETS.COCO_TRAIN_ROOT", "DATASETS.COCO_TEST_ROOT"),
 )
+# Of these the folder is a place; files side by side are different data.
+FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
+WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
 _SUITE_KEYS = ("name", "title", "trials", "baseline", "inits", "tasks")
 _TASK_KEYS = (
     *("config", "name", "program", "overrides", "random_overrides", "gpus", "engines"),
@@ -61,7 +63,8 @@ class SuiteTask:
         without: patterns of initialisations that this task is not run for.
         trials: seeds per row where the command line does not say; None: the suite's.
         paper: the tables of the paper that it feeds.
-        seconds_per_iteration: stated, on the hardware that the suite is meant for; None: unknown.
+        seconds_per_iteration: stated by the suite, for a group of ``gpus``; None: unknown.
+        seconds_here: stated on the command line, for the machine at hand; None: not.
     """
 
     name: str
@@ -75,10 +78,17 @@ class SuiteTask:
     trials: int | None = None
     paper: tuple[str, ...] = ()
     seconds_per_iteration: float | None = None
+    seconds_here: float | None = None
 
     def keys(self, init: str) -> tuple[tuple[str, str], ...]:
         """The overrides of a run from ``init``."""
         return self.overrides + (self.random_overrides if init == RANDOM else ())
+
+    def seconds_of(self, gpus: int) -> float | None:
+        """What is stated for a run on so many GPUs, per iteration."""
+        if self.seconds_here is not None:
+            return self.seconds_here
+        return self.seconds_per_iteration if gpus == self.gpus else None
 
     def wants(self, init: str) -> bool:
         """Whether the task is run for this initialisation."""
@@ -212,7 +222,7 @@ def check_name(where: str, name: Any) -> str:
         raise UserError(
             f"{where}: got {name!r}, expected a name of letters, digits, '.', '_' and '-'"
         )
-    if name.endswith(_WEIGHT_ENDINGS):
+    if name.endswith(WEIGHT_ENDINGS):
         raise UserError(f"{where}: got {name!r}, expected a name without a file's ending")
     return name
 
@@ -245,9 +255,9 @@ def with_options(
         _check_seconds("--seconds-per-iteration", value)
     tasks = []
     for task in suite.tasks:
-        seconds = stated.get(task.name, stated.get("", task.seconds_per_iteration))
+        seconds = stated.get(task.name, stated.get(""))
         overrides = (*task.overrides, *opts.get(task.program, ()))
-        tasks.append(replace(task, overrides=overrides, seconds_per_iteration=seconds))
+        tasks.append(replace(task, overrides=overrides, seconds_here=seconds))
     return replace(suite, tasks=tuple(tasks))
 
 
@@ -263,7 +273,7 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     if not chosen:
         raise UserError(
             f"{task.name} runs on {' and '.join(task.engines)} only; got --engine "
-            f"{', '.join(engines)}"
+            f"{', '.join(engines)} (auto is detectron2 where it can be imported)"
         )
     return chosen
 
@@ -299,7 +309,8 @@ def expand(
     """
     numbers = trials_of(suite, trials)
     if gpus is not None and not 1 <= gpus <= max(available, 1):
-        raise UserError(f"--gpus-per-run: got {gpus}, expected 1 to {available} (what is visible)")
+        expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
+        raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
     runs = []
     for seed in range(max(numbers.values())):
         for task in suite.tasks:
@@ -336,13 +347,19 @@ def run_id(
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
-    """The keys of a task's file (and its bases) and overrides, flat, without ``PLACES``."""
+    """The keys of a task's file (and its bases) and overrides, flat, without places."""
     keys = flatten(read_yaml(task.config))
     keys |= {key: parsed(value) for key, value in task.keys(init)}
+    keys = {key: _plain(value) for key, value in keys.items() if key not in SET_PER_RUN}
+    return without_places(keys)
+
+
+def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys without ``PLACES``, and of ``FILES`` the name: both may differ between machines."""
     return {
-        key: _plain(value)
+        key: Path(str(value)).name if key in FILES else value
         for key, value in keys.items()
-        if key not in PLACES and key not in SET_PER_RUN
+        if key not in PLACES
     }
 
 
@@ -406,7 +423,7 @@ def _run(
         engine=engine,
         gpus=gpus,
         iterations=0,
-        seconds_per_iteration=task.seconds_per_iteration,
+        seconds_per_iteration=task.seconds_of(gpus),
     )
 
 
@@ -492,7 +509,7 @@ def _check_seconds(where: str, value: Any) -> None:
 def _file_name(weights: str) -> str:
     """A file's name without its endings, as both programs call weights."""
     name = Path(weights).name
-    for ending in _WEIGHT_ENDINGS:
+    for ending in WEIGHT_ENDINGS:
         name = name.removesuffix(ending)
     return name
 

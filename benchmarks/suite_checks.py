@@ -62,22 +62,19 @@ def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
     """Detectron2's names of weights (``detectron2://…``) as files, downloaded if need be.
 
     Raises:
-        UserError: Detectron2 is not installed, or a name that it does not know.
+        UserError: Detectron2 is not installed, or what MODEL.WEIGHTS refuses as well: another
+            address, a whole detector, a name that it does not know.
     """
-    if not any("://" in name for name in weights.values()):
-        return dict(weights)
-    try:
-        from detection.d2.model_zoo import resolve_detectron2_name
-    except ImportError as error:
-        named = next(name for name in weights.values() if "://" in name)
-        raise UserError(
-            f"--init {named}: only Detectron2 can resolve this name, and it is not installed; "
-            "download the file and give its path"
-        ) from error
-    return {
-        init: str(resolve_detectron2_name(name)) if "://" in name else name
-        for init, name in weights.items()
-    }
+    from detection.weights import read_weights
+
+    files = dict(weights)
+    for init, name in weights.items():
+        if "://" in name:
+            read_weights(name)  # refuses what is no backbone before anything is fetched
+            from detection.d2.model_zoo import resolve_detectron2_name
+
+            files[init] = str(resolve_detectron2_name(name))
+    return files
 
 
 def choose_engines(wanted: str) -> tuple[str, ...]:

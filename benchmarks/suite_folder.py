@@ -17,18 +17,26 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.jobs import last_iteration
 from benchmarks.results import Results, Unusable
-from benchmarks.suite import PLACES, RANDOM, Init, RunSpec, Suite, trials_of
+from benchmarks.suite import (
+    DETECTION,
+    RANDOM,
+    WEIGHT_ENDINGS,
+    Init,
+    RunSpec,
+    Suite,
+    trials_of,
+    without_places,
+)
 from moco.errors import DataError, UserError
 from moco.fileio import TEMPORARY_PREFIX, atomic_write_json, sha256_file
 from moco.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
@@ -50,8 +58,10 @@ class State:
         kind: ``done``, ``running``, ``failed``, ``interrupted`` (to be continued) or ``waiting``.
         iteration: the last one that it has logged.
         text: why it failed, or who is at it.
-        seconds: since its process started, for a running one; of the whole run for a done one.
+        seconds: since its process started, for a running one; of the whole run for a done one, 0
+            where its record has those of its last process alone.
         began_at: the iteration that its process started at.
+        foreign: it failed because its folder holds what is not of it, from which nothing goes on.
     """
 
     kind: str
@@ -59,6 +69,7 @@ class State:
     text: str = ""
     seconds: float = 0.0
     began_at: float = 0.0
+    foreign: bool = False
 
     @property
     def settled(self) -> bool:
@@ -91,10 +102,9 @@ class SuiteFolder:
     def metrics(self, spec: RunSpec) -> Path:
         return self.run(spec) / METRICS_NAME
 
-    def lock(self) -> FileLock:
+    def lock(self) -> AbstractContextManager[None]:
         """For what two runners must not do at the same time; held for moments."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.path / LOCK_NAME)
+        return claims.alone(self.path / LOCK_NAME)
 
     def state(self, spec: RunSpec, *, mine: bool = False) -> State:
         """How far a run is; reads only.
@@ -106,12 +116,13 @@ class SuiteFolder:
         try:
             record = self.record(spec)
         except UserError as error:
-            return State(FAILED, iteration, str(error))
+            return State(FAILED, iteration, f"{error}; {_anew(folder)}", foreign=True)
         if record is not None and record.status == "done":
             problem = contradiction(spec, record)
             if problem:
-                return State(FAILED, text=f"{folder / RECORD_NAME} is not of this run: {problem}")
-            return State(DONE, record.iterations, seconds=record.seconds)
+                text = f"{folder / RECORD_NAME} is not of this run: {problem}; {_anew(folder)}"
+                return State(FAILED, text=text, foreign=True)
+            return State(DONE, record.iterations, seconds=self._whole_seconds(spec, record))
         if not mine and claims.held(self.claim(spec)):
             who = claims.read(self.claim(spec))
             return State(
@@ -133,6 +144,11 @@ class SuiteFolder:
     def record(self, spec: RunSpec) -> RunRecord | None:
         path = self.run(spec) / RECORD_NAME
         return read_record(path) if path.is_file() else None
+
+    def _whole_seconds(self, spec: RunSpec, record: RunRecord) -> float:
+        """A detection run that was continued has only its last process's in its record: 0."""
+        began_at = float(claims.read(self.claim(spec)).get("iteration", 0.0))
+        return 0.0 if spec.program == DETECTION and began_at else record.seconds
 
     def note_claim(self, claim: Claim, spec: RunSpec) -> None:
         """Say who is at a run, for ``--status``."""
@@ -248,10 +264,14 @@ class SuiteFolder:
         return given
 
     def _check_folder(self) -> None:
-        if not self.path.exists():
+        path = self.path.absolute()
+        nearest = next(place for place in (path, *path.parents) if place.exists())
+        if not nearest.is_dir():
+            raise UserError(f"{nearest}: is a file; expected a folder, choose another --output")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{nearest}: cannot be written; choose another --output")
+        if nearest != path:
             return
-        if not self.path.is_dir():
-            raise UserError(f"{self.path}: is a file; expected a folder, choose another --output")
         if (self.path / SUITE_NAME).is_file():
             return
         others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
@@ -268,6 +288,10 @@ def reason(state: State) -> str:
         STOPPED: "it was interrupted",
         WAITING: "it was not started",
     }.get(state.kind, state.kind)
+
+
+def _anew(folder: Path) -> str:
+    return f"remove {folder}, and the same command computes it anew"
 
 
 def contradiction(spec: RunSpec, record: RunRecord) -> str:
@@ -319,8 +343,8 @@ def asked(
         task.name: {
             "config": task.config.name,
             "program": task.program,
-            "keys": _not_places(task.overrides),
-            "random_keys": _not_places(task.random_overrides),
+            "keys": without_places(dict(task.overrides)),
+            "random_keys": without_places(dict(task.random_overrides)),
             "engines": list(task.engines),
             "without": list(task.without),
         }
@@ -412,11 +436,6 @@ def _changed(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return ""
 
 
-def _not_places(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Where data lies may differ from machine to machine."""
-    return {key: value for key, value in pairs if key not in PLACES}
-
-
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:12]}..."
@@ -435,7 +454,4 @@ def _spec(fields: Mapping[str, Any]) -> RunSpec:
 
 
 def _ending(name: str) -> str:
-    for ending in (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors"):
-        if name.endswith(ending):
-            return ending
-    return ""
+    return next((ending for ending in WEIGHT_ENDINGS if name.endswith(ending)), "")

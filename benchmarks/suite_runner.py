@@ -19,7 +19,7 @@ from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import Executor, Launch, Process, Room
 from benchmarks.jobs import Display, Job, last_iteration, last_line, time_left
-from benchmarks.suite import DETECTION, Measured, RunSpec, estimate
+from benchmarks.suite import Measured, RunSpec, estimate
 from benchmarks.suite_folder import (
     DONE,
     FAILED,
@@ -27,7 +27,7 @@ from benchmarks.suite_folder import (
     State,
     SuiteFolder,
 )
-from moco.errors import LockedError, Preempted
+from moco.errors import LockedError, Preempted, UserError
 
 POLL_SECONDS = 0.2
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
@@ -111,7 +111,7 @@ class Runner:
         Raises:
             Preempted: SIGTERM, SIGINT or SIGHUP came; the runs were asked to save, and have ended.
                 Jobs of a cluster stay where they are.
-            UserError: a cluster refuses a job.
+            UserError: a cluster refuses a job, or the disk is full.
         """
         display = Display("suite", LINE_EVERY_SECONDS)
         with self._signals():
@@ -128,12 +128,20 @@ class Runner:
                     self._show(display)
                     if self._open or self._mine:
                         time.sleep(POLL_SECONDS)
+            except OSError as error:
+                where = error.filename or self._folder.path
+                raise UserError(
+                    f"{where}: {error.strerror or error}; mend that, and the same command goes on"
+                ) from error
             finally:
                 display.close()
                 self._stop()
         return self._states
 
     def _settle(self, spec: RunSpec, state: State) -> None:
+        seen = spec.name in self._states  # else it was done before, and is among the measured
+        if seen and (own := speed(spec, state, DONE)):
+            self._measured.append(own)
         self._states[spec.name] = state
         self._open.pop(spec.name, None)
 
@@ -145,7 +153,7 @@ class Runner:
         self._next_survey = now + SURVEY_SECONDS
         for spec in list(self._open.values()):
             state = self._folder.state(spec)
-            if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec)):
+            if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec, state)):
                 self._settle(spec, state)
             self._states[spec.name] = state
             if not state.settled:
@@ -163,8 +171,9 @@ class Runner:
         self._mine[mine.spec.name] = mine
         del self._open[mine.spec.name]
 
-    def _may_retry(self, spec: RunSpec) -> bool:
-        return self._retry.get(spec.name) == self._folder.failure(spec)
+    def _may_retry(self, spec: RunSpec, state: State) -> bool:
+        failure = self._folder.failure(spec)
+        return not state.foreign and self._retry.get(spec.name) == failure
 
     def _start(self) -> None:
         """Start what there is room for, in order; a run that is too large now is passed over."""
@@ -193,9 +202,13 @@ class Runner:
                 room.release()
                 self._states[spec.name] = replace(self._states[spec.name], kind=RUNNING)
                 continue
-            if not self._start_claimed(spec, claim, room):
-                claim.release()
-                room.release()
+            started = False
+            try:
+                started = self._start_claimed(spec, claim, room)
+            finally:
+                if not started:
+                    claim.release()
+                    room.release()
 
     def _waits(self, spec: RunSpec) -> bool:
         return time.monotonic() < self._not_before.get(spec.name, 0.0)
@@ -203,7 +216,7 @@ class Runner:
     def _start_claimed(self, spec: RunSpec, claim: Claim, room: Room) -> bool:
         """Start a run of which nobody else is in charge; False if there is nothing to start."""
         state = self._folder.state(spec, mine=True)  # another runner may have ended it just now
-        if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec)):
+        if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec, state)):
             self._settle(spec, state)
             return False
         if self._adopt(spec):
@@ -383,11 +396,10 @@ def foresee(
     Args:
         places: how many runs of one device fit at once.
     """
-    speeds = [*measured, *(m for s in specs if (m := speed(s, states.get(s.name), DONE)))]
-    known_of = {(m.task, m.engine, m.gpus) for m in speeds}
+    known_of = {(m.task, m.engine, m.gpus) for m in measured}
     # What runs tells its speed only where nothing is finished: its start and end are not in it.
     own = [m for s in specs if (m := speed(s, states.get(s.name), RUNNING))]
-    speeds += [m for m in own if (m.task, m.engine, m.gpus) not in known_of]
+    speeds = [*measured, *(m for m in own if (m.task, m.engine, m.gpus) not in known_of)]
     seconds = {spec.name: estimate(spec, speeds).seconds for spec in specs}
     known = [value for value in seconds.values() if value is not None]
     usual = sum(known) / len(known) if known else None
@@ -456,22 +468,15 @@ def measured_runs(
     """
     found = []
     for spec in specs:
-        if folder.state(spec).kind != DONE:
+        state = folder.state(spec)
+        record = folder.record(spec) if state.kind == DONE else None
+        if record is None or record.iterations < 1 or state.seconds <= 0:
             continue
-        record = folder.record(spec)
-        if record is None or record.iterations < 1 or record.seconds <= 0:
-            continue
-        if spec.program == DETECTION and _was_continued(folder, spec):
-            continue  # its record has the seconds of its last process alone
         own = (record.provenance or {}).get("hardware") or {}
         if hardware is None or _same_hardware(own, hardware, spec.gpus):
-            speed_ = record.seconds / record.iterations
+            speed_ = state.seconds / record.iterations
             found.append(Measured(spec.task, spec.engine, spec.gpus, speed_))
     return found
-
-
-def _was_continued(folder: SuiteFolder, spec: RunSpec) -> bool:
-    return float(claims.read(folder.claim(spec)).get("iteration", 0.0)) > 0
 
 
 def _same_hardware(own: Mapping[str, Any], here: Mapping[str, Any], gpus: int) -> bool:

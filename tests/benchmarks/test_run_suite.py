@@ -3,12 +3,15 @@
 The tables are made by the real functions, and compared byte by byte.
 """
 
+import errno
+import fcntl
 import json
 import os
 import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,14 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
+import torchvision
 import yaml
 from PIL import Image
 
-from benchmarks import executors, run_suite, suite_runner
-from benchmarks.claims import Claim, held
+from benchmarks import claims, executors, run_suite, suite_folder, suite_runner
+from benchmarks.claims import Claim, alone, held
 from benchmarks.executors import Launch, LocalExecutor, make_executor, visible_gpus
-from benchmarks.suite import Init, Measured, RunSpec, expand, load_suite
-from benchmarks.suite_checks import check
+from benchmarks.suite import Init, Measured, RunSpec, expand, load_suite, parse_inits
+from benchmarks.suite_checks import check, resolve_names
 from benchmarks.suite_folder import State, SuiteFolder, asked, check_agreement
 from benchmarks.suite_runner import foresee
 from detection import train_net
@@ -194,7 +199,7 @@ def test_kill_9_at_ten_moments(lab):
 
 
 def test_processes_of_a_killed_runner_are_waited_for(lab):
-    runner = lab.start(delay=0.2)
+    runner = lab.start(delay=0.5)
     lab.wait_for(lambda: len(lab.count("iteration-1")) == 2)
     runner.kill()
     runner.wait()
@@ -248,6 +253,10 @@ def test_a_failure_is_shown_and_the_others_go_on(tmp_path, capsys, monkeypatch):
     assert "mine" in numbers and "bad" not in numbers
     assert b"the loss is nan at iteration 3" in b"".join(tables.values())
     assert lab.states() == {"done": 2, "failed": 2}
+    with pytest.raises(run_suite.SuiteFailed):
+        lab.run("--baseline", "bad")
+    said = capsys.readouterr().out
+    assert "note: no run of the baseline bad is done; gaps refer to nothing\n" in said
     before = lab.events()
     with pytest.raises(run_suite.SuiteFailed):
         lab.run()
@@ -364,7 +373,10 @@ def test_status_only_reads(lab, capsys):
         (lab.path / "runner.log").read_text(),
         re.M,
     )
-    assert any("running" in line and "2/8" in line and "25%" in line for line in shown.splitlines())
+    going = re.findall(r" running +(\d)/8 +(\d+)%", shown)
+    assert len(going) == 2, shown
+    for at, percent in going:  # how far they are depends on how fast this test is
+        assert int(at) >= 2 and abs(int(percent) - 12.5 * int(at)) <= 0.5
     runner.terminate()
     runner.wait(30)
     before = snapshot(lab.out)
@@ -385,7 +397,11 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     lab.run("--dry-run")
     assert not lab.out.exists() and not lab.events()
     shown = capsys.readouterr().out
-    assert shown.count("unknown  ") >= 8 and "an unknown number for 8 of them (a, b)" in shown
+    assert shown.count("unknown  ") >= 8 and "CPU hours:" not in shown
+    assert "\n8 to do; how long that takes is not known (a, b): give --seconds-per-iter" in shown
+    lab.run("--dry-run", "--seconds-per-iteration", "a=450")
+    shown = capsys.readouterr().out
+    assert "8 to do: 4.00 CPU hours; how long 4 of them take is not known (b): give" in shown
     lab.run("--dry-run", "--seconds-per-iteration", "450", "--seconds-per-iteration", "b=225")
     shown = capsys.readouterr().out
     # 4 runs of 8 iterations of 450 s are 4 hours, 4 of 225 s are 2; two at a time.
@@ -399,17 +415,63 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     # The fake's records say 4 s for 8 iterations.
     assert "4 to do: 0.00 CPU hours, about 0:08 here" in shown and "measured, 2 runs" in shown
     assert snapshot(lab.out) == before
+    lab.run()
+    capsys.readouterr()
+    lab.run("--dry-run")
+    assert "\n0 to do\n" in capsys.readouterr().out
+
+
+def test_what_is_left_of_begun_and_failed_runs(tmp_path, capsys, monkeypatch):
+    """A run that failed is not to be done, unless it is tried again; of a begun one the rest is."""
+    monkeypatch.chdir(ROOT)
+    lab = Lab(tmp_path, inits=("bad", "mine"), trials=1)
+    with pytest.raises(run_suite.SuiteFailed):
+        lab.run()
+    for path in lab.out.glob("runs/*/mine/*/run.json"):
+        path.unlink()
+    for path in lab.out.glob("runs/*/mine/*/metrics.json"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
+    capsys.readouterr()
+    # Two runs of 8 iterations of 900 s have done 6, two have failed after the second.
+    for more, line in (((), "2 to do: 1.00"), (("--retry-failed",), "4 to do: 4.00")):
+        lab.run("--dry-run", "--seconds-per-iteration", "900", *more)
+        assert f"\n{line} CPU hours, about " in capsys.readouterr().out
+
+
+def edit_records(lab: Lab, pattern: str, change) -> None:
+    for path in lab.out.glob(f"runs/{pattern}/run.json"):
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
 
 
 def test_speeds_of_other_hardware_are_not_this_machines(lab, capsys):
-    lab.run("--trials", "1")
-    for path in lab.out.glob("runs/*/*/*/run.json"):
-        content = json.loads(path.read_text())
+    def elsewhere(content: dict) -> None:
         content["provenance"]["hardware"]["gpus"] = ["a GPU"]
-        path.write_text(json.dumps(content))
+        content["seconds"] = 8000.0
+
+    lab.run("--trials", "1")
+    edit_records(lab, "*/mine/*", elsewhere)
     capsys.readouterr()
     lab.run("--dry-run")
-    assert "an unknown number for 4 of them" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.count("measured, 1 run ") == 8
+    assert "4 to do: 0.00 CPU hours, about 0:08 here" in shown
+    edit_records(lab, "*/*/*", elsewhere)
+    lab.run("--dry-run")
+    assert "4 to do; how long that takes is not known (a, b)" in capsys.readouterr().out
+
+
+def test_seconds_of_a_last_process_alone_are_no_speed(lab, capsys):
+    """The record of a detection run that was continued does not say how long all of it took."""
+    lab.run("--trials", "1")
+    edit_records(lab, "*/mine/*", lambda content: content.update(seconds=0.08))
+    for path in lab.out.glob("runs/*/mine/*/.claim"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"iteration": 7.0}))
+    capsys.readouterr()
+    lab.run("--dry-run")
+    shown = capsys.readouterr().out
+    assert shown.count("measured, 1 run ") == 8 and ", about 0:08 here" in shown
 
 
 def test_nothing_starts_that_would_fail(lab, capsys):
@@ -424,6 +486,8 @@ def test_nothing_starts_that_would_fail(lab, capsys):
         lab.run("--init", "x=no.pth", "--init", "y=no.pth")
     with pytest.raises(UserError, match="--baseline x: no such init; choices are random, mine"):
         lab.run("--baseline", "x")
+    with pytest.raises(UserError, match="--gpus-per-run: got 2, expected none, as on CPU cores"):
+        lab.run("--gpus-per-run", "2")
     assert not lab.events() and not lab.out.exists()
 
 
@@ -436,6 +500,8 @@ def test_a_folder_is_one_suites(lab, tmp_path):
         lab.run("--dry-run", problems=["this is not looked at"])
     with pytest.raises(UserError, match="trials of a: 2 before"):
         lab.run("--trials", "1")
+    with pytest.raises(UserError, match=rf"^{lab.path}/mine.pth: is a file; expected a folder, ch"):
+        lab.run("--dry-run", "--output", str(lab.path / "mine.pth" / "out"))
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.tex").write_text("")
@@ -460,6 +526,15 @@ def test_what_two_calls_must_agree_on(lab):
         }
     )
     check_agreement(first, asked(with_place, inits, 2, ["embedded"], None, "1"), "here")
+
+    def trained_on(path: str) -> dict:
+        task = run_suite.replace(suite.tasks[0], overrides=(("DATASETS.COCO_TRAIN_JSON", path),))
+        other = run_suite.replace(suite, tasks=(task,))
+        return asked(other, inits, 2, ["embedded"], None, "1")
+
+    check_agreement(trained_on("/data/full.json"), trained_on("/other/full.json"), "here")
+    with pytest.raises(UserError, match=r"COCO_TRAIN_JSON was full\.json, is half\.json"):
+        check_agreement(trained_on("/data/full.json"), trained_on("/data/half.json"), "here")
     for changed, message in (
         (asked(suite, more, 2, ["detectron2"], None, "1"), "engines: .'embedded'. before"),
         (asked(suite, inits, 2, ["embedded"], 4, "1"), "gpus_per_run: None before, 4 now"),
@@ -481,6 +556,26 @@ def test_a_record_of_something_else_is_no_result(lab, capsys):
         lab.run("--trials", "1")
     assert "run.json is not of this run: weights_sha256 is ffff" in capsys.readouterr().err
     assert "f" * 64 not in lab.tables()["runs.csv"].decode()
+
+
+@pytest.mark.parametrize("record", ["of other weights", "damaged"])
+def test_a_folder_of_something_else_is_not_continued(lab, capsys, record):
+    """Not with --retry-failed, either: its checkpoints are those of the other run."""
+    lab.run("--trials", "1")
+    [path] = lab.out.glob("runs/a/mine/*/run.json")
+    whole = path.read_text()
+    other = json.dumps(json.loads(whole) | {"weights_sha256": "f" * 64})
+    path.write_text("{" if record == "damaged" else other)
+    before = lab.events()
+    with pytest.raises(run_suite.SuiteFailed, match="1 of 4"):
+        lab.run("--trials", "1", "--retry-failed")
+    assert lab.events() == before
+    said = capsys.readouterr().err
+    assert f"; remove {path.parent}, and the same command computes it anew\n" in said
+    shutil.rmtree(path.parent)
+    lab.run("--trials", "1")
+    assert path.read_text() == whole and len(lab.count("start")) == 4
+    assert not lab.count("resume")
 
 
 def test_a_folder_in_use_by_another_program_is_waited_for(lab):
@@ -574,6 +669,65 @@ def test_claims_outlive_the_process_that_took_them(tmp_path):
     assert not held(tmp_path / "none") and not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("call", ["agree", "take"])
+def test_a_file_system_without_locks(lab, call, monkeypatch):
+    """One line, and nothing is computed without them."""
+
+    def flock(fd: int, kind: int) -> None:
+        if call == "agree" or kind & fcntl.LOCK_NB:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(claims.fcntl, "flock", flock)
+    folder = lab.out if call == "agree" else lab.out / ".slots" / socket.gethostname()
+    with pytest.raises(UserError, match=rf"^{folder}: this file system has no locks \(No locks av"):
+        lab.run()
+    assert not lab.events()
+
+
+def test_a_folder_that_cannot_be_written(lab, monkeypatch):
+    monkeypatch.setattr(suite_folder.os, "access", lambda path, mode: path != lab.path)
+    with pytest.raises(UserError, match=rf"^{lab.path}: cannot be written; choose another --"):
+        lab.run("--dry-run")
+    (lab.path / "file").touch()
+    with pytest.raises(UserError, match=rf"^{lab.path}/file: cannot be written \((Not|File)"):
+        Claim.take(lab.path / "file" / "claim")
+
+
+def test_a_full_disk_is_one_line(lab, monkeypatch):
+    """What had started is asked to save, and the same command goes on."""
+    note, noted = SuiteFolder.note_claim, []
+
+    def note_claim(folder: SuiteFolder, claim: Claim, spec: RunSpec) -> None:
+        noted.append(spec)
+        if len(noted) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        note(folder, claim, spec)
+
+    monkeypatch.setattr(SuiteFolder, "note_claim", note_claim)
+    message = rf"^{lab.out}: No space left on device; mend that, and the same command goes on$"
+    with pytest.raises(UserError, match=message):
+        lab.run(delay=0.1)
+    assert not any(is_alive(pid) for _, _, pid in lab.events())
+    lab.run()
+    assert len(lab.count("done")) == 8 and set(lab.count("done").values()) == {1}
+
+
+def test_one_at_a_time(tmp_path):
+    """Who asks for the lock while another has it waits, also in the same process."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with alone(tmp_path / "lock"):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with alone(tmp_path / "lock"):
+        thread.start()
+        assert not entered.wait(0.3)
+    thread.join(30)
+    assert entered.is_set()
+
+
 def test_gpus_are_packed_in_groups(tmp_path):
     executor = LocalExecutor(tmp_path, ["0", "1", "2"], cpu=False)
     assert (executor.gpus, executor.places) == (3, 3)
@@ -644,8 +798,8 @@ def test_time_left_by_hand(lab):
     specs = tuple(run_suite.replace(spec, iterations=100) for spec in specs)
     names = [spec.name for spec in specs]  # a random, a mine, b random, b mine
     states = {names[0]: State("done", 100, seconds=50.0), names[1]: State("running", 40)}
-    measured = [Measured("b", "embedded", 0, 1.0)]
-    found = foresee(specs, states, measured, places=2)
+    of_a, measured = [Measured("a", "embedded", 0, 0.5)], [Measured("b", "embedded", 0, 1.0)]
+    found = foresee(specs, states, of_a + measured, places=2)
     # a takes 50 s, b 100 s: 30 s of a are left beside 100 s of b; the other b starts at 30 s.
     assert found.seconds_left == pytest.approx(130.0)
     assert found.done == pytest.approx((50 + 20) / 300)
@@ -654,7 +808,7 @@ def test_time_left_by_hand(lab):
     assert foresee(specs[2:], going, [], places=1).seconds_left == pytest.approx(150 + 60)
     assert foresee(specs[2:], going, measured, places=1).seconds_left == pytest.approx(100 + 40)
     # Of b nothing is known: it is taken to last as long as a.
-    assert foresee(specs, states, [], places=2).seconds_left == pytest.approx(30 + 50)
+    assert foresee(specs, states, of_a, places=2).seconds_left == pytest.approx(30 + 50)
     assert foresee(specs, {}, [], places=2).seconds_left == float("inf")
     failed = {name: State("failed") for name in names}
     assert foresee(specs, failed, [], places=2) == suite_runner.Forecast(1.0, 0.0)
@@ -690,6 +844,39 @@ def test_commands_are_what_the_programs_understand(name, tmp_path, monkeypatch):
             assert args.config_file == str(spec.config)
             assert given["OUTPUT_DIR"] == str(tmp_path / "out")
             assert given["SEED"] == str(spec.seed)
+
+
+def test_detectron2s_names_of_weights(tmp_path, monkeypatch):
+    """A backbone becomes its file; what a training would refuse is refused, before a download."""
+    zoo = pytest.importorskip("detection.d2.model_zoo")
+    asked = []
+
+    def get_local_path(name: str) -> str:
+        asked.append(name)
+        state = torchvision.models.resnet18().state_dict()
+        moved = {key: v + 1 if key.endswith("running_mean") else v for key, v in state.items()}
+        torch.save(moved, tmp_path / "R-18.pkl")
+        return str(tmp_path / "R-18.pkl")
+
+    monkeypatch.setattr(zoo.PathManager, "get_local_path", get_local_path)
+    given = {"random": "random", "mine": "my.pth"}
+    assert resolve_names(given) == given
+    for name, message in (
+        ("https://example.org/r50.pth", "this address is not read; download the file"),
+        ("detectron2://COCO-Detection/faster_rcnn_R_50_C4_1x/137257644/m.pkl", "a whole detector"),
+    ):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            resolve_names(given | {"x": name})
+    assert not asked
+    name = "detectron2://ImageNetPretrained/torchvision/R-18.pkl"
+    files = resolve_names(given | parse_inits([name]))
+    assert files == given | {"R-18": str(tmp_path / "R-18.pkl")} and set(asked) == {name}
+    # Without Detectron2 there is only the address.
+    for module in [key for key in sys.modules if key.startswith(("detectron2", "detection.d2"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "detectron2", None)
+    with pytest.raises(UserError, match=r"download https://\S+/torchvision/R-18\.pkl and give the"):
+        resolve_names({"x": name})
 
 
 def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from benchmarks.suite import (
     load_suite,
     parse_inits,
     run_id,
+    trials_of,
     with_options,
 )
 from benchmarks.suite_checks import command_keys, option_pairs
@@ -154,6 +155,11 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     # Where data lies and what computes does not; nor how a value is written, or a file called.
     places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
     assert run_id(other(overrides=places), *plain[1:]) == own
+    half, full, moved = (
+        run_id(other(overrides=(("DATASETS.COCO_TRAIN_JSON", path),)), *plain[1:])
+        for path in ("/data/half.json", "/data/full.json", "/other/full.json")
+    )
+    assert half != full == moved, "files beside each other are different data"
     assert run_id(other(overrides=(("SOLVER.MAX_ITER", "40.0"),)), *plain[1:]) == own
     a, b = ((("SOLVER.STEPS", text),) for text in ("(10, 20)", "[10,20]"))
     assert run_id(other(overrides=a), *plain[1:]) == run_id(other(overrides=b), *plain[1:])
@@ -253,7 +259,9 @@ def test_options_reach_the_tasks(folder):
     }
     changed = with_options(suite, opts, {"": 0.5, "a": 0.25})
     assert changed.tasks[0].overrides == (("SOLVER.BASE_LR", "1"), ("SOLVER.BASE_LR", "2"))
-    assert [task.seconds_per_iteration for task in changed.tasks] == [0.25, 0.5]
+    assert [task.seconds_of(0) for task in changed.tasks] == [0.25, 0.5]
+    assert [task.seconds_of(2) for task in suite.tasks] == [None, None]
+    assert [task.seconds_of(1) for task in suite.tasks] == [None, 3]  # of a group of its size
     for words, message in (
         (["SOLVER.BASELR", "1"], "unknown key SOLVER.BASELR"),
         (["SEED", "1"], "SEED is set for each run"),
@@ -296,6 +304,23 @@ def test_there_is_a_suite_of_each_data_set_and_one_of_all():
     }
     paper = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
     assert {(task.config, task.program) for task in paper.tasks} == single
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_trials_are_the_papers(path):
+    """As many as a number of its tables is the mean of; one where it does not say."""
+    suite = load_suite(path)
+    tables = {}
+    for table in load_paper()[1]:
+        for name in table.tasks:
+            stem = name if table.tested_on else name.rsplit("_resn", 1)[0]
+            tables.setdefault((stem, table.tested_on), []).append(table.trials or 1)
+    for task in suite.tasks:
+        tree = read_yaml(task.config)
+        tested_on = tree.get("DATASETS", {}).get("TEST", ())
+        key = (tree.get("TASK") or task.config.stem, tuple(names_in(tested_on)))
+        if suite.name != "smoke":
+            assert trials_of(suite, None)[task.name] == max(tables[key]), task.name
 
 
 def test_the_paper_suite_has_every_table():
