@@ -22,7 +22,7 @@ from moco.progress import LINE_EVERY_SECONDS, format_seconds
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = 30.0
-TAIL_BYTES = 4096
+TAIL_BYTES = 1 << 18  # the AP of each of a thousand classes fits on one line
 # Torch and its libraries read these; more threads on one small job only get in each other's way.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -51,7 +51,7 @@ class Job:
         """Share of the iterations that the job has logged, 0..1."""
         if self.metrics is None or self.iterations < 1:
             return 0.0
-        return min(max(_last_iteration(self.metrics) / self.iterations, 0.0), 1.0)
+        return min(max(last_iteration(self.metrics) / self.iterations, 0.0), 1.0)
 
 
 class JobFailed(UserError):
@@ -133,7 +133,7 @@ def run_jobs(
     """
     board = _Board(jobs, workers)
     env = {**os.environ, **ONE_THREAD, "MOCO_PROGRESS": "off", **(environment or {})}
-    display = _Display("quickstart")
+    display = Display("quickstart")
     before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         while len(board.seconds) < len(jobs):
@@ -175,9 +175,16 @@ def time_left(
     return now
 
 
-def last_line(log: Path) -> str:
-    """The line that says what went wrong: the last ``error:`` line, else the last line."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def last_line(log: Path, start: int = 0) -> str:
+    """The line that says what went wrong: the last ``error:`` line, else the last line.
+
+    Args:
+        start: bytes of the log that belong to an earlier process.
+    """
+    with open(log, "rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["it printed nothing"])[-1].removeprefix("error: ").strip()
 
@@ -232,8 +239,8 @@ def _stop(running: Collection[_Running]) -> None:
         run.log.close()
 
 
-def _last_iteration(path: Path) -> float:
-    """``iteration`` of the last whole line, 0 while there is none."""
+def last_iteration(path: Path) -> float:
+    """``iteration`` of the last whole line of a ``metrics.json``, 0 while there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -249,11 +256,11 @@ def _last_iteration(path: Path) -> float:
     return 0.0
 
 
-class _Display:
+class Display:
     """A bar on a terminal, a line now and then elsewhere, silent with MOCO_PROGRESS=off."""
 
-    def __init__(self, name: str) -> None:
-        self._name, self._bar = name, None
+    def __init__(self, name: str, every_seconds: float = LINE_EVERY_SECONDS) -> None:
+        self._name, self._bar, self._every_seconds = name, None, every_seconds
         self._silent = os.environ.get("MOCO_PROGRESS") == "off"
         self._last = -math.inf
         if not self._silent and sys.stderr.isatty():
@@ -267,7 +274,7 @@ class _Display:
         if self._bar is not None:
             self._bar.n = 100 * done
             self._bar.set_postfix_str(f"{left}: {text}", refresh=True)
-        elif not self._silent and time.monotonic() - self._last >= LINE_EVERY_SECONDS:
+        elif not self._silent and time.monotonic() - self._last >= self._every_seconds:
             self._last = time.monotonic()
             line = f"{self._name}: {100 * done:.0f}%, {left}: {text}"
             print(line, file=sys.stderr, flush=True)

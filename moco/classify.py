@@ -60,7 +60,7 @@ def classify(
         AssertionError: a frozen network changed, in a parameter or a buffer.
     """
     from moco.classify_run import ClassifyRun
-    from moco.training import stop_signals
+    from moco.stop import stop_signals
 
     run = ClassifyRun(cfg, protocol, weights, folder, resume)
     with run.progress() as bar, stop_signals() as stop:

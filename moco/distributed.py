@@ -7,10 +7,12 @@ Launched by torchrun (on one or many machines), a run opens a :func:`session`; N
 gloo CPUs. ``bytes_received`` counts the payload that reached this process, by operation.
 """
 
+import gc
 import itertools
 import os
 import signal
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -103,6 +105,8 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
     if launched_processes() == 1:
         yield
         return
+    # Imported while connected, as DistributedDataParallel does, it keeps the connection for ever.
+    import torch.distributed.nn
     from torch.distributed import PrefixStore, rendezvous
 
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -119,6 +123,7 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
         _store = store
         yield
     except BaseException as error:
+        _forget_locals(error)
         if not _is_lost_connection(error):
             with suppress(RuntimeError):  # the others read it when this connection closes
                 store.set(f"failed/{number}", "")
@@ -135,8 +140,20 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
         raise UserError(f"process {number} of {world}: {reason}") from error
     finally:
         _store = None
-        if _connected():
-            torch.distributed.destroy_process_group()
+        disconnect()
+
+
+def disconnect() -> None:
+    """End the connection of this process, if there is one, and wait for gloo's threads to end.
+
+    DistributedDataParallel is in reference cycles that keep the connection. A thread of gloo that
+    is still about to free a tensor when the interpreter ends would abort the process, after all
+    its work (pytorch/pytorch#179291).
+    """
+    if not _connected():
+        return
+    _dist().destroy_process_group()
+    gc.collect()
 
 
 def data_parallel(model: "nn.Module") -> "nn.Module":
@@ -309,6 +326,13 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Let go of what the functions held through which an error went: models, the connection."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _is_lost_connection(error: BaseException) -> bool:

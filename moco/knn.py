@@ -147,7 +147,8 @@ def _features(
     from moco.data import CentreCrops
     from moco.distributed import gather_rows, is_main, rank, world_size
     from moco.progress import Progress
-    from moco.training import ignore_stop_signals, read_ahead
+    from moco.stop import ignore_stop_signals
+    from moco.training import read_ahead
 
     M, W = len(pictures), world_size()
     # Picture i is process i % W's; the last ones are encoded twice where M is no multiple of W.

@@ -55,7 +55,7 @@ def pretrain(
         Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
     """
     from moco.pretrain_run import PretrainRun
-    from moco.training import stop_signals
+    from moco.stop import stop_signals
 
     run = PretrainRun(cfg, folder, resume, other_processes)
     run.evaluate_if_missed()

@@ -1,6 +1,6 @@
 """What every training loop here needs around its steps.
 
-Stop signals, log lines, reading ahead, saving when it is due, and finding what to resume.
+Log lines, reading ahead, saving when it is due, and finding what to resume.
 """
 
 import atexit
@@ -9,66 +9,24 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moco import distributed
 from moco.cfgnode import flatten
 from moco.command import AUTO
-from moco.errors import DataError, NumericError, Preempted, UserError, kill_children
+from moco.errors import DataError, NumericError, UserError, kill_children
 from moco.fileio import atomic_write_text
 from moco.run import METRICS_NAME, RunFolder
+from moco.stop import ignore_stop_signals, leave
 
 if TYPE_CHECKING:
     import torch
     from fvcore.common.config import CfgNode
 
 T = TypeVar("T")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class StopRequest:
-    """Set by a signal handler, read after each step."""
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: now
-        self._number = number
-
-    @property
-    def received(self) -> int | None:
-        """The signal; SIGHUP where torchrun is gone; None to go on."""
-        if self._number is None and distributed.launcher_died():
-            self._number = signal.SIGHUP
-        return self._number
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """While open, a signal asks for a stop after the step instead of ending the process.
-
-    SIGTERM and SIGUSR1/2 are what schedulers send before they take a machine away, SIGINT is
-    Ctrl-C.
-    """
-    stop = StopRequest()
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def ignore_stop_signals(worker: int) -> None:
-    """For reading processes: signals reach the whole group, and their parent ends them."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -189,14 +147,9 @@ class Saver:
             remove_old_checkpoints(self.folder, every.KEEP, every.MILESTONE_EPOCHS)
         if stop:
             distributed.barrier()  # no process ends before the file is there
-            message = (
-                f"stopped after step {done} of {self.total_steps} and saved "
-                f"{self.folder / name}; run the same command with --resume to go on"
-            )
-            if stop_signal == signal.SIGINT:
-                print(message, flush=True)
-                raise KeyboardInterrupt
-            raise Preempted(message)
+            # Where the schedule stops the run, as where another process was asked.
+            number = signal.SIGTERM if stop_signal is None else stop_signal
+            leave(number, f"step {done} of {self.total_steps}", self.folder / name)
 
 
 def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[str, Any]] | None:

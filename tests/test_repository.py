@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import make_table, plot_curves, quickstart
+from benchmarks import make_table, plot_curves, quickstart, run_suite
 from benchmarks.speed import __main__ as speed
+from benchmarks.suite import load_suite
 from convert import convert_to_d2
 from detection import train_net
 from detection.datasets import __main__ as doctor
@@ -35,6 +36,7 @@ COMMANDS = (
     "benchmarks.quickstart",
     "benchmarks.make_table",
     "benchmarks.plot_curves",
+    "benchmarks.run_suite",
     "benchmarks.speed",
 )
 SCRIPTS = ("convert/convert_to_d2.py", "detection/train_net.py")
@@ -162,14 +164,27 @@ def test_every_package_is_installed():
     assert packages <= listed
 
 
-def readme_commands() -> list[list[str]]:
-    blocks = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+def documented_commands() -> list[list[str]]:
+    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "suites.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", pages, re.S | re.M)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("python ", "torchrun "))]
 
 
-@pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
-def test_the_readmes_commands_are_accepted(words):
+def test_every_suite_is_on_its_page():
+    page = (ROOT / "docs" / "suites.md").read_text()
+    listed = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", page, re.M))
+    assert listed.pop("paper") == "the paper's"
+    for name, trials in listed.items():
+        suite = load_suite(ROOT / "configs" / "suites" / f"{name}.yaml")
+        numbers = sorted({task.trials or suite.trials for task in suite.tasks})
+        assert trials == " and ".join(map(str, numbers)), name
+    files = {path.stem for path in (ROOT / "configs" / "suites").iterdir()}
+    assert files == {*listed, "paper"}
+
+
+@pytest.mark.parametrize("words", documented_commands(), ids=" ".join)
+def test_documented_commands_are_accepted(words):
     """Every flag parses, every configuration named exists, every key of an override is known."""
     if words[1:3] in (["-m", "pip"], ["-m", "pytest"]):
         return
@@ -182,6 +197,8 @@ def test_the_readmes_commands_are_accepted(words):
         protocol = LINEAR if target == "moco.linear" else FINETUNE
         parsed = classify.parse_args(protocol, args)
         load_classify_cfg(protocol.defaults, ROOT / parsed.config_file, parsed.opts)
+    elif target == "benchmarks.run_suite":
+        load_suite(ROOT / run_suite.build_parser().parse_args(args).suite)
     elif target == "detection/train_net.py":
         parsed = train_net.build_parser().parse_args(args)
         load_cfg(default_task(), ROOT / parsed.config_file, parsed.opts)

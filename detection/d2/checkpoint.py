@@ -45,8 +45,12 @@ class SafeCheckpointer(DetectionCheckpointer):
         return content
 
 
-def check_checkpoint(path: PathLike) -> None:
-    """Raise DataError for a checkpoint that cannot be resumed from, before it is half loaded."""
+def check_checkpoint(path: PathLike) -> dict[str, Any]:
+    """The content of a checkpoint that can be resumed from.
+
+    Raises:
+        DataError: it cannot; found before it is half loaded.
+    """
     content = load_torch(path)
     found = set(content) if isinstance(content, dict) else set()
     missing = {"model", "trainer", "iteration"} - found
@@ -55,3 +59,4 @@ def check_checkpoint(path: PathLike) -> None:
             f"{path}: has no {', '.join(sorted(missing))}, so it is not one of this engine's "
             "checkpoints; correct last_checkpoint, or start anew with --overwrite"
         )
+    return dict(content)

@@ -21,6 +21,7 @@ from detectron2.utils import comm
 from torch import nn
 
 from detection.d2 import densepose, semantic_seg
+from detection.d2.loader import ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
@@ -49,12 +50,12 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
         MetadataCatalog.get(name).set(evaluator_type=split.evaluator_type, **split.metadata)
 
 
-def build_train_loader(cfg: CfgNode) -> Any:
+def build_train_loader(cfg: CfgNode) -> ResumableLoader:
     """Endless batches of DATASETS.TRAIN."""
     if is_densepose(cfg):
-        return densepose.build_train_loader(cfg)
+        return ResumableLoader(densepose.build_train_loader(cfg), cfg.SEED)
     mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
-    return build_detection_train_loader(cfg, mapper=mapper)
+    return ResumableLoader(build_detection_train_loader(cfg, mapper=mapper), cfg.SEED)
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:

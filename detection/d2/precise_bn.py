@@ -4,6 +4,10 @@ Deviation: Detectron2's hook re-estimates the statistics of each rank from that 
 weighted by their number of pixels, and never compares them (facebookresearch/detectron2#5398): the
 ranks go on to evaluate with different networks. Here the ranks' estimates are combined into those
 of all pictures together.
+
+Deviation: the pictures are the first of the training's order each time, and what their augmentation
+draws does not advance the training's streams, as on the embedded engine. Detectron2 goes on with
+the pictures after those of the time before, which a resumed run would not know.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +20,8 @@ from detectron2.engine.hooks import PreciseBN
 from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
+
+from detection.d2.random_state import private_random
 
 
 class RankEqualPreciseBN(HookBase):
@@ -34,7 +40,8 @@ class RankEqualPreciseBN(HookBase):
         done = self.trainer.iter + 1
         due = self.period_iters > 0 and done % self.period_iters == 0
         if due or done == self.trainer.max_iter:
-            with count_values(self.model) as counts:
+            self.inner._data_iter = None
+            with count_values(self.model) as counts, private_random():
                 self.inner.update_stats()
             combine_statistics(counts)
 

@@ -5,12 +5,16 @@ import gc
 import json
 import logging
 import math
+import multiprocessing
 import os
+import signal
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,7 +28,7 @@ from detectron2.engine import (
     create_ddp_model,
     launch,
 )
-from detectron2.engine.hooks import PreciseBN
+from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
@@ -44,6 +48,9 @@ from detection.d2.data import (
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
+from detection.d2.random_state import private_random
+from detection.d2.standing import KEY as STANDING
+from detection.d2.standing import CheckpointHook, StoppedError, usable
 from detection.datasets import cache_clear
 from detection.metrics import HEADLINE
 from detection.weights import (
@@ -53,12 +60,15 @@ from detection.weights import (
     load_trained,
     read_trained,
 )
-from moco.errors import DataError, NumericError, UserError
+from moco import distributed
+from moco.errors import DataError, NumericError, Preempted, UserError, kill_children
 from moco.fileio import atomic_write_json, atomic_write_text
 from moco.progress import Progress
 from moco.run import RunFolder
+from moco.stop import StopRequest, end, leave, stop_signals
 
 logger = logging.getLogger(__name__)
+_STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,33 +104,60 @@ def run(
         folder: locked output folder; None on machines other than the first.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
 
+    A stop signal (moco/stop.py) is answered after the iteration at hand by all processes together:
+    one that comes earlier waits for it; one that comes during PreciseBN or an evaluation waits for
+    their end, and for one more iteration if it came during the evaluation. An evaluation that is
+    due after the last iteration before a stop is made up for by ``resume``. Before the processes
+    are up there is nothing to save, and the run just ends; likewise an evaluation alone.
+
     Raises:
         UserError: what does not fit; NumericError: a loss that is not finite.
+        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
     if processes.world_size == 1:
-        return _work(cfg, weights, resume, eval_only, visualize)
+        with _stop_signals(StopRequest(), eval_only) as stop:
+            return _work(cfg, weights, resume, eval_only, visualize, stop)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
         if cfg.MODEL.DEVICE == "cpu":
             # Else every process would be given a GPU of its own, as far as there are any.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        try:
-            launch(
-                _worker,
-                processes.num_gpus,
-                processes.num_machines,
-                processes.machine_rank,
-                processes.dist_url,
-                args=(cfg, weights, resume, eval_only, visualize, str(outcome)),
-            )
-        except Exception:
-            # The message of the process that failed first is worth more than the launcher's.
-            if not outcome.is_file():
-                raise
-        if outcome.is_file():
-            return _read_outcome(outcome)
+        with _stop_signals(_ParentStop(outcome), eval_only) as stop:
+            try:
+                _launch(processes, (cfg, weights, resume, eval_only, visualize, str(outcome)))
+                if outcome.is_file():
+                    return _read_outcome(outcome)
+            except Preempted as error:
+                end(stop.received or signal.SIGTERM, str(error))
+            except Exception as error:
+                # The message of the process that failed first is worth more than the launcher's.
+                if outcome.is_file():
+                    return _read_outcome(outcome)
+                if stop.received is None:
+                    raise
+                end(  # told to stop while they were still starting, which ended them
+                    stop.received,
+                    f"stopped, and nothing was saved since the last checkpoint ({error}); run the "
+                    "same command with --resume to go on",
+                )
     # The main process, and so the result, is on the first machine.
     return EngineResult({}, 0 if eval_only else cfg.SOLVER.MAX_ITER, 0.0, None)
+
+
+def _launch(processes: Processes, args: tuple[Any, ...]) -> None:
+    """``_worker`` in every process of this machine, to its end."""
+    try:
+        launch(
+            _worker,
+            processes.num_gpus,
+            processes.num_machines,
+            processes.machine_rank,
+            processes.dist_url,
+            args=args,
+        )
+    except KeyboardInterrupt:  # asked twice: now
+        kill_children()
+        raise
 
 
 def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
@@ -152,6 +189,12 @@ class Trainer(DefaultTrainer):
     """Detectron2's trainer with this project's evaluators, progress and atomic checkpoints."""
 
     checkpointer: DetectionCheckpointer
+    checkpoint_hook: CheckpointHook
+
+    @classmethod
+    def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:
+        with private_random():
+            return super().test(cfg, model, evaluators)
 
     @classmethod
     def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
@@ -166,11 +209,21 @@ class Trainer(DefaultTrainer):
         return build_test_loader(cfg, dataset_name)
 
     def build_hooks(self) -> list[HookBase]:
+        """Detectron2's, with :class:`CheckpointHook` on every rank in place of its own."""
         # Here and not in __init__, because the hooks below take hold of it.
         self.checkpointer = SafeCheckpointer(
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
         )
-        hooks = [self._rank_equal(hook) for hook in super().build_hooks()]
+        hooks, inner = [], None
+        for hook in super().build_hooks():
+            if isinstance(hook, PeriodicCheckpointer):
+                inner = hook  # on the main process; just before the evaluation
+                continue
+            if isinstance(hook, EvalHook):
+                periods = self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD
+                self.checkpoint_hook = CheckpointHook(inner, hook, *periods)
+                hooks.append(self.checkpoint_hook)
+            hooks.append(self._rank_equal(hook))
         if comm.is_main_process():
             hooks.insert(-1, ProgressHook())
         return hooks
@@ -218,7 +271,12 @@ class ProgressHook(HookBase):
 
 
 def _work(
-    cfg: CfgNode, weights: Converted | None, resume: bool, eval_only: bool, visualize: int
+    cfg: CfgNode,
+    weights: Converted | None,
+    resume: bool,
+    eval_only: bool,
+    visualize: int,
+    stop: StopRequest,
 ) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
     start = time.monotonic()
@@ -231,14 +289,14 @@ def _work(
         load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
         metrics = _canonical(flatten_results_dict(Trainer.test(cfg, model)))
     else:
-        model, metrics, coverage, iterations = _train(cfg, weights, resume)
+        model, metrics, coverage, iterations = _train(cfg, weights, resume, stop)
     if visualize and comm.is_main_process():
         logger.info("drew predictions into %s", draw_predictions(cfg, model, visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
 
 
 def _train(
-    cfg: CfgNode, weights: Converted | None, resume: bool
+    cfg: CfgNode, weights: Converted | None, resume: bool, stop: StopRequest
 ) -> tuple[nn.Module, dict[str, float], Coverage | None, int]:
     """The model, metrics, coverage of the weights, and number of iterations."""
     spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
@@ -251,13 +309,19 @@ def _train(
     gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
     if resume and trainer.checkpointer.has_checkpoint():
-        check_checkpoint(trainer.checkpointer.get_checkpoint_file())
+        path = trainer.checkpointer.get_checkpoint_file()
+        standing = check_checkpoint(path).get(STANDING)
+        trainer.checkpoint_hook.resumed = usable(standing, path, trainer._trainer.data_loader)
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
     elif resume:
         logger.info("--resume: no checkpoint in %s yet, starting anew", cfg.OUTPUT_DIR)
+    trainer.checkpoint_hook.stop = stop
     try:
         trainer.train()
+    except StoppedError as stopped:
+        saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
+        leave(stopped.number, f"iteration {stopped.iteration}", saved)
     except FloatingPointError as error:
         raise NumericError(
             f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
@@ -305,7 +369,13 @@ def _worker(
 ) -> None:
     """``_work`` in a process of its own; the main one leaves its result or error in a file."""
     try:
-        result = _work(cfg, weights, resume, eval_only, visualize)
+        with _stop_signals(_WorkerStop(Path(outcome)), eval_only) as stop:
+            result = _work(cfg, weights, resume, eval_only, visualize, stop)
+    except Preempted as error:
+        if comm.get_local_rank() == 0:  # on every machine; it has no message of its own to wait for
+            atomic_write_json(outcome, {"preempted": str(error)})
+        _disconnect()
+        return
     except UserError as error:
         content = {"error": str(error), "exit_code": error.exit_code, "rank": comm.get_rank()}
         atomic_write_json(outcome, content)
@@ -321,10 +391,68 @@ def _worker(
         fields = dataclasses.asdict(result)
         # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
         atomic_write_text(outcome, json.dumps(fields))
+    _disconnect()
+
+
+def _disconnect() -> None:
+    """Let go of the groups of processes that Detectron2 keeps for ever, and end them."""
+    comm._LOCAL_PROCESS_GROUP = None
+    comm._get_global_gloo_group.cache_clear()
+    distributed.disconnect()
+
+
+def _stop_signals(stop: StopRequest, eval_only: bool) -> AbstractContextManager[StopRequest]:
+    """Signals end an evaluation alone, which has nothing to save, at once."""
+    return nullcontext(stop) if eval_only else stop_signals(stop)
+
+
+class _ParentStop(StopRequest):
+    """Of the process that started the others: passes a signal on to them."""
+
+    def __init__(self, outcome: Path) -> None:
+        super().__init__()
+        self._mark = outcome.with_name(_STOP_MARK)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        super().__call__(number, frame)
+        # SIGINT is also what they get when this process dies.
+        number = signal.SIGTERM if number == signal.SIGINT else number
+        self._mark.write_text(str(int(number)))  # for one that is just being started
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+
+class _WorkerStop(StopRequest):
+    """Of the others."""
+
+    def __init__(self, outcome: Path) -> None:
+        super().__init__()
+        self._outcome, self._mark = outcome, outcome.with_name(_STOP_MARK)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        parent = multiprocessing.parent_process()
+        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one passes it on
+            if parent is not None and os.getppid() != parent.pid:
+                raise KeyboardInterrupt  # it is gone, and with it the lock of the folder
+        elif number == signal.SIGTERM and self._outcome.is_file():
+            signal.signal(number, signal.SIG_DFL)  # another process failed, and this one is ended
+            os.kill(os.getpid(), number)
+        else:
+            super().__call__(number, frame)
+
+    @property
+    def received(self) -> int | None:
+        if self._number is None and self._mark.is_file():
+            self._number = int(self._mark.read_text())
+        return super().received
 
 
 def _read_outcome(path: Path) -> EngineResult:
     content = json.loads(path.read_text())
+    if "preempted" in content:
+        raise Preempted(content["preempted"])
     if "error" in content:
         kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
             content["exit_code"], UserError

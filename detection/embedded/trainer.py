@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import torch
@@ -43,9 +41,10 @@ from detection.embedded.solver import (
     warmup_multistep,
 )
 from detection.weights import EngineResult, load_converted, load_trained, read_trained
-from moco.errors import NumericError, Preempted
+from moco.errors import NumericError
 from moco.progress import Progress
 from moco.run import RunFolder
+from moco.stop import StopRequest, leave, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +71,8 @@ def run(
 
     Raises:
         UserError: a key that cannot be honoured, weights that do not fit. DataError: a picture
-            that cannot be read. NumericError: a loss that is not finite. Preempted: SIGTERM came
-            and the state is saved.
+            that cannot be read. NumericError: a loss that is not finite. Preempted,
+            KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
     start = time.perf_counter()
     with log_file(folder.path / "log.txt"):
@@ -87,7 +86,7 @@ def run(
             _draw(model, cfg, folder, visualize)
             return EngineResult(metrics, 0, time.perf_counter() - start, None)
         coverage = None if weights is None else load_converted(model, weights.model)
-        with stop_on_sigterm() as stop, closing(Trainer(cfg, model, folder, stop)) as trainer:
+        with stop_signals() as stop, closing(Trainer(cfg, model, folder, stop)) as trainer:
             if resume:
                 trainer.resume()
             metrics = trainer.train()
@@ -98,9 +97,7 @@ def run(
 class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
-    def __init__(
-        self, cfg: CfgNode, model: Model, folder: RunFolder, stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, cfg: CfgNode, model: Model, folder: RunFolder, stop: StopRequest) -> None:
         solver = cfg.SOLVER
         self.cfg, self.model, self.stop = cfg, model, stop
         self.folder: Path = folder.path
@@ -152,7 +149,7 @@ class Trainer:
 
         Raises:
             NumericError, DataError: see `run`; the last checkpoint stays.
-            Preempted: SIGTERM came; the state after the last iteration is saved.
+            Preempted, KeyboardInterrupt: asked to stop; the iteration at hand is done and saved.
         """
         cfg, metrics = self.cfg, None
         self.model.train()
@@ -174,8 +171,9 @@ class Trainer:
                     self.save(iteration)
                 if evaluation_due:
                     metrics = self.evaluate(iteration)
-                if self.stop():
-                    self.leave(iteration)
+                number = self.stop.received
+                if number is not None and done < self.max_iter:
+                    leave(number, f"iteration {iteration}", self.save(iteration))
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
@@ -234,8 +232,8 @@ class Trainer:
             with Progress(num_iters, "precise BN", unit="batch") as progress:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
 
-    def save(self, iteration: int, name: str | None = None) -> None:
-        """Write a checkpoint of the state after `iteration`.
+    def save(self, iteration: int, name: str | None = None) -> Path:
+        """Write a checkpoint of the state after `iteration`; returns its path.
 
         Raises:
             NumericError: a weight is not finite, so that the checkpoint before stays the last.
@@ -251,16 +249,7 @@ class Trainer:
             iteration=iteration,
         )
         logger.info("saved %s", path)
-
-    def leave(self, iteration: int) -> None:
-        """Save, and ask to be run again; nothing to do after the last iteration."""
-        if iteration + 1 == self.max_iter:
-            return
-        self.save(iteration)
-        raise Preempted(
-            f"stopped by SIGTERM after iteration {iteration}; the state is saved in "
-            f"{self.folder}; continue with --resume"
-        )
+        return path
 
     def evaluate(self, iteration: int) -> dict[str, float]:
         """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
@@ -273,20 +262,6 @@ class Trainer:
 
     def close(self) -> None:
         self.log.close()
-
-
-@contextmanager
-def stop_on_sigterm() -> Iterator[Callable[[], bool]]:
-    """While open, SIGTERM only makes the function given answer True."""
-    asked: list[int] = []  # and not an Event, whose lock a second signal would wait for
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may handle signals
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _test_split(cfg: CfgNode) -> Split:

@@ -11,6 +11,8 @@ from moco.cfgnode import flatten
 from moco.errors import DataError, NumericError, UserError
 from moco.fileio import load_torch
 from moco.run import RunRecord, read_record
+from tests.oracles.connection import detectron2s_gloo_threads
+from tests.oracles.processes import run_on
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -231,6 +233,12 @@ def test_two_processes_without_a_gpu(train, tmp_path):
     assert flatten(record.config)["MODEL.RESNETS.NORM"] == "naiveSyncBN"
     pictures = {row["image_id"] for row in predictions(tmp_path / "run")}
     assert pictures == {"000006", "000007", "000008"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
+def test_no_thread_of_a_connection_outlives_the_training():
+    for connected, afterwards in run_on(2, detectron2s_gloo_threads):
+        assert connected and not afterwards
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError, NumericError])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -197,39 +196,49 @@ def test_evaluation_on_the_way_does_not_change_the_training(voc: Path, tmp_path:
     assert evaluated == [1, 3, 5, 7]
 
 
-def test_sigterm_saves_and_asks_for_resume(voc: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_stop_signal_saves_and_asks_for_resume(
+    number: int,
+    error: type[BaseException],
+    voc: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run(voc, tmp_path / "straight")
     out = tmp_path / "stopped"
     step = engine.Trainer.step
 
     def stopped(self: engine.Trainer, iteration: int, batches: Any) -> float:
         if iteration == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return step(self, iteration, batches)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.Trainer, "step", stopped)
-        with pytest.raises(Preempted, match=r"after iteration 4.*--resume") as caught:
+        with pytest.raises(error) as caught:
             run(voc, out)
-    assert caught.value.exit_code == 85
-    assert signal.getsignal(signal.SIGTERM) == before
+    said = str(caught.value) if error is Preempted else capsys.readouterr().out
+    assert f"stopped after iteration 4 and saved {out / 'model_0000004.pth'}; run the same" in said
+    assert signal.getsignal(number) == before
     assert (out / "last_checkpoint").read_text() == "model_0000004.pth"
     run(voc, out, resume=True)
     assert_same_state(final(out), final(tmp_path / "straight"))
 
 
-def test_outside_the_main_thread_signals_are_left_alone() -> None:
-    answers = []
+def test_a_stop_signal_in_the_last_iteration_changes_nothing(voc: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        evaluate = engine.Trainer.evaluate
 
-    def work() -> None:
-        with engine.stop_on_sigterm() as stop:
-            answers.append(stop())
+        def stopped(self: engine.Trainer, iteration: int) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return evaluate(self, iteration)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert answers == [False]
+        patch.setattr(engine.Trainer, "evaluate", stopped)
+        run(voc, tmp_path)
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(voc: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Several gloo processes on this machine: collectives, and mechanisms equal to one process."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from moco.mechanisms.memory_bank import MemoryBank
 from moco.mechanisms.momentum_queue import MomentumQueue
 from moco.pretrain import main
 from moco.shuffle_bn import exchange_plan, shuffle_plan
+from tests.oracles.connection import gloo_threads
 from tests.oracles.processes import run_on
 from tests.oracles.training import train_step
 
@@ -145,6 +147,14 @@ def test_a_key_is_normalised_with_other_pictures_than_its_query(W):
     assert queries.keys() == keys.keys() == set(range(N))
     assert all(len(group) == N // G for group in (*queries.values(), *keys.values()))
     assert all(queries[n] != keys[n] for n in range(N))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_thread_of_the_connection_outlives_it(fails):
+    """One that frees a tensor while the interpreter ends aborts the process."""
+    for connected, afterwards in run_on(2, gloo_threads, fails, connect=False):
+        assert connected and not afterwards
 
 
 def command(opts):

@@ -1,0 +1,137 @@
+"""Detectron2's training batches, from any batch on.
+
+Without reading processes the batches are Detectron2's own, bit for bit.
+
+Deviation: with them, Detectron2 draws each picture's augmentation from a stream of the process that
+happens to read it; here each place in the order of pictures has a seed of its own. So the batches
+do not depend on the number of reading processes (Detectron2's do), and a run continues with the
+pictures it would have seen.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.data.common import AspectRatioGroupedDataset
+from detectron2.utils import comm
+from torch.utils.data import DataLoader, Dataset
+
+from detection.d2.random_state import State, draws_state, private_random, restore_draws
+from moco.errors import kill_children
+from moco.stop import ignore_stop_signals
+
+Sample = dict[str, Any]
+# A place in this rank's endless order of pictures; what the augmentation there was drawn from,
+# None for the place's own seed; the picture as the model takes it.
+Drawn = tuple[int, State | None, Sample]
+
+
+class ResumableLoader:
+    """Endless batches, as from the loader that it is made of, which it replaces.
+
+    Args:
+        loader: of ``detectron2.data.build_detection_train_loader``, without a collate function.
+        seed: of the run; every rank draws from seeds of its own.
+    """
+
+    def __init__(self, loader: Any, seed: int) -> None:
+        self._grouped = isinstance(loader, AspectRatioGroupedDataset)
+        inner = loader.dataset if self._grouped else loader
+        self._batch_size: int = loader.batch_size
+        self._num_workers: int = inner.num_workers
+        # Detectron2 has joined pictures and order in a ToIterableDataset.
+        self._order: Iterable[int] = inner.dataset.sampler
+        seeds = (seed % 2**32, comm.get_rank()) if self._num_workers else None
+        self._pictures = _Pictures(inner.dataset.dataset, seeds)
+        self._start: dict[str, Any] = {"done": 0, "waiting": [], "seeded": seeds is not None}
+        self._now = self._start
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the newest iterator is in its order, and which pictures wait for partners."""
+        return self._now
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether ``state`` was left by a loader that draws as this one does."""
+        return bool(state["seeded"] == self._start["seeded"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let every new iterator begin where another loader's was."""
+        self._start = self._now = dict(state)
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        """The call itself (not the first batch) draws one number from torch's stream.
+
+        As every DataLoader's.
+        """
+        order = enumerate(self._order)
+        waiting = dict(self._start["waiting"])
+        done = islice(order, self._start["done"])  # ends before `order` goes on
+        again = [self._pictures.again(key, waiting[key[0]]) for key in done if key[0] in waiting]
+        if self._num_workers:
+            # They ignore the signal with which multiprocessing ends, and then awaits, those that
+            # an error has left behind.
+            Finalize(None, kill_children, exitpriority=10)
+        loader: DataLoader[Any] = DataLoader(
+            self._pictures,
+            batch_size=None,
+            sampler=order,
+            num_workers=self._num_workers,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            worker_init_fn=ignore_stop_signals,
+        )
+        return self._batches(iter(loader), again)
+
+    def _batches(self, pictures: Iterator[Drawn], again: Sequence[Drawn]) -> Iterator[list[Sample]]:
+        groups: dict[bool, list[Drawn]] = {False: [], True: []}
+        for drawn in again:
+            groups[self._is_wide(drawn)].append(drawn)
+        for drawn in pictures:
+            group = groups[self._is_wide(drawn)]
+            group.append(drawn)
+            if len(group) < self._batch_size:
+                continue
+            batch = [sample for _, _, sample in group]
+            group.clear()
+            waiting = [(place, before) for kept in groups.values() for place, before, _ in kept]
+            self._now = {**self._start, "done": drawn[0] + 1, "waiting": waiting}
+            yield batch
+
+    def _is_wide(self, drawn: Drawn) -> bool:
+        return self._grouped and drawn[2]["width"] > drawn[2]["height"]
+
+
+class _Pictures(Dataset[Any]):
+    """(place, index) → the picture, and what it was drawn from.
+
+    Args:
+        mapped: index → a picture as the model takes it.
+        seeds: draw each place from these and its number; None: from the streams as they are.
+    """
+
+    def __init__(self, mapped: Any, seeds: tuple[int, int] | None) -> None:
+        self._mapped, self._seeds = mapped, seeds
+
+    def __getitem__(self, key: tuple[int, int]) -> Drawn:
+        place, index = key
+        if self._seeds is None:
+            return place, draws_state(), self._mapped[index]
+        words = np.random.SeedSequence([*self._seeds, place]).generate_state(2)
+        np.random.seed(words)
+        random.seed(words.tobytes())
+        torch.default_generator.manual_seed(int(words[0]))
+        return place, None, self._mapped[index]
+
+    def again(self, key: tuple[int, int], before: State | None) -> Drawn:
+        """The same picture as when it was drawn from ``before``."""
+        with private_random():
+            if before is not None:
+                restore_draws(before)
+            return self[key]
+
+
+def _as_it_is(drawn: Drawn) -> Drawn:
+    return drawn

@@ -1,0 +1,50 @@
+"""What is left of a connection between processes when it has ended; imports as little as it can."""
+
+import gc
+from pathlib import Path
+
+import torch
+
+from moco import distributed
+from moco.errors import UserError
+
+
+def gloo_threads(fails: bool) -> tuple[list[str], list[str]]:
+    """Names of gloo's threads within a session, which ends with an error or not, and after it."""
+    gc.disable()  # or its end is a matter of luck
+    within: list[str] = []
+    try:
+        with distributed.session(torch.device("cpu"), timeout_seconds=60):
+            _train(within, fails)
+    except UserError:
+        return within, _threads()  # with the error still there
+    return within, _threads()
+
+
+def _train(within: list[str], fails: bool) -> None:
+    model = distributed.data_parallel(torch.nn.Linear(4, 4))
+    model.itself = [model]  # as a module whose parts know it
+    model(torch.ones(2, 4)).sum().backward()
+    within.extend(_threads())
+    if fails:
+        raise UserError("as asked")
+
+
+def _threads() -> list[str]:
+    names = [file.read_text() for file in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
+def detectron2s_gloo_threads() -> tuple[list[str], list[str]]:
+    """The same, of a process that Detectron2 has connected, for the plugin's way to end."""
+    from detectron2.utils import comm
+
+    from detection.d2.trainer import _disconnect
+
+    gc.disable()
+    comm.create_local_process_group(2)
+    comm.all_gather("its own group of all processes")
+    within: list[str] = []
+    _train(within, fails=False)
+    _disconnect()
+    return within, _threads()
