@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ENGINES = ("auto", "detectron2", "embedded", "each")
 EXECUTORS = ("auto", "local", "cpu", "slurm")
 OUTPUT = Path("output")
+DRAWN_PICTURES = 4  # with predictions, for the report
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # torchrun would otherwise die of the last two
 
 
@@ -204,6 +205,8 @@ def command(spec: "RunSpec", folder: Path, machines: int = 1) -> list[str]:
         if machines > 1:
             flags += ["--num-machines", str(machines), "--machine-rank", RANK]
             flags += ["--dist-url", f"tcp://{HOST}:{PORT}"]
+        if spec.seed == 0:  # the report shows one trial's
+            flags += ["--visualize", str(DRAWN_PICTURES)]
         words = ["-m", "detection.train_net", *flags, "--config-file", str(spec.config)]
         return [sys.executable, *words, *keys, "MODEL.WEIGHTS", spec.weights]
     launcher = []

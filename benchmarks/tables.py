@@ -265,9 +265,14 @@ def escape_latex(text: str) -> str:
 
 
 def heading(table: Table, tables: Sequence[Table]) -> str:
-    """The task, with its data set where another task has the same name."""
-    others = {other.tested_on for other in tables if other.task == table.task}
-    return table.task if len(others) < 2 else f"{table.task} on {', '.join(table.tested_on)}"
+    """The task, with its data set and engine where another table has the same task."""
+    same = [other for other in tables if other.task == table.task]
+    text = table.task
+    if len({other.tested_on for other in same}) > 1:
+        text += f" on {', '.join(table.tested_on)}"
+    if len({other.engine for other in same}) > 1:
+        text += f", {table.engine} engine"
+    return text
 
 
 def anchor(stem: str) -> str:

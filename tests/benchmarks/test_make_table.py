@@ -45,6 +45,8 @@ def test_engines_are_kept_apart(tmp_path, capsys):
     main([str(tmp_path), "--engine", "each", "--out", str(tmp_path / "out")])
     out = capsys.readouterr().out
     assert "t: embedded engine" in out and "t: detectron2 engine" in out
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "## t, embedded engine\n" in page and "## t, detectron2 engine\n" in page
     assert (tmp_path / "out" / "ap-t-detectron2.png").exists()
     with pytest.raises(UserError, match="choices are detectron2, embedded, each"):
         main([str(tmp_path), "--engine", "tensorflow"])

@@ -830,6 +830,7 @@ def test_commands_are_what_the_programs_understand(name, tmp_path, monkeypatch):
                 args = train_net.build_parser().parse_args(words[3:])
                 assert args.resume and args.engine == spec.engine
                 assert args.num_gpus == max(spec.gpus, 1)
+                assert args.visualize == (4 if spec.seed == 0 else 0)
                 given = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
                 assert given["MODEL.WEIGHTS"] == spec.weights
             else:
