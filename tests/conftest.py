@@ -1,6 +1,7 @@
 """What every test gets: one thread, quiet progress, and the real data where there is some."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("MOCO_PROGRESS", "off")
 os.environ.setdefault("MPLBACKEND", "Agg")
 torch.set_num_threads(1)
+# A shell lets what it starts in the background ignore Ctrl-C, and so all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("MOCO_HIDE_DETECTRON2"):
     sys.modules["detectron2"] = None  # type: ignore[assignment]  # importing it fails from here on
 
