@@ -248,6 +248,22 @@ def _defaults(engine: str, explicit: Collection[str]) -> CfgNode:
     return transfer_defaults(dense_pose=dense_pose)
 
 
+def check_basic_blocks(cfg: CfgNode) -> None:
+    """Raise UserError for what a trunk of basic blocks (ResNet-10, 18, 34) cannot have."""
+    depth, dilation = cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.RES5_DILATION
+    if dilation != 1:
+        raise UserError(
+            f"MODEL.RESNETS.RES5_DILATION {dilation}: the basic blocks of a ResNet-{depth} cannot "
+            "be dilated; use a ResNet-50 or deeper"
+        )
+    if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+        # Its res5 is three bottlenecks whatever the trunk: R18 weights would load in part.
+        raise UserError(
+            "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
+            f"ResNet-{depth} use Res5ROIHeadsExtraNorm"
+        )
+
+
 def _check_engine(cfg: CfgNode, engine: str, num_processes: int) -> list[str]:
     """What one engine has and the other has not; notes on what it does its own way."""
     if engine == "embedded":

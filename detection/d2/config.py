@@ -11,7 +11,7 @@ from detectron2.modeling import (
 from convert.backbone import NUM_BLOCKS, STEMS, is_bottleneck
 from detection.d2 import densepose
 from detection.d2.backbones import builder_name, detectron2_has
-from detection.task import add_transfer_config
+from detection.task import add_transfer_config, check_basic_blocks
 from detection.weights import apply_contract, apply_random, read_weights
 from moco.cfgnode import flatten
 from moco.errors import UserError
@@ -71,17 +71,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
                     f"MODEL.RESNETS.{key} {resnets[key]}: a ResNet-{resnets.DEPTH} has basic "
                     f"blocks without groups and keeps the channels of its stem; set it to {only}"
                 )
-        if resnets.RES5_DILATION != 1:
-            raise UserError(
-                f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: the basic blocks of a "
-                f"ResNet-{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
-            )
-        if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
-            # Its res5 is three bottlenecks whatever the trunk: R18 weights would load in part.
-            raise UserError(
-                "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
-                f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
-            )
+        check_basic_blocks(cfg)
     for key, registry in (
         ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
         ("MODEL.BACKBONE.NAME", BACKBONE_REGISTRY),

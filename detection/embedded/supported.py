@@ -13,6 +13,7 @@ from fvcore.common.config import CfgNode
 
 from convert.backbone import FEATURES, STAGES, is_bottleneck
 from detection.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
+from detection.task import check_basic_blocks
 from moco.errors import UserError
 
 
@@ -51,17 +52,7 @@ def _check_trunk(cfg: CfgNode) -> None:
             f"MODEL.RESNETS.NUM_GROUPS {resnets.NUM_GROUPS}: a ResNet-{resnets.DEPTH} "
             "has basic blocks without groups; set it to 1"
         )
-    if resnets.RES5_DILATION != 1:
-        raise UserError(
-            f"MODEL.RESNETS.RES5_DILATION {resnets.RES5_DILATION}: the basic blocks of a "
-            f"ResNet-{resnets.DEPTH} cannot be dilated; use a ResNet-50 or deeper"
-        )
-    if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
-        # Detectron2 would put three bottlenecks there, whatever the trunk.
-        raise UserError(
-            "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
-            f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
-        )
+    check_basic_blocks(cfg)
 
 
 def _maps(cfg: CfgNode) -> list[str]:
