@@ -19,6 +19,14 @@ if os.environ.get("MOCO_HIDE_DETECTRON2"):
     sys.modules["detectron2"] = None  # type: ignore[assignment]  # importing it fails from here on
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name parameters of bytes by their argument: archives hold the time at which they were made.
+
+    Processes that share the tests must give each test the same name.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def detectron2_as_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions do not ask Detectron2's backbone, which takes seconds each.
