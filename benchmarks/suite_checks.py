@@ -216,16 +216,14 @@ def _protocol(program: str) -> Any:
 
 
 def _check_detection(spec: RunSpec) -> _Outcome:
+    from detection.processes import Processes, check_processes
     from detection.task import load_task
 
     words = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
     processes = max(spec.gpus, 1)
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
     task = load_task(str(spec.config), words, spec.engine, num_processes=processes)
-    if spec.engine == DETECTRON2:
-        from detection.d2.trainer import Processes, check_processes
-
-        check_processes(task.cfg, Processes(processes))
+    check_processes(task.cfg, Processes(processes))
     notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
     called = f"{task.name} on {task.test.name}"
     return _Outcome("", int(task.cfg.SOLVER.MAX_ITER), tuple(notes), called)

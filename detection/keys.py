@@ -148,6 +148,8 @@ TRANSFER: dict[str, Any] = {
     # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
     # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
     "MODEL.RESNETS.STEM": "imagenet",
+    # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
+    "MODEL.CHANNELS_LAST": False,
     # A folder of one's own in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
     # DATASETS.TRAIN and TEST become <folder>_<split> and NUM_CLASSES follows.
     "DATASETS.VOC_DIR": "",
@@ -204,6 +206,7 @@ NOT_PROTOCOL = (
     "OUTPUT_DIR",
     "MODEL.WEIGHTS",
     "MODEL.DEVICE",
+    "MODEL.CHANNELS_LAST",
     "DATALOADER.NUM_WORKERS",
     "DATASETS.VOC_DIR",
     "DATASETS.COCO_TRAIN_JSON",

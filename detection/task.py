@@ -19,6 +19,7 @@ from detection.datasets import custom_names, folder_sources, read_split
 from detection.datasets.base import Split
 from detection.evaluators import build_evaluator
 from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
+from detection.norms import process_norms
 from detection.recipe import RecipeCheck, check
 from detection.weights import (
     RANDOM,
@@ -270,10 +271,10 @@ def _check_engine(cfg: CfgNode, engine: str, num_processes: int) -> list[str]:
         from detection.embedded.supported import check_supported
 
         check_supported(cfg)
-        return []
-    from detection.d2.config import check_transfer_config, process_norms
+    else:
+        from detection.d2.config import check_transfer_config
 
-    check_transfer_config(cfg)
+        check_transfer_config(cfg)
     where = "one process" if num_processes == 1 else "on the CPU"
     names = {"BN": "plain BN"}
     return [

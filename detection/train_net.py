@@ -14,10 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moco import distributed
 from moco.errors import Preempted, UserError, run_cli
 
 if TYPE_CHECKING:
-    from detection.d2.trainer import Processes
+    from detection.processes import Processes
     from detection.task import Task
     from detection.weights import EngineResult
 
@@ -45,7 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="evaluate the trained model MODEL.WEIGHTS (with --resume: OUTPUT_DIR's last one)",
     )
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine")
+    parser.add_argument(
+        "--num-gpus", type=int, default=1, help="processes on this machine, one for each GPU"
+    )
     parser.add_argument("--num-machines", type=int, default=1)
     parser.add_argument("--machine-rank", type=int, default=0)
     parser.add_argument(
@@ -77,13 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; see :func:`build_parser`."""
     args = build_parser().parse_args(argv)
     engine, reason = choose_engine(args.engine)
-    print(f"engine: {engine} ({reason})", flush=True)
-    if engine == "embedded" and (args.num_gpus, args.num_machines) != (1, 1):
-        raise UserError(
-            "--num-gpus and --num-machines above 1 need --engine detectron2; the embedded engine "
-            "is one process"
-        )
+    main_process = distributed.launched_rank() == 0
+    if main_process:
+        print(f"engine: {engine} ({reason})", flush=True)
 
+    from detection.processes import check_processes
     from detection.task import CONFIG_NAME, load_task
     from detection.weights import trained_config
     from moco.fileio import atomic_write_text
@@ -96,28 +97,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         config_file = trained_config(opts, resume=args.resume)
         if "OUTPUT_DIR" not in opts[::2]:  # else the folder's name on the day of the training
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
-        print(f"config: {config_file}, beside the model", flush=True)
+        if main_process:
+            print(f"config: {config_file}, beside the model", flush=True)
+    several = processes(args, engine)
     task = load_task(
         config_file,
         opts,
         engine,
         eval_only=args.eval_only,
         resume=args.resume,
-        num_processes=args.num_gpus * args.num_machines,
+        num_processes=several.world_size,
     )
-    if args.num_machines > 1 and any(note.startswith("SEED was not set") for note in task.notes):
-        raise UserError("--num-machines needs SEED, the same one on every machine")
+    unset = any(note.startswith("SEED was not set") for note in task.notes)
+    if unset and (several.started or several.num_machines > 1):
+        raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
     description = describe(task)
-    print(description, flush=True)
-    if engine == "detectron2":
-        from detection.d2.trainer import check_processes
-
-        check_processes(task.cfg, processes(args), eval_only=args.eval_only)
+    if main_process:
+        print(description, flush=True)
+    check_processes(task.cfg, several, eval_only=args.eval_only)
     if args.check_only:
-        print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
+        if main_process:
+            print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
         return 0
-    if args.machine_rank > 0:
-        run_engine(task, None, args)
+    if several.machine_rank > 0 or not main_process:
+        run_engine(task, several, args)
         return 0
     # An evaluation leaves the run that it is about as it is.
     keep = args.resume or args.eval_only
@@ -133,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with (folder.path / "log.txt").open("a") as log:
             log.write(f"{description}\n")
         try:
-            result = run_engine(task, folder, args)
+            result = run_engine(task, several, args)
         except Preempted:
             raise  # not over: --resume continues it
         except Exception as error:
@@ -203,14 +206,14 @@ def choose_engine(wanted: str) -> tuple[str, str]:
     return "detectron2", f"version {metadata.version('detectron2')}, {why}"
 
 
-def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineResult":
+def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> "EngineResult":
     """Hand a task to its engine."""
-    options = {
+    options: dict[str, Any] = {
         "weights": task.weights,
-        "folder": folder,
         "resume": args.resume,
         "eval_only": args.eval_only,
         "visualize": args.visualize,
+        "processes": several,
     }
     if task.engine == "embedded":
         from detection.embedded.trainer import run
@@ -218,14 +221,28 @@ def run_engine(task: "Task", folder: Any, args: argparse.Namespace) -> "EngineRe
         return run(task.cfg, **options)
     from detection.d2.trainer import run as run_detectron2
 
-    return run_detectron2(task.cfg, **options, processes=processes(args))
+    return run_detectron2(task.cfg, **options)
 
 
-def processes(args: argparse.Namespace) -> "Processes":
-    """How many processes the flags ask for."""
-    from detection.d2.trainer import Processes
+def processes(args: argparse.Namespace, engine: str) -> "Processes":
+    """How many processes the flags, or torchrun, ask for.
 
-    return Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
+    Raises:
+        UserError: both do, or torchrun asks Detectron2, which starts its processes itself.
+    """
+    from detection.processes import Processes, torchrun_processes
+
+    started = torchrun_processes()
+    if started is None:
+        return Processes(args.num_gpus, args.num_machines, args.machine_rank, args.dist_url)
+    if engine == "detectron2":
+        raise UserError(
+            "torchrun: Detectron2 starts its processes itself; run python with --num-gpus "
+            f"{started.num_gpus} instead, or torchrun with --engine embedded"
+        )
+    if (args.num_gpus, args.num_machines) != (1, 1):
+        raise UserError("--num-gpus, --num-machines: torchrun has started the processes; omit them")
+    return started
 
 
 def done(task: "Task", result: "EngineResult") -> Any:

@@ -37,6 +37,10 @@ _store: Any = None  # of the open session
 _turns = itertools.count()
 
 
+class LostProcess(UserError):
+    """Another process of this run died, hangs, or stopped with an error of its own."""
+
+
 class _LostProcessError(RuntimeError):
     """Found without a collective; :func:`session` says who it was."""
 
@@ -95,7 +99,7 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
         timeout_seconds: how long a process waits for the others before the run is given up.
 
     Raises:
-        UserError: another process died, hangs, or stopped with an error of its own.
+        LostProcess: another process died, hangs, or stopped with an error of its own.
     """
     global _store
     import torch
@@ -137,7 +141,7 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
                 f"{timeout_seconds:g} s (DIST_TIMEOUT_SECONDS); run the same command with "
                 f"--resume to go on ({_cause(error)})"
             )
-        raise UserError(f"process {number} of {world}: {reason}") from error
+        raise LostProcess(f"process {number} of {world}: {reason}") from error
     finally:
         _store = None
         disconnect()
@@ -284,6 +288,22 @@ def sum_over_ranks(x: "Tensor") -> "Tensor":
 def mean_over_ranks(x: "Tensor") -> "Tensor":
     """The mean of all processes' ``x``; without gradient."""
     return sum_over_ranks(x) / world_size()
+
+
+def gather_objects(item: Any) -> list[Any]:
+    """All processes' items, by rank, on the main process; an empty list on the others."""
+    if world_size() == 1:
+        return [item]
+    gathered = [None] * world_size() if is_main() else None
+    _dist().gather_object(item, gathered)
+    return gathered or []
+
+
+def copy_from_main(model: "nn.Module") -> None:
+    """Give every process the main process's parameters and buffers."""
+    if world_size() > 1:
+        for values in model.state_dict().values():
+            _dist().broadcast(values, 0)
 
 
 def barrier() -> None:

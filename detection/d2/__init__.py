@@ -21,11 +21,11 @@ from detection.d2.config import (
     check_transfer_config,
     transfer_defaults,
     with_builder,
-    with_process_norms,
 )
 from detection.d2.data import register
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
+from detection.norms import with_process_norms
 
 __all__ = [
     "FCN16sHead",

@@ -11,6 +11,7 @@ from detectron2.modeling import (
 from convert.backbone import NUM_BLOCKS, STEMS, is_bottleneck
 from detection.d2 import densepose
 from detection.d2.backbones import builder_name, detectron2_has
+from detection.norms import norm_keys
 from detection.task import add_transfer_config, check_basic_blocks
 from detection.weights import apply_contract, apply_random, read_weights
 from moco.cfgnode import flatten
@@ -22,12 +23,10 @@ __all__ = [
     "check_transfer_config",
     "transfer_defaults",
     "with_builder",
-    "with_process_norms",
 ]
 
 # The names that detectron2.layers.get_norm takes.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
-_SYNCED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
 
 def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
@@ -88,7 +87,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
             f"MODEL.RESNETS.DEFORM_ON_PER_STAGE {resnets.DEFORM_ON_PER_STAGE}: not with a ResNet-"
             f"{resnets.DEPTH}, {resnets.STEM} stem; set all to False"
         )
-    for key in _norm_keys(cfg):
+    for key in norm_keys(cfg):
         if flatten(cfg)[key] not in _NORMS:
             raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
     for key, used in (
@@ -111,32 +110,6 @@ def check_transfer_config(cfg: CfgNode) -> None:
         )
 
 
-def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
-    """Keys of norms that this number of processes cannot have → what they have instead.
-
-    One process: synchronised BN is plain BN, and torch's own refuses the CPU. Several on the CPU:
-    torch's SyncBatchNorm refuses the CPU, Detectron2's naive one computes there.
-    """
-    norms = {}
-    for key in _norm_keys(cfg):
-        name = flatten(cfg)[key]
-        if name in _SYNCED and num_processes == 1:
-            norms[key] = "BN"
-        elif name in ("SyncBN", "nnSyncBN") and cfg.MODEL.DEVICE == "cpu":
-            norms[key] = "naiveSyncBN"
-    return norms
-
-
-def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
-    """``cfg`` with the norms of :func:`process_norms` (a frozen copy)."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    for key, norm in process_norms(cfg, num_processes).items():
-        cfg.merge_from_list([key, norm])
-    cfg.freeze()
-    return cfg
-
-
 def with_builder(cfg: CfgNode) -> CfgNode:
     """``cfg`` with the builder that can make its trunk in MODEL.BACKBONE.NAME (a frozen copy).
 
@@ -147,7 +120,3 @@ def with_builder(cfg: CfgNode) -> CfgNode:
     cfg.MODEL.BACKBONE.NAME = builder_name(cfg)
     cfg.freeze()
     return cfg
-
-
-def _norm_keys(cfg: CfgNode) -> list[str]:
-    return [key for key in flatten(cfg) if key.endswith(".NORM")]

@@ -20,7 +20,7 @@ from detectron2.data.common import AspectRatioGroupedDataset
 from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset
 
-from detection.d2.random_state import State, draws_state, private_random, restore_draws
+from detection.random_state import State, draws_state, private_random, restore_draws
 from moco.errors import kill_children
 from moco.stop import ignore_stop_signals
 

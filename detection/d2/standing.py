@@ -15,7 +15,7 @@ from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer
 from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
-from detection.d2.random_state import random_state, restore_random
+from detection.random_state import random_state, restore_random
 from moco.stop import StopRequest
 
 logger = logging.getLogger(__name__)

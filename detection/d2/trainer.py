@@ -1,20 +1,13 @@
 """Training and evaluation on Detectron2, on one process or several, on GPU or CPU."""
 
-import dataclasses
 import gc
-import json
 import logging
 import math
-import multiprocessing
-import os
-import signal
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import torch
@@ -39,7 +32,7 @@ from torch import nn
 
 from convert.verify import Converted
 from detection.d2.checkpoint import SafeCheckpointer, check_checkpoint
-from detection.d2.config import with_builder, with_process_norms
+from detection.d2.config import with_builder
 from detection.d2.data import (
     build_evaluator,
     build_test_loader,
@@ -48,11 +41,20 @@ from detection.d2.data import (
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
-from detection.d2.random_state import private_random
 from detection.d2.standing import KEY as STANDING
 from detection.d2.standing import CheckpointHook, StoppedError, usable
 from detection.datasets import cache_clear
 from detection.metrics import HEADLINE
+from detection.norms import with_process_norms
+from detection.processes import (
+    ONE_PROCESS,
+    Processes,
+    Work,
+    report,
+    run_here,
+    run_in_others,
+)
+from detection.random_state import private_random
 from detection.weights import (
     Coverage,
     EngineResult,
@@ -61,47 +63,28 @@ from detection.weights import (
     read_trained,
 )
 from moco import distributed
-from moco.errors import DataError, NumericError, Preempted, UserError, kill_children
-from moco.fileio import atomic_write_json, atomic_write_text
+from moco.errors import NumericError
 from moco.progress import Progress
-from moco.run import RunFolder
-from moco.stop import StopRequest, end, leave, stop_signals
+from moco.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
-_STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """How many processes train together, as Detectron2's launch takes it."""
-
-    num_gpus: int = 1
-    num_machines: int = 1
-    machine_rank: int = 0
-    dist_url: str = "auto"
-
-    @property
-    def world_size(self) -> int:
-        return self.num_gpus * self.num_machines
 
 
 def run(
     cfg: CfgNode,
     *,
     weights: Converted | None,
-    folder: RunFolder | None,
     resume: bool,
     eval_only: bool,
     visualize: int = 0,
-    processes: Processes = Processes(),
+    processes: Processes = ONE_PROCESS,
 ) -> EngineResult:
     """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
 
     Args:
-        cfg: fits ``processes``, see :func:`check_processes`.
+        cfg: fits ``processes``, see detection/processes.py.
         weights: the converted backbone, None for a random one and for evaluation.
         visualize: draw the predictions on so many test pictures.
-        folder: locked output folder; None on machines other than the first.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
 
     A stop signal (moco/stop.py) is answered after the iteration at hand by all processes together:
@@ -114,75 +97,30 @@ def run(
         UserError: what does not fit; NumericError: a loss that is not finite.
         Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
+    work = partial(_work, cfg, weights, resume, eval_only, visualize)
+    saves = not eval_only
     if processes.world_size == 1:
-        with _stop_signals(StopRequest(), eval_only) as stop:
-            return _work(cfg, weights, resume, eval_only, visualize, stop)
-    with TemporaryDirectory(prefix="detection-") as scratch:
-        outcome = Path(scratch) / "outcome.json"
-        if cfg.MODEL.DEVICE == "cpu":
-            # Else every process would be given a GPU of its own, as far as there are any.
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        with _stop_signals(_ParentStop(outcome), eval_only) as stop:
-            try:
-                _launch(processes, (cfg, weights, resume, eval_only, visualize, str(outcome)))
-                if outcome.is_file():
-                    return _read_outcome(outcome)
-            except Preempted as error:
-                end(stop.received or signal.SIGTERM, str(error))
-            except Exception as error:
-                # The message of the process that failed first is worth more than the launcher's.
-                if outcome.is_file():
-                    return _read_outcome(outcome)
-                if stop.received is None:
-                    raise
-                end(  # told to stop while they were still starting, which ended them
-                    stop.received,
-                    f"stopped, and nothing was saved since the last checkpoint ({error}); run the "
-                    "same command with --resume to go on",
-                )
-    # The main process, and so the result, is on the first machine.
-    return EngineResult({}, 0 if eval_only else cfg.SOLVER.MAX_ITER, 0.0, None)
+        return run_here(work, saves=saves)
 
-
-def _launch(processes: Processes, args: tuple[Any, ...]) -> None:
-    """``_worker`` in every process of this machine, to its end."""
-    try:
+    def launch_all(outcome: Path) -> None:
         launch(
-            _worker,
+            _in_process,
             processes.num_gpus,
             processes.num_machines,
             processes.machine_rank,
             processes.dist_url,
-            args=args,
+            args=(work, outcome, saves),
         )
-    except KeyboardInterrupt:  # asked twice: now
-        kill_children()
-        raise
+
+    iterations = 0 if eval_only else cfg.SOLVER.MAX_ITER
+    return run_in_others(launch_all, device=cfg.MODEL.DEVICE, iterations=iterations, saves=saves)
 
 
-def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
-    """Raise UserError where Detectron2 would answer with an assertion in every process."""
-    available = torch.cuda.device_count()
-    if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
-        raise UserError(f"--num-gpus {processes.num_gpus}: this machine has {available}")
-    if not 0 <= processes.machine_rank < processes.num_machines or processes.num_gpus < 1:
-        raise UserError(
-            f"--num-gpus {processes.num_gpus} --num-machines {processes.num_machines} "
-            f"--machine-rank {processes.machine_rank}: expected at least one of each, and a rank "
-            "below the number of machines"
-        )
-    if processes.num_machines > 1 and processes.dist_url == "auto":
-        raise UserError("--num-machines needs --dist-url tcp://<first machine>:<port>")
-    if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
-        raise UserError(
-            f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
-            "set it to cuda"
-        )
-    if not eval_only and cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
-        raise UserError(
-            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
-            f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
-        )
+def _in_process(work: Work, outcome: Path, saves: bool) -> None:
+    """What Detectron2's launch runs in each process."""
+    rank, local_rank = comm.get_rank(), comm.get_local_rank()
+    report(work, outcome, rank=rank, local_rank=local_rank, saves=saves)
+    _disconnect()
 
 
 class Trainer(DefaultTrainer):
@@ -190,6 +128,13 @@ class Trainer(DefaultTrainer):
 
     checkpointer: DetectionCheckpointer
     checkpoint_hook: CheckpointHook
+
+    @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        model: nn.Module = super().build_model(cfg)
+        if cfg.MODEL.CHANNELS_LAST:
+            model.to(memory_format=torch.channels_last)
+        return model
 
     @classmethod
     def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:
@@ -359,106 +304,8 @@ def _set_up(cfg: CfgNode) -> None:
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
 
 
-def _worker(
-    cfg: CfgNode,
-    weights: Converted | None,
-    resume: bool,
-    eval_only: bool,
-    visualize: int,
-    outcome: str,
-) -> None:
-    """``_work`` in a process of its own; the main one leaves its result or error in a file."""
-    try:
-        with _stop_signals(_WorkerStop(Path(outcome)), eval_only) as stop:
-            result = _work(cfg, weights, resume, eval_only, visualize, stop)
-    except Preempted as error:
-        if comm.get_local_rank() == 0:  # on every machine; it has no message of its own to wait for
-            atomic_write_json(outcome, {"preempted": str(error)})
-        _disconnect()
-        return
-    except UserError as error:
-        content = {"error": str(error), "exit_code": error.exit_code, "rank": comm.get_rank()}
-        atomic_write_json(outcome, content)
-        raise
-    except Exception as error:
-        logger.exception("process %d failed", comm.get_rank())
-        if not Path(outcome).is_file():  # the others fail after the first, because of it
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            content = {"error": text, "exit_code": 1, "rank": comm.get_rank()}
-            atomic_write_json(outcome, content)
-        raise
-    if comm.is_main_process():
-        fields = dataclasses.asdict(result)
-        # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
-        atomic_write_text(outcome, json.dumps(fields))
-    _disconnect()
-
-
 def _disconnect() -> None:
     """Let go of the groups of processes that Detectron2 keeps for ever, and end them."""
     comm._LOCAL_PROCESS_GROUP = None
     comm._get_global_gloo_group.cache_clear()
     distributed.disconnect()
-
-
-def _stop_signals(stop: StopRequest, eval_only: bool) -> AbstractContextManager[StopRequest]:
-    """Signals end an evaluation alone, which has nothing to save, at once."""
-    return nullcontext(stop) if eval_only else stop_signals(stop)
-
-
-class _ParentStop(StopRequest):
-    """Of the process that started the others: passes a signal on to them."""
-
-    def __init__(self, outcome: Path) -> None:
-        super().__init__()
-        self._mark = outcome.with_name(_STOP_MARK)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        super().__call__(number, frame)
-        # SIGINT is also what they get when this process dies.
-        number = signal.SIGTERM if number == signal.SIGINT else number
-        self._mark.write_text(str(int(number)))  # for one that is just being started
-        for process in multiprocessing.active_children():
-            if process.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-
-
-class _WorkerStop(StopRequest):
-    """Of the others."""
-
-    def __init__(self, outcome: Path) -> None:
-        super().__init__()
-        self._outcome, self._mark = outcome, outcome.with_name(_STOP_MARK)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        parent = multiprocessing.parent_process()
-        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one passes it on
-            if parent is not None and os.getppid() != parent.pid:
-                raise KeyboardInterrupt  # it is gone, and with it the lock of the folder
-        elif number == signal.SIGTERM and self._outcome.is_file():
-            signal.signal(number, signal.SIG_DFL)  # another process failed, and this one is ended
-            os.kill(os.getpid(), number)
-        else:
-            super().__call__(number, frame)
-
-    @property
-    def received(self) -> int | None:
-        if self._number is None and self._mark.is_file():
-            self._number = int(self._mark.read_text())
-        return super().received
-
-
-def _read_outcome(path: Path) -> EngineResult:
-    content = json.loads(path.read_text())
-    if "preempted" in content:
-        raise Preempted(content["preempted"])
-    if "error" in content:
-        kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
-            content["exit_code"], UserError
-        )
-        raise kind(f"{content['error']} (process {content['rank']})")
-    coverage = content.pop("coverage")
-    if coverage is not None:
-        coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
-    return EngineResult(**content, coverage=coverage)

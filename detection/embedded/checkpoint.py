@@ -1,4 +1,4 @@
-"""Checkpoints of a fine-tuning run: model, optimizer, iteration and random state.
+"""Checkpoints of a fine-tuning run: model, optimizer, iteration and every process's random state.
 
 Files and names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after
 iteration 499, `model_final.pth` at the end, and `last_checkpoint` naming the newest. The weights
@@ -7,36 +7,23 @@ lie under "model" with Detectron2's names, so that either engine reads the other
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from detection.random_state import State, random_state
 from detection.weights import load_trained
+from moco import distributed
 from moco.errors import UserError
 from moco.fileio import atomic_torch_save, atomic_write_text, load_torch
 
+logger = logging.getLogger(__name__)
+
 LAST = "last_checkpoint"
 FINAL = "model_final.pth"
-
-
-@dataclass
-class RandomState:
-    """torch's generators. The data's draws follow from the seed and the iteration."""
-
-    cpu: Tensor
-    cuda: list[Tensor]
-
-    @classmethod
-    def now(cls) -> RandomState:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return cls(torch.get_rng_state(), cuda)
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(self.cuda)
 
 
 def save_checkpoint(
@@ -47,19 +34,17 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     iteration: int,
 ) -> Path:
-    """Write `folder/name`, then `last_checkpoint`; `iteration` is the last one that was done."""
-    random = RandomState.now()
+    """Write `folder/name`, then `last_checkpoint`; `iteration` is the last one that was done.
+
+    All processes call it, the main one writes, and no one goes on before the files are there.
+    """
     path = folder / name
-    atomic_torch_save(
-        path,
-        {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "iteration": iteration,
-            "random": {"cpu": random.cpu, "cuda": random.cuda},
-        },
-    )
-    atomic_write_text(folder / LAST, name)
+    ranks = distributed.gather_objects(random_state())
+    if distributed.is_main():
+        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        atomic_torch_save(path, {**content, "iteration": iteration, "random": ranks})
+        atomic_write_text(folder / LAST, name)
+    distributed.barrier()
     return path
 
 
@@ -80,10 +65,10 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 @dataclass
 class Standing:
-    """Where a run stands."""
+    """Where a run stands; `random` of this process, None where other processes wrote it."""
 
     next_iteration: int
-    random: RandomState
+    random: State | None
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
@@ -109,7 +94,14 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         raise UserError(
             f"{path}: its optimizer has other parameters ({error}); resume with the same SOLVER"
         ) from error
-    return Standing(
-        content["iteration"] + 1,
-        RandomState(content["random"]["cpu"], content["random"]["cuda"]),
+    ranks, processes = content["random"], distributed.world_size()
+    if len(ranks) == processes:
+        return Standing(content["iteration"] + 1, ranks[distributed.rank()])
+    logger.warning(
+        "%s: resumed with other pictures and random numbers (%d processes wrote it, now there are "
+        "%d)",
+        path,
+        len(ranks),
+        processes,
     )
+    return Standing(content["iteration"] + 1, None)

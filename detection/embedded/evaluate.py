@@ -17,20 +17,31 @@ from detection.embedded.pipeline import build_evaluation
 from detection.evaluators import Prediction, build_evaluator
 from detection.predictions import encode_mask
 from detection.visualize import Visualizer
+from moco import distributed
 from moco.progress import Progress
 
 
 def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
     """Metrics in canonical names, AP in 0..100. The model's mode stays as it was.
 
-    The predictions go to `folder`/<split>.json, boxes in pixels of the original pictures.
+    The predictions go to `folder`/<split>.json, boxes in pixels of the original pictures. Each of
+    W processes takes a W-th of them in a row; the metrics are the main one's, {} on the others.
     """
     evaluator = build_evaluator(split, cfg, folder)
-    with Progress(len(split.records), f"evaluate {split.name}", unit="img") as progress:
-        for record, prediction in _predictions(model, split.records, cfg):
+    rank, processes, number = distributed.rank(), distributed.world_size(), len(split.records)
+    records = split.records[number * rank // processes : number * (rank + 1) // processes]
+    silent = not distributed.is_main()
+    with Progress(len(records), f"evaluate {split.name}", unit="img", silent=silent) as progress:
+        for record, prediction in _predictions(model, records, cfg):
             evaluator.add(record, prediction)
             progress.update()
-    return evaluator.evaluate()
+    gathered = distributed.gather_objects(evaluator)
+    if not gathered:
+        return {}
+    whole, *others = gathered
+    for other in others:
+        whole.extend(other)
+    return whole.evaluate()
 
 
 def draw_predictions(model: Model, split: Split, cfg: CfgNode, folder: Path, number: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import cast
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-logger = logging.getLogger(__name__)
+from detection.embedded.sync_bn import NaiveSyncBatchNorm
 
 
 class FrozenBatchNorm(nn.Module):
@@ -42,8 +41,8 @@ class FrozenBatchNorm(nn.Module):
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "BN": nn.BatchNorm2d,
-    "SyncBN": nn.BatchNorm2d,
-    "naiveSyncBN": nn.BatchNorm2d,
+    "SyncBN": nn.SyncBatchNorm,
+    "naiveSyncBN": NaiveSyncBatchNorm,
     "FrozenBN": FrozenBatchNorm,
     "GN": lambda channels: nn.GroupNorm(32, channels),
 }
@@ -51,12 +50,7 @@ NormLayer = Callable[[int], nn.Module]
 
 
 def norm_layer(name: str) -> NormLayer | None:
-    """The layer of a `*.NORM` key, None for "" (none).
-
-    This engine runs one process, where SyncBN is plain BN.
-    """
-    if "Sync" in name:
-        logger.warning("NORM %s on one process is plain batch norm", name)
+    """The layer of a `*.NORM` key, None for "" (none)."""
     return NORMS[name] if name else None
 
 
@@ -99,7 +93,7 @@ def freeze(module: nn.Module) -> None:
         parameter.requires_grad = False
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.BatchNorm2d):
+            if isinstance(child, nn.BatchNorm2d | nn.SyncBatchNorm):
                 frozen = FrozenBatchNorm(child.num_features, child.eps)
                 frozen.num_batches_tracked = torch.tensor(0)
                 frozen.load_state_dict(child.state_dict())

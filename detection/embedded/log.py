@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moco import distributed
 from moco.run import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,13 @@ LOG_EVERY_ITERS = 20  # as Detectron2's PeriodicWriter; values are medians over 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
-    """Send what `detection` and fvcore log to a file; warnings reach stderr as well."""
+    """Send what `detection` and fvcore log to a file; warnings reach stderr as well.
+
+    On the main process; nothing is kept of what the others log.
+    """
+    if not distributed.is_main():
+        yield
+        return
     to_file = logging.FileHandler(path)
     to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
     to_terminal = logging.StreamHandler()
@@ -46,12 +53,16 @@ class StepLog:
 
     Names are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in
     seconds), so that its tools read the file.
+
+    Args:
+        folder: None on all processes but the main one, where nothing is written.
     """
 
-    def __init__(self, folder: RunFolder, max_iter: int) -> None:
-        self._folder, self._max_iter = folder, max_iter
+    def __init__(self, folder: Path | None, max_iter: int) -> None:
+        self._folder = None if folder is None else RunFolder(folder, owner=False)
+        self._max_iter = max_iter
         self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOG_EVERY_ITERS))
-        self._writer = _tensorboard(folder.path)
+        self._writer = None if folder is None else _tensorboard(folder)
 
     def step(self, iteration: int, values: Mapping[str, float], lr: float) -> None:
         """Note the values of one iteration; `lr` is the rate it was done with."""
@@ -65,6 +76,8 @@ class StepLog:
 
     def write(self, iteration: int, values: Mapping[str, float]) -> None:
         """Write values at once, such as the metrics of an evaluation."""
+        if self._folder is None:
+            return
         self._folder.log({"iteration": iteration, **values})
         logger.info(
             "iter: %d  %s", iteration, "  ".join(f"{k}: {v:.4g}" for k, v in values.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -21,6 +22,7 @@ from detection.embedded.data import (
 )
 from detection.embedded.model import Sample
 from detection.embedded.samples import Augmentation, Draw, LabelMapper, Mapper, flip_indices
+from moco import distributed
 from moco.errors import UserError
 
 
@@ -50,21 +52,22 @@ def training_records(cfg: CfgNode) -> list[Record]:
 def build_training(
     cfg: CfgNode, num_workers: int, *, skip: int = 0, drawn: int = 0
 ) -> Generator[list[Sample]]:
-    """Training batches without end; see `data.training_batches`.
+    """This process's training batches without end; see `data.training_batches`.
 
     Raises:
         UserError: there is nothing to learn from; DataError: a picture cannot be read.
     """
     records, (draw, mapper) = training_records(cfg), _training_mapper(cfg)
+    rank, processes = distributed.rank(), distributed.world_size()
     return training_batches(
         records,
-        lambda: _order(cfg, records),
+        lambda: islice(_order(cfg, records), rank, None, processes),
         draw,
         mapper,
-        batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        batch_size=cfg.SOLVER.IMS_PER_BATCH // processes,
         group_by_shape=cfg.DATALOADER.ASPECT_RATIO_GROUPING,
         num_workers=num_workers,
-        seed=cfg.SEED,
+        seed=cfg.SEED + rank,
         skip=skip,
         drawn=drawn,
     )

@@ -1,17 +1,21 @@
 """Fine-tune a detector and evaluate it: the embedded engine's `run`.
 
 Under the same SEED and without workers a run equals Detectron2's DefaultTrainer bit for bit on
-the CPU: initial weights, batches, sampled regions and learning rates come from the same random
-streams. Evaluation and PreciseBN draw from a copy of them, so they do not change the training.
+the CPU, on one process or several: initial weights, batches, sampled regions and learning rates
+come from the same random streams. Evaluation and PreciseBN leave these as they were, so they do not
+change the training.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +29,6 @@ from detection.datasets.base import Split
 from detection.embedded.build import build_model
 from detection.embedded.checkpoint import (
     FINAL,
-    RandomState,
     last_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -40,31 +43,44 @@ from detection.embedded.solver import (
     set_learning_rate,
     warmup_multistep,
 )
+from detection.norms import with_process_norms
+from detection.precise_bn import combine_statistics, count_values
+from detection.processes import (
+    ONE_PROCESS,
+    Processes,
+    Work,
+    report,
+    run_here,
+    run_in_others,
+)
+from detection.random_state import State, private_random, restore_random
 from detection.weights import EngineResult, load_converted, load_trained, read_trained
+from moco import distributed
 from moco.errors import NumericError
 from moco.progress import Progress
-from moco.run import RunFolder
-from moco.stop import StopRequest, leave, stop_signals
+from moco.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
 
 
 def run(
     cfg: CfgNode,
     *,
     weights: Converted | None,
-    folder: RunFolder,
     resume: bool,
     eval_only: bool,
     visualize: int = 0,
+    processes: Processes = ONE_PROCESS,
 ) -> EngineResult:
     """Train (unless `eval_only`) and evaluate; see detection/train_net.py.
 
     Args:
-        cfg: from detection.task.load_task, which has checked it; SEED is not negative.
+        cfg: from detection.task.load_task, which has checked it; SEED is not negative; fits
+            `processes`, see detection/processes.py. OUTPUT_DIR, whose lock the caller holds, gets
+            log.txt, metrics.json, model_*.pth, last_checkpoint and inference/.
         weights: a converted backbone, or None for a random start.
-        folder: the run's folder; gets log.txt, metrics.json, model_*.pth, last_checkpoint and
-            inference/.
         resume: continue from the folder's last checkpoint, if there is one.
         eval_only: evaluate the trained model MODEL.WEIGHTS instead.
         visualize: draw the predictions on so many test pictures.
@@ -74,33 +90,109 @@ def run(
             that cannot be read. NumericError: a loss that is not finite. Preempted,
             KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
+    work = partial(_work, cfg, weights, resume, eval_only, visualize, processes)
+    saves = not eval_only
+    if processes.world_size == 1 or processes.started:
+        return run_here(work, saves=saves)
+
+    def launch(outcome: Path) -> None:
+        torch.multiprocessing.start_processes(
+            _in_process,
+            (processes, _address(processes), work, outcome, saves),
+            processes.num_gpus,
+            start_method="spawn",
+        )
+
+    iterations = 0 if eval_only else cfg.SOLVER.MAX_ITER
+    return run_in_others(launch, device=cfg.MODEL.DEVICE, iterations=iterations, saves=saves)
+
+
+def _in_process(
+    local_rank: int,
+    processes: Processes,
+    address: tuple[str, str],
+    work: Work,
+    outcome: Path,
+    saves: bool,
+) -> None:
+    """One of the processes that `run` starts: told who it is as by torchrun."""
+    rank = processes.machine_rank * processes.num_gpus + local_rank
+    variables = {
+        "RANK": rank,
+        "WORLD_SIZE": processes.world_size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": processes.num_gpus,
+        "GROUP_RANK": processes.machine_rank,
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": address[1],
+    }
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    report(work, outcome, rank=rank, local_rank=local_rank, saves=saves)
+
+
+def _address(processes: Processes) -> tuple[str, str]:
+    """Host and port at which the processes meet."""
+    if processes.dist_url != "auto":
+        host, _, port = processes.dist_url.removeprefix("tcp://").rpartition(":")
+        return host, port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return "127.0.0.1", str(server.getsockname()[1])
+
+
+def _work(
+    cfg: CfgNode,
+    weights: Converted | None,
+    resume: bool,
+    eval_only: bool,
+    visualize: int,
+    processes: Processes,
+    stop: StopRequest,
+) -> EngineResult:
+    """One process's share; the metrics are complete on the main process only."""
     start = time.perf_counter()
-    with log_file(folder.path / "log.txt"):
+    folder = Path(cfg.OUTPUT_DIR)
+    with _connected(cfg.MODEL.DEVICE, processes), log_file(folder / "log.txt"):
         logger.info("config:\n%s", cfg.dump())
+        cfg = with_process_norms(cfg, processes.world_size)
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
-        torch.manual_seed(cfg.SEED)
+        torch.manual_seed(cfg.SEED + distributed.rank())
         model = build_model(cfg)
+        distributed.copy_from_main(model)
+        if cfg.MODEL.CHANNELS_LAST:
+            model.to(memory_format=torch.channels_last)
+        iterations, coverage = 0, None
         if eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
-            metrics = evaluate(model, _test_split(cfg), cfg, folder.path / "inference")
-            _draw(model, cfg, folder, visualize)
-            return EngineResult(metrics, 0, time.perf_counter() - start, None)
-        coverage = None if weights is None else load_converted(model, weights.model)
-        with stop_signals() as stop, closing(Trainer(cfg, model, folder, stop)) as trainer:
-            if resume:
-                trainer.resume()
-            metrics = trainer.train()
-        _draw(model, cfg, folder, visualize)
-    return EngineResult(metrics, cfg.SOLVER.MAX_ITER, time.perf_counter() - start, coverage)
+            metrics = evaluate(model, _test_split(cfg), cfg, folder / "inference")
+        else:
+            coverage = None if weights is None else load_converted(model, weights.model)
+            iterations = cfg.SOLVER.MAX_ITER
+            with closing(Trainer(cfg, model, stop)) as trainer:
+                if resume:
+                    trainer.resume()
+                metrics = trainer.train()
+        if visualize and distributed.is_main():
+            split, inference = _test_split(cfg), folder / "inference"
+            drawn = draw_predictions(model, split, cfg, inference, visualize)
+            logger.info("drew predictions into %s", drawn)
+        return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
+
+
+def _connected(device: str, processes: Processes) -> AbstractContextManager[None]:
+    if processes.world_size == 1:
+        return nullcontext()
+    own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
+    return distributed.session(torch.device(own), TIMEOUT_SECONDS)
 
 
 class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
-    def __init__(self, cfg: CfgNode, model: Model, folder: RunFolder, stop: StopRequest) -> None:
+    def __init__(self, cfg: CfgNode, model: Model, stop: StopRequest) -> None:
         solver = cfg.SOLVER
         self.cfg, self.model, self.stop = cfg, model, stop
-        self.folder: Path = folder.path
+        self.parallel = distributed.data_parallel(model)
+        self.folder = Path(cfg.OUTPUT_DIR)
         self.device = cfg.MODEL.DEVICE.split(":")[0]
         self.max_iter: int = solver.MAX_ITER
         self.next_iteration = 0
@@ -126,13 +218,11 @@ class Trainer:
             warmup_factor=solver.WARMUP_FACTOR,
             warmup_method=solver.WARMUP_METHOD,
         )
-        self.random: RandomState | None = None  # of a checkpoint, to be taken up by `train`
+        self.random: State | None = None  # of a checkpoint, to be taken up by `train`
         clip = solver.CLIP_GRADIENTS
         self.clip = (clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
         self.mixed_precision = solver.AMP.ENABLED
-        if self.mixed_precision:
-            model.to(memory_format=torch.channels_last)  # bfloat16 convolutions are faster in it
-        self.log = StepLog(folder, solver.MAX_ITER)
+        self.log = StepLog(self.folder if distributed.is_main() else None, solver.MAX_ITER)
 
     def resume(self) -> None:
         """Take up the folder's last checkpoint; without one, start from the beginning."""
@@ -145,18 +235,20 @@ class Trainer:
         logger.info("continuing at iteration %d, after %s", self.next_iteration, path)
 
     def train(self) -> dict[str, float]:
-        """Train to the end and return the last evaluation's metrics.
+        """Train to the end and return the last evaluation's metrics, {} but on the main process.
 
         Raises:
             NumericError, DataError: see `run`; the last checkpoint stays.
             Preempted, KeyboardInterrupt: asked to stop; the iteration at hand is done and saved.
+                All processes stop together.
         """
         cfg, metrics = self.cfg, None
         self.model.train()
         batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=self.next_iteration)
         if self.random is not None:  # after the line above, which drew from it
-            self.random.restore()
-        progress = Progress(self.max_iter, "fine-tune", initial=self.next_iteration)
+            restore_random(self.random)
+        silent = not distributed.is_main()
+        progress = Progress(self.max_iter, "fine-tune", initial=self.next_iteration, silent=silent)
         with closing(batches), progress:
             for iteration in range(self.next_iteration, self.max_iter):
                 loss = self.step(iteration, batches)
@@ -171,8 +263,8 @@ class Trainer:
                     self.save(iteration)
                 if evaluation_due:
                     metrics = self.evaluate(iteration)
-                number = self.stop.received
-                if number is not None and done < self.max_iter:
+                number = distributed.highest(self.stop.received or 0)
+                if number and done < self.max_iter:
                     leave(number, f"iteration {iteration}", self.save(iteration))
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
@@ -185,7 +277,7 @@ class Trainer:
         set_learning_rate(self.optimizer, factor)
         try:
             with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed_precision):
-                losses = self.model(samples)
+                losses = self.parallel(samples)
         except FloatingPointError as error:
             raise self.diverged(iteration, str(error)) from error
         values = self.finite(iteration, losses)
@@ -199,12 +291,13 @@ class Trainer:
         return values["total_loss"]
 
     def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The losses and their sum as numbers, fetched from the device at once.
+        """The losses and their sum as numbers, of all processes in the mean.
 
         Raises:
             NumericError: one is not finite.
         """
-        numbers = torch.stack(list(losses.values())).detach().tolist()
+        own = torch.stack(list(losses.values())).detach().double().cpu()
+        numbers = distributed.mean_over_ranks(own).tolist()
         values = dict(zip(losses, numbers, strict=True))
         bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
         if bad:
@@ -227,10 +320,12 @@ class Trainer:
         Args:
             done: iterations trained so far.
         """
-        with _private_random():
+        silent = not distributed.is_main()
+        with private_random(), count_values(self.model) as counts:
             batches = build_training(self.cfg, num_workers=0, drawn=done)
-            with Progress(num_iters, "precise BN", unit="batch") as progress:
+            with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
+        combine_statistics(counts)
 
     def save(self, iteration: int, name: str | None = None) -> Path:
         """Write a checkpoint of the state after `iteration`; returns its path.
@@ -253,7 +348,7 @@ class Trainer:
 
     def evaluate(self, iteration: int) -> dict[str, float]:
         """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
-        with _private_random():
+        with private_random():
             metrics = evaluate(
                 self.model, _test_split(self.cfg), self.cfg, self.folder / "inference"
             )
@@ -268,19 +363,8 @@ def _test_split(cfg: CfgNode) -> Split:
     return read_split(cfg.DATASETS.TEST[0], cfg)
 
 
-def _draw(model: Model, cfg: CfgNode, folder: RunFolder, number: int) -> None:
-    if number:
-        path = draw_predictions(model, _test_split(cfg), cfg, folder.path / "inference", number)
-        logger.info("drew predictions into %s", path)
-
-
 def _due(done: int, period: int) -> bool:
     return period > 0 and done % period == 0
-
-
-def _private_random() -> AbstractContextManager[None]:
-    """What is drawn inside does not advance torch's streams."""
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()))
 
 
 def _counted(batches: Iterator[list[Sample]], progress: Progress) -> Iterator[list[Sample]]:

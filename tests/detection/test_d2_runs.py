@@ -163,13 +163,13 @@ def test_semantic_segmentation_resumes(arguments, finished, tmp_path):
 # Processes.
 
 
-def recording_worker(cfg, *args) -> None:
-    """The worker of a process, which also leaves the model that its rank ended with."""
+def recording_process(work, *args) -> None:
+    """A process, which also leaves the model that its rank ended with."""
     from detectron2.utils import comm
 
     from detection.d2 import trainer
 
-    train = trainer._train
+    train, (cfg, *_) = trainer._train, work.args
 
     def recording(*args):
         result = train(*args)
@@ -177,14 +177,14 @@ def recording_worker(cfg, *args) -> None:
         return result
 
     trainer._train = recording
-    trainer._worker(cfg, *args)
+    trainer._in_process(work, *args)
 
 
 @pytest.mark.parametrize("task", [MASKS, LABELS])
 def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
     from detection.d2 import trainer
 
-    monkeypatch.setattr(trainer, "_worker", recording_worker)
+    monkeypatch.setattr(trainer, "_in_process", recording_process)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as here, for the same rounding
     folder = tmp_path / "run"
     scaling = ("SOLVER.REFERENCE_WORLD_SIZE", 1, "SOLVER.MAX_ITER", 4, "SOLVER.STEPS", "(2,)")
@@ -382,9 +382,9 @@ def test_mixed_precision_is_detectron2s(enabled, arguments, tmp_path):
     """The trainer that a GPU would have; a CPU is refused above."""
     from detectron2.engine import AMPTrainer, SimpleTrainer
 
-    from detection.d2.config import with_process_norms
     from detection.d2.data import register
     from detection.d2.trainer import Trainer
+    from detection.norms import with_process_norms
 
     argv = arguments(MASKS, tmp_path)
     cfg = with_process_norms(load_task(argv[1], argv[2:], "detectron2").cfg, 1).clone()

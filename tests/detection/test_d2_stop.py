@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +14,8 @@ from detection.train_net import main
 from moco.errors import Preempted
 from moco.fileio import load_torch
 from moco.run import RunRecord, read_record
-from tests.detection.conftest import ROOT
 from tests.oracles.launch import processes_of
+from tests.oracles.stopping import TRAIN_NET, children, nobody_left, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
@@ -269,48 +266,6 @@ def test_a_checkpoint_that_does_not_fit_any_longer_is_said(change, words, period
 # Several processes, and one that is told from outside.
 
 
-def start(argv: list[str], out: Path) -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / "detection" / "train_net.py"), *argv]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MOCO_PROGRESS": "off"}
-    with out.open("w") as file:
-        return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
-
-
-def wait_for(condition: Callable[[], object], process: subprocess.Popen, out: Path) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, out.read_text()[-2000:]
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def children(pid: int) -> list[int]:
-    """The training processes of a run's first process, the oldest first."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if int(stat[1]) == pid and b"spawn_main" in line:
-                found.append((int(stat[19]), int(entry.name)))
-    return [number for _, number in sorted(found)]
-
-
-def nobody_left(process: subprocess.Popen) -> bool:
-    """Whether the whole session of a run ends, and soon."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 LONG = ("SOLVER.MAX_ITER", 14, "SOLVER.STEPS", "(12,)", "SOLVER.CHECKPOINT_PERIOD", 2)
 LONG += ("TEST.EVAL_PERIOD", 0)
 
@@ -320,7 +275,7 @@ def test_kill_term_and_resume(processes, words, tmp_path, monkeypatch):
     """From outside; only the first process is told, and all save after the same iteration."""
     flags = ("--num-gpus", str(processes))
     folder, whole, out = tmp_path / "run", tmp_path / "whole", tmp_path / "out.txt"
-    process = start(words(folder, *LONG, flags=flags), out)
+    process = start([*TRAIN_NET, *words(folder, *LONG, flags=flags)], out)
     wait_for((folder / "model_0000001.pth").is_file, process, out)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 85, out.read_text()[-2000:]
@@ -356,7 +311,9 @@ def test_kill_term_and_resume(processes, words, tmp_path, monkeypatch):
 )
 def test_signals_to_two_processes(number, whom, code, words, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "out.txt"
-    process = start(words(folder, *LONG, "SOLVER.MAX_ITER", 500, flags=("--num-gpus", "2")), out)
+    process = start(
+        [*TRAIN_NET, *words(folder, *LONG, "SOLVER.MAX_ITER", 500, flags=("--num-gpus", "2"))], out
+    )
     early = whom == "all too early"
     if early:
         wait_for(lambda: len(children(process.pid)) == 2, process, out)

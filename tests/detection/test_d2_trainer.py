@@ -201,25 +201,6 @@ def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
     assert not list(folder.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize(
-    ("processes", "message"),
-    [
-        ({"num_gpus": 3}, "IMS_PER_BATCH 2 cannot be divided among 3"),
-        ({"num_gpus": 0}, "expected at least one of each"),
-        ({"num_machines": 2}, "needs --dist-url"),
-        ({"num_machines": 2, "machine_rank": 2, "dist_url": "tcp://a:1"}, "below the number"),
-    ],
-)
-def test_impossible_numbers_of_processes(processes, message, finished):
-    from detection.d2.trainer import Processes, check_processes
-    from detection.task import load_task
-
-    folder, _ = finished
-    cfg = load_task(str(folder / "config.yaml"), [], "detectron2").cfg
-    with pytest.raises(UserError, match=message):
-        check_processes(cfg, Processes(**processes))
-
-
 def test_two_processes_without_a_gpu(train, tmp_path):
     """gloo, naive SyncBN and DDP: one batch of two pictures over two processes."""
     record = train(tmp_path / "run", flags=("--num-gpus", "2"))
@@ -239,29 +220,3 @@ def test_two_processes_without_a_gpu(train, tmp_path):
 def test_no_thread_of_a_connection_outlives_the_training():
     for connected, afterwards in run_on(2, detectron2s_gloo_threads):
         assert connected and not afterwards
-
-
-@pytest.mark.parametrize("kind", [UserError, DataError, NumericError])
-def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path, monkeypatch):
-    from detection.d2 import trainer
-
-    def fails(*_: object) -> None:
-        raise kind("what went wrong")
-
-    monkeypatch.setattr(trainer, "_work", fails)
-    outcome = tmp_path / "outcome.json"
-    with pytest.raises(kind):
-        trainer._worker(None, None, False, False, 0, str(outcome))
-    with pytest.raises(kind, match=r"what went wrong \(process 0\)") as caught:
-        trainer._read_outcome(outcome)
-    assert type(caught.value) is kind
-
-
-def test_results_of_several_processes_come_back_whole(tmp_path, monkeypatch):
-    from detection.d2 import trainer
-    from detection.weights import Coverage, EngineResult
-
-    result = EngineResult({"bbox/AP": 1.5}, 3, 2.0, Coverage(7, ("a", "b")))
-    monkeypatch.setattr(trainer, "_work", lambda *_: result)
-    trainer._worker(None, None, False, False, 0, str(tmp_path / "outcome.json"))
-    assert trainer._read_outcome(tmp_path / "outcome.json") == result

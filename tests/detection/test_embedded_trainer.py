@@ -74,10 +74,8 @@ def run(
     every = {**KEYS, "DATASETS.VOC_DIR": voc, "OUTPUT_DIR": out, **(keys or {})}
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, "embedded", eval_only=eval_only, resume=resume)
-    with RunFolder(out, resume=resume or eval_only) as folder:
-        return engine.run(
-            task.cfg, weights=weights, folder=folder, resume=resume, eval_only=eval_only
-        )
+    with RunFolder(out, resume=resume or eval_only):
+        return engine.run(task.cfg, weights=weights, resume=resume, eval_only=eval_only)
 
 
 def log_lines(out: Path) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def work(folder: str, upstream: bool) -> None:
     from detectron2.engine.hooks import PreciseBN
     from detectron2.utils import comm
 
-    from detection.d2.precise_bn import combine_statistics, count_values
+    from detection.precise_bn import combine_statistics, count_values
 
     model = network()
     hook = PreciseBN(0, model, batches(comm.get_rank()), len(SIZES[0]))
@@ -76,7 +76,7 @@ def test_upstream_ends_differently_on_every_rank(tmp_path):
 
 
 def test_one_process_is_left_alone(detectron2):
-    from detection.d2.precise_bn import combine_statistics
+    from detection.precise_bn import combine_statistics
 
     model = network()
     before = statistics(model)

@@ -172,9 +172,32 @@ def test_errors_come_before_the_folder(argv, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_several_processes_need_detectron2(argv):
-    with pytest.raises(UserError, match="need --engine detectron2"):
+@pytest.fixture
+def in_torchrun(monkeypatch):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    for name, value in zip(names, (0, 2, 0, 2, 1), strict=True):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+
+
+@pytest.mark.usefixtures("in_torchrun")
+def test_torchrun_and_the_flags_exclude_each_other(argv):
+    with pytest.raises(UserError, match=r"--num-gpus, .*torchrun has started the processes; omit"):
         main(argv(flags=("--num-gpus", "2")))
+
+
+@pytest.mark.usefixtures("in_torchrun", "detectron2")
+def test_torchrun_cannot_start_detectron2(argv):
+    words = argv()
+    words[words.index("--engine") + 1] = "detectron2"
+    with pytest.raises(UserError, match=r"--num-gpus 2 instead, or torchrun with --engine embed"):
+        main(words)
+
+
+@pytest.mark.usefixtures("in_torchrun")
+def test_processes_of_torchrun_need_one_seed(argv):
+    with pytest.raises(UserError, match="SEED: several machines, or torchrun, need the same one"):
+        main(argv("SEED", "-1"))
 
 
 @pytest.mark.parametrize(
