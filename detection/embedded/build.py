@@ -11,7 +11,7 @@ from convert.backbone import ResNet, make_stage
 from detection.embedded.backbone import FPN, Backbone, DilatedC5
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import NORMS, freeze_stages, norm_layer
-from detection.embedded.model import Detector, Model, Segmenter
+from detection.embedded.model import Detector, Model, Pictures, Segmenter
 from detection.embedded.roi_heads import Pooler, RegionRules, RoIHeads
 from detection.embedded.rpn import RPN, ProposalRules, RPNHead, cell_anchors
 from detection.embedded.supported import check_supported
@@ -27,13 +27,13 @@ def build_model(cfg: CfgNode) -> Model:
         UserError: a key has a value that this engine cannot honour.
     """
     check_supported(cfg)
-    pixels = {"pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": cfg.MODEL.PIXEL_STD}
     backbone = build_backbone(cfg.MODEL)
+    pictures = Pictures(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
-        model: Model = Segmenter(backbone, build_sem_seg_head(cfg.MODEL, backbone), **pixels)
+        model: Model = Segmenter(pictures, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     else:
         proposal_generator = build_rpn(cfg.MODEL, backbone)
-        model = Detector(backbone, proposal_generator, build_roi_heads(cfg, backbone), **pixels)
+        model = Detector(pictures, backbone, proposal_generator, build_roi_heads(cfg, backbone))
     return model.to(cfg.MODEL.DEVICE)
 
 
@@ -88,8 +88,8 @@ def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
             iou_thresholds=tuple(rpn.IOU_THRESHOLDS),
             batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
             positive_fraction=rpn.POSITIVE_FRACTION,
-            pre_nms_topk=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
-            post_nms_topk=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
+            pre_nms_topk=(rpn.PRE_NMS_TOPK_TEST, rpn.PRE_NMS_TOPK_TRAIN),
+            post_nms_topk=(rpn.POST_NMS_TOPK_TEST, rpn.POST_NMS_TOPK_TRAIN),
             nms_thresh=rpn.NMS_THRESH,
             min_size_px=model.PROPOSAL_GENERATOR.MIN_SIZE,
             bbox_reg_weights=tuple(rpn.BBOX_REG_WEIGHTS),

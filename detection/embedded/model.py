@@ -22,7 +22,7 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
 17 resize by F.interpolate, and 25 inside the model                data.py
-18 normalise pixels of 0..1                                        Model.prepare
+18 normalise pixels of 0..1                                        Pictures
 19 do not dilate the first block of a dilated stage                convert/backbone.py
 20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
 21 paste masks at whole pixels                                     masks.paste
@@ -67,33 +67,33 @@ def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor
     return batch
 
 
-class Model(nn.Module):
-    """What a detector and a segmenter share: a backbone, and pictures made ready for it.
+class Pictures(nn.Module):
+    """Samples -> the same on the model's device, and their normalised pictures (N, 3, H', W').
 
     Args:
-        pixel_mean, pixel_std: per channel of pictures in 0..255, in the channels' order.
+        mean, std: per channel of pictures in 0..255, in the channels' order.
+        divisor: H' and W' are multiples of it.
     """
 
-    pixel_mean: Tensor
-    pixel_std: Tensor
+    mean: Tensor
+    std: Tensor
 
-    def __init__(
-        self, backbone: Backbone, pixel_mean: Sequence[float], pixel_std: Sequence[float]
-    ) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], divisor: int) -> None:
         super().__init__()
-        self.backbone = backbone
-        for name, values in (("pixel_mean", pixel_mean), ("pixel_std", pixel_std)):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        self.divisor = divisor
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def prepare(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
-        """The samples on the model's device, and their normalised pictures as one batch."""
-        device = self.pixel_mean.device
+    def forward(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
         samples = [
-            {name: x.to(device) if isinstance(x, Tensor) else x for name, x in sample.items()}
+            {
+                name: value.to(self.mean.device) if isinstance(value, Tensor) else value
+                for name, value in sample.items()
+            }
             for sample in samples
         ]
-        images = [(sample["image"] - self.pixel_mean) / self.pixel_std for sample in samples]
-        return samples, stack(images, self.backbone.size_divisibility)
+        images = [(sample["image"] - self.mean) / self.std for sample in samples]
+        return samples, stack(images, self.divisor)
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -102,7 +102,7 @@ def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
     return (height, width), (sample.get("height", height), sample.get("width", width))
 
 
-class Detector(Model):
+class Detector(nn.Module):
     """Backbone, proposals, heads: samples -> losses by Detectron2's names, or detections.
 
     In training a sample has "boxes" (G, 4) in its pixels, "classes" (G,) in 0..K-1, and what its
@@ -111,21 +111,23 @@ class Detector(Model):
     """
 
     def __init__(
-        self, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads, **pixels: Any
+        self, pictures: Pictures, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads
     ) -> None:
-        super().__init__(backbone, **pixels)
+        super().__init__()
+        self.pictures, self.backbone = pictures, backbone
         self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 
     def forward(self, samples: list[Sample]) -> Any:
-        samples, batch = self.prepare(samples)
+        samples, batch = self.pictures(samples)
         features = self.backbone(batch)
-        given, originals = zip(*(sizes(sample) for sample in samples), strict=True)
+        both_sizes = [sizes(sample) for sample in samples]
+        image_sizes = [size for size, _ in both_sizes]
         objects = [sample["boxes"] for sample in samples] if self.training else None
-        proposals, rpn_losses = self.proposal_generator(features, given, objects)
+        proposals, rpn_losses = self.proposal_generator(features, image_sizes, objects)
         if self.training:
             return {**self.roi_heads.losses(features, proposals, samples), **rpn_losses}
-        found = self.roi_heads.detect(features, proposals, given)
-        return [to_original(*one) for one in zip(found, given, originals, strict=True)]
+        found = self.roi_heads.detect(features, proposals, image_sizes)
+        return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
 
 
 def to_original(found: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
@@ -141,26 +143,29 @@ def to_original(found: Detections, size: tuple[int, int], original: tuple[int, i
     return found
 
 
-class Segmenter(Model):
+class Segmenter(nn.Module):
     """Backbone and FCN-16s: a batch of samples -> the loss, or "sem_seg" scores (K, H, W) of each.
 
     In training a sample has labels "sem_seg" (H, W) as well.
     """
 
-    def __init__(self, backbone: Backbone, sem_seg_head: FCN16s, **pixels: Any) -> None:
-        super().__init__(backbone, **pixels)
-        self.sem_seg_head = sem_seg_head
+    def __init__(self, pictures: Pictures, backbone: Backbone, sem_seg_head: FCN16s) -> None:
+        super().__init__()
+        self.pictures, self.backbone, self.sem_seg_head = pictures, backbone, sem_seg_head
 
     def forward(self, samples: list[Sample]) -> Any:
-        samples, batch = self.prepare(samples)
+        samples, batch = self.pictures(samples)
         features = self.backbone(batch)
         if self.training:
             labels = [sample["sem_seg"] for sample in samples]
-            divisor, ignored = self.backbone.size_divisibility, self.sem_seg_head.ignore_value
-            return self.sem_seg_head(features, stack(labels, divisor, ignored))[1]
+            labelled = stack(labels, self.pictures.divisor, self.sem_seg_head.ignore_value)
+            return self.sem_seg_head(features, labelled)[1]
         answers = []
         for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):
             (height, width), original = sizes(sample)
             own = scores[None, :, :height, :width]
             answers.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
         return answers
+
+
+Model = Detector | Segmenter

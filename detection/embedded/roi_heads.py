@@ -130,42 +130,42 @@ class RoIHeads(nn.Module):
         targets: Sequence[Target],
     ) -> dict[str, Tensor]:
         """The loss of every head on a sample of the proposals (., 4) of each image."""
-        maps, K = [features[name] for name in self.in_features], self.rules.num_classes
-        rois, objects = self.sample_regions(proposals, targets)
+        maps = [features[name] for name in self.in_features]
+        rois, classes, objects = self.sample_regions(proposals, targets)
         pooled = self.pool_boxes(maps, rois)
         logits, deltas = self.box_predictor(self.box_head(pooled))
-        # What has no object, -1, has the last class: background.
-        classes = torch.cat([*(t["classes"] for t in targets), objects.new_tensor([K])])[objects]
         chosen = objects >= 0
         foreground, objects = rois[chosen], objects[chosen]
-        boxes = torch.cat([t["boxes"] for t in targets])[objects]
-        losses = self.box_losses(logits, deltas, classes, rois, boxes)
+        wanted = torch.cat([t["boxes"] for t in targets])[objects]
+        losses = self.box_losses(logits, deltas, classes, foreground[:, 1:], wanted)
         if self.mask_head is not None:
-            if "mask" in self.poolers:
-                pooled = self.poolers["mask"](maps, foreground)
-            else:
-                pooled = pooled[chosen]
+            own = (
+                self.poolers["mask"](maps, foreground) if "mask" in self.poolers else pooled[chosen]
+            )
             masks = [mask for t in targets for mask in t["masks"]]
             masks = [masks[index] for index in objects.tolist()]
-            predicted = self.mask_head(pooled)
-            losses["loss_mask"] = mask_loss(predicted, classes[chosen], masks, foreground[:, 1:])
+            logits = self.mask_head(own)
+            losses["loss_mask"] = mask_loss(logits, classes[chosen], masks, foreground[:, 1:])
         if self.keypoint_head is not None:
             keypoints = torch.cat([t["keypoints"] for t in targets])[objects]
             seen = visible_in(keypoints, foreground[:, 1:])
             rois, keypoints = foreground[seen], keypoints[seen]
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
-            loss = self.keypoint_loss(heatmaps, keypoints, rois[:, 1:], len(targets))
-            losses["loss_keypoint"] = loss
+            losses["loss_keypoint"] = self.keypoint_loss(
+                heatmaps, keypoints, rois[:, 1:], len(targets)
+            )
         return losses
 
     def detect(
         self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
         """Boxes first; then masks and keypoints of those that are left."""
-        maps, rois = [features[name] for name in self.in_features], with_image(proposals)
-        logits, deltas = self.box_predictor(self.box_head(self.pool_boxes(maps, rois)))
+        maps = [features[name] for name in self.in_features]
+        pooled = self.pool_boxes(maps, with_image(proposals))
+        logits, deltas = self.box_predictor(self.box_head(pooled))
         found = self.choose(logits, deltas, proposals, image_sizes)
-        rois, more = with_image([one["boxes"] for one in found]), {}
+        rois = with_image([one["boxes"] for one in found])
+        more = {}
         if self.mask_head is not None:
             pool = self.poolers.get("mask", self.pool_boxes)
             classes = torch.cat([one["classes"] for one in found])
@@ -174,8 +174,8 @@ class RoIHeads(nn.Module):
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             more["keypoints"] = locate_keypoints(heatmaps, rois[:, 1:])
         for name, values in more.items():
-            numbers = [len(one["boxes"]) for one in found]
-            for one, own in zip(found, values.split(numbers), strict=True):
+            per_image = values.split([len(one["boxes"]) for one in found])
+            for one, own in zip(found, per_image, strict=True):
                 one[name] = own
         return found
 
@@ -186,13 +186,14 @@ class RoIHeads(nn.Module):
 
     def sample_regions(
         self, proposals: Sequence[Tensor], targets: Sequence[Target]
-    ) -> tuple[Tensor, Tensor]:
-        """Regions (R, 5), and which (R,) of all objects in the batch each is of, -1 for none.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Regions (R, 5), their classes (R,), and which (R,) of the batch's objects, -1 for none.
 
         Of each image foreground before background; the objects' own boxes are among the proposals.
         """
-        rules, regions, objects, first = self.rules, [], [], 0
+        rules = self.rules
         thresholds = (rules.iou_threshold, rules.iou_threshold)
+        regions, objects, first = [], [], 0
         for boxes, target in zip(proposals, targets, strict=True):
             boxes = torch.cat([boxes, target["boxes"]])
             matched = match(target["boxes"], boxes, thresholds, each_object=False)
@@ -200,19 +201,25 @@ class RoIHeads(nn.Module):
             regions.append(boxes[torch.cat(drawn)])
             objects += [matched[drawn[0]] + first, matched[drawn[1]]]
             first += len(target["boxes"])
-        return with_image(regions), torch.cat(objects)
+        index = torch.cat(objects)
+        # Background is the last class, and so what the object -1 has.
+        classes = torch.cat(
+            [*(t["classes"] for t in targets), index.new_tensor([rules.num_classes])]
+        )
+        return with_image(regions), classes[index], index
 
     def box_losses(
-        self, logits: Tensor, deltas: Tensor, classes: Tensor, rois: Tensor, objects: Tensor
+        self, logits: Tensor, deltas: Tensor, classes: Tensor, boxes: Tensor, objects: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy, and smooth L1 on the foreground regions / all regions.
 
-        Args: logits (R, K + 1); deltas (R, 4 K); classes (R,); regions (R, 5); objects (., 4): the
-            boxes to learn, of the foreground.
+        Args: logits (R, K + 1); deltas (R, 4 K); classes (R,); of the foreground the regions' boxes
+            (., 4) and the objects' (., 4), which they should become.
         """
-        rules, (index,) = self.rules, (classes < self.rules.num_classes).nonzero(as_tuple=True)
+        rules = self.rules
+        (index,) = (classes < rules.num_classes).nonzero(as_tuple=True)
         predicted = deltas.view(-1, rules.num_classes, 4)[index, classes[index]]
-        wanted = encode(objects, rois[index, 1:], rules.bbox_reg_weights)
+        wanted = encode(objects, boxes, rules.bbox_reg_weights)
         loss_box = smooth_l1_loss(predicted, wanted, rules.smooth_l1_beta, reduction="sum")
         # The mean over no region would be NaN.
         loss_cls = F.cross_entropy(logits, classes) if len(classes) else logits.sum() * 0.0
@@ -228,15 +235,15 @@ class RoIHeads(nn.Module):
 
         Args: the object's keypoints (R, number, 3) in boxes (R, 4).
         """
-        size, normalizer = heatmaps.shape[-1], self.rules.keypoint_normalizer
-        cells, valid = keypoints_to_heatmap(keypoints, boxes, size)
+        cells, valid = keypoints_to_heatmap(keypoints, boxes, heatmaps.shape[-1])
         (index,) = valid.flatten().nonzero(as_tuple=True)
         if not len(index):
             return heatmaps.sum() * 0
-        logits, wanted = heatmaps.reshape(-1, size * size)[index], cells.flatten()[index]
-        loss = F.cross_entropy(logits, wanted, reduction="sum")
-        loss = loss / (len(index) if normalizer is None else normalizer * num_images)
-        return loss * self.rules.keypoint_weight
+        logits = heatmaps.flatten(0, 1).flatten(1)[index]
+        loss = F.cross_entropy(logits, cells.flatten()[index], reduction="sum")
+        nominal = self.rules.keypoint_normalizer
+        normalizer = len(index) if nominal is None else nominal * num_images
+        return loss / normalizer * self.rules.keypoint_weight
 
     def choose(
         self, logits: Tensor, deltas: Tensor, proposals: Sequence[Tensor], image_sizes: Sizes
@@ -245,16 +252,13 @@ class RoIHeads(nn.Module):
 
         Args: logits (R, K + 1); deltas (R, 4 K).
         """
-        rules, numbers = self.rules, [len(boxes) for boxes in proposals]
+        rules = self.rules
+        numbers = [len(boxes) for boxes in proposals]
         decoded = decode(deltas, torch.cat(list(proposals)), rules.bbox_reg_weights)
-        per_image = zip(
-            decoded.view(-1, rules.num_classes, 4).split(numbers),
-            F.softmax(logits, dim=-1).split(numbers),
-            image_sizes,
-            strict=True,
-        )
+        all_boxes = decoded.view(-1, rules.num_classes, 4).split(numbers)
+        all_scores = F.softmax(logits, dim=-1).split(numbers)
         found = []
-        for boxes, scores, size in per_image:
+        for boxes, scores, size in zip(all_boxes, all_scores, image_sizes, strict=True):
             finite = torch.isfinite(boxes).all(dim=(1, 2)) & torch.isfinite(scores).all(dim=1)
             boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite, :-1]
             chosen = scores > rules.score_thresh

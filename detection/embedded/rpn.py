@@ -71,7 +71,7 @@ class ProposalRules:
 
     Attributes:
         batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
-        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (training, testing).
+        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (testing, training).
         min_size_px: proposals need sides longer than this.
         loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
     """
@@ -129,8 +129,9 @@ class RPN(nn.Module):
         logits, deltas = zip(*(self.rpn_head(x) for x in maps), strict=True)
         losses = {}
         if objects is not None:
-            per_image = torch.cat(logits, dim=1), torch.cat(deltas, dim=1)
-            losses = self.losses(*per_image, torch.cat(anchors), objects)
+            losses = self.losses(
+                torch.cat(logits, dim=1), torch.cat(deltas, dim=1), torch.cat(anchors), objects
+            )
         return self.choose(logits, deltas, anchors, image_sizes), losses
 
     def losses(
@@ -140,24 +141,25 @@ class RPN(nn.Module):
 
         Args: logits (N, G), deltas (N, G, 4), anchors (G, 4) of all maps.
         """
-        rules, labels, wanted = self.rules, [], []
+        rules = self.rules
+        labels, wanted = [], []
         for boxes in objects:
             matched = match(boxes, anchors, rules.iou_thresholds, each_object=True)
             positive, negative = sample(
                 matched, rules.batch_size_per_image, rules.positive_fraction
             )
-            labels.append(torch.full_like(matched, -1).index_fill_(0, positive, 1))
-            labels[-1][negative] = 0
+            label = torch.full_like(matched, -1)
+            labels.append(label.index_fill_(0, positive, 1).index_fill_(0, negative, 0))
             # Of the others, and without objects of all, any box will do.
             best = boxes[matched.clamp(min=0)] if len(boxes) else anchors
             wanted.append(encode(best, anchors, rules.bbox_reg_weights))
-        label = torch.stack(labels)
+        label, all_wanted = torch.stack(labels), torch.stack(wanted)
         sampled, positive = label >= 0, label == 1
         loss_cls = F.binary_cross_entropy_with_logits(
             logits[sampled], label[sampled].float(), reduction="sum"
         )
         loss_loc = smooth_l1_loss(
-            deltas[positive], torch.stack(wanted)[positive], rules.smooth_l1_beta, reduction="sum"
+            deltas[positive], all_wanted[positive], rules.smooth_l1_beta, reduction="sum"
         )
         normalizer = rules.batch_size_per_image * len(objects)
         return {
@@ -181,9 +183,7 @@ class RPN(nn.Module):
             FloatingPointError: in training, boxes or logits that are not finite.
         """
         rules = self.rules
-        before, after = (
-            topk[0 if self.training else 1] for topk in (rules.pre_nms_topk, rules.post_nms_topk)
-        )
+        before, after = rules.pre_nms_topk[self.training], rules.post_nms_topk[self.training]
         best_logits, best_boxes, levels = [], [], []
         for level, (s, d, a) in enumerate(zip(logits, deltas, anchors, strict=True)):
             boxes = decode(d.reshape(-1, 4), a.repeat(len(d), 1), rules.bbox_reg_weights)
@@ -191,11 +191,10 @@ class RPN(nn.Module):
             best_logits.append(top.values)
             best_boxes.append(boxes.view_as(d).take_along_dim(top.indices[:, :, None], dim=1))
             levels.append(torch.full_like(top.indices[0], level))
-        all_levels, proposals = torch.cat(levels), []
-        per_image = zip(
-            torch.cat(best_logits, dim=1), torch.cat(best_boxes, dim=1), image_sizes, strict=True
-        )
-        for scores, boxes, size in per_image:
+        all_levels = torch.cat(levels)
+        all_logits, all_boxes = torch.cat(best_logits, dim=1), torch.cat(best_boxes, dim=1)
+        proposals = []
+        for scores, boxes, size in zip(all_logits, all_boxes, image_sizes, strict=True):
             finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
             if self.training and not finite.all():
                 raise FloatingPointError("region proposals are not finite")

@@ -256,7 +256,7 @@ def test_intermediate_quantities(keys: dict[str, Any]) -> None:
     samples = tiny.pictures(SIZES, seed=5)
     with torch.no_grad():
         images = theirs.preprocess_image(samples)
-        _, batch = ours.prepare(samples)
+        _, batch = ours.pictures(samples)
         assert torch.equal(images.tensor, batch)
         features = theirs.backbone(images.tensor)
         assert_same(features, ours.backbone(batch))
