@@ -2,7 +2,8 @@
 
 Equal to detectron2/modeling/backbone/fpn.py and to detection/d2/backbones.py; the ResNet itself is
 convert/backbone.py's. Like it, each has `strides` and `stage_channels` by name of its maps, and
-`size_divisibility` if pictures must be padded to multiples.
+`size_divisibility` if pictures must be padded to multiples. torchvision's FeaturePyramidNetwork
+names its layers otherwise and knows no other fusion than the sum.
 
 Shapes: N images, C channels, H W pixels.
 """

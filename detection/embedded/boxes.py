@@ -1,5 +1,7 @@
 """Boxes as pure functions: coding, matching, sampling, rescaling; equal to Detectron2's.
 
+Coding and matching are torchvision's; its sampler returns masks, which lose the order of drawing.
+
 Shapes: R boxes (x1, y1, x2, y2) in pixels, G objects, K foreground classes.
 """
 

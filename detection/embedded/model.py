@@ -12,12 +12,12 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
  5 RoIAlign without half-pixel alignment                           roi_heads.Pooler
  6 choose a region's level with an epsilon outside the logarithm   roi_heads.Pooler.levels
  7 infer the pooler's scale from the images                        roi_heads.Pooler
- 8 rank proposals by sigmoid, minimum side 1e-3 px                 rpn.RPN.choose
- 9 RPN localisation loss smooth L1 with beta 1/9                   rpn.RPN.losses
-10 divide RPN losses by the number sampled                         rpn.RPN.losses
-11 box loss smooth L1 with beta 1/9                                roi_heads.RoIHeads.box_losses
-12 background is class 0                                           roi_heads.RoIHeads.losses
-13 drop detections under 0.01 px; offset labels in NMS             roi_heads.RoIHeads.choose
+ 8 rank proposals by sigmoid, minimum side 1e-3 px                 RPN.choose
+ 9 RPN localisation loss smooth L1 with beta 1/9                   RPN.losses
+10 divide RPN losses by the number sampled                         RPN.losses
+11 box loss smooth L1 with beta 1/9                                RoIHeads.box_losses
+12 background is class 0                                           RoIHeads.sample_regions
+13 drop detections under 0.01 px; offset labels in NMS             RoIHeads.choose
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
@@ -26,7 +26,7 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 19 do not dilate the first block of a dilated stage                convert/backbone.py
 20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
 21 paste masks at whole pixels                                     masks.paste
-22 have no C4 mask head                                            roi_heads.RoIHeads
+22 have no C4 mask head                                            RoIHeads.losses, detect
 23 start heads from other distributions                            heads.py
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
 """

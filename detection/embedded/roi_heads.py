@@ -93,10 +93,10 @@ class Pooler:
 
 
 class RoIHeads(nn.Module):
-    """What is learnt of regions and found in them, by a box head and where given by others.
+    """What a box head, and where given a mask and a keypoint head, learn of regions and find there.
 
     Detectron2's StandardROIHeads, where each head has a pooler of its own; and its Res5ROIHeads
-    (C4), where all regions go through res5, and masks come from what the boxes come from.
+    (C4), where all regions go through res5 and the mask head shares its maps with the boxes'.
 
     Args:
         in_features: names of the maps that regions are pooled from.
@@ -124,10 +124,7 @@ class RoIHeads(nn.Module):
         self.mask_head, self.keypoint_head = mask_head, keypoint_head
 
     def losses(
-        self,
-        features: Mapping[str, Tensor],
-        proposals: Sequence[Tensor],
-        targets: Sequence[Target],
+        self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
         """The loss of every head on a sample of the proposals (., 4) of each image."""
         maps = [features[name] for name in self.in_features]
@@ -139,9 +136,8 @@ class RoIHeads(nn.Module):
         wanted = torch.cat([t["boxes"] for t in targets])[objects]
         losses = self.box_losses(logits, deltas, classes, foreground[:, 1:], wanted)
         if self.mask_head is not None:
-            own = (
-                self.poolers["mask"](maps, foreground) if "mask" in self.poolers else pooled[chosen]
-            )
+            pool = self.poolers.get("mask")
+            own = pooled[chosen] if pool is None else pool(maps, foreground)
             masks = [mask for t in targets for mask in t["masks"]]
             masks = [masks[index] for index in objects.tolist()]
             logits = self.mask_head(own)
