@@ -2,7 +2,8 @@
 
 Equal to detectron2/modeling/backbone/fpn.py and to detection/d2/backbones.py; the ResNet itself is
 convert/backbone.py's. Like it, each has `strides` and `stage_channels` by name of its maps, and
-`size_divisibility` if pictures must be padded to multiples.
+`size_divisibility` if pictures must be padded to multiples. torchvision's FeaturePyramidNetwork
+names its layers otherwise and knows no other fusion than the sum.
 
 Shapes: N images, C channels, H W pixels.
 """
@@ -16,8 +17,8 @@ import torch.nn.functional as F
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.backbone import ConvNorm, ResNet
-from detection.embedded.layers import Conv, NormLayer
+from convert.backbone import ConvNorm, NormLayer, ResNet
+from detection.embedded.layers import conv
 
 DILATED_CHANNELS = 512
 
@@ -44,8 +45,8 @@ class FPN(nn.Module):
         strides = [bottom_up.strides[name] for name in in_features]
         self.layers = [int(math.log2(stride)) for stride in strides]
         for layer, name in zip(self.layers, in_features, strict=True):
-            lateral = Conv(bottom_up.stage_channels[name], channels, 1, norm)
-            output = Conv(channels, channels, 3, norm)
+            lateral = conv(bottom_up.stage_channels[name], channels, 1, norm)
+            output = conv(channels, channels, 3, norm)
             c2_xavier_fill(lateral)
             c2_xavier_fill(output)
             self.add_module(f"fpn_lateral{layer}", lateral)

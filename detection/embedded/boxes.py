@@ -1,5 +1,7 @@
 """Boxes as pure functions: coding, matching, sampling, rescaling; equal to Detectron2's.
 
+Coding and matching are torchvision's; its sampler returns masks, which lose the order of drawing.
+
 Shapes: R boxes (x1, y1, x2, y2) in pixels, G objects, K foreground classes.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder
+from torchvision.models.detection._utils import BoxCoder, Matcher
 from torchvision.ops import box_iou, clip_boxes_to_image
 
 Weights = tuple[float, float, float, float]  # of dx, dy, dw, dh
@@ -25,37 +27,30 @@ def decode(deltas: Tensor, references: Tensor, weights: Weights) -> Tensor:
 
 def match(
     objects: Tensor, boxes: Tensor, thresholds: tuple[float, float], *, each_object: bool
-) -> tuple[Tensor, Tensor]:
-    """The best object (R,) of every box, and its label (R,): 1 found, 0 background, -1 between.
+) -> Tensor:
+    """The object (R,) that every box is of, or -1: background, or -2: neither.
 
     Args:
         objects: (G, 4). boxes: (R, 4).
-        thresholds: IoU below the first is background, from the second on found.
-        each_object: the boxes that overlap an object most are found as well, however little.
+        thresholds: IoU below the first is background, from the second on the best object's.
+        each_object: also the boxes that overlap an object most are found, however little.
     """
     if not len(objects):
-        nothing = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
-        return nothing, nothing.clone()
+        return torch.full((len(boxes),), -1, device=boxes.device)
     iou = box_iou(objects, boxes).nan_to_num_(0.0)  # (G, R); NaN where neither has an area
-    best, index = iou.max(dim=0)
-    labels = (best >= thresholds[1]).long() - (
-        (best >= thresholds[0]) & (best < thresholds[1])
-    ).long()
-    if each_object:
-        labels[(iou == iou.max(dim=1, keepdim=True).values).any(dim=0)] = 1
-    return index, labels
+    return Matcher(thresholds[1], thresholds[0], allow_low_quality_matches=each_object)(iou)
 
 
-def sample(labels: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
-    """Indices of a random sample: those of label 1 up to the fraction, filled up with label 0.
+def sample(matched: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
+    """Indices of a random sample of what `match` says: objects up to the fraction, background.
 
     In the order in which they were drawn: it is the order of every sum over the regions.
     """
-    positive, negative = (labels == 1).nonzero().squeeze(1), (labels == 0).nonzero().squeeze(1)
+    positive, negative = (matched >= 0).nonzero().squeeze(1), (matched == -1).nonzero().squeeze(1)
     num_positive = min(len(positive), int(size * positive_fraction))
     num_negative = min(len(negative), size - num_positive)
-    chosen = torch.randperm(len(positive), device=labels.device)[:num_positive]
-    others = torch.randperm(len(negative), device=labels.device)[:num_negative]
+    chosen = torch.randperm(len(positive), device=matched.device)[:num_positive]
+    others = torch.randperm(len(negative), device=matched.device)[:num_negative]
     return positive[chosen], negative[others]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fvcore.common.config import CfgNode
@@ -12,14 +11,8 @@ from convert.backbone import ResNet, make_stage
 from detection.embedded.backbone import FPN, Backbone, DilatedC5
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import NORMS, freeze_stages, norm_layer
-from detection.embedded.model import Detector, Model, Pixels, Segmenter
-from detection.embedded.roi_heads import (
-    Pooler,
-    RegionRules,
-    Res5RoIHeads,
-    RoIHeads,
-    StandardRoIHeads,
-)
+from detection.embedded.model import Detector, Model, Pictures, Segmenter
+from detection.embedded.roi_heads import Pooler, RegionRules, RoIHeads
 from detection.embedded.rpn import RPN, ProposalRules, RPNHead, cell_anchors
 from detection.embedded.supported import check_supported
 from detection.fcn16s import FCN16s, FCN16sHead, only_feature
@@ -34,13 +27,13 @@ def build_model(cfg: CfgNode) -> Model:
         UserError: a key has a value that this engine cannot honour.
     """
     check_supported(cfg)
-    pixels = Pixels(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
     backbone = build_backbone(cfg.MODEL)
+    pictures = Pictures(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
-        model: Model = Segmenter(backbone, build_sem_seg_head(cfg.MODEL, backbone), pixels)
+        model: Model = Segmenter(pictures, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     else:
         proposal_generator = build_rpn(cfg.MODEL, backbone)
-        model = Detector(backbone, proposal_generator, build_roi_heads(cfg, backbone), pixels)
+        model = Detector(pictures, backbone, proposal_generator, build_roi_heads(cfg, backbone))
     return model.to(cfg.MODEL.DEVICE)
 
 
@@ -95,8 +88,8 @@ def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
             iou_thresholds=tuple(rpn.IOU_THRESHOLDS),
             batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
             positive_fraction=rpn.POSITIVE_FRACTION,
-            pre_nms_topk=(rpn.PRE_NMS_TOPK_TRAIN, rpn.PRE_NMS_TOPK_TEST),
-            post_nms_topk=(rpn.POST_NMS_TOPK_TRAIN, rpn.POST_NMS_TOPK_TEST),
+            pre_nms_topk=(rpn.PRE_NMS_TOPK_TEST, rpn.PRE_NMS_TOPK_TRAIN),
+            post_nms_topk=(rpn.POST_NMS_TOPK_TEST, rpn.POST_NMS_TOPK_TRAIN),
             nms_thresh=rpn.NMS_THRESH,
             min_size_px=model.PROPOSAL_GENERATOR.MIN_SIZE,
             bbox_reg_weights=tuple(rpn.BBOX_REG_WEIGHTS),
@@ -110,6 +103,8 @@ def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
 def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     """MODEL.ROI_HEADS and the heads that are on."""
     model, roi, box = cfg.MODEL, cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
+    mask, points = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD
+    nominal = points.NUM_KEYPOINTS * roi.BATCH_SIZE_PER_IMAGE * roi.POSITIVE_FRACTION
     rules = RegionRules(
         num_classes=roi.NUM_CLASSES,
         iou_threshold=roi.IOU_THRESHOLDS[0],
@@ -121,57 +116,44 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         score_thresh=roi.SCORE_THRESH_TEST,
         nms_thresh=roi.NMS_THRESH_TEST,
         detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
-    )
-    strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
-    channels = backbone.stage_channels[roi.IN_FEATURES[0]]
-
-    def pooler(settings: Mapping[str, Any]) -> Pooler:
-        return Pooler(settings["POOLER_RESOLUTION"], strides, settings["POOLER_SAMPLING_RATIO"])
-
-    def masks(channels: int) -> nn.Module | None:
-        head, norm = model.ROI_MASK_HEAD, norm_layer(model.ROI_MASK_HEAD.NORM)
-        if not model.MASK_ON:
-            return None
-        return mask_head(channels, roi.NUM_CLASSES, head.CONV_DIM, head.NUM_CONV, norm)
-
-    if roi.NAME != "StandardROIHeads":
-        blocks = _blocks(model)
-        res5 = make_stage(model.RESNETS.DEPTH, "res5", in_channels=channels, **blocks)
-        channels = 8 * model.RESNETS.RES2_OUT_CHANNELS
-        predictor = BoxPredictor(channels, roi.NUM_CLASSES)
-        if roi.NAME == "Res5ROIHeadsExtraNorm":
-            # Deviation: "the conv5 stage (including global pooling) followed by a BN layer" (MoCo,
-            # appendix A.1) reads as BN after the pooling; the official code normalises the map
-            # before it (detection/train_net.py), and so do we.
-            res5.add_module("norm", blocks["norm_layer"](channels))
-        return Res5RoIHeads(roi.IN_FEATURES, rules, pooler(box), res5, predictor, masks(channels))
-
-    head, features = box_head(
-        channels,
-        box.POOLER_RESOLUTION,
-        [box.CONV_DIM] * box.NUM_CONV,
-        [box.FC_DIM] * box.NUM_FC,
-        norm_layer(box.NORM),
-    )
-    predictor, points = BoxPredictor(features, roi.NUM_CLASSES), model.ROI_KEYPOINT_HEAD
-    mask = masks(channels)
-    keypoints = None
-    if model.KEYPOINT_ON:
-        keypoints = keypoint_head(channels, points.NUM_KEYPOINTS, points.CONV_DIMS)
-    nominal = points.NUM_KEYPOINTS * roi.BATCH_SIZE_PER_IMAGE * roi.POSITIVE_FRACTION
-    return StandardRoIHeads(
-        roi.IN_FEATURES,
-        rules,
-        pooler(box),
-        head,
-        predictor,
-        mask_pooler=pooler(model.ROI_MASK_HEAD),
-        mask_head=mask,
-        keypoint_pooler=pooler(points),
-        keypoint_head=keypoints,
         keypoint_normalizer=None if points.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS else nominal,
         keypoint_weight=points.LOSS_WEIGHT,
     )
+    strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
+    poolers = {
+        name: Pooler(settings.POOLER_RESOLUTION, strides, settings.POOLER_SAMPLING_RATIO)
+        for name, settings in (("box", box), ("mask", mask), ("keypoint", points))
+    }
+    channels = backbone.stage_channels[roi.IN_FEATURES[0]]
+    heads: dict[str, nn.Module] = {}
+    if roi.NAME == "StandardROIHeads":
+        conv_dims, fc_dims = [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC
+        norm = norm_layer(box.NORM)
+        head, features = box_head(channels, box.POOLER_RESOLUTION, conv_dims, fc_dims, norm)
+    else:
+        del poolers["mask"]
+        heads["res5"] = build_res5(model, channels)
+        channels = features = 8 * model.RESNETS.RES2_OUT_CHANNELS
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    predictor = BoxPredictor(features, roi.NUM_CLASSES)
+    if model.MASK_ON:
+        dims, norm = [mask.CONV_DIM] * (mask.NUM_CONV + 1), norm_layer(mask.NORM)
+        heads["mask_head"] = mask_head(channels, roi.NUM_CLASSES, dims, norm)
+    if model.KEYPOINT_ON:
+        heads["keypoint_head"] = keypoint_head(channels, points.NUM_KEYPOINTS, points.CONV_DIMS)
+    return RoIHeads(roi.IN_FEATURES, rules, poolers, head, predictor, **heads)
+
+
+def build_res5(model: CfgNode, channels: int) -> nn.Sequential:
+    """The box head of C4, a ResNet's last stage on regions of res4."""
+    blocks = _blocks(model)
+    res5 = make_stage(model.RESNETS.DEPTH, "res5", in_channels=channels, **blocks)
+    if model.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm":
+        # Deviation: "the conv5 stage (including global pooling) followed by a BN layer" (MoCo,
+        # appendix A.1) reads as BN after the pooling; the official code normalises the map
+        # before it (detection/train_net.py), and so do we.
+        res5.add_module("norm", blocks["norm_layer"](8 * model.RESNETS.RES2_OUT_CHANNELS))
+    return res5
 
 
 def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:

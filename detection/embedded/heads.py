@@ -1,7 +1,8 @@
 """What a region's features go through: the layers of box, mask and keypoint heads.
 
 Parameter names, their initial values and the random numbers these take are those of
-detectron2/modeling/roi_heads/{box_head,fast_rcnn,mask_head,keypoint_head}.py.
+detectron2/modeling/roi_heads/{box_head,fast_rcnn,mask_head,keypoint_head}.py; torchvision's heads
+have other names and other initial values.
 
 Shapes: R regions, C channels, P pooled cells per side, K classes (foreground).
 """
@@ -13,7 +14,20 @@ from collections.abc import Sequence
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor, nn
 
-from detection.embedded.layers import Conv, NormLayer
+from convert.backbone import NormLayer
+from detection.embedded.layers import conv, normal_fill
+
+
+def convs(
+    name: str, channels: int, dims: Sequence[int], norm: NormLayer | None = None
+) -> tuple[nn.Sequential, int]:
+    """3x3 convolutions `name`1, `name`2, ... with ReLU: (R, C, P, P) -> (R, C', P, P); and C'."""
+    layers = nn.Sequential()
+    for number, dim in enumerate(dims, 1):
+        layers.add_module(f"{name}{number}", conv(channels, dim, 3, norm))
+        layers.add_module(f"{name}_relu{number}", nn.ReLU())
+        channels = dim
+    return layers, channels
 
 
 def box_head(
@@ -24,10 +38,7 @@ def box_head(
     norm: NormLayer | None,
 ) -> tuple[nn.Sequential, int]:
     """3x3 convolutions, then fully-connected layers: (R, C, P, P) -> (R, D); and D."""
-    head = nn.Sequential()
-    for number, dim in enumerate(conv_dims, 1):
-        head.add_module(f"conv{number}", Conv(channels, dim, 3, norm, relu=True))
-        channels = dim
+    head, channels = convs("conv", channels, conv_dims, norm)
     head.add_module("flatten", nn.Flatten())
     features = channels * pooled**2
     for number, dim in enumerate(fc_dims, 1):
@@ -35,7 +46,7 @@ def box_head(
         head.add_module(f"fc_relu{number}", nn.ReLU())
         features = dim
     for layer in head:
-        if isinstance(layer, Conv):
+        if isinstance(layer, nn.Conv2d):
             c2_msra_fill(layer)
         elif isinstance(layer, nn.Linear):
             c2_xavier_fill(layer)
@@ -49,44 +60,39 @@ class BoxPredictor(nn.Module):
         super().__init__()
         self.cls_score = nn.Linear(features, num_classes + 1)
         self.bbox_pred = nn.Linear(features, num_classes * 4)
-        nn.init.normal_(self.cls_score.weight, std=0.01)
-        nn.init.normal_(self.bbox_pred.weight, std=0.001)
-        nn.init.zeros_(self.cls_score.bias)
-        nn.init.zeros_(self.bbox_pred.bias)
+        normal_fill(self.cls_score, std=0.01)
+        normal_fill(self.bbox_pred, std=0.001)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.cls_score(x).float(), self.bbox_pred(x).float()  # also under autocast
 
 
 def mask_head(
-    channels: int, num_classes: int, conv_dim: int, num_conv: int, norm: NormLayer | None
+    channels: int, num_classes: int, conv_dims: Sequence[int], norm: NormLayer | None
 ) -> nn.Sequential:
-    """3x3 convolutions, a doubling, a mask per class: (R, C, P, P) -> logits (R, K, 2P, 2P)."""
-    head = nn.Sequential()
-    for number in range(1, num_conv + 1):
-        head.add_module(f"mask_fcn{number}", Conv(channels, conv_dim, 3, norm, relu=True))
-        channels = conv_dim
-    head.add_module("deconv", nn.ConvTranspose2d(channels, conv_dim, 2, stride=2))
+    """3x3 convolutions, a doubling, a mask per class: (R, C, P, P) -> logits (R, K, 2P, 2P).
+
+    `conv_dims`: the last one is that of the doubling.
+    """
+    head, channels = convs("mask_fcn", channels, conv_dims[:-1], norm)
+    head.add_module("deconv", nn.ConvTranspose2d(channels, conv_dims[-1], 2, stride=2))
     head.add_module("deconv_relu", nn.ReLU())
-    predictor = Conv(conv_dim, num_classes, 1)
+    predictor = conv(conv_dims[-1], num_classes, 1)
     for layer in head:
         if not isinstance(layer, nn.ReLU):
             c2_msra_fill(layer)
-    nn.init.normal_(predictor.weight, std=0.001)
-    nn.init.zeros_(predictor.bias)
+    normal_fill(predictor, std=0.001)
     head.add_module("predictor", predictor)
     return head
 
 
 def keypoint_head(channels: int, num_keypoints: int, conv_dims: Sequence[int]) -> nn.Sequential:
     """3x3 convolutions, two doublings: (R, C, P, P) -> heat maps (R, number, 4P, 4P)."""
-    head = nn.Sequential()
-    for number, dim in enumerate(conv_dims, 1):
-        head.add_module(f"conv_fcn{number}", Conv(channels, dim, 3, relu=True))
-        channels = dim
+    head, channels = convs("conv_fcn", channels, conv_dims)
     lowres = nn.ConvTranspose2d(channels, num_keypoints, 4, stride=2, padding=1)
     head.add_module("score_lowres", lowres)
     for layer in head:
-        c2_msra_fill(layer)
+        if not isinstance(layer, nn.ReLU):
+            c2_msra_fill(layer)
     head.add_module("upsample", nn.Upsample(scale_factor=2.0, mode="bilinear", align_corners=False))
     return head

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from convert.backbone import ConvNorm, NormLayer
 from detection.embedded.sync_bn import NaiveSyncBatchNorm
 
 
@@ -39,14 +39,13 @@ class FrozenBatchNorm(nn.Module):
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
+NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
     "naiveSyncBN": NaiveSyncBatchNorm,
     "FrozenBN": FrozenBatchNorm,
     "GN": lambda channels: nn.GroupNorm(32, channels),
 }
-NormLayer = Callable[[int], nn.Module]
 
 
 def norm_layer(name: str) -> NormLayer | None:
@@ -54,34 +53,22 @@ def norm_layer(name: str) -> NormLayer | None:
     return NORMS[name] if name else None
 
 
-class Conv(nn.Conv2d):
-    """A convolution that keeps the map's size, its norm (without one it has a bias), ReLU if asked.
+def conv(
+    in_channels: int, out_channels: int, kernel_size: int, norm: NormLayer | None = None
+) -> nn.Conv2d:
+    """A convolution that keeps the map's size and has its norm, or without one a bias.
 
     (N, C_in, H, W) -> (N, C_out, H, W).
     """
+    if norm is None:
+        return nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+    return ConvNorm(in_channels, out_channels, kernel_size, norm)
 
-    bias: nn.Parameter
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        norm: NormLayer | None = None,
-        *,
-        relu: bool = False,
-    ) -> None:
-        super().__init__(
-            in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=norm is None
-        )
-        self.norm = None if norm is None else norm(out_channels)
-        self.relu = relu
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = super().forward(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        return F.relu(x) if self.relu else x
+def normal_fill(layer: nn.Conv2d | nn.Linear, std: float) -> None:
+    """Draw the weights from a normal distribution; the biases are 0."""
+    nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.get_parameter("bias"))
 
 
 def freeze(module: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """Masks and keypoints of regions: what to learn, and what was found, in pixels of the picture.
 
-Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py.
+Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py. From torchvision come
+the heat maps of keypoints; its masks are soft, not aligned, and pasted at whole pixels.
 
 Shapes: R regions (x1, y1, x2, y2), M or S cells per side of a mask or heat map, H W pixels.
 """
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.models.detection.roi_heads import heatmaps_to_keypoints, keypoints_to_heatmap
+from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
 from torchvision.ops import roi_align
 
 Polygons = Sequence[NDArray[np.float64]]  # of one object: x0, y0, x1, y1, ... each
@@ -40,10 +41,13 @@ def draw_polygons(polygons: Polygons, size: tuple[int, int]) -> NDArray[np.bool_
     return mask_util.decode(mask_util.merge(runs)).astype(bool)
 
 
-def crop_bitmaps(masks: Tensor, index: Tensor, boxes: Tensor, size: int) -> Tensor:
-    """Of bitmaps (G, H, W) those of `index` (R,), cropped to boxes (R, 4): (R, M, M) bool."""
-    regions = torch.cat([index[:, None].to(boxes.dtype), boxes], dim=1)
-    return roi_align(masks[:, None].float(), regions, size, aligned=True)[:, 0] >= 0.5
+def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
+    """The bitmaps (H, W) of R objects cut to their boxes (R, 4): (R, M, M) bool."""
+    crops = [
+        roi_align(bitmap[None, None].float(), [box[None]], size, aligned=True)[0]
+        for bitmap, box in zip(objects, boxes, strict=True)
+    ]
+    return torch.cat(crops) >= 0.5
 
 
 def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
@@ -53,19 +57,15 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """
     pasted = torch.zeros(len(masks), *size, dtype=torch.bool, device=masks.device)
     for target, mask, box in zip(pasted, masks, boxes, strict=True):
-        x0, y0 = (int(max(side - 1, 0)) for side in box[:2].floor())
+        x0, y0 = (int(low) for low in (box[:2].floor() - 1).clamp(min=0))
         x1, y1 = (
-            int(min(side + 1, limit))
-            for side, limit in zip(box[2:].ceil(), size[::-1], strict=True)
+            int(min(high, limit))
+            for high, limit in zip(box[2:].ceil() + 1, size[::-1], strict=True)
         )
         x, y = (
-            torch.arange(start, stop, device=masks.device, dtype=torch.float32) + 0.5
-            for start, stop in ((x0, x1), (y0, y1))
-        )
-        # From pixels to -1..1 across the box.
-        x, y = (
-            (side - low) / (high - low) * 2 - 1
-            for side, low, high in ((x, box[0], box[2]), (y, box[1], box[3]))
+            # Centres of pixels, from -1 to 1 across the box.
+            (torch.arange(start, stop, device=box.device) + 0.5 - low) / (high - low) * 2 - 1
+            for start, stop, low, high in ((x0, x1, box[0], box[2]), (y0, y1, box[1], box[3]))
         )
         grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)
         near = F.grid_sample(mask[None, None], grid[None].to(mask.dtype), align_corners=False)
@@ -79,12 +79,6 @@ def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
     left, top, right, bottom = boxes[:, :, None].unbind(dim=1)
     inside = (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
     return (inside & (visibility >= 1)).any(dim=1)
-
-
-def keypoint_cells(keypoints: Tensor, boxes: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The cell 0..S*S-1 of each keypoint (R, number) in its box, and where there is one."""
-    cells, valid = keypoints_to_heatmap(keypoints, boxes, size)
-    return cells, valid.bool()
 
 
 def locate_keypoints(heatmaps: Tensor, boxes: Tensor) -> Tensor:

@@ -12,21 +12,21 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
  5 RoIAlign without half-pixel alignment                           roi_heads.Pooler
  6 choose a region's level with an epsilon outside the logarithm   roi_heads.Pooler.levels
  7 infer the pooler's scale from the images                        roi_heads.Pooler
- 8 rank proposals by sigmoid, minimum side 1e-3 px                 rpn.choose_proposals
- 9 RPN localisation loss smooth L1 with beta 1/9                   rpn.rpn_losses
-10 divide RPN losses by the number sampled                         rpn.rpn_losses
-11 box loss smooth L1 with beta 1/9                                roi_heads.box_losses
-12 background is class 0                                           roi_heads.sample_regions
-13 drop detections under 0.01 px; offset labels in NMS             roi_heads.choose_detections
+ 8 rank proposals by sigmoid, minimum side 1e-3 px                 RPN.choose
+ 9 RPN localisation loss smooth L1 with beta 1/9                   RPN.losses
+10 divide RPN losses by the number sampled                         RPN.losses
+11 box loss smooth L1 with beta 1/9                                RoIHeads.box_losses
+12 background is class 0                                           RoIHeads.sample_regions
+13 drop detections under 0.01 px; offset labels in NMS             RoIHeads.choose
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
 17 resize by F.interpolate, and 25 inside the model                data.py
-18 normalise pixels of 0..1                                        Pixels
+18 normalise pixels of 0..1                                        Pictures
 19 do not dilate the first block of a dilated stage                convert/backbone.py
 20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
 21 paste masks at whole pixels                                     masks.paste
-22 have no C4 mask head                                            roi_heads.Res5RoIHeads
+22 have no C4 mask head                                            RoIHeads.losses, detect
 23 start heads from other distributions                            heads.py
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
 """
@@ -67,19 +67,39 @@ def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor
     return batch
 
 
-class Pixels(nn.Module):
-    """(3, H, W) in 0..255 -> normalised; mean and std per channel, in the channels' order."""
+class Pictures(nn.Module):
+    """Samples -> the same on the model's device, and their normalised pictures (N, 3, H', W').
+
+    Args:
+        mean, std: per channel of pictures in 0..255, in the channels' order.
+        divisor: H' and W' are multiples of it.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], divisor: int) -> None:
         super().__init__()
+        self.divisor = divisor
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def forward(self, image: Tensor) -> Tensor:
-        return (image.to(self.mean.device) - self.mean) / self.std
+    def forward(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
+        samples = [
+            {
+                name: value.to(self.mean.device) if isinstance(value, Tensor) else value
+                for name, value in sample.items()
+            }
+            for sample in samples
+        ]
+        images = [(sample["image"] - self.mean) / self.std for sample in samples]
+        return samples, stack(images, self.divisor)
+
+
+def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Height and width of the picture as given, and of the original, which the answer fits."""
+    height, width = sample["image"].shape[-2:]
+    return (height, width), (sample.get("height", height), sample.get("width", width))
 
 
 class Detector(nn.Module):
@@ -91,38 +111,23 @@ class Detector(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads, pixels: Pixels
+        self, pictures: Pictures, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads
     ) -> None:
         super().__init__()
-        self.backbone, self.proposal_generator = backbone, proposal_generator
-        self.roi_heads, self.pixels = roi_heads, pixels
+        self.pictures, self.backbone = pictures, backbone
+        self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 
     def forward(self, samples: list[Sample]) -> Any:
-        images = [self.pixels(sample["image"]) for sample in samples]
-        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
-        features = self.backbone(stack(images, self.backbone.size_divisibility))
+        samples, batch = self.pictures(samples)
+        features = self.backbone(batch)
+        both_sizes = [sizes(sample) for sample in samples]
+        image_sizes = [size for size, _ in both_sizes]
+        objects = [sample["boxes"] for sample in samples] if self.training else None
+        proposals, rpn_losses = self.proposal_generator(features, image_sizes, objects)
         if self.training:
-            targets = [self._target(sample) for sample in samples]
-            objects = [target["boxes"] for target in targets]
-            proposals, rpn_losses = self.proposal_generator(features, sizes, objects)
-            _, losses = self.roi_heads(features, proposals, sizes, targets)
-            return {**losses, **rpn_losses}
-        proposals, _ = self.proposal_generator(features, sizes)
-        detections, _ = self.roi_heads(features, proposals, sizes)
-        return [
-            to_original(found, size, (sample.get("height", size[0]), sample.get("width", size[1])))
-            for found, size, sample in zip(detections, sizes, samples, strict=True)
-        ]
-
-    def _target(self, sample: Sample) -> dict[str, Any]:
-        target = {name: sample[name] for name in _LEARNT if name in sample}
-        return {
-            name: value.to(self.pixels.mean.device) if isinstance(value, Tensor) else value
-            for name, value in target.items()
-        }
-
-
-_LEARNT = ("boxes", "classes", "masks", "keypoints")
+            return {**self.roi_heads.losses(features, proposals, samples), **rpn_losses}
+        found = self.roi_heads.detect(features, proposals, image_sizes)
+        return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
 
 
 def to_original(found: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
@@ -144,25 +149,22 @@ class Segmenter(nn.Module):
     In training a sample has labels "sem_seg" (H, W) as well.
     """
 
-    def __init__(self, backbone: Backbone, sem_seg_head: FCN16s, pixels: Pixels) -> None:
+    def __init__(self, pictures: Pictures, backbone: Backbone, sem_seg_head: FCN16s) -> None:
         super().__init__()
-        self.backbone, self.sem_seg_head, self.pixels = backbone, sem_seg_head, pixels
+        self.pictures, self.backbone, self.sem_seg_head = pictures, backbone, sem_seg_head
 
     def forward(self, samples: list[Sample]) -> Any:
-        images = [self.pixels(sample["image"]) for sample in samples]
-        features = self.backbone(stack(images, self.backbone.size_divisibility))
+        samples, batch = self.pictures(samples)
+        features = self.backbone(batch)
         if self.training:
-            labels = [sample["sem_seg"].to(images[0].device) for sample in samples]
-            ignored = self.sem_seg_head.ignore_value
-            batch = stack(labels, self.backbone.size_divisibility, ignored)
-            return self.sem_seg_head(features, batch)[1]
-        scores, _ = self.sem_seg_head(features)
+            labels = [sample["sem_seg"] for sample in samples]
+            labelled = stack(labels, self.pictures.divisor, self.sem_seg_head.ignore_value)
+            return self.sem_seg_head(features, labelled)[1]
         answers = []
-        for own, image, sample in zip(scores, images, samples, strict=True):
-            height, width = image.shape[-2:]
-            size = (sample.get("height", height), sample.get("width", width))
-            cut = own[None, :, :height, :width]
-            answers.append({"sem_seg": F.interpolate(cut, size, mode="bilinear")[0]})
+        for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):
+            (height, width), original = sizes(sample)
+            own = scores[None, :, :height, :width]
+            answers.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
         return answers
 
 

@@ -1,26 +1,28 @@
 """From region proposals to losses or detections, equal to detectron2/modeling/roi_heads.
 
-Two arrangements: `StandardRoIHeads` pools for each head by itself, in `Res5RoIHeads` (C4) boxes
-and masks share one res5. What both do to sample, learn and choose are functions.
+Arranged as torchvision's RoIHeads, but regions, their classes and objects are those of the whole
+batch in one tensor each. What else differs, and why, is listed in model.py.
 
-Shapes: N images, R regions of all images, K foreground classes, P pooled cells per side.
+Shapes: N images, R regions of all images, K foreground classes, P pooled cells per side. A region
+(R, 5) is the number of its image and its box.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
+from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from detection.embedded import masks as mask_ops
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.heads import BoxPredictor
+from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
 from detection.embedded.rpn import Sizes
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
@@ -32,11 +34,12 @@ Detections = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RegionRules:
-    """How regions are sampled, learnt and chosen: the keys of MODEL.ROI_HEADS and ROI_BOX_HEAD.
+    """How regions are sampled, learnt and chosen: the keys of MODEL.ROI_*.
 
     Attributes:
         iou_threshold: regions with at least this IoU with an object are foreground.
         batch_size_per_image: regions sampled per image, of which `positive_fraction` foreground.
+        keypoint_normalizer: for each image, of the keypoint loss; None: the labelled keypoints.
     """
 
     num_classes: int
@@ -49,6 +52,8 @@ class RegionRules:
     score_thresh: float
     nms_thresh: float
     detections_per_image: int
+    keypoint_normalizer: float | None
+    keypoint_weight: float
 
 
 @dataclass(frozen=True)
@@ -65,18 +70,15 @@ class Pooler:
     strides: tuple[int, ...]
     sampling_ratio: int
 
-    def __call__(self, maps: Sequence[Tensor], boxes: Sequence[Tensor]) -> Tensor:
-        """Maps (N, C, H, W) and the boxes of N images -> (R, C, P, P)."""
-        regions = torch.cat(
-            [F.pad(b, (1, 0), value=float(image)) for image, b in enumerate(boxes)]
-        )  # (R, 5): image and box
+    def __call__(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
+        """Maps (N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P)."""
         if len(maps) == 1:
-            return self._align(maps[0], regions, self.strides[0])
-        levels = self.levels(regions[:, 1:])
-        pooled = maps[0].new_zeros(len(regions), maps[0].shape[1], self.size, self.size)
+            return self._align(maps[0], rois, self.strides[0])
+        levels = self.levels(rois[:, 1:])
+        pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for level, (features, stride) in enumerate(zip(maps, self.strides, strict=True)):
             (index,) = (levels == level).nonzero(as_tuple=True)
-            pooled.index_put_((index,), self._align(features, regions[index], stride))
+            pooled.index_put_((index,), self._align(features, rois[index], stride))
         return pooled
 
     def levels(self, boxes: Tensor) -> Tensor:
@@ -86,299 +88,201 @@ class Pooler:
         first = self.strides[0].bit_length() - 1
         return level.clamp(first, first + len(self.strides) - 1) - first
 
-    def _align(self, features: Tensor, regions: Tensor, stride: int) -> Tensor:
-        return roi_align(features, regions, self.size, 1.0 / stride, self.sampling_ratio, True)
-
-
-class Regions(NamedTuple):
-    """Regions of one image to learn from: boxes (R, 4), classes (R,) in 0..K, K being background,
-    and the index (R,) of their object, which means nothing for background."""
-
-    boxes: Tensor
-    classes: Tensor
-    objects: Tensor
-
-    def where(self, chosen: Tensor) -> Regions:
-        return Regions(*(values[chosen] for values in self))
+    def _align(self, features: Tensor, rois: Tensor, stride: int) -> Tensor:
+        return roi_align(features, rois, self.size, 1.0 / stride, self.sampling_ratio, True)
 
 
 class RoIHeads(nn.Module):
-    """Samples regions in training; what its heads do is the business of its two kinds.
+    """What a box head, and where given a mask and a keypoint head, learn of regions and find there.
+
+    Detectron2's StandardROIHeads, where each head has a pooler of its own; and its Res5ROIHeads
+    (C4), where all regions go through res5 and the mask head shares its maps with the boxes'.
 
     Args:
         in_features: names of the maps that regions are pooled from.
-    """
-
-    def __init__(self, in_features: Sequence[str], rules: RegionRules) -> None:
-        super().__init__()
-        self.in_features, self.rules = tuple(in_features), rules
-
-    def forward(
-        self,
-        features: Mapping[str, Tensor],
-        proposals: Sequence[Tensor],
-        image_sizes: Sizes,
-        targets: Sequence[Target] | None = None,
-    ) -> tuple[list[Detections], dict[str, Tensor]]:
-        """Detections per image; or, with targets, the losses."""
-        maps = [features[name] for name in self.in_features]
-        if targets is None:
-            return self.detect(maps, proposals, image_sizes), {}
-        pairs = zip(proposals, targets, strict=True)
-        regions = [sample_regions(boxes, target, self.rules) for boxes, target in pairs]
-        return [], self.losses(maps, regions, targets)
-
-    def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
-    ) -> dict[str, Tensor]:
-        """The loss of every head."""
-        raise NotImplementedError
-
-    def detect(
-        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
-    ) -> list[Detections]:
-        """Boxes first; then masks and keypoints of those that are left."""
-        raise NotImplementedError
-
-
-class StandardRoIHeads(RoIHeads):
-    """A box head, and mask and keypoint heads where they are given, each with its own pooler.
-
-    Args:
-        keypoint_normalizer: for each image, of the keypoint loss; None: the labelled keypoints.
+        poolers: of the "box", "mask" and "keypoint" head; no "mask" in C4.
+        box_head: (R, C, P, P) -> (R, D), for the predictor.
+        res5: in C4 (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm
+            it is a Sequential whose last module is named `norm`.
     """
 
     def __init__(
         self,
         in_features: Sequence[str],
         rules: RegionRules,
-        box_pooler: Pooler,
+        poolers: Mapping[str, Pooler],
         box_head: nn.Module,
         box_predictor: BoxPredictor,
         *,
-        mask_pooler: Pooler,
+        res5: nn.Module | None = None,
         mask_head: nn.Module | None = None,
-        keypoint_pooler: Pooler,
         keypoint_head: nn.Module | None = None,
-        keypoint_normalizer: float | None = None,
-        keypoint_weight: float = 1.0,
     ) -> None:
-        super().__init__(in_features, rules)
-        self.box_pooler, self.box_head, self.box_predictor = box_pooler, box_head, box_predictor
-        self.mask_pooler, self.mask_head = mask_pooler, mask_head
-        self.keypoint_pooler, self.keypoint_head = keypoint_pooler, keypoint_head
-        self.keypoint_normalizer, self.keypoint_weight = keypoint_normalizer, keypoint_weight
+        super().__init__()
+        self.in_features, self.rules, self.poolers = tuple(in_features), rules, dict(poolers)
+        self.box_head, self.box_predictor, self.res5 = box_head, box_predictor, res5
+        self.mask_head, self.keypoint_head = mask_head, keypoint_head
 
     def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
+        self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
     ) -> dict[str, Tensor]:
-        pooled = self.box_pooler(maps, [r.boxes for r in regions])
+        """The loss of every head on a sample of the proposals (., 4) of each image."""
+        maps = [features[name] for name in self.in_features]
+        rois, classes, objects = self.sample_regions(proposals, targets)
+        pooled = self.pool_boxes(maps, rois)
         logits, deltas = self.box_predictor(self.box_head(pooled))
-        losses = box_losses(logits, deltas, regions, targets, self.rules)
-        foreground = [r.where(r.classes < self.rules.num_classes) for r in regions]
+        chosen = objects >= 0
+        foreground, objects = rois[chosen], objects[chosen]
+        wanted = torch.cat([t["boxes"] for t in targets])[objects]
+        losses = self.box_losses(logits, deltas, classes, foreground[:, 1:], wanted)
         if self.mask_head is not None:
-            pooled = self.mask_pooler(maps, [r.boxes for r in foreground])
-            losses["loss_mask"] = mask_loss(self.mask_head(pooled), foreground, targets)
+            pool = self.poolers.get("mask")
+            own = pooled[chosen] if pool is None else pool(maps, foreground)
+            masks = [mask for t in targets for mask in t["masks"]]
+            masks = [masks[index] for index in objects.tolist()]
+            logits = self.mask_head(own)
+            losses["loss_mask"] = mask_loss(logits, classes[chosen], masks, foreground[:, 1:])
         if self.keypoint_head is not None:
-            seen = [with_keypoints(r, t) for r, t in zip(foreground, targets, strict=True)]
-            heatmaps = self.keypoint_head(self.keypoint_pooler(maps, [r.boxes for r in seen]))
-            loss = keypoint_loss(heatmaps, seen, targets, self.keypoint_normalizer)
-            losses["loss_keypoint"] = loss * self.keypoint_weight
+            keypoints = torch.cat([t["keypoints"] for t in targets])[objects]
+            seen = visible_in(keypoints, foreground[:, 1:])
+            rois, keypoints = foreground[seen], keypoints[seen]
+            heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
+            losses["loss_keypoint"] = self.keypoint_loss(
+                heatmaps, keypoints, rois[:, 1:], len(targets)
+            )
         return losses
 
     def detect(
-        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
+        self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
-        logits, deltas = self.box_predictor(self.box_head(self.box_pooler(maps, proposals)))
-        found = choose_detections(logits, deltas, proposals, image_sizes, self.rules)
-        boxes = [one["boxes"] for one in found]
+        """Boxes first; then masks and keypoints of those that are left."""
+        maps = [features[name] for name in self.in_features]
+        pooled = self.pool_boxes(maps, with_image(proposals))
+        logits, deltas = self.box_predictor(self.box_head(pooled))
+        found = self.choose(logits, deltas, proposals, image_sizes)
+        rois = with_image([one["boxes"] for one in found])
+        more = {}
         if self.mask_head is not None:
-            add_masks(found, self.mask_head(self.mask_pooler(maps, boxes)))
+            pool = self.poolers.get("mask", self.pool_boxes)
+            classes = torch.cat([one["classes"] for one in found])
+            more["masks"] = own_class(self.mask_head(pool(maps, rois)), classes).sigmoid()
         if self.keypoint_head is not None:
-            add_keypoints(found, self.keypoint_head(self.keypoint_pooler(maps, boxes)))
+            heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
+            more["keypoints"] = locate_keypoints(heatmaps, rois[:, 1:])
+        for name, values in more.items():
+            per_image = values.split([len(one["boxes"]) for one in found])
+            for one, own in zip(found, per_image, strict=True):
+                one[name] = own
         return found
 
+    def pool_boxes(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
+        """(R, C, P, P) of regions (R, 5); what the box head gets."""
+        pooled = self.poolers["box"](maps, rois)
+        return pooled if self.res5 is None else self.res5(pooled)
 
-class Res5RoIHeads(RoIHeads):
-    """C4: res5 on every region; boxes from its mean, masks from its map.
+    def sample_regions(
+        self, proposals: Sequence[Tensor], targets: Sequence[Target]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Regions (R, 5), their classes (R,), and which (R,) of the batch's objects, -1 for none.
 
-    Args:
-        res5: (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm it is
-            a Sequential whose last module is named `norm`.
-    """
+        Of each image foreground before background; the objects' own boxes are among the proposals.
+        """
+        rules = self.rules
+        thresholds = (rules.iou_threshold, rules.iou_threshold)
+        regions, objects, first = [], [], 0
+        for boxes, target in zip(proposals, targets, strict=True):
+            boxes = torch.cat([boxes, target["boxes"]])
+            matched = match(target["boxes"], boxes, thresholds, each_object=False)
+            drawn = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
+            regions.append(boxes[torch.cat(drawn)])
+            objects += [matched[drawn[0]] + first, matched[drawn[1]]]
+            first += len(target["boxes"])
+        index = torch.cat(objects)
+        # Background is the last class, and so what the object -1 has.
+        classes = torch.cat(
+            [*(t["classes"] for t in targets), index.new_tensor([rules.num_classes])]
+        )
+        return with_image(regions), classes[index], index
 
-    def __init__(
-        self,
-        in_features: Sequence[str],
-        rules: RegionRules,
-        pooler: Pooler,
-        res5: nn.Module,
-        box_predictor: BoxPredictor,
-        mask_head: nn.Module | None = None,
-    ) -> None:
-        super().__init__(in_features, rules)
-        self.pooler, self.res5, self.box_predictor = pooler, res5, box_predictor
-        self.mask_head = mask_head
-
-    def losses(
-        self, maps: Sequence[Tensor], regions: Sequence[Regions], targets: Sequence[Target]
+    def box_losses(
+        self, logits: Tensor, deltas: Tensor, classes: Tensor, boxes: Tensor, objects: Tensor
     ) -> dict[str, Tensor]:
-        shared = self.res5(self.pooler(maps, [r.boxes for r in regions]))
-        logits, deltas = self.box_predictor(shared.mean(dim=[2, 3]))
-        losses = box_losses(logits, deltas, regions, targets, self.rules)
-        if self.mask_head is not None:
-            chosen = [r.classes < self.rules.num_classes for r in regions]
-            foreground = [r.where(own) for r, own in zip(regions, chosen, strict=True)]
-            masks = self.mask_head(shared[torch.cat(chosen)])
-            losses["loss_mask"] = mask_loss(masks, foreground, targets)
-        return losses
+        """Cross-entropy, and smooth L1 on the foreground regions / all regions.
 
-    def detect(
-        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
+        Args: logits (R, K + 1); deltas (R, 4 K); classes (R,); of the foreground the regions' boxes
+            (., 4) and the objects' (., 4), which they should become.
+        """
+        rules = self.rules
+        (index,) = (classes < rules.num_classes).nonzero(as_tuple=True)
+        predicted = deltas.view(-1, rules.num_classes, 4)[index, classes[index]]
+        wanted = encode(objects, boxes, rules.bbox_reg_weights)
+        loss_box = smooth_l1_loss(predicted, wanted, rules.smooth_l1_beta, reduction="sum")
+        # The mean over no region would be NaN.
+        loss_cls = F.cross_entropy(logits, classes) if len(classes) else logits.sum() * 0.0
+        return {
+            "loss_cls": loss_cls,
+            "loss_box_reg": loss_box / max(len(classes), 1) * rules.box_reg_weight,
+        }
+
+    def keypoint_loss(
+        self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
+    ) -> Tensor:
+        """Cross-entropy over the cells of (R, number, S, S) for keypoints that lie in their region.
+
+        Args: the object's keypoints (R, number, 3) in boxes (R, 4).
+        """
+        cells, valid = keypoints_to_heatmap(keypoints, boxes, heatmaps.shape[-1])
+        (index,) = valid.flatten().nonzero(as_tuple=True)
+        if not len(index):
+            return heatmaps.sum() * 0
+        logits = heatmaps.flatten(0, 1).flatten(1)[index]
+        loss = F.cross_entropy(logits, cells.flatten()[index], reduction="sum")
+        nominal = self.rules.keypoint_normalizer
+        normalizer = len(index) if nominal is None else nominal * num_images
+        return loss / normalizer * self.rules.keypoint_weight
+
+    def choose(
+        self, logits: Tensor, deltas: Tensor, proposals: Sequence[Tensor], image_sizes: Sizes
     ) -> list[Detections]:
-        shared = self.res5(self.pooler(maps, proposals))
-        logits, deltas = self.box_predictor(shared.mean(dim=[2, 3]))
-        found = choose_detections(logits, deltas, proposals, image_sizes, self.rules)
-        if self.mask_head is not None:
-            shared = self.res5(self.pooler(maps, [one["boxes"] for one in found]))
-            add_masks(found, self.mask_head(shared))
+        """Boxes above the threshold, NMS within each class, the best of each image, best first.
+
+        Args: logits (R, K + 1); deltas (R, 4 K).
+        """
+        rules = self.rules
+        numbers = [len(boxes) for boxes in proposals]
+        decoded = decode(deltas, torch.cat(list(proposals)), rules.bbox_reg_weights)
+        all_boxes = decoded.view(-1, rules.num_classes, 4).split(numbers)
+        all_scores = F.softmax(logits, dim=-1).split(numbers)
+        found = []
+        for boxes, scores, size in zip(all_boxes, all_scores, image_sizes, strict=True):
+            finite = torch.isfinite(boxes).all(dim=(1, 2)) & torch.isfinite(scores).all(dim=1)
+            boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite, :-1]
+            chosen = scores > rules.score_thresh
+            classes = chosen.nonzero()[:, 1]
+            boxes, scores = boxes[chosen], scores[chosen]
+            keep = batched_nms(boxes, scores, classes, rules.nms_thresh)
+            keep = keep[: rules.detections_per_image]
+            found.append({"boxes": boxes[keep], "scores": scores[keep], "classes": classes[keep]})
         return found
 
 
-def sample_regions(proposals: Tensor, target: Target, rules: RegionRules) -> Regions:
-    """Foreground, then background, of one image; the objects' own boxes are among the proposals."""
-    boxes = torch.cat([proposals, target["boxes"]])
-    thresholds = (rules.iou_threshold, rules.iou_threshold)
-    objects, labels = match(target["boxes"], boxes, thresholds, each_object=False)
-    classes = torch.full_like(objects, rules.num_classes)
-    if len(target["classes"]):
-        classes = torch.where(labels == 1, target["classes"][objects], classes)
-    drawn = sample(labels, rules.batch_size_per_image, rules.positive_fraction)
-    return Regions(boxes, classes, objects).where(torch.cat(drawn))
+def with_image(boxes: Sequence[Tensor]) -> Tensor:
+    """Boxes (., 4) of each image -> regions (R, 5) of all: number of the image, and box."""
+    return torch.cat([F.pad(own, (1, 0), value=float(image)) for image, own in enumerate(boxes)])
 
 
-def with_keypoints(regions: Regions, target: Target) -> Regions:
-    """Of foreground regions those that hold a labelled keypoint of their object."""
-    if not len(regions.boxes):
-        return regions
-    keypoints = target["keypoints"][regions.objects]
-    return regions.where(mask_ops.visible_in(keypoints, regions.boxes))
+def own_class(masks: Tensor, classes: Tensor) -> Tensor:
+    """Of a mask for every class (R, K, M, M) that of the class (R,): (R, M, M)."""
+    return masks[torch.arange(len(masks), device=masks.device), classes]
 
 
-def box_losses(
-    logits: Tensor,
-    deltas: Tensor,
-    regions: Sequence[Regions],
-    targets: Sequence[Target],
-    rules: RegionRules,
-) -> dict[str, Tensor]:
-    """Cross-entropy, and smooth L1 on the foreground regions / all regions.
+def mask_loss(logits: Tensor, classes: Tensor, masks: Sequence[Any], boxes: Tensor) -> Tensor:
+    """Binary cross-entropy of the class's mask, over the foreground regions.
 
-    Args: logits (R, K + 1); deltas (R, 4 K).
+    Args: logits (R, K, M, M); classes (R,); the object's mask in R boxes (R, 4) (see Target).
     """
-    K = rules.num_classes
-    classes = torch.cat([r.classes for r in regions])
-    (index,) = (classes < K).nonzero(as_tuple=True)
-    foreground = [r.where(r.classes < K) for r in regions]
-    wanted = encode(
-        torch.cat([t["boxes"][r.objects] for r, t in zip(foreground, targets, strict=True)]),
-        torch.cat([r.boxes for r in foreground]),
-        rules.bbox_reg_weights,
-    )
-    predicted = deltas.view(-1, K, 4)[index, classes[index]]
-    loss_box = smooth_l1_loss(predicted, wanted, beta=rules.smooth_l1_beta, reduction="sum")
-    # The mean over no region would be NaN.
-    loss_cls = F.cross_entropy(logits, classes) if len(classes) else logits.sum() * 0.0
-    return {
-        "loss_cls": loss_cls,
-        "loss_box_reg": loss_box / max(len(classes), 1) * rules.box_reg_weight,
-    }
-
-
-def mask_loss(logits: Tensor, regions: Sequence[Regions], targets: Sequence[Target]) -> Tensor:
-    """Binary cross-entropy of the true class's mask; logits (R, K, M, M) of foreground regions."""
     if not len(logits):
         return logits.sum() * 0
-    size, wanted = logits.shape[-1], []
-    for r, target in zip(regions, targets, strict=True):
-        if not len(r.boxes):
-            continue
-        if isinstance(target["masks"], Tensor):
-            wanted.append(mask_ops.crop_bitmaps(target["masks"], r.objects, r.boxes, size))
-        else:
-            polygons = [target["masks"][index] for index in r.objects.tolist()]
-            wanted.append(mask_ops.crop_polygons(polygons, r.boxes, size))
-    classes = torch.cat([r.classes for r in regions])
-    own = logits[torch.arange(len(logits), device=logits.device), classes]
-    return F.binary_cross_entropy_with_logits(own, torch.cat(wanted).float())
-
-
-def keypoint_loss(
-    heatmaps: Tensor,
-    regions: Sequence[Regions],
-    targets: Sequence[Target],
-    normalizer: float | None,
-) -> Tensor:
-    """Cross-entropy over the cells of (R, number, S, S) for every keypoint that lies in its region.
-
-    Divided by `normalizer` for each image, or by the number of such keypoints.
-    """
-    size, cells, valid = heatmaps.shape[-1], [], []
-    for r, target in zip(regions, targets, strict=True):
-        if len(r.boxes):
-            found = mask_ops.keypoint_cells(target["keypoints"][r.objects], r.boxes, size)
-            cells.append(found[0].flatten())
-            valid.append(found[1].flatten())
-    if not cells or not torch.cat(valid).any():
-        return heatmaps.sum() * 0
-    (index,) = torch.cat(valid).nonzero(as_tuple=True)
-    logits = heatmaps.reshape(-1, size * size)[index]
-    loss = F.cross_entropy(logits, torch.cat(cells)[index], reduction="sum")
-    return loss / (len(index) if normalizer is None else normalizer * len(targets))
-
-
-def choose_detections(
-    logits: Tensor,
-    deltas: Tensor,
-    proposals: Sequence[Tensor],
-    image_sizes: Sizes,
-    rules: RegionRules,
-) -> list[Detections]:
-    """Boxes above the threshold, NMS within each class, the best of each image, best first.
-
-    Args: logits (R, K + 1); deltas (R, 4 K).
-    """
-    numbers = [len(boxes) for boxes in proposals]
-    decoded = decode(deltas, torch.cat(list(proposals)), rules.bbox_reg_weights)
-    per_image = zip(
-        decoded.view(-1, rules.num_classes, 4).split(numbers),
-        F.softmax(logits, dim=-1).split(numbers),
-        image_sizes,
-        strict=True,
-    )
-    found = []
-    for boxes, scores, size in per_image:
-        finite = torch.isfinite(boxes).all(dim=(1, 2)) & torch.isfinite(scores).all(dim=1)
-        boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite, :-1]
-        chosen = scores > rules.score_thresh
-        classes = chosen.nonzero()[:, 1]
-        boxes, scores = boxes[chosen], scores[chosen]
-        keep = batched_nms(boxes, scores, classes, rules.nms_thresh)
-        keep = keep[: rules.detections_per_image]
-        found.append({"boxes": boxes[keep], "scores": scores[keep], "classes": classes[keep]})
-    return found
-
-
-def add_masks(found: Sequence[Detections], logits: Tensor) -> None:
-    """Give every detection the mask (M, M) of its class, from (R, K, M, M)."""
-    classes = torch.cat([one["classes"] for one in found])
-    own = logits[torch.arange(len(logits), device=logits.device), classes].sigmoid()
-    for one, masks in zip(found, own.split([len(o["classes"]) for o in found]), strict=True):
-        one["masks"] = masks
-
-
-def add_keypoints(found: Sequence[Detections], heatmaps: Tensor) -> None:
-    """Give every detection its keypoints, from (R, number, S, S)."""
-    points = mask_ops.locate_keypoints(heatmaps, torch.cat([one["boxes"] for one in found]))
-    for one, own in zip(found, points.split([len(o["classes"]) for o in found]), strict=True):
-        one["keypoints"] = own
+    crop = crop_bitmaps if isinstance(masks[0], Tensor) else crop_polygons
+    wanted = crop(masks, boxes, logits.shape[-1]).float()
+    return F.binary_cross_entropy_with_logits(own_class(logits, classes), wanted)

@@ -1,5 +1,9 @@
 """Region proposals, equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py.
 
+Written after torchvision's RegionProposalNetwork, whose loss, ranking, anchors and normalisation
+are others (see model.py) and whose parameters have other names; its matcher, box coder, box and NMS
+operators are used.
+
 Shapes: N images, A anchors per cell, C channels, H W cells of a feature map, G = H W A anchors.
 """
 
@@ -16,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from detection.embedded.boxes import Weights, decode, encode, match, nonempty, sample
-from detection.embedded.layers import Conv
+from detection.embedded.layers import conv, normal_fill
 
 Sizes = Sequence[tuple[int, int]]  # height and width of each image
 
@@ -46,17 +50,16 @@ class RPNHead(nn.Module):
 
     def __init__(self, channels: int, num_anchors: int) -> None:
         super().__init__()
-        self.conv = Conv(channels, channels, 3, relu=True)
-        self.objectness_logits = Conv(channels, num_anchors, 1)
-        self.anchor_deltas = Conv(channels, num_anchors * 4, 1)
+        self.conv = conv(channels, channels, 3)
+        self.objectness_logits = conv(channels, num_anchors, 1)
+        self.anchor_deltas = conv(channels, num_anchors * 4, 1)
         for layer in (self.conv, self.objectness_logits, self.anchor_deltas):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
+            normal_fill(layer, std=0.01)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C, H, W) -> logits (N, G) and deltas (N, G, 4), in the order of the anchors."""
         N, _, H, W = features.shape
-        hidden = self.conv(features)
+        hidden = F.relu(self.conv(features))
         logits = self.objectness_logits(hidden).permute(0, 2, 3, 1).flatten(1)
         deltas = self.anchor_deltas(hidden).view(N, -1, 4, H, W)
         return logits.float(), deltas.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
@@ -68,7 +71,7 @@ class ProposalRules:
 
     Attributes:
         batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
-        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (training, testing).
+        pre_nms_topk, post_nms_topk: proposals kept per map and per image: (testing, training).
         min_size_px: proposals need sides longer than this.
         loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
     """
@@ -123,103 +126,81 @@ class RPN(nn.Module):
         """`objects`: boxes (., 4) of each image, in training."""
         maps = [features[name] for name in self.in_features]
         anchors = self.anchors(maps)
-        logits, deltas = map(list, zip(*(self.rpn_head(x) for x in maps), strict=True))
+        logits, deltas = zip(*(self.rpn_head(x) for x in maps), strict=True)
         losses = {}
         if objects is not None:
-            losses = rpn_losses(
-                torch.cat(logits, dim=1),
-                torch.cat(deltas, dim=1),
-                torch.cat(anchors),
-                objects,
-                self.rules,
+            losses = self.losses(
+                torch.cat(logits, dim=1), torch.cat(deltas, dim=1), torch.cat(anchors), objects
             )
-        with torch.no_grad():
-            boxes = [
-                decode(d.reshape(-1, 4), a.repeat(len(d), 1), self.rules.bbox_reg_weights)
-                for d, a in zip(deltas, anchors, strict=True)
-            ]
-            proposals = choose_proposals(
-                [b.view(*s.shape, 4) for b, s in zip(boxes, logits, strict=True)],
-                logits,
-                image_sizes,
-                self.rules,
-                training=objects is not None,
+        return self.choose(logits, deltas, anchors, image_sizes), losses
+
+    def losses(
+        self, logits: Tensor, deltas: Tensor, anchors: Tensor, objects: Sequence[Tensor]
+    ) -> dict[str, Tensor]:
+        """Sums over the sampled anchors, in the order of the anchors, / (sample size x images).
+
+        Args: logits (N, G), deltas (N, G, 4), anchors (G, 4) of all maps.
+        """
+        rules = self.rules
+        labels, wanted = [], []
+        for boxes in objects:
+            matched = match(boxes, anchors, rules.iou_thresholds, each_object=True)
+            positive, negative = sample(
+                matched, rules.batch_size_per_image, rules.positive_fraction
             )
-        return proposals, losses
-
-
-def rpn_losses(
-    logits: Tensor,
-    deltas: Tensor,
-    anchors: Tensor,
-    objects: Sequence[Tensor],
-    rules: ProposalRules,
-) -> dict[str, Tensor]:
-    """Sums over the sampled anchors, in the order of the anchors, / (sample size x images).
-
-    Args: logits (N, G), deltas (N, G, 4), anchors (G, 4) of all maps.
-    """
-    labels, wanted = [], []
-    for boxes in objects:
-        index, all_labels = match(boxes, anchors, rules.iou_thresholds, each_object=True)
-        positive, negative = sample(all_labels, rules.batch_size_per_image, rules.positive_fraction)
-        labels.append(torch.full_like(all_labels, -1).index_fill_(0, positive, 1))
-        labels[-1][negative] = 0
-        # Without objects nothing is positive and any box will do.
-        wanted.append(
-            encode(boxes[index] if len(boxes) else anchors, anchors, rules.bbox_reg_weights)
+            label = torch.full_like(matched, -1)
+            labels.append(label.index_fill_(0, positive, 1).index_fill_(0, negative, 0))
+            # Of the others, and without objects of all, any box will do.
+            best = boxes[matched.clamp(min=0)] if len(boxes) else anchors
+            wanted.append(encode(best, anchors, rules.bbox_reg_weights))
+        label, all_wanted = torch.stack(labels), torch.stack(wanted)
+        sampled, positive = label >= 0, label == 1
+        loss_cls = F.binary_cross_entropy_with_logits(
+            logits[sampled], label[sampled].float(), reduction="sum"
         )
-    label, positive = torch.stack(labels), torch.stack(labels) == 1
-    loss_cls = F.binary_cross_entropy_with_logits(
-        logits[label >= 0], label[label >= 0].float(), reduction="sum"
-    )
-    loss_loc = smooth_l1_loss(
-        deltas[positive], torch.stack(wanted)[positive], beta=rules.smooth_l1_beta, reduction="sum"
-    )
-    normalizer = rules.batch_size_per_image * len(objects)
-    return {
-        "loss_rpn_cls": loss_cls / normalizer * rules.loss_weight,
-        "loss_rpn_loc": loss_loc / normalizer * (rules.loc_weight * rules.loss_weight),
-    }
-
-
-def choose_proposals(
-    boxes: Sequence[Tensor],
-    logits: Sequence[Tensor],
-    image_sizes: Sizes,
-    rules: ProposalRules,
-    *,
-    training: bool,
-) -> list[Tensor]:
-    """Top-k by logit in each map, clip, drop empty boxes, NMS within each map, top-k of all.
-
-    Args: of each map boxes (N, G, 4) and logits (N, G).
-
-    Raises:
-        FloatingPointError: in training, boxes or logits that are not finite.
-    """
-    before, after = (
-        topk[0 if training else 1] for topk in (rules.pre_nms_topk, rules.post_nms_topk)
-    )
-    best = [s.topk(min(s.shape[1], before), dim=1) for s in logits]
-    levels = torch.cat([torch.full_like(top.indices[0], i) for i, top in enumerate(best)])
-    all_logits = torch.cat([top.values for top in best], dim=1)
-    all_boxes = torch.cat(
-        [
-            b.take_along_dim(top.indices[:, :, None], dim=1)
-            for b, top in zip(boxes, best, strict=True)
-        ],
-        dim=1,
-    )
-    proposals = []
-    for box, scores, size in zip(all_boxes, all_logits, image_sizes, strict=True):
-        finite = torch.isfinite(box).all(dim=1) & torch.isfinite(scores)
-        if training and not finite.all():
-            raise FloatingPointError("region proposals are not finite")
-        box = clip_boxes_to_image(box, size)
-        valid = finite & nonempty(box, rules.min_size_px)
-        box = box[valid]
-        proposals.append(
-            box[batched_nms(box, scores[valid], levels[valid], rules.nms_thresh)[:after]]
+        loss_loc = smooth_l1_loss(
+            deltas[positive], all_wanted[positive], rules.smooth_l1_beta, reduction="sum"
         )
-    return proposals
+        normalizer = rules.batch_size_per_image * len(objects)
+        return {
+            "loss_rpn_cls": loss_cls / normalizer * rules.loss_weight,
+            "loss_rpn_loc": loss_loc / normalizer * (rules.loc_weight * rules.loss_weight),
+        }
+
+    @torch.no_grad()
+    def choose(
+        self,
+        logits: Sequence[Tensor],
+        deltas: Sequence[Tensor],
+        anchors: Sequence[Tensor],
+        image_sizes: Sizes,
+    ) -> list[Tensor]:
+        """Top-k by logit in each map, clip, drop empty boxes, NMS within each map, top-k of all.
+
+        Args: of each map logits (N, G), deltas (N, G, 4), anchors (G, 4).
+
+        Raises:
+            FloatingPointError: in training, boxes or logits that are not finite.
+        """
+        rules = self.rules
+        before, after = rules.pre_nms_topk[self.training], rules.post_nms_topk[self.training]
+        best_logits, best_boxes, levels = [], [], []
+        for level, (s, d, a) in enumerate(zip(logits, deltas, anchors, strict=True)):
+            boxes = decode(d.reshape(-1, 4), a.repeat(len(d), 1), rules.bbox_reg_weights)
+            top = s.topk(min(s.shape[1], before), dim=1)
+            best_logits.append(top.values)
+            best_boxes.append(boxes.view_as(d).take_along_dim(top.indices[:, :, None], dim=1))
+            levels.append(torch.full_like(top.indices[0], level))
+        all_levels = torch.cat(levels)
+        all_logits, all_boxes = torch.cat(best_logits, dim=1), torch.cat(best_boxes, dim=1)
+        proposals = []
+        for scores, boxes, size in zip(all_logits, all_boxes, image_sizes, strict=True):
+            finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
+            if self.training and not finite.all():
+                raise FloatingPointError("region proposals are not finite")
+            boxes = clip_boxes_to_image(boxes, size)
+            valid = finite & nonempty(boxes, rules.min_size_px)
+            boxes = boxes[valid]
+            keep = batched_nms(boxes, scores[valid], all_levels[valid], rules.nms_thresh)
+            proposals.append(boxes[keep[:after]])
+        return proposals

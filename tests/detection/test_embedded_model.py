@@ -211,24 +211,21 @@ def test_matching_by_hand() -> None:
     boxes = torch.tensor(
         [[0.0, 0.0, 10.0, 8.0], [0.0, 0.0, 5.0, 10.0], [0.0, 0.0, 10.0, 2.0], [18, 18, 22, 22]]
     )
-    index, labels = match(objects, boxes, (0.3, 0.7), each_object=False)
-    assert index.tolist() == [0, 0, 0, 1]
-    assert labels.tolist() == [1, -1, 0, 0]
+    assert match(objects, boxes, (0.3, 0.7), each_object=False).tolist() == [0, -2, -1, -1]
     # The second object's best box overlaps it by a quarter.
-    assert match(objects, boxes, (0.3, 0.7), each_object=True)[1].tolist() == [1, -1, 0, 1]
-    index, labels = match(objects[:0], boxes, (0.3, 0.7), each_object=True)
-    assert index.tolist() == labels.tolist() == [0, 0, 0, 0]
+    assert match(objects, boxes, (0.3, 0.7), each_object=True).tolist() == [0, -2, -1, 1]
+    assert match(objects[:0], boxes, (0.3, 0.7), each_object=True).tolist() == [-1] * 4
 
 
 def test_a_sample_has_its_size_and_its_share() -> None:
     torch.manual_seed(0)
-    labels = torch.tensor([1] * 30 + [0] * 30 + [-1] * 30)
-    positive, negative = sample(labels, 20, 0.25)
+    matched = torch.tensor([4] * 30 + [-1] * 30 + [-2] * 30)
+    positive, negative = sample(matched, 20, 0.25)
     assert (len(positive), len(negative)) == (5, 15)
-    assert (labels[positive] == 1).all() and (labels[negative] == 0).all()
+    assert (matched[positive] == 4).all() and (matched[negative] == -1).all()
     assert len(set(negative.tolist())) == 15
     assert negative.tolist() != sorted(negative.tolist())
-    few = sample(torch.tensor([1, 0, 0, -1]), 20, 0.5)
+    few = sample(torch.tensor([0, -1, -1, -2]), 20, 0.5)
     assert [sorted(part.tolist()) for part in few] == [[0], [1, 2]]
 
 

@@ -10,7 +10,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from detection.embedded.build import build_model
-from detection.embedded.model import stack
 from tests.oracles import tiny_detector as tiny
 
 pytestmark = pytest.mark.usefixtures("detectron2")
@@ -257,7 +256,7 @@ def test_intermediate_quantities(keys: dict[str, Any]) -> None:
     samples = tiny.pictures(SIZES, seed=5)
     with torch.no_grad():
         images = theirs.preprocess_image(samples)
-        batch = stack([ours.pixels(s["image"]) for s in samples], ours.backbone.size_divisibility)
+        _, batch = ours.pictures(samples)
         assert torch.equal(images.tensor, batch)
         features = theirs.backbone(images.tensor)
         assert_same(features, ours.backbone(batch))
