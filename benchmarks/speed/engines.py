@@ -22,6 +22,8 @@ from moco.stop import StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SEED = 0
+# Of the classifier's first weights, to give some tens of detections per picture.
+SCORE_SCALE = 20.0
 
 
 @dataclass(frozen=True)
@@ -83,36 +85,18 @@ def embedded_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
 
 
 def detectron2(cfg: CfgNode) -> Side:
-    """Detectron2's model, loaders, optimizer and inner loop.
-
-    Without the hooks of its trainer, and so without log and checkpoints, which ours has.
-    """
-    from detectron2.engine.train_loop import AMPTrainer, SimpleTrainer
-    from detectron2.utils.events import EventStorage
-
-    from detection.d2.config import with_builder, with_process_norms
+    """Detectron2's model, loaders, optimizer and inner loop."""
     from detection.d2.data import build_test_loader, register, to_prediction
-    from detection.d2.trainer import Trainer
+    from detection.d2.measured import training_step
 
-    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
-    cfg = with_builder(with_process_norms(cfg, 1))
-    torch.manual_seed(cfg.SEED)
-    model = Trainer.build_model(cfg)
-    optimizer = Trainer.build_optimizer(cfg, model)
-    schedule = Trainer.build_lr_scheduler(cfg, optimizer)
     train_batch = next(detectron2_batches(cfg))
+    register(cfg, cfg.DATASETS.TEST)
     test_batch = next(iter(build_test_loader(cfg, cfg.DATASETS.TEST[0])))
-    kind = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
-    trainer = kind(model, itertools.repeat(train_batch), optimizer)
-    storage = EventStorage()
+    model, iteration = training_step(cfg, train_batch)
 
     def step() -> None:
         torch.manual_seed(cfg.SEED)
-        with storage:
-            trainer.iter = storage.iter
-            trainer.run_step()
-            schedule.step()
-            storage.step()
+        iteration()
 
     def infer() -> Any:
         with torch.no_grad():
@@ -122,18 +106,10 @@ def detectron2(cfg: CfgNode) -> Side:
 
 
 def detectron2_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
-    """Training batches without end from Detectron2's own loader, from the seed's first one on."""
-    from detectron2.data import build_detection_train_loader
-    from detectron2.utils.env import seed_all_rng
+    """Training batches without end, from Detectron2's own loader."""
+    from detection.d2.measured import training_batches
 
-    from detection.d2 import semantic_seg
-    from detection.d2.data import is_semantic, register
-
-    register(cfg, cfg.DATASETS.TRAIN)
-    mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
-    loader = build_detection_train_loader(cfg, mapper=mapper)
-    seed_all_rng(cfg.SEED)
-    return iter(loader)
+    return training_batches(cfg)
 
 
 def with_trained_look(side: Side) -> None:
@@ -147,7 +123,3 @@ def with_trained_look(side: Side) -> None:
     for name, parameter in side.model.named_parameters():
         if name.endswith("cls_score.weight"):
             parameter.data.mul_(SCORE_SCALE)
-
-
-# Of the classifier's first weights, to give some tens of detections per picture.
-SCORE_SCALE = 20.0
