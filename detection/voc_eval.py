@@ -125,7 +125,8 @@ def evaluate(
             use_11_points,
         )
     ap *= 100
-    per_threshold = ap.mean(axis=0)
+    # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
+    per_threshold = np.array([np.mean(values) for values in ap.T])
     metrics = {
         "bbox/AP": float(per_threshold.mean()),
         "bbox/AP50": float(per_threshold[0]),

@@ -4,6 +4,7 @@
     python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with few repetitions
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the report
     python -m benchmarks.speed convert                             of converting a checkpoint
+    python -m benchmarks.speed detection                           the engines, the evaluators
 
 Our side and the other in turn, so that what else the machine does meets both; the smallest
 processor time of several rounds counts, and of that only the ratio.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from moco.errors import UserError, run_cli
 
-SUITES = ("pretrain", "convert")
+SUITES = ("pretrain", "convert", "detection")
 MIN_ROUNDS = 5
 
 
@@ -48,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
-    from benchmarks.speed import convert, pretrain
+    from benchmarks.speed import convert, detection, pretrain
     from benchmarks.speed.report import markdown, text, with_section
     from moco.fileio import atomic_write_text
 
-    suite = {"pretrain": pretrain, "convert": convert}[args.suite]
+    suite = {"pretrain": pretrain, "convert": convert, "detection": detection}[args.suite]
     goals = args.goals.split(",") if args.goals else list(suite.GOALS)
     unknown = [goal for goal in goals if goal not in suite.GOALS]
     if unknown:
@@ -62,9 +63,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.suite == "pretrain":
             training = pretrain.Setting(Path(scratch), args.images, rounds, args.quick)
             rows, facts = pretrain.measure(training, goals), training.description()
-        else:
+        elif args.suite == "convert":
             conversion = convert.Setting(Path(scratch), rounds, args.quick)
             rows, facts = convert.measure(conversion, goals), conversion.description()
+        else:
+            engines = detection.Setting(Path(scratch), rounds, args.quick)
+            rows, facts = detection.measure(engines, goals), engines.description()
         print(text(rows))
         if args.output:
             path = Path(args.output)

@@ -29,14 +29,23 @@ def interleaved(
         clock: what else to measure on the CPU, e.g. :func:`children_seconds`.
     """
     clock = clock or (_gpu_seconds if device == "cuda" else _cpu_seconds)
+    typical = median if device == "cuda" else min
+    seconds = every_round(contenders, rounds, clock)
+    return {name: typical(values) for name, values in seconds.items()}
+
+
+def every_round(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Clock | None = None
+) -> dict[str, list[float]]:
+    """What :func:`interleaved` chooses from: of each contender the seconds of all rounds."""
+    clock = clock or _cpu_seconds
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():
         contender()  # allocations and choices of kernels that are made once
     for _ in range(rounds):
         for name, contender in contenders.items():
             seconds[name].append(clock(contender))
-    typical = median if device == "cuda" else min
-    return {name: typical(values) for name, values in seconds.items()}
+    return seconds
 
 
 def copy_bytes_per_second(rounds: int, device: str, num_bytes: int) -> float:

@@ -112,7 +112,7 @@ class Setting:
         folder.mkdir(parents=True)
         count = 4 if self.quick else 48
         if self.images is None:
-            _generate_pictures(folder, count)
+            generate_pictures(folder, count)
         else:
             for i, path in enumerate(find_images(self.images)[:count]):
                 (folder / f"{i:03d}{path.suffix}").symlink_to(path.resolve())
@@ -636,7 +636,7 @@ def _official_step(setting: Setting, dtype: torch.dtype | None) -> reference.Ste
     return reference.Step(setting.encoder("resnet50").cuda(), queue, M, T, LR, dtype)
 
 
-def _generate_pictures(folder: Path, count: int) -> None:
+def generate_pictures(folder: Path, count: int) -> None:
     """JPEG files of ImageNet's typical size in pixels and bytes, with a photograph's spectrum."""
     W, H = IMAGENET_PX
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, pretrain, reference, scaling
+from benchmarks.speed import convert, detection, pretrain, reference, scaling
 from benchmarks.speed.measure import interleaved
 from benchmarks.speed.report import (
     HEAD,
@@ -202,8 +202,9 @@ def test_a_section_takes_the_place_of_its_title_alone():
 def test_the_report_has_the_sections_of_all_suites_and_nothing_else():
     page = (Path(__file__).parents[2] / "docs" / "speed.md").read_text()
     titles = [line for line in page.splitlines() if line.startswith("#")]
-    assert titles == ["# Speed", f"## {pretrain.TITLE}", f"## {convert.TITLE}"]
-    assert pretrain.ABOUT.strip() in page and convert.ABOUT.strip() in page
+    suites = (pretrain, convert, detection)
+    assert titles == ["# Speed", *(f"## {suite.TITLE}" for suite in suites)]
+    assert all(suite.ABOUT.strip() in page for suite in suites)
 
 
 def test_command_runs(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,187 @@
+"""C9: the evaluators against the official ones, on the same generated predictions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.speed import reference_voc, scenes
+from benchmarks.speed.measure import interleaved
+from benchmarks.speed.report import Row, faster
+from detection import voc_eval
+from detection.coco_eval import COCOEvaluator
+from detection.datasets.coco import COCO_CATEGORIES
+from detection.datasets.voc import VOC_CLASSES
+from detection.predictions import Prediction
+from detection.predictions import Row as Instance
+
+WANTED = 7
+OFFICIAL, OURS = "official", "ours"
+
+
+class VOCPredictions:
+    """A whole test split with its predictions, for both evaluators.
+
+    Args:
+        num_pictures: VOC2007's test has 4952.
+        num_false: false alarms per picture.
+    """
+
+    def __init__(self, num_pictures: int, num_false: int) -> None:
+        rng = np.random.default_rng(0)
+        self.truth: dict[str, voc_eval.GroundTruth] = {}
+        self.objects: dict[str, reference_voc.Objects] = {}
+        self.predictions: dict[str, Prediction] = {}
+        for number in range(num_pictures):
+            image_id, num_classes = f"{number:06d}", len(VOC_CLASSES)
+            scene = scenes.random_scene(rng, num_classes, mean_objects=3.0)
+            inclusive = scene.boxes + np.array([1, 1, 0, 0])
+            self.truth[image_id] = voc_eval.GroundTruth(inclusive, scene.classes, scene.difficult)
+            parts = zip(inclusive.tolist(), scene.classes, scene.difficult, strict=True)
+            self.objects[image_id] = [
+                {"bbox": box, "name": VOC_CLASSES[label], "difficult": bool(difficult)}
+                for box, label, difficult in parts
+            ]
+            self.predictions[image_id] = scenes.random_prediction(
+                rng, scene, num_classes, num_false
+            )
+
+    @property
+    def num_detections(self) -> int:
+        return sum(len(p["scores"]) for p in self.predictions.values())
+
+    def ours(self) -> dict[str, float]:
+        """AP, AP50, AP75 by detection/voc_eval.py."""
+        detections = voc_eval.VOCDetections(len(VOC_CLASSES))
+        for image_id, found in self.predictions.items():
+            detections.add(image_id, found["boxes"], found["scores"], found["classes"])
+        metrics = voc_eval.evaluate(detections, self.truth, VOC_CLASSES, 2007)
+        return {name: metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")}
+
+    def official(self, folder: Path) -> dict[str, float]:
+        """The same by the transcription; `folder` is for its result files."""
+        lines: dict[str, list[str]] = {name: [] for name in VOC_CLASSES}
+        for image_id, found in self.predictions.items():
+            scores, classes = found["scores"].tolist(), found["classes"].tolist()
+            rows = reference_voc.result_lines(image_id, found["boxes"], scores, classes)
+            for label, line in rows:
+                lines[VOC_CLASSES[label]].append(line)
+        return reference_voc.evaluate(lines, self.objects, 2007, folder)
+
+
+class COCOPredictions:
+    """Pictures in COCO's format with their predicted boxes; `folder` gets the files."""
+
+    def __init__(self, num_pictures: int, num_false: int, folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        ids = [str(number) for number in range(1, num_pictures + 1)]
+        split = [scenes.random_scene(rng, len(COCO_CATEGORIES), 7.0) for _ in ids]
+        self.path = folder / "truth.json"
+        scenes.write_coco(self.path, ids, split, COCO_CATEGORIES)
+        self.evaluator = COCOEvaluator(
+            "predictions",
+            str(self.path),
+            {own: number for own, (number, _) in enumerate(COCO_CATEGORIES)},
+            [name for _, name in COCO_CATEGORIES],
+            ("bbox",),
+            folder,
+        )
+        for image_id, scene in zip(ids, split, strict=True):
+            found = scenes.random_prediction(rng, scene, len(COCO_CATEGORIES), num_false)
+            self.evaluator.add({"image_id": int(image_id)}, found)
+
+    def ours(self) -> dict[str, float]:
+        """AP, AP50, AP75 by detection/coco_eval.py, which writes the predictions, too."""
+        metrics = self.evaluator.evaluate()
+        return {name: metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")}
+
+    def official(self) -> dict[str, float]:
+        """The same by pycocotools."""
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        with _quiet():
+            truth = COCO(str(self.path))
+            return _coco_metrics(COCOeval(truth, truth.loadRes(self._rows()), "bbox"))
+
+    def compiled(self) -> dict[str, float]:
+        """The same by hotcoco, which this project uses for LVIS.
+
+        Raises:
+            ImportError: it is not installed.
+        """
+        import hotcoco
+
+        with _quiet():
+            truth = hotcoco.COCO(str(self.path))
+            found = truth.load_res(self._rows())
+            return _coco_metrics(hotcoco.COCOeval(truth, found, "bbox"))
+
+    def _rows(self) -> list[Instance]:
+        return [dict(row) for row in self.evaluator.rows]  # pycocotools writes into them
+
+
+def voc_row(num_pictures: int, num_false: int, folder: Path, rounds: int) -> Row:
+    """From predictions in memory to the AP over ten thresholds."""
+    given = VOCPredictions(num_pictures, num_false)
+    contenders: dict[str, Callable[[], object]] = {
+        OFFICIAL: partial(given.official, folder),
+        OURS: given.ours,
+    }
+    agree = _agreement(given.ours(), given.official(folder))
+    what = (
+        f"VOC's AP at ten thresholds, {num_pictures} pictures, {given.num_detections} detections; "
+        f"official: voc_eval called 20 x 10 times; {agree}"
+    )
+    return _only_if_equal(
+        faster("C9", what, interleaved(contenders, rounds), OFFICIAL, OURS, WANTED), agree
+    )
+
+
+def coco_rows(num_pictures: int, num_false: int, folder: Path, rounds: int) -> list[Row]:
+    """From predictions in COCO's format in memory to AP."""
+    given = COCOPredictions(num_pictures, num_false, folder)
+    expected = given.official()
+    contenders: dict[str, Callable[[], object]] = {OFFICIAL: given.official, OURS: given.ours}
+    with contextlib.suppress(ImportError):
+        given.compiled()
+        contenders["compiled"] = given.compiled
+    seconds = interleaved(contenders, rounds)
+    number = f"{num_pictures} pictures, {len(given.evaluator.rows)} detections"
+    agree = _agreement(given.ours(), expected)
+    what = f"COCO's AP of boxes, {number}; official: pycocotools; {agree}"
+    rows = [_only_if_equal(faster("C9", what, seconds, OFFICIAL, OURS, WANTED), agree)]
+    if "compiled" in seconds:
+        what = f"COCO's AP of boxes: hotcoco; {_agreement(given.compiled(), expected)}"
+        rows.append(faster("", what, seconds, OFFICIAL, "compiled", 0))
+    return rows
+
+
+def _coco_metrics(evaluation: Any) -> dict[str, float]:
+    """Means as in detection/coco_eval.py, which takes them from Detectron2."""
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = np.asarray(evaluation.eval["precision"])[:, :, :, [0], [2]]  # (T, R, K, 1)
+    means = {}
+    for name, part in (("AP", precision), ("AP50", precision[:1]), ("AP75", precision[5:6])):
+        means[name] = float(np.mean(part[part > -1]) * 100)
+    return means
+
+
+def _agreement(ours: Mapping[str, float], official: Mapping[str, float]) -> str:
+    return "AP equal" if ours == official else f"AP DIFFERENT: {ours}, {official}"
+
+
+def _only_if_equal(row: Row, agreement: str) -> Row:
+    """A fast evaluator that is wrong meets nothing."""
+    return row if agreement == "AP equal" else Row(**{**vars(row), "met": False})
+
+
+def _quiet() -> contextlib.AbstractContextManager[object]:
+    return contextlib.redirect_stdout(io.StringIO())
