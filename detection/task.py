@@ -17,6 +17,7 @@ from fvcore.common.config import CfgNode
 from convert.verify import Converted
 from detection.datasets import custom_names, folder_sources, read_split
 from detection.datasets.base import Split
+from detection.datasets.coco import require_polygons
 from detection.evaluators import build_evaluator
 from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
 from detection.norms import process_norms
@@ -472,6 +473,8 @@ def _check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[s
                     f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
                     f"them, or set MODEL.{key} False"
                 )
+        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon":
+            require_polygons(split)
     boxes = train and test.evaluator_type != "sem_seg"
     if boxes and not any(record["annotations"] for split in train for record in split.records):
         raise DataError(f"{train[0].name}: no annotated objects in the training split")

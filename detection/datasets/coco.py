@@ -507,6 +507,29 @@ class _Reader:
         return [v if index % 3 == 2 else v + 0.5 for index, v in enumerate(points)]
 
 
+def require_polygons(split: Split) -> None:
+    """Every mask that INPUT.MASK_FORMAT polygon would learn from is one; a crowd's never is.
+
+    Raises:
+        DataError: how many are run lengths, and the first annotation in the file.
+    """
+    number = sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
+    if not number:
+        return
+    file = split.metadata["json_file"]
+    rows = read_json(file)[0]["annotations"]
+    first = next(row["id"] for row in rows if _in_run_lengths(row))
+    raise DataError(
+        f"{file}: masks in run lengths, not in polygons: {number}, the first of annotation "
+        f"{first}; set INPUT.MASK_FORMAT bitmask"
+    )
+
+
+def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
+    """Of a file's annotation or of a record's; no crowd."""
+    return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
+
+
 def require_pictures(records: Sequence[Record], json_file: str, expected: str) -> None:
     """Every record's file is there; folders are listed, files not opened.
 

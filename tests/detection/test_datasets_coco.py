@@ -10,12 +10,14 @@ import pytest
 
 from detection.datasets import cache_clear, coco, custom_names, known, read_split
 from detection.task import default_task, load_task
+from detection.train_net import main
 from moco.errors import DataError, UserError
 from tests.oracles.broken_coco import BROKEN, COUNTED, second, write_good
 from tests.oracles.tiny_coco import write_coco
 
 ROOT = Path(__file__).resolve().parents[2]
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
+MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
 
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
@@ -156,6 +158,46 @@ def test_broken_files_stop_both_engines_before_training(
         load_task(R18, opts, engine)
     assert "objects.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def in_run_lengths(*numbers: int, crowd: int = 0):
+    """An edit: these annotations' masks as uncompressed run lengths."""
+
+    def edit(content):
+        for row in content["annotations"]:
+            if row["id"] in numbers:
+                row |= {"segmentation": {"size": [40, 60], "counts": [99, 1, 2300]}}
+                row["iscrowd"] = crowd
+
+    return edit
+
+
+def check_only(file: Path, engine: str, *opts: str, task: str = MASK_RCNN) -> int:
+    argv = ["--config-file", str(ROOT / task), "--engine", engine, "--check-only"]
+    words = ["MODEL.WEIGHTS", "random", "OUTPUT_DIR", str(file.parent / "out"), "SEED", "1"]
+    for role in ("TRAIN", "TEST"):
+        words += [f"DATASETS.COCO_{role}_JSON", str(file)]
+        words += [f"DATASETS.COCO_{role}_ROOT", str(file.parent)]
+    return main([*argv, *words, *opts])
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_run_lengths_where_polygons_are_learnt_from(engine, tmp_path, request):
+    """A crowd's are no fault, for it is not learnt from."""
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    file = write_good(tmp_path / "set", in_run_lengths(12, 13))
+    with pytest.raises(DataError) as caught:
+        check_only(file, engine)
+    assert str(caught.value) == (
+        f"{file}: masks in run lengths, not in polygons: 2, the first of annotation 12; set "
+        "INPUT.MASK_FORMAT bitmask"
+    )
+    assert not (tmp_path / "set" / "out").exists()
+    assert check_only(file, engine, "INPUT.MASK_FORMAT", "bitmask") == 0
+    assert check_only(file, engine, task=R18) == 0  # boxes alone
+    crowds = write_good(tmp_path / "crowds", in_run_lengths(12, 13, crowd=1))
+    assert check_only(crowds, engine) == 0
 
 
 @pytest.mark.parametrize("case", COUNTED)

@@ -1,8 +1,11 @@
 """Runs of the embedded engine: it learns, resumes exactly, stops cleanly, keeps what it has."""
 
+import functools
 import json
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from detection.task import load_task
 from detection.weights import EngineResult
 from moco.errors import DataError, NumericError, Preempted, UserError
 from moco.fileio import load_torch
-from moco.run import RunFolder
+from moco.run import RunFolder, RunRecord
+from tests.oracles import small_tasks
 from tests.oracles.tiny_voc import write_voc
 
 KEYS: dict[str, Any] = {
@@ -161,6 +165,108 @@ def test_a_resumed_run_equals_a_straight_one(voc: Path, tmp_path: Path) -> None:
     resumed = run(voc, out, {**keys, "DATALOADER.NUM_WORKERS": 1}, resume=True)
     assert resumed.metrics == straight.metrics
     assert_same_state(final(out), final(tmp_path / "straight"))
+
+
+# One task of every architecture that is not C4, and every way to draw and to group pictures.
+OTHER_TASKS: dict[str, dict[str, Any]] = {
+    "coco/mask_rcnn_R_50_FPN_1x": {},
+    "coco/keypoint_rcnn_R_50_FPN_2x": {},
+    "voc/fcn16s_R_50_30k": {},
+    # Every class is in fewer pictures than this, so that all factors are fractions.
+    "lvis/mask_rcnn_R_50_FPN_1x": {"DATALOADER.REPEAT_THRESHOLD": 0.9},
+}
+SIX_ITERATIONS = {
+    "SOLVER.MAX_ITER": 6,
+    "SOLVER.STEPS": (3, 5),
+    "SOLVER.WARMUP_ITERS": 2,
+    "SOLVER.CHECKPOINT_PERIOD": 4,
+}
+# FCN-16s is narrow as it is, and its crop's scale is random.
+OF_BOXES = {
+    "INPUT.MIN_SIZE_TRAIN": (64, 80, 96),
+    "INPUT.MIN_SIZE_TEST": 64,
+    "MODEL.FPN.OUT_CHANNELS": 16,
+    "MODEL.ROI_BOX_HEAD.FC_DIM": 32,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 8,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (8, 8),
+    "TEST.DETECTIONS_PER_IMAGE": 3,
+}
+
+OtherRun = Callable[..., RunRecord]
+
+
+@pytest.fixture(scope="module")
+def other_run(narrow_r50_file: Path, layouts_root: Path) -> OtherRun:
+    """(task, folder, number of reading processes, flags) → the record of six iterations."""
+
+    def go(task: str, out: Path, workers: int, flags: tuple[str, ...] = ()) -> RunRecord:
+        keys = SIX_ITERATIONS | OTHER_TASKS[task] | {"DATALOADER.NUM_WORKERS": workers}
+        keys |= {} if "fcn16s" in task else OF_BOXES
+        opts = [item for pair in keys.items() for item in pair]
+        data = layouts_root / ("of_lvis" if task.startswith("lvis") else "of_all_others")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DETECTRON2_DATASETS", str(data))
+            return small_tasks.run(task, narrow_r50_file, out, "embedded", *opts, flags=flags)
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def straight(
+    other_run: OtherRun, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, RunRecord]]:
+    """Task → folder and record of a run without interruption; each is run once."""
+
+    @functools.cache
+    def get(task: str) -> tuple[Path, RunRecord]:
+        out = tmp_path_factory.mktemp("straight") / "run"
+        return out, other_run(task, out, 0)
+
+    return get
+
+
+@contextmanager
+def on_iteration(wanted: int, do: Callable[[], None]) -> Iterator[None]:
+    """`do` before the step of one iteration."""
+    step = engine.Trainer.step
+
+    def stepped(self: engine.Trainer, iteration: int, batches: Any) -> float:
+        if iteration == wanted:
+            do()
+        return step(self, iteration, batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Trainer, "step", stepped)
+        yield
+
+
+def killed() -> None:
+    """As far as the folder shows, a kill: nothing runs that could still save."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("task", OTHER_TASKS)
+def test_a_task_stopped_and_killed_equals_a_straight_one(
+    task: str,
+    workers: int,
+    other_run: OtherRun,
+    straight: Callable[[str], tuple[Path, RunRecord]],
+    tmp_path: Path,
+) -> None:
+    """Asked to stop in the 2nd iteration; killed in the 6th, so that the 5th is done again."""
+    out = tmp_path / "run"
+    expected_folder, expected = straight(task)
+    with on_iteration(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
+        other_run(task, out, workers)
+    assert (out / "last_checkpoint").read_text() == "model_0000001.pth"
+    with on_iteration(5, killed), pytest.raises(KeyboardInterrupt):
+        other_run(task, out, workers, ("--resume",))
+    assert (out / "last_checkpoint").read_text() == "model_0000003.pth"
+    record = other_run(task, out, workers, ("--resume",))
+    assert (record.metrics, record.iterations) == (expected.metrics, expected.iterations)
+    assert_same_state(final(out), final(expected_folder))
+    small_tasks.assert_same_run(expected_folder, out)
 
 
 def test_resuming_a_finished_run_only_evaluates(voc: Path, tmp_path: Path) -> None:

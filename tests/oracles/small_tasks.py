@@ -47,10 +47,17 @@ def options(task: str) -> dict[str, object]:
     return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
 
 
-def run(task: str, weights: Path, folder: Path, engine: str, *opts: object) -> RunRecord:
+def run(
+    task: str,
+    weights: Path,
+    folder: Path,
+    engine: str,
+    *opts: object,
+    flags: tuple[str, ...] = (),
+) -> RunRecord:
     """Train and evaluate it in ``folder``; ``opts``: further KEY VALUE pairs."""
     values = options(task) | {"MODEL.WEIGHTS": weights, "OUTPUT_DIR": folder}
-    argv = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine]
+    argv = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine, *flags]
     argv += [str(item) for pair in values.items() for item in pair]
     assert main([*argv, *map(str, opts)]) == 0
     return read_record(folder / "run.json")
