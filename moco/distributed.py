@@ -303,7 +303,9 @@ def copy_from_main(model: "nn.Module") -> None:
     """Give every process the main process's parameters and buffers."""
     if world_size() > 1:
         for values in model.state_dict().values():
-            _dist().broadcast(values, 0)
+            received = values.contiguous()
+            _dist().broadcast(received, 0)
+            values.copy_(received)
 
 
 def barrier() -> None:

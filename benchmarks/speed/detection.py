@@ -118,7 +118,7 @@ class Setting:
             folder = self.folder(name)
             with self.data():
                 cfg = engines.task_config("embedded", config, keys, folder)
-                ours = engines.embedded(cfg, folder)
+                ours = engines.embedded(cfg)
                 cfg = engines.task_config("detectron2", config, keys, folder)
                 theirs = engines.detectron2(cfg)
             check_same_pictures(ours, theirs)
@@ -240,9 +240,7 @@ def gpu_training(setting: Setting) -> list[Row]:
             "detectron2": engines.detectron2(
                 engines.task_config("detectron2", config, fast, folder)
             ),
-            "embedded": engines.embedded(
-                engines.task_config("embedded", config, fast, folder), folder
-            ),
+            "embedded": engines.embedded(engines.task_config("embedded", config, fast, folder)),
         }
     for side in sides.values():
         side.model.train()

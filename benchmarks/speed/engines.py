@@ -17,7 +17,6 @@ from fvcore.nn.precise_bn import update_bn_stats
 from torch import nn
 
 from detection.task import load_task
-from moco.run import RunFolder
 from moco.stop import StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -51,19 +50,21 @@ def task_config(engine: str, config: str, keys: dict[str, Any], folder: Path) ->
     return load_task(CONFIGS / f"{config}.yaml", opts, engine).cfg
 
 
-def embedded(cfg: CfgNode, folder: Path) -> Side:
-    """This project's own engine; `folder` gets its log."""
+def embedded(cfg: CfgNode) -> Side:
+    """This project's own engine; its log goes to OUTPUT_DIR, which there has to be."""
     from detection.datasets import read_split
     from detection.embedded.build import build_model
     from detection.embedded.evaluate import to_prediction
     from detection.embedded.pipeline import build_evaluation
     from detection.embedded.trainer import Trainer
+    from detection.norms import with_process_norms
 
+    cfg = with_process_norms(cfg, 1)
     torch.manual_seed(cfg.SEED)
     model = build_model(cfg)
     train_batch = next(embedded_batches(cfg))
     test_batch = next(build_evaluation(cfg, read_split(cfg.DATASETS.TEST[0], cfg).records))
-    trainer = Trainer(cfg, model, RunFolder(folder), StopRequest())
+    trainer = Trainer(cfg, model, StopRequest())
     numbers, batches = itertools.count(), itertools.repeat(train_batch)
 
     def step() -> None:

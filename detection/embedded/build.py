@@ -34,6 +34,8 @@ def build_model(cfg: CfgNode) -> Model:
     else:
         proposal_generator = build_rpn(cfg.MODEL, backbone)
         model = Detector(pictures, backbone, proposal_generator, build_roi_heads(cfg, backbone))
+    if cfg.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last)
     return model.to(cfg.MODEL.DEVICE)
 
 

@@ -158,8 +158,6 @@ def _work(
         torch.manual_seed(cfg.SEED + distributed.rank())
         model = build_model(cfg)
         distributed.copy_from_main(model)
-        if cfg.MODEL.CHANNELS_LAST:
-            model.to(memory_format=torch.channels_last)
         iterations, coverage = 0, None
         if eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
