@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
