@@ -4,7 +4,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from detection.embedded.layers import FrozenBatchNorm, freeze, norm_layer
+from detection.embedded.sync_bn import NaiveSyncBatchNorm
+from detection.norms import with_process_norms
 from detection.processes import (
     ONE_PROCESS,
     Processes,
@@ -58,6 +63,39 @@ def test_processes_of_torchrun(monkeypatch):
     assert processes == Processes(4, 2, 1, started=True)
     assert processes.world_size == 8
     check_processes(merge(default_task(), {"MODEL.DEVICE": "cpu"}), processes)  # needs no address
+
+
+@pytest.mark.parametrize(
+    ("device", "number", "names"),
+    [
+        ("cuda", 1, {"SyncBN": "BN", "naiveSyncBN": "BN"}),
+        ("cpu", 1, {"SyncBN": "BN", "naiveSyncBN": "BN"}),
+        ("cuda", 2, {"SyncBN": "SyncBN", "naiveSyncBN": "naiveSyncBN"}),
+        ("cpu", 2, {"SyncBN": "naiveSyncBN", "naiveSyncBN": "naiveSyncBN"}),
+    ],
+)
+def test_which_batch_norm_is_synchronised_how(device, number, names):
+    classes = {
+        "BN": nn.BatchNorm2d,
+        "SyncBN": nn.SyncBatchNorm,
+        "naiveSyncBN": NaiveSyncBatchNorm,
+        "GN": nn.GroupNorm,
+    }
+    for wanted, name in {**names, "GN": "GN"}.items():
+        keys = {"MODEL.DEVICE": device, "MODEL.FPN.NORM": wanted}
+        given = with_process_norms(merge(default_task(), keys), number)
+        assert given.MODEL.FPN.NORM == name
+        assert type(norm_layer(name)(32)) is classes[name]
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm, NaiveSyncBatchNorm])
+def test_every_batch_norm_can_be_frozen(kind):
+    model = nn.Sequential(kind(4))
+    model[0].running_mean += 2
+    freeze(model)
+    assert type(model[0]) is FrozenBatchNorm
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model(torch.full((1, 4, 2, 2), 2.0)), torch.zeros(1, 4, 2, 2))
 
 
 def raising(error: Exception):
