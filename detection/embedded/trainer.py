@@ -206,7 +206,6 @@ class Trainer:
             lr=solver.BASE_LR,
             momentum=solver.MOMENTUM,
             nesterov=solver.NESTEROV,
-            foreach=True,
         )
         self.schedule = warmup_multistep(
             steps=solver.STEPS,

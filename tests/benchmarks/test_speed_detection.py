@@ -120,6 +120,25 @@ def test_command_measures_detection(detectron2, tmp_path, capsys):
         assert "Detectron2's default: needs a GPU" in written
 
 
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_the_gpus_levers_as_far_as_a_cpu_has_them(engine, tmp_path, request):
+    """Detectron2's mixed precision needs a GPU, and a GPU's speed nobody has measured."""
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    keys = {**detection.SMALL, **detection.QUICK, **detection.GPU_KEYS}
+    keys["SOLVER.AMP.ENABLED"] = engine == "embedded"
+    setting = detection.Setting(tmp_path, 1, True)
+    config, _ = detection.TASKS["Faster R-CNN C4, extra BN"]
+    with setting.data():
+        cfg = engines.task_config(engine, config, keys, setting.folder("gpu"))
+        side = {"embedded": engines.embedded, "detectron2": engines.detectron2}[engine](cfg)
+    side.model.train()
+    side.step()
+    weights = dict(side.model.named_parameters())["backbone.res2.0.conv2.weight"]
+    assert weights.is_contiguous(memory_format=torch.channels_last)
+    assert weights.grad is not None and weights.grad.isfinite().all()
+
+
 def test_without_detectron2_the_rows_say_so(monkeypatch, tmp_path):
     monkeypatch.setattr(detection, "installed", lambda: False)
     rows = detection.measure(detection.Setting(tmp_path, 1, True), ["D1", "D2", "D3"])
