@@ -1,6 +1,7 @@
 """COCO's and LVIS's average precision of boxes, masks and keypoints.
 
-COCO: pycocotools, called so that the numbers are those of Detectron2's ``COCOEvaluator``
+COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bit for
+bit, else pycocotools; called so that the numbers are those of Detectron2's ``COCOEvaluator``
 (detectron2/evaluation/coco_evaluation.py) to the last digit. LVIS: hotcoco, because LVIS's own
 package needs a numpy of before 2023; equal to it (and so to Detectron2's ``LVISEvaluator``).
 
@@ -91,32 +92,29 @@ class COCOEvaluator(_InstanceResults):
 
         Without any prediction every metric is NaN, as in Detectron2, and there is none per class.
         """
-        from pycocotools.coco import COCO
-
         write_coco(self.folder, self.split, self.rows)
         metrics: dict[str, float] = {}
         with _quiet():
-            truth = COCO(self.json_file)
+            truth = _coco_package()[0](self.json_file)
             for kind in self.kinds:
                 values = self._evaluate(truth, kind)
                 metrics |= {f"{kind}/{name}": value for name, value in values.items()}
         return metrics
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
-        from pycocotools.cocoeval import COCOeval
-
         areas = ("medium", "large") if kind == "keypoints" else ("small", "medium", "large")
         if not self.rows:
             return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
-        evaluation = COCOeval(truth, truth.loadRes(self.results(kind)), kind)
+        evaluation = _coco_package()[1](truth, truth.loadRes(self.results(kind)), kind)
         params = evaluation.params
         if kind != "keypoints":
-            params.maxDets = [1, 10, self.max_detections]
+            params.maxDets = sorted([1, 10, self.max_detections])  # pycocotools sorts them itself
         elif self.oks_sigmas:
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
-        precision = evaluation.eval["precision"]  # (T, R, K, A, M), -1 where undefined
+        # (T, R, K, A, M), -1 where undefined
+        precision = np.asarray(evaluation.eval["precision"])
 
         def mean(part: Any) -> float:
             defined = part[part > -1]
@@ -127,14 +125,14 @@ class COCOEvaluator(_InstanceResults):
         every = [params.areaRngLbl.index("all")]
         values = {"AP": mean(precision[:, :, :, every, last])}
         for threshold in (0.5, 0.75):
-            at = precision[np.where(threshold == params.iouThrs)[0]]
+            at = precision[np.where(threshold == np.asarray(params.iouThrs))[0]]
             values[f"AP{threshold * 100:.0f}"] = mean(at[:, :, :, every, last])
         for area in areas:
             of_area = [params.areaRngLbl.index(area)]
             values[f"AP{area[0]}"] = mean(precision[:, :, :, of_area, last])
         if len(self.class_names) > 1:
             contiguous = {dataset_id: own for own, dataset_id in self.category_ids.items()}
-            for index, category_id in enumerate(params.catIds):
+            for index, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
                 values[f"AP-{name}"] = mean(precision[:, :, index, 0, -1])
         return values
@@ -165,6 +163,18 @@ class LVISEvaluator(_InstanceResults):
                 value = float(values[name])
                 metrics[f"{kind}/{name}"] = 100 * value if value >= 0 else float("nan")
         return metrics
+
+
+def _coco_package() -> tuple[Any, Any]:
+    """Classes for annotations and for the metric."""
+    try:
+        import hotcoco
+    except ImportError:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        return COCO, COCOeval
+    return hotcoco.COCO, hotcoco.COCOeval
 
 
 @contextlib.contextmanager
