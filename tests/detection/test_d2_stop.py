@@ -13,16 +13,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from convert.convert_to_d2 import convert_file
 from detection.train_net import main
 from moco.errors import Preempted
 from moco.fileio import load_torch
 from moco.run import RunRecord, read_record
+from tests.convert.conftest import _own
 from tests.detection.conftest import ROOT
 from tests.oracles.launch import processes_of
 
 pytestmark = pytest.mark.usefixtures("detectron2")
 
 SCHEDULE = {
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
     "SOLVER.MAX_ITER": 6,
     "SOLVER.STEPS": (5,),
     "SOLVER.CHECKPOINT_PERIOD": 100,  # so that nothing is saved but for a stop and the end
@@ -34,11 +37,20 @@ NOT_OF_THE_TRAINING = ("time", "eta_seconds")
 
 
 @pytest.fixture(scope="module")
-def words(small_config, small_options, r18_file):
+def narrow_r18_file(tmp_path_factory):
+    """A converted ResNet-18 of a quarter of the width."""
+    folder = tmp_path_factory.mktemp("narrow")
+    torch.save(_own(depth=18, base=16), folder / "checkpoint.pth.tar")
+    convert_file(folder / "checkpoint.pth.tar", folder / "narrow_r18.pth")
+    return folder / "narrow_r18.pth"
+
+
+@pytest.fixture(scope="module")
+def words(small_config, small_options, narrow_r18_file):
     """The command line of the small task."""
 
     def build(folder: Path, *opts: object, flags: tuple[str, ...] = (), workers: int = 0):
-        values = SCHEDULE | {"MODEL.WEIGHTS": r18_file, "DATALOADER.NUM_WORKERS": workers}
+        values = SCHEDULE | {"MODEL.WEIGHTS": narrow_r18_file, "DATALOADER.NUM_WORKERS": workers}
         values |= {"OUTPUT_DIR": folder}
         argv = ["--config-file", small_config, "--engine", "detectron2", *flags, *small_options]
         return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]
