@@ -101,13 +101,23 @@ def task_files() -> list[str]:
 @pytest.fixture(scope="session")
 def narrow_r50_file(tmp_path_factory) -> Path:
     """A converted ResNet-50 of a quarter of the width, as this project's pre-training leaves it."""
+    return narrow_file(50, tmp_path_factory.mktemp("narrow"))
+
+
+@pytest.fixture(scope="session")
+def narrow_r18_file(tmp_path_factory) -> Path:
+    """A ResNet-18 like that; MODEL.RESNETS.RES2_OUT_CHANNELS is 16 then, where a file says 64."""
+    return narrow_file(18, tmp_path_factory.mktemp("narrow"))
+
+
+def narrow_file(depth: int, folder: Path) -> Path:
     from convert.convert_to_d2 import convert_file
     from tests.convert.conftest import _own
 
-    folder = tmp_path_factory.mktemp("narrow")
-    torch.save(_own(depth=50, base=16), folder / "checkpoint.pth.tar")
-    convert_file(folder / "checkpoint.pth.tar", folder / "narrow_r50.pth")
-    return folder / "narrow_r50.pth"
+    torch.save(_own(depth=depth, base=16), folder / "checkpoint.pth.tar")
+    path = folder / f"narrow_r{depth}.pth"
+    convert_file(folder / "checkpoint.pth.tar", path)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
 
 import pytest
 
-from tests.oracles.real_voc import with_links
+from detection.train_net import main
+from moco.run import read_record
+from tests.detection.conftest import ROOT
+from tests.oracles.real_voc import few_pictures, with_links
 from tests.oracles.small_tasks import assert_same_run, run
 
 pytestmark = pytest.mark.usefixtures("detectron2")
@@ -92,3 +96,48 @@ def test_a_short_training_gives_the_same_ap(
     assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
     assert records["detectron2"].metrics == records["embedded"].metrics
     assert records["embedded"].metrics["bbox/AP50"] > 0
+
+
+# The task files as they are, but for size and length; each object fills its picture, so that 50
+# iterations are enough to find it again. AP is the mean over 20 classes, of which there are four.
+FOUR_PICTURES = ("000081", "000394", "000196", "000294")
+FULL_WIDTH = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 100,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 16,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 7,
+    "INPUT.MIN_SIZE_TRAIN": (112, 128),
+    "INPUT.MIN_SIZE_TEST": 128,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SOLVER.IMS_PER_BATCH": 4,
+    "SOLVER.BASE_LR": 0.02,
+    "SOLVER.MAX_ITER": 50,
+    "SOLVER.STEPS": (38, 46),
+    "SOLVER.WARMUP_ITERS": 10,
+    "TEST.PRECISE_BN.NUM_ITER": 10,
+    "SEED": 1,
+}
+
+
+@pytest.mark.skipif(
+    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="takes minutes; set MOCO_SLOW_TESTS=1"
+)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SHORT_TRAININGS)
+def test_a_short_training_at_full_width(name, shared_data, r18_file, tmp_path, monkeypatch):
+    """As above, with networks that learn: the same AP, and one that is well above 0."""
+    few_pictures(shared_data / "VOC2007", tmp_path / "data" / "VOC2007", FOUR_PICTURES)
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "data"))
+    task, _ = SHORT_TRAININGS[name]
+    records = {}
+    for engine in ("detectron2", "embedded"):
+        values = FULL_WIDTH | {
+            "MODEL.WEIGHTS": r18_file if name == "r18" else "random",
+            "OUTPUT_DIR": tmp_path / engine,
+        }
+        argv = ["--config-file", str(ROOT / f"configs/{task}.yaml"), "--engine", engine]
+        assert main([*argv, *(str(item) for pair in values.items() for item in pair)]) == 0
+        records[engine] = read_record(tmp_path / engine / "run.json")
+    assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
+    assert records["detectron2"].metrics == records["embedded"].metrics
+    assert records["embedded"].metrics["bbox/AP"] > 2

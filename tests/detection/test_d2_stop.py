@@ -20,6 +20,7 @@ from tests.oracles.stopping import TRAIN_NET, children, nobody_left, start, wait
 pytestmark = pytest.mark.usefixtures("detectron2")
 
 SCHEDULE = {
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
     "SOLVER.MAX_ITER": 6,
     "SOLVER.STEPS": (5,),
     "SOLVER.CHECKPOINT_PERIOD": 100,  # so that nothing is saved but for a stop and the end
@@ -31,11 +32,11 @@ NOT_OF_THE_TRAINING = ("time", "eta_seconds")
 
 
 @pytest.fixture(scope="module")
-def words(small_config, small_options, r18_file):
+def words(small_config, small_options, narrow_r18_file):
     """The command line of the small task."""
 
     def build(folder: Path, *opts: object, flags: tuple[str, ...] = (), workers: int = 0):
-        values = SCHEDULE | {"MODEL.WEIGHTS": r18_file, "DATALOADER.NUM_WORKERS": workers}
+        values = SCHEDULE | {"MODEL.WEIGHTS": narrow_r18_file, "DATALOADER.NUM_WORKERS": workers}
         values |= {"OUTPUT_DIR": folder}
         argv = ["--config-file", small_config, "--engine", "detectron2", *flags, *small_options]
         return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]

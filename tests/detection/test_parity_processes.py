@@ -67,16 +67,21 @@ def test_two_processes_equal_detectron2s(task, words, tmp_path, detectron2):
 # Stops and faults.
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SHORT = {"SOLVER.MAX_ITER": 12, "SOLVER.STEPS": (10,), "SOLVER.CHECKPOINT_PERIOD": 2}
+SHORT = {
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,
+    "SOLVER.MAX_ITER": 12,
+    "SOLVER.STEPS": (10,),
+    "SOLVER.CHECKPOINT_PERIOD": 2,
+}
 
 
 @pytest.fixture
-def small(small_config, small_options, r18_file, tmp_path, monkeypatch):
+def small(small_config, small_options, narrow_r18_file, tmp_path, monkeypatch):
     """Arguments for the small task, which is fast."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def get(name, *flags, **keys):
-        given = SHORT | {"MODEL.WEIGHTS": r18_file, "OUTPUT_DIR": tmp_path / name} | keys
+        given = SHORT | {"MODEL.WEIGHTS": narrow_r18_file, "OUTPUT_DIR": tmp_path / name} | keys
         given |= {"DATALOADER.NUM_WORKERS": 0}
         argv = ["--config-file", small_config, "--engine", "embedded", *flags, *small_options]
         return [*argv, *(str(item) for pair in given.items() for item in pair)]

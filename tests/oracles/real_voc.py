@@ -21,3 +21,14 @@ def with_links(source: Path, folder: Path) -> Path:
             target = picture.parent / picture.read_text().strip()
         (folder / "JPEGImages" / picture.name).symlink_to(target.resolve())
     return folder
+
+
+def few_pictures(source: Path, folder: Path, image_ids: tuple[str, ...]) -> Path:
+    """As `with_links`, but both trainval and test are these pictures."""
+    with_links(source, folder)
+    (folder / "ImageSets").unlink()
+    lists = folder / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    for split in ("trainval", "test"):
+        (lists / f"{split}.txt").write_text("\n".join(image_ids) + "\n")
+    return folder
