@@ -1,5 +1,6 @@
 """Shared by the tests of the detection room: a small data set and a converted ResNet-18."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from moco.run import RunRecord
 from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = pytest.mark.skipif(
+    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="slow; set MOCO_SLOW_TESTS=1 to run it"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from detection.train_net import main
 from moco.errors import DataError
 from moco.fileio import load_torch
 from moco.run import read_record
+from tests.detection.conftest import SLOW
 from tests.oracles.small_tasks import CONFIGS, assert_same_run, options
 from tests.oracles.stopping import TRAIN_NET, children, nobody_left, start, wait_for
 
@@ -47,7 +48,7 @@ def words(narrow_r50_file, data_of, tmp_path, monkeypatch):
     return get
 
 
-@pytest.mark.parametrize("task", [C4, LVIS, LABELS])
+@pytest.mark.parametrize("task", [C4, LVIS, pytest.param(LABELS, marks=SLOW)])
 def test_two_processes_equal_detectron2s(task, words, tmp_path, detectron2):
     """Synchronised BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
     for name in ("detectron2", "embedded"):
