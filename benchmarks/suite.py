@@ -320,7 +320,7 @@ def expand(
                 if not task.wants(name):
                     continue
                 for engine in engines_of(task, engines):
-                    size = 1 if engine == EMBEDDED else gpus or task.gpus
+                    size = gpus or task.gpus
                     runs.append(_run(task, name, init, seed, engine, version, min(size, available)))
     if not runs:
         raise UserError(

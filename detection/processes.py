@@ -12,7 +12,9 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import signal
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -35,6 +37,8 @@ _STOP_MARK = "stop"  # beside the outcome; the signal that the first process has
 # What one process does; it is sent to the others, so it is a function of a module, or a partial of
 # one. Its result is complete on the main process.
 Work = Callable[[StopRequest], EngineResult]
+# Opens the connection between them; a signal ends a process that still waits for the others.
+Connect = Callable[[], AbstractContextManager[None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,21 @@ class Processes:
     machine_rank: int = 0
     dist_url: str = "auto"
     started: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers and an address that cannot be, whatever the task."""
+        if not 0 <= self.machine_rank < self.num_machines or self.num_gpus < 1:
+            raise UserError(
+                f"--num-gpus {self.num_gpus} --num-machines {self.num_machines} "
+                f"--machine-rank {self.machine_rank}: expected at least one of each, and a rank "
+                "below the number of machines"
+            )
+        several = self.num_machines > 1 and not self.started
+        if several and not re.fullmatch(r"tcp://.+:\d+", self.dist_url):
+            raise UserError(
+                f"--dist-url: got {self.dist_url}, --num-machines needs "
+                "tcp://<first machine>:<port>"
+            )
 
     @property
     def world_size(self) -> int:
@@ -73,15 +92,8 @@ def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = Fal
     """Raise UserError for a number of processes that the machine or the task cannot have."""
     available = torch.cuda.device_count()
     if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
-        raise UserError(f"--num-gpus {processes.num_gpus}: this machine has {available}")
-    if not 0 <= processes.machine_rank < processes.num_machines or processes.num_gpus < 1:
-        raise UserError(
-            f"--num-gpus {processes.num_gpus} --num-machines {processes.num_machines} "
-            f"--machine-rank {processes.machine_rank}: expected at least one of each, and a rank "
-            "below the number of machines"
-        )
-    if processes.num_machines > 1 and processes.dist_url == "auto" and not processes.started:
-        raise UserError("--num-machines needs --dist-url tcp://<first machine>:<port>")
+        flag = "--nproc-per-node" if processes.started else "--num-gpus"
+        raise UserError(f"{flag} {processes.num_gpus}: this machine has {available} GPUs")
     if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
         raise UserError(
             f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
@@ -94,13 +106,13 @@ def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = Fal
         )
 
 
-def run_here(work: Work, *, saves: bool) -> EngineResult:
-    """``work`` in this process.
+def run_here(work: Work, connect: Connect = nullcontext, *, saves: bool) -> EngineResult:
+    """``work`` in this process, while connected.
 
     Args:
         saves: a signal is answered by saving; else, as in an evaluation, it ends the process.
     """
-    with _stop_signals(StopRequest(), saves) as stop:
+    with connect(), _stop_signals(StopRequest(), saves) as stop:
         return work(stop)
 
 
@@ -127,6 +139,8 @@ def run_in_others(
         if device == "cpu":
             # Else every process would be given a GPU of its own, as far as there are any.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # It tells how it ends the others when one has failed, before that one's message.
+        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
         with _stop_signals(_ParentStop(outcome), saves) as stop:
             try:
                 _launch(launch, outcome)
@@ -157,14 +171,22 @@ def _launch(launch: Callable[[Path], None], outcome: Path) -> None:
         raise
 
 
-def report(work: Work, outcome: Path, *, rank: int, local_rank: int, saves: bool) -> None:
+def report(
+    work: Work,
+    outcome: Path,
+    connect: Connect = nullcontext,
+    *,
+    rank: int,
+    local_rank: int,
+    saves: bool,
+) -> None:
     """Do one process's share; the main one leaves its result or error in ``outcome``.
 
     Raises:
         Exception: as ``work``, but for a stop that was asked for.
     """
     try:
-        with _stop_signals(_WorkerStop(outcome), saves) as stop:
+        with connect(), _stop_signals(_WorkerStop(outcome), saves) as stop:
             result = work(stop)
     except Preempted as error:
         if local_rank == 0:  # on every machine; it has no message of its own to wait for
@@ -180,7 +202,8 @@ def report(work: Work, outcome: Path, *, rank: int, local_rank: int, saves: bool
         logger.exception("process %d failed", rank)
         if not outcome.is_file():  # the others fail after the first, because of it
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            atomic_write_json(outcome, {"error": text, "exit_code": 1, "rank": rank})
+            content = {"error": text, "exit_code": 1, "rank": rank}
+            atomic_write_json(outcome, {**content, "trace": traceback.format_exc()})
         raise
     if rank == 0:
         fields = dataclasses.asdict(result)
@@ -193,10 +216,15 @@ def read_outcome(path: Path) -> EngineResult:
 
     Raises:
         UserError, DataError, NumericError, Preempted: it is an error.
+        RuntimeError: it is one that nobody expected; its traceback is a note of this one.
     """
     content = json.loads(path.read_text())
     if "preempted" in content:
         raise Preempted(content["preempted"])
+    if "trace" in content:
+        unexpected = RuntimeError(f"{content['error']} (process {content['rank']})")
+        unexpected.add_note(content["trace"])
+        raise unexpected
     if "error" in content:
         kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
             content["exit_code"], UserError

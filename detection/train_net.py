@@ -92,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected a number of pictures")
+    several = processes(args, engine)
+    if distributed.restarted() and not args.eval_only:  # torchrun --max-restarts: one had died
+        args.resume, args.overwrite = True, False
     config_file, opts = args.config_file, args.opts
     if args.eval_only and config_file is None:
         config_file = trained_config(opts, resume=args.resume)
@@ -99,7 +102,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
         if main_process:
             print(f"config: {config_file}, beside the model", flush=True)
-    several = processes(args, engine)
     task = load_task(
         config_file,
         opts,
@@ -109,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         num_processes=several.world_size,
     )
     unset = any(note.startswith("SEED was not set") for note in task.notes)
-    if unset and (several.started or several.num_machines > 1):
+    if unset and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
     description = describe(task)
     if main_process:

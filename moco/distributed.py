@@ -41,7 +41,7 @@ class LostProcess(UserError):
     """Another process of this run died, hangs, or stopped with an error of its own."""
 
 
-class _LostProcessError(RuntimeError):
+class _MainFailedError(RuntimeError):
     """Found without a collective; :func:`session` says who it was."""
 
 
@@ -91,12 +91,18 @@ def launcher_died() -> bool:
 
 
 @contextmanager
-def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
+def session(
+    device: "torch.device",
+    timeout_seconds: float,
+    *,
+    setting: str | None = "DIST_TIMEOUT_SECONDS",
+) -> Iterator[None]:
     """Connect the processes that torchrun started; nothing to do for one.
 
     Args:
         device: where the run's tensors are; a GPU is made the current one.
         timeout_seconds: how long a process waits for the others before the run is given up.
+        setting: the key that it comes from, for the message; None: it cannot be set.
 
     Raises:
         LostProcess: another process died, hangs, or stopped with an error of its own.
@@ -138,8 +144,8 @@ def session(device: "torch.device", timeout_seconds: float) -> Iterator[None]:
         else:
             reason = (
                 f"{silent or 'another process'} of this run died or did not answer in "
-                f"{timeout_seconds:g} s (DIST_TIMEOUT_SECONDS); run the same command with "
-                f"--resume to go on ({_cause(error)})"
+                f"{timeout_seconds:g} s{f' ({setting})' if setting else ''}; run the same command "
+                f"with --resume to go on ({_cause(error)})"
             )
         raise LostProcess(f"process {number} of {world}: {reason}") from error
     finally:
@@ -188,7 +194,7 @@ def main_first() -> Iterator[None]:
     turn = f"turn/{next(_turns)}"
     while not is_main() and not _store.check([turn]):
         if _store.check(["failed/0"]):
-            raise _LostProcessError("process 0 failed")
+            raise _MainFailedError("process 0 failed")
         time.sleep(0.2)
     yield
     if is_main() and _store is not None:
@@ -359,7 +365,7 @@ def _forget_locals(error: BaseException | None) -> None:
 
 def _is_lost_connection(error: BaseException) -> bool:
     """Whether this is how a collective fails when another process is gone or hangs."""
-    if isinstance(error, _LostProcessError | _dist().DistError):
+    if isinstance(error, _MainFailedError | _dist().DistError):
         return True  # NCCL's, and torchrun's store
     if not isinstance(error, RuntimeError):
         return False

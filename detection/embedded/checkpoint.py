@@ -94,14 +94,13 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         raise UserError(
             f"{path}: its optimizer has other parameters ({error}); resume with the same SOLVER"
         ) from error
-    ranks, processes = content["random"], distributed.world_size()
-    if len(ranks) == processes:
-        return Standing(content["iteration"] + 1, ranks[distributed.rank()])
-    logger.warning(
-        "%s: resumed with other pictures and random numbers (%d processes wrote it, now there are "
-        "%d)",
-        path,
-        len(ranks),
-        processes,
-    )
-    return Standing(content["iteration"] + 1, None)
+    ranks, processes, random = content["random"], distributed.world_size(), None
+    if not isinstance(ranks, list):
+        reason = "an earlier version of this project wrote it"
+    elif len(ranks) != processes:
+        reason = f"number of processes that wrote it: {len(ranks)}, now: {processes}"
+    else:
+        reason, random = "", ranks[distributed.rank()]
+    if reason:
+        logger.warning("%s: resumed with other pictures and random numbers (%s)", path, reason)
+    return Standing(content["iteration"] + 1, random)

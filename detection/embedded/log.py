@@ -24,7 +24,10 @@ def log_file(path: Path) -> Iterator[None]:
 
     On the main process; nothing is kept of what the others log.
     """
+    loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
     if not distributed.is_main():
+        for one in loggers:
+            one.addHandler(logging.NullHandler())  # else Python itself prints their warnings
         yield
         return
     to_file = logging.FileHandler(path)
@@ -32,7 +35,6 @@ def log_file(path: Path) -> Iterator[None]:
     to_terminal = logging.StreamHandler()
     to_terminal.setLevel(logging.WARNING)
     to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
     levels = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Batch norm over several processes without a GPU, where torch's SyncBatchNorm does not work."""
+"""Batch norm over several processes as Detectron2 naively does it, on CPUs too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
     """Batch norm with the mean of the processes' statistics: (N, C, H, W) -> same.
 
     Every process counts alike, however many pixels it has. Equal to NaiveSyncBatchNorm in
-    detectron2/layers/batch_norm.py, whose counter of batches does not count either.
+    detectron2/layers/batch_norm.py, whose counter of batches does not count either. Statistics are
+    in single precision, whatever x is in: their difference, the variance, needs the digits.
     """
 
     weight: nn.Parameter
@@ -24,6 +25,7 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if distributed.world_size() == 1 or not self.training:
             return super().forward(x)
+        given, x = x.dtype, x.float()
         moments = torch.cat([x.mean(dim=(0, 2, 3)), (x * x).mean(dim=(0, 2, 3))])
         moments = differentiable_all_reduce(moments) * (1.0 / distributed.world_size())
         mean, mean_square = moments.split(x.shape[1])
@@ -33,4 +35,4 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
         with torch.no_grad():
             self.running_mean += self.momentum * (mean - self.running_mean)
             self.running_var += self.momentum * (var - self.running_var)
-        return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+        return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(given)

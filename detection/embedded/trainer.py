@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from detection.norms import with_process_norms
 from detection.precise_bn import combine_statistics, count_values
 from detection.processes import (
     ONE_PROCESS,
+    Connect,
     Processes,
     Work,
     report,
@@ -91,14 +93,15 @@ def run(
             KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
     work = partial(_work, cfg, weights, resume, eval_only, visualize, processes)
+    connect = partial(_connected, cfg.MODEL.DEVICE)
     saves = not eval_only
     if processes.world_size == 1 or processes.started:
-        return run_here(work, saves=saves)
+        return run_here(work, connect, saves=saves)
 
     def launch(outcome: Path) -> None:
         torch.multiprocessing.start_processes(
             _in_process,
-            (processes, _address(processes), work, outcome, saves),
+            (processes, _address(processes), work, connect, outcome, saves),
             processes.num_gpus,
             start_method="spawn",
         )
@@ -112,6 +115,7 @@ def _in_process(
     processes: Processes,
     address: tuple[str, str],
     work: Work,
+    connect: Connect,
     outcome: Path,
     saves: bool,
 ) -> None:
@@ -127,7 +131,9 @@ def _in_process(
         "MASTER_PORT": address[1],
     }
     os.environ.update({name: str(value) for name, value in variables.items()})
-    report(work, outcome, rank=rank, local_rank=local_rank, saves=saves)
+    # Python's handler would wait with torch for the other processes.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    report(work, outcome, connect, rank=rank, local_rank=local_rank, saves=saves)
 
 
 def _address(processes: Processes) -> tuple[str, str]:
@@ -151,7 +157,7 @@ def _work(
     """One process's share; the metrics are complete on the main process only."""
     start = time.perf_counter()
     folder = Path(cfg.OUTPUT_DIR)
-    with _connected(cfg.MODEL.DEVICE, processes), log_file(folder / "log.txt"):
+    with log_file(folder / "log.txt"):
         logger.info("config:\n%s", cfg.dump())
         cfg = with_process_norms(cfg, processes.world_size)
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
@@ -176,11 +182,9 @@ def _work(
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
 
 
-def _connected(device: str, processes: Processes) -> AbstractContextManager[None]:
-    if processes.world_size == 1:
-        return nullcontext()
+def _connected(device: str) -> AbstractContextManager[None]:
     own = f"cuda:{distributed.local_rank()}" if device == "cuda" else device
-    return distributed.session(torch.device(own), TIMEOUT_SECONDS)
+    return distributed.session(torch.device(own), TIMEOUT_SECONDS, setting=None)
 
 
 class Trainer:

@@ -130,7 +130,7 @@ def test_gpus_of_a_run(folder):
     assert size("detectron2", available=16) == 8
     assert size("detectron2", available=2) == 2  # as many as there are
     assert size("detectron2", available=8, gpus=4) == 4
-    assert size("embedded", available=8, gpus=4) == 1  # one process
+    assert size("embedded", available=8, gpus=4) == 4
     assert size("detectron2", available=0) == 0  # the CPU
     with pytest.raises(UserError, match="--gpus-per-run: got 4, expected 1 to 2"):
         size("detectron2", available=2, gpus=4)

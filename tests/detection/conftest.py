@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moco.run import RunRecord
+from tests.oracles.small_tasks import SMALL_VOC, narrow_file
 from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,23 +75,7 @@ def small_config() -> str:
 @pytest.fixture(scope="session")
 def small_options(voc_folder) -> list[str]:
     """The small task cut down to seconds: 3 iterations of 2 pictures at about 100 px."""
-    values = {
-        "DATASETS.VOC_DIR": voc_folder,
-        "MODEL.DEVICE": "cpu",
-        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
-        "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
-        "MODEL.RPN.POST_NMS_TOPK_TRAIN": 30,
-        "MODEL.RPN.POST_NMS_TOPK_TEST": 15,
-        "INPUT.MIN_SIZE_TRAIN": (80, 96),
-        "INPUT.MIN_SIZE_TEST": 96,
-        "SOLVER.IMS_PER_BATCH": 2,
-        "SOLVER.MAX_ITER": 3,
-        "SOLVER.STEPS": (2,),
-        "SOLVER.WARMUP_ITERS": 2,
-        "SOLVER.CHECKPOINT_PERIOD": 2,
-        "TEST.PRECISE_BN.NUM_ITER": 2,
-        "SEED": 7,
-    }
+    values = {"DATASETS.VOC_DIR": voc_folder, **SMALL_VOC}
     return [str(item) for pair in values.items() for item in pair]
 
 
@@ -112,16 +97,6 @@ def narrow_r50_file(tmp_path_factory) -> Path:
 def narrow_r18_file(tmp_path_factory) -> Path:
     """A ResNet-18 like that; MODEL.RESNETS.RES2_OUT_CHANNELS is 16 then, where a file says 64."""
     return narrow_file(18, tmp_path_factory.mktemp("narrow"))
-
-
-def narrow_file(depth: int, folder: Path) -> Path:
-    from convert.convert_to_d2 import convert_file
-    from tests.convert.conftest import _own
-
-    torch.save(_own(depth=depth, base=16), folder / "checkpoint.pth.tar")
-    path = folder / f"narrow_r{depth}.pth"
-    convert_file(folder / "checkpoint.pth.tar", path)
-    return path
 
 
 @pytest.fixture(scope="session")

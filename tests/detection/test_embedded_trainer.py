@@ -468,6 +468,19 @@ def test_checkpoints_that_do_not_fit_are_refused(voc: Path, tmp_path: Path) -> N
         run(voc, tmp_path, resume=True)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_said(voc: Path, tmp_path: Path) -> None:
+    """It held one process's random state by the names of the devices."""
+    run(voc, tmp_path)
+    content = final(tmp_path)
+    content["random"] = {"cpu": content["random"][0]["torch"], "cuda": []}
+    torch.save(content, tmp_path / "model_final.pth")
+    longer = {"SOLVER.MAX_ITER": KEYS["SOLVER.MAX_ITER"] + 1}
+    run(voc, tmp_path, longer, resume=True)
+    assert final(tmp_path)["iteration"] == content["iteration"] + 1
+    log = (tmp_path / "log.txt").read_text()
+    assert "other pictures and random numbers (an earlier version of this project wrote it)" in log
+
+
 def test_a_picture_that_breaks_on_the_way_is_named(voc: Path, tmp_path: Path) -> None:
     own = write_voc(tmp_path / "own", {"train": 4, "val": 1})
     for path in (own / "JPEGImages").glob("*.jpg"):

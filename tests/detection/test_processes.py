@@ -29,17 +29,25 @@ from tests.oracles.tiny_detector import merge
 @pytest.mark.parametrize(
     ("processes", "message"),
     [
-        ({"num_gpus": 3}, "IMS_PER_BATCH 2 cannot be divided among 3"),
         ({"num_gpus": 0}, "expected at least one of each"),
-        ({"num_machines": 2}, "needs --dist-url"),
+        ({"num_machines": 2}, "--dist-url: got auto, --num-machines needs tcp://"),
+        ({"num_machines": 2, "dist_url": "tcp://first"}, "got tcp://first, .*needs tcp://"),
+        ({"num_machines": 2, "dist_url": "file:///x"}, "got file:///x, .*needs tcp://"),
         ({"num_machines": 2, "machine_rank": 2, "dist_url": "tcp://a:1"}, "below the number"),
     ],
 )
 def test_impossible_numbers_of_processes(processes, message):
+    assert Processes(2, 2, 1, "tcp://first:1").world_size == 4
+    with pytest.raises(UserError, match=message):
+        Processes(**processes)
+
+
+def test_a_batch_that_cannot_be_divided():
     cfg = merge(default_task(), {"MODEL.DEVICE": "cpu", "SOLVER.IMS_PER_BATCH": 2})
     check_processes(cfg, Processes(2))
-    with pytest.raises(UserError, match=message):
-        check_processes(cfg, Processes(**processes))
+    check_processes(cfg, Processes(3), eval_only=True)
+    with pytest.raises(UserError, match="IMS_PER_BATCH 2 cannot be divided among 3"):
+        check_processes(cfg, Processes(3))
 
 
 def test_one_gpu_for_several_processes(monkeypatch):
@@ -48,8 +56,10 @@ def test_one_gpu_for_several_processes(monkeypatch):
     check_processes(cfg, ONE_PROCESS)
     with pytest.raises(UserError, match="cuda:1 is one GPU for 2 processes; set it to cuda"):
         check_processes(cfg, Processes(2))
-    with pytest.raises(UserError, match="--num-gpus 3: this machine has 2"):
+    with pytest.raises(UserError, match="--num-gpus 3: this machine has 2 GPUs"):
         check_processes(cfg, Processes(3))
+    with pytest.raises(UserError, match="--nproc-per-node 3: this machine has 2 GPUs"):
+        check_processes(cfg, Processes(3, started=True))
 
 
 def test_processes_of_torchrun(monkeypatch):
@@ -86,6 +96,21 @@ def test_which_batch_norm_is_synchronised_how(device, number, names):
         given = with_process_norms(merge(default_task(), keys), number)
         assert given.MODEL.FPN.NORM == name
         assert type(norm_layer(name)(32)) is classes[name]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_synchronised_batch_norm_has_its_statistics_in_single_precision(dtype, monkeypatch):
+    """As if the other process had the same pictures; the mean is 20 times the deviation."""
+    monkeypatch.setattr("moco.distributed.world_size", lambda: 2)
+    monkeypatch.setattr("detection.embedded.sync_bn.differentiable_all_reduce", lambda x: 2 * x)
+    torch.manual_seed(0)
+    x = (torch.randn(4, 8, 16, 16) * 0.1 + 2).to(dtype)
+    ours, plain = NaiveSyncBatchNorm(8), nn.BatchNorm2d(8)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        answer = ours(x)
+    assert answer.dtype == dtype
+    assert torch.allclose(answer.float(), plain(x.float()), atol=0.02)
+    assert torch.allclose(ours.running_mean, plain.running_mean)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm, NaiveSyncBatchNorm])
@@ -130,6 +155,14 @@ def test_the_first_error_is_worth_more_than_what_follows_from_it(consequence, tm
             report(raising(error), outcome, rank=rank, local_rank=rank, saves=False)
     with pytest.raises(DataError, match=r"^the reason \(process 1\)"):
         read_outcome(outcome)
+
+
+def test_an_unexpected_error_comes_back_with_its_traceback(tmp_path):
+    with pytest.raises(KeyError):
+        report(raising(KeyError("x")), tmp_path / "o", rank=1, local_rank=1, saves=True)
+    with pytest.raises(RuntimeError, match=r"^KeyError: 'x' \(process 1\)") as caught:
+        read_outcome(tmp_path / "o")
+    assert "in work" in caught.value.__notes__[0]
 
 
 def test_a_stop_comes_back_as_a_stop(tmp_path):

@@ -194,6 +194,16 @@ def test_torchrun_cannot_start_detectron2(argv):
         main(words)
 
 
+def test_started_again_by_torchrun_the_run_goes_on(argv, tmp_path, monkeypatch):
+    assert main(argv()) == 0
+    longer = argv("SOLVER.MAX_ITER", 4)
+    with pytest.raises(UserError, match="is not empty"):
+        main(longer)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert main(longer) == 0
+    assert "continuing at iteration 3" in (tmp_path / "run" / "log.txt").read_text()
+
+
 @pytest.mark.usefixtures("in_torchrun")
 def test_processes_of_torchrun_need_one_seed(argv):
     with pytest.raises(UserError, match="SEED: several machines, or torchrun, need the same one"):

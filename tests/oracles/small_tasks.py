@@ -42,6 +42,36 @@ SHORT = {
 }
 
 
+# voc/faster_rcnn_R_18_C4_small on a folder in VOC's layout: 3 iterations of 2 pictures.
+SMALL_VOC = {
+    "MODEL.DEVICE": "cpu",
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 30,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 15,
+    "INPUT.MIN_SIZE_TRAIN": (80, 96),
+    "INPUT.MIN_SIZE_TEST": 96,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 3,
+    "SOLVER.STEPS": (2,),
+    "SOLVER.WARMUP_ITERS": 2,
+    "SOLVER.CHECKPOINT_PERIOD": 2,
+    "TEST.PRECISE_BN.NUM_ITER": 2,
+    "SEED": 7,
+}
+
+
+def narrow_file(depth: int, folder: Path) -> Path:
+    """A converted ResNet of a quarter of the width, as this project's pre-training leaves it."""
+    from convert.convert_to_d2 import convert_file
+    from tests.convert.conftest import _own
+
+    torch.save(_own(depth=depth, base=16), folder / "checkpoint.pth.tar")
+    path = folder / f"narrow_r{depth}.pth"
+    convert_file(folder / "checkpoint.pth.tar", path)
+    return path
+
+
 def options(task: str) -> dict[str, object]:
     """Keys that make a task ``voc/faster_rcnn_R_50_C4_24k`` small."""
     return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
