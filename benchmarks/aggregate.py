@@ -21,7 +21,6 @@ from moco import classify_config
 from moco.errors import UserError
 
 RANDOM = "random"
-FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
 CONFIDENCE = 0.95
 NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classify_config.NOT_PROTOCOL}
 
@@ -49,12 +48,15 @@ class Gap:
     """Mean minus the baseline's mean.
 
     Attributes:
+        value: of the means themselves, as are ``low``, ``high`` and ``p_value``.
+        printed: of the means as tables print them, to one decimal, which is the paper's rule too.
         low, high: 95% interval of the gap, without assuming equal variances (Welch).
         p_value: of Welch's two-sided test that the means are equal. All three are None if either
             side has a single trial or neither side varies.
     """
 
     value: float
+    printed: float
     low: float | None
     high: float | None
     p_value: float | None
@@ -149,13 +151,14 @@ def summarise(values: Sequence[float]) -> Cell:
 def gap(cell: Cell, base: Cell) -> Gap:
     """``cell`` minus ``base`` with Welch's interval and test."""
     value = cell.mean - base.mean
+    printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
     if cell.std is None or base.std is None or cell.std == base.std == 0:
-        return Gap(value, None, None, None)
+        return Gap(value, printed, None, None, None)
     from scipy import stats  # takes a second to import
 
     test = stats.ttest_ind(cell.values, base.values, equal_var=False)
     interval = test.confidence_interval(CONFIDENCE)
-    return Gap(value, float(interval.low), float(interval.high), float(test.pvalue))
+    return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> tuple[str, ...]:

@@ -98,9 +98,9 @@ def to_csv(comparison: Comparison) -> str:
                     for text in (("0", "") if cell is None else (str(cell.n), f"{cell.mean:.6g}"))
                 ]
                 found = change.gaps[metric]
-                numbers = (
-                    [None] * 4 if found is None else list(vars(found).values())
-                )  # value, low, high, p_value
+                numbers: list[float | None] = [None] * 4
+                if found is not None:
+                    numbers = [found.value, found.low, found.high, found.p_value]
                 lines.append(
                     [
                         *(table.task, table.setting, change.init, metric, *sides),

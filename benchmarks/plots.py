@@ -146,7 +146,7 @@ def ap_figure(table: Table) -> "Figure":
             axis.scatter(
                 x + np.asarray(spread), cell.values, s=20, color=colours[row.init], zorder=3
             )
-            label = f"{cell.mean:.1f}" + (f"\n({gap.value:+.1f})" if gap else "")
+            label = f"{cell.mean:.1f}" + (f"\n({gap.printed:+.1f})" if gap else "")
             axis.text(x, max(cell.values) + 0.03 * top, label, ha="center", va="bottom", fontsize=9)
         axis.set(title=pretty(title), ylim=(0, 1.25 * top), xlim=(-0.6, len(names) - 0.4))
         axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 30)

@@ -368,19 +368,21 @@ def report(plan: Plan) -> None:
 
 
 def verdict(table: "Table") -> str:
-    """One sentence on what the numbers say, and on what they do not."""
+    """What the numbers say, and what they do not: they vary the fine-tuning seed alone."""
     [row] = [row for row in table.rows if row.init == "moco"]
     gap = row.gaps["bbox/AP"]
     if gap is None:
         return "There is no AP to compare."
-    shown = f"{format_gap(gap.value)} AP"
+    shown = f"{format_gap(gap.printed)} AP"
     if gap.low is None or gap.high is None:
-        return f"{shown} against random, but one seed each says little: it may be chance."
+        return f"{shown} against random, but one fine-tuning seed says little: it may be chance."
+    chance = "what chance explains among fine-tuning seeds"
+    one = "It is one pre-training: how much another would differ was not measured."
     if gap.low > 0:
-        return f"Pre-training with MoCo helped: {shown} over random, more than chance explains."
+        return f"Pre-training with MoCo helped: {shown} over random, more than {chance}. {one}"
     if gap.high < 0:
-        return f"Pre-training with MoCo hurt: {shown} against random, more than chance explains."
-    return f"No clear gain: {shown} against random lies within what chance explains."
+        return f"Pre-training with MoCo hurt: {shown} against random, more than {chance}. {one}"
+    return f"No clear gain: {shown} against random is within {chance}. {one}"
 
 
 def next_commands(plan: Plan) -> str:

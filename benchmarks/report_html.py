@@ -21,6 +21,7 @@ from benchmarks.tables import (
     MISSING,
     anchor,
     evidence,
+    evidence_title,
     facts,
     format_gap,
     head,
@@ -31,6 +32,7 @@ from benchmarks.tables import (
     papers,
     rows,
     run_rows,
+    seeds,
     setting,
 )
 from detection.metrics import titles
@@ -99,8 +101,7 @@ def _numbers(table: Table, name: str) -> list[str]:
         ]
     parts.append("</div>")
     if found := evidence(table):
-        base = html.escape(str(table.baseline))
-        parts.append(f"<h3>Gap to {base}, 95% interval, Welch's test</h3>")
+        parts.append(f"<h3>{html.escape(evidence_title(table))}</h3>")
         parts.append(_table(["", *titles(table.metrics)], _escaped(found), kind="evidence"))
     return parts
 
@@ -129,7 +130,11 @@ def _figures(table: Table, name: str, results: Results, drawn: Mapping[str, byte
     bars = drawn.get(f"ap-{name}") or plots.ap_figure(table)
     add(f"{metric} and every seed", bars, "")
     gaps = plots.gap_figure(table)
-    add("Gap to the baseline, 95% interval", gaps, "no baseline, or nothing to compare with it")
+    add(
+        f"Gap to the baseline, 95% interval over {seeds(table)}",
+        gaps,
+        "no baseline, or nothing to compare with it",
+    )
     add("By class", plots.class_figure(table), "the records hold no number of a class")
     curves, reasons = _precision(table)
     figure = plots.precision_figure(curves) if curves else None

@@ -1,9 +1,10 @@
 """Tables → Markdown, CSV, LaTeX and terminal text (HTML: report_html.py).
 
 A cell is ``mean ± std``, then the gap to the baseline in brackets, in bold (and green where there
-is colour) from +0.5 on, as in the paper; ``–`` where there is no number. Fewer trials than the
-paper's five are marked. The paper's rows stand in tables of their own below ours; in LaTeX, where
-the tables are arranged as the paper's, below a rule.
+is color) from +0.5 on, as in the paper; ``–`` where there is no number. Printed gaps are the
+differences of the printed means. Fewer trials than the paper averages are marked. The paper's rows
+are in tables of their own below ours; in LaTeX, where the tables are arranged as the paper's, below
+a rule.
 
 What differs from one making of the same runs to the next, or from machine to machine (folders,
 time, hardware), stands in ``runs_to_markdown`` and ``runs_to_csv`` alone.
@@ -15,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.aggregate import FEW_TRIALS, RANDOM, Cell, Gap, Row, Table, stems
+from benchmarks.aggregate import RANDOM, Cell, Gap, Row, Table, stems
 from benchmarks.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.results import Results, Run, Unusable
 from detection.metrics import titles
@@ -24,7 +25,6 @@ MISSING = "–"
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 STRONG_FROM = 0.5
 FEW_MARK = "†"
-FEW_NOTE = f"{FEW_MARK} fewer than {FEW_TRIALS} trials (the paper averages {FEW_TRIALS})"
 GREEN = "39b54a"  # the paper's "Highlight"
 MINUS = "−"
 
@@ -53,10 +53,10 @@ def format_evidence(gap: Gap | None) -> str:
     if gap is None:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
-        return f"{format_gap(gap.value)} (no interval)"
+        return f"{format_gap(gap.printed)} (no interval)"
     p = "p < 0.001" if gap.p_value < 0.001 else f"p = {gap.p_value:.3f}"
     low, high = (f"{end:.1f}".replace("-", MINUS) for end in (gap.low, gap.high))
-    return f"{format_gap(gap.value)} [{low}, {high}], {p}"
+    return f"{format_gap(gap.printed)} [{low}, {high}], {p}"
 
 
 def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") -> str:
@@ -73,7 +73,7 @@ def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") 
         if runs_name:
             lines += [f"[The runs behind it]({runs_name}#{anchor(stem)})", ""]
         if found := evidence(table):
-            lines += [f"Gap to {table.baseline}, 95% interval, Welch's test:", ""]
+            lines += [f"{evidence_title(table)}:", ""]
             lines += [*_pipe_table(["", *titles(table.metrics)], found), ""]
         for paper in papers(table):
             lines += [f"The paper, {paper.cite}; not measured here: {paper.title}.", ""]
@@ -303,7 +303,14 @@ def papers(table: Table) -> list[PaperTable]:
 
 def notes(table: Table) -> list[str]:
     """What a reader of the table has to know: few trials, missing numbers, other lengths."""
-    found = [FEW_NOTE] if any(row.n < FEW_TRIALS for row in table.rows) else []
+    found, trials = [], paper_trials(table)
+    if any(row.n < trials for row in table.rows):
+        found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
+    if any(row.n > 1 for row in table.rows):
+        found.append(
+            f"standard deviations, intervals and p-values are over {seeds(table)} only: a row has "
+            "one pre-training, and how much another would differ was not measured"
+        )
     for row in table.rows:
         found += _missing(row, table.metrics)
     if differing := _versions(table.runs):
@@ -322,6 +329,17 @@ def notes(table: Table) -> list[str]:
     return found
 
 
+def paper_trials(table: Table) -> int:
+    """How many trials the paper averages for this task; 0 where it does not say."""
+    return max((paper.trials or 0 for paper in papers(table)), default=0)
+
+
+def seeds(table: Table) -> str:
+    """Which seeds the trials of a row differ in."""
+    kind = table.runs[0].record.kind
+    return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
+
+
 def head(table: Table) -> list[str]:
     """The heads of :func:`rows`."""
     return ["pre-train", "n", *titles(table.metrics)]
@@ -333,7 +351,7 @@ def rows(
     """Our rows: name, n, and a cell per metric with the gap as ``gap_text`` writes it."""
     found = []
     for row in table.rows:
-        mark = FEW_MARK if row.n < FEW_TRIALS else ""
+        mark = FEW_MARK if row.n < paper_trials(table) else ""
         cells = [_cell(row, metric, gap_text, escape) for metric in table.metrics]
         found.append([escape(row.init), escape(f"{row.n}{mark}"), *cells])
     return found
@@ -360,6 +378,11 @@ def evidence(table: Table) -> list[list[str]]:
         for row in table.rows
         if any(gap is not None for gap in row.gaps.values())
     ]
+
+
+def evidence_title(table: Table) -> str:
+    """The title of :func:`evidence`."""
+    return f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
 
 
 def facts(row: Row) -> list[tuple[str, str]]:
@@ -446,7 +469,7 @@ def _cell(
     row: Row, metric: str, gap_text: Callable[[float], str], escape: Callable[[str], str]
 ) -> str:
     text, gap = escape(format_cell(row.cells[metric], row.n)), row.gaps[metric]
-    return text if gap is None else f"{text} {gap_text(gap.value)}"
+    return text if gap is None else f"{text} {gap_text(gap.printed)}"
 
 
 def _printed(
@@ -517,7 +540,7 @@ def _tex_tabular(panel: Panel) -> list[str]:
         if len(panel.ours) > 1:
             lines.append(_tex_across(width, f"{table.task}, {table.engine} engine"))
         for row in table.rows:
-            mark = FEW_MARK if row.n < FEW_TRIALS else ""
+            mark = FEW_MARK if row.n < paper_trials(table) else ""
             cells = [
                 _cell(row, metric, _tex_gap, escape_latex)
                 if method == OWN and metric in row.cells
