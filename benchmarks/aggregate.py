@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.escape import file_names
 from benchmarks.paper import tables_for
 from benchmarks.results import Run
 from detection import keys as detection_keys
@@ -100,12 +101,12 @@ class Table:
 def stems(tables: Sequence[Table]) -> list[str]:
     """A name for each table, for files and anchors: the task, then what tells it from others."""
     several = len({t.engine for t in tables}) > 1
-    result = []
+    keys = []
     for table in tables:
         data = {other.tested_on for other in tables if other.task == table.task}
-        parts = [table.task, *(table.tested_on if len(data) > 1 else ())]
-        result.append("-".join([*parts, *([table.engine] if several else [])]))
-    return result
+        parts = (table.task, *(table.tested_on if len(data) > 1 else ()))
+        keys.append((*parts, *([table.engine] if several else [])))
+    return file_names(keys)
 
 
 def aggregate(

@@ -26,7 +26,7 @@ from benchmarks.jobs import Job, run_jobs, time_left
 from benchmarks.prepare import limit_voc, training_pictures, voc_splits
 from benchmarks.tables import format_gap
 from moco.cfgnode import read_yaml
-from moco.errors import UserError, run_cli
+from moco.errors import UserError, printable, run_cli
 from moco.fileio import atomic_write_json
 from moco.progress import format_seconds
 from moco.run import METRICS_NAME, RECORD_NAME, read_record
@@ -359,7 +359,7 @@ def report(plan: Plan) -> None:
     for run in results.pretraining:
         metrics = run.record.metrics.items()
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
-        print(f"The pre-training itself: {numbers}")
+        print(printable(f"The pre-training itself: {numbers}"))
     files = write_files(plan.out, tables, results)
     print("\nFiles:")
     for path in (*files, plan.weights, plan.pretrain, plan.out / "runs", plan.out / "logs"):
