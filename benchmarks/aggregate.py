@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.escape import file_names
 from benchmarks.paper import tables_for
 from benchmarks.results import Run
 from detection import keys as detection_keys
@@ -21,7 +22,6 @@ from moco import classify_config
 from moco.errors import UserError
 
 RANDOM = "random"
-FEW_TRIALS = 5  # the paper averages 5 trials; fewer are marked
 CONFIDENCE = 0.95
 NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classify_config.NOT_PROTOCOL}
 
@@ -49,12 +49,15 @@ class Gap:
     """Mean minus the baseline's mean.
 
     Attributes:
+        value: of the means themselves, as are ``low``, ``high`` and ``p_value``.
+        printed: of the means as tables print them, to one decimal, which is the paper's rule too.
         low, high: 95% interval of the gap, without assuming equal variances (Welch).
         p_value: of Welch's two-sided test that the means are equal. All three are None if either
             side has a single trial or neither side varies.
     """
 
     value: float
+    printed: float
     low: float | None
     high: float | None
     p_value: float | None
@@ -98,12 +101,12 @@ class Table:
 def stems(tables: Sequence[Table]) -> list[str]:
     """A name for each table, for files and anchors: the task, then what tells it from others."""
     several = len({t.engine for t in tables}) > 1
-    result = []
+    keys = []
     for table in tables:
         data = {other.tested_on for other in tables if other.task == table.task}
-        parts = [table.task, *(table.tested_on if len(data) > 1 else ())]
-        result.append("-".join([*parts, *([table.engine] if several else [])]))
-    return result
+        parts = (table.task, *(table.tested_on if len(data) > 1 else ()))
+        keys.append((*parts, *([table.engine] if several else [])))
+    return file_names(keys)
 
 
 def aggregate(
@@ -149,13 +152,14 @@ def summarise(values: Sequence[float]) -> Cell:
 def gap(cell: Cell, base: Cell) -> Gap:
     """``cell`` minus ``base`` with Welch's interval and test."""
     value = cell.mean - base.mean
+    printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
     if cell.std is None or base.std is None or cell.std == base.std == 0:
-        return Gap(value, None, None, None)
+        return Gap(value, printed, None, None, None)
     from scipy import stats  # takes a second to import
 
     test = stats.ttest_ind(cell.values, base.values, equal_var=False)
     interval = test.confidence_interval(CONFIDENCE)
-    return Gap(value, float(interval.low), float(interval.high), float(test.pvalue))
+    return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
 
 
 def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> tuple[str, ...]:

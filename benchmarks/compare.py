@@ -5,12 +5,11 @@ means has Welch's 95% interval. Where the two were not made by one protocol or o
 that is said beside the difference: then it compares more than two makings of the same.
 """
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.aggregate import Cell, Gap, Row, Table, gap, listed_differences
+from benchmarks.escape import csv_text, markdown, terminal
 from benchmarks.tables import MINUS, MISSING, format_cell, format_evidence, setting
 from detection.metrics import titles
 
@@ -71,18 +70,16 @@ def to_text(comparison: Comparison, names: tuple[str, str]) -> str:
     def shown(heads: list[str], lines: list[list[str]]) -> str:
         return tabulate(lines, headers=heads, disable_numparse=True)
 
-    return _document(comparison, names, "", shown)
+    return _document(comparison, names, "", shown, terminal)
 
 
 def to_markdown(comparison: Comparison, names: tuple[str, str]) -> str:
     """The same as a document."""
 
     def shown(heads: list[str], lines: list[list[str]]) -> str:
-        rows = [heads, ["---"] * len(heads), *lines]
-        plain = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-        return "\n".join(f"| {' | '.join(row)} |" for row in plain)
+        return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *lines))
 
-    return f"# Difference of results\n\n{_document(comparison, names, '## ', shown)}\n"
+    return f"# Difference of results\n\n{_document(comparison, names, '## ', shown, markdown)}\n"
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -98,9 +95,9 @@ def to_csv(comparison: Comparison) -> str:
                     for text in (("0", "") if cell is None else (str(cell.n), f"{cell.mean:.6g}"))
                 ]
                 found = change.gaps[metric]
-                numbers = (
-                    [None] * 4 if found is None else list(vars(found).values())
-                )  # value, low, high, p_value
+                numbers: list[float | None] = [None] * 4
+                if found is not None:
+                    numbers = [found.value, found.low, found.high, found.p_value]
                 lines.append(
                     [
                         *(table.task, table.setting, change.init, metric, *sides),
@@ -108,9 +105,7 @@ def to_csv(comparison: Comparison) -> str:
                         "; ".join(change.doubts),
                     ]
                 )
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
-    return buffer.getvalue()
+    return csv_text(lines)
 
 
 def _key(table: Table) -> Key:
@@ -170,17 +165,19 @@ def _document(
     names: tuple[str, str],
     mark: str,
     shown: Callable[[list[str], list[list[str]]], str],
+    escaped: Callable[[str], str],
 ) -> str:
-    blocks = [f"A: {names[0]}\nB: {names[1]}".replace("\n", "\n\n" if mark else "\n")]
+    between = "\n\n" if mark else "\n"
+    blocks = [f"A: {escaped(names[0])}{between}B: {escaped(names[1])}"]
     for table in comparison.both:
-        blocks.append(f"{mark}{table.task}: {table.setting}")
+        blocks.append(mark + escaped(f"{table.task}: {table.setting}"))
         lines = []
         for change in table.changes:
             for metric, title in zip(table.metrics, titles(table.metrics), strict=True):
                 cells = zip(change.pairs[metric], change.sizes, strict=True)
                 texts = [_told(cell, n) for cell, n in cells]
                 said = "same numbers" if change.same else format_evidence(change.gaps[metric])
-                lines.append([change.init, title, *texts, said])
+                lines.append([escaped(change.init), title, *texts, said])
         if lines:
             blocks.append(shown(["pre-train", "", "A", "B", f"B {MINUS} A"], lines))
         doubts = [
@@ -190,9 +187,9 @@ def _document(
         ]
         doubts += [f"only in A: {init}" for init in table.vanished]
         doubts += [f"only in B: {init}" for init in table.appeared]
-        blocks += ["\n".join(f"- {text}" for text in doubts)] if doubts else []
+        blocks += ["\n".join(f"- {escaped(text)}" for text in doubts)] if doubts else []
     for name, tasks in (("A", comparison.vanished), ("B", comparison.appeared)):
-        blocks += [f"only in {name}: {task}" for task in tasks]
+        blocks += [f"only in {name}: {escaped(task)}" for task in tasks]
     return "\n\n".join(blocks)
 
 

@@ -251,7 +251,7 @@ def last_iteration(path: Path) -> float:
     for line in reversed(lines):
         try:
             return float(json.loads(line)["iteration"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
     return 0.0
 

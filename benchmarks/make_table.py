@@ -6,7 +6,9 @@
 RUNS are folders of ``detection/train_net.py``, ``moco.linear``, ``moco.finetune`` (OUTPUT_DIR) or
 ``moco.knn`` (--output), or folders that hold several of them.
 Without ``--out`` the table is only printed. Folders may come from other machines: a record holds
-all that a table needs, and what its paths lead to need not be here.
+all that a table needs, and what its paths lead to need not be here. They may come from untrusted
+people, too: in every output a record's texts are texts and no markup, formula or path
+(benchmarks/escape.py).
 
 ``--diff`` compares two such folders, say of two machines or of two versions: what changed per task,
 initialisation and metric, what appeared or vanished, and where the protocols differ.

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import escape
 from benchmarks.plots import COLOURS, Curve, new_figure, read_curve, save_figure
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import PathLike
@@ -60,7 +61,7 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
                 marker=marker,
                 markersize=3,
                 linewidth=1.5,
-                label=label,
+                label=escape.figure(label),
             )
         axis.set(title=PANELS[name], xlabel="epoch")
         axis.margins(x=0.01)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks import escape
 from benchmarks.aggregate import RANDOM, Table
 from benchmarks.results import Results, Run
 from detection.metrics import titles
@@ -32,7 +33,10 @@ GREY = "#8a8a8a"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DPI = 150
+MAX_VALUE = 1e100  # of a curve; beyond it an axis overflows
 MAX_CLASSES = 40  # of more (COCO, LVIS) those are shown on which the initialisations differ most
+# What reading a line that somebody else wrote may raise.
+_NOT_METRICS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 # A task's name ends in its schedule: _24k, _2x, _s1x, or that with _frozen_bn.
 _SCHEDULE = re.compile(r"_(\d+k|s?\d+x)(?=_|$)")
 
@@ -54,16 +58,24 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
     Of an iteration logged twice (a resumed run) the last one counts.
 
     Raises:
-        UserError: a line that is not JSON, or without iteration or ``x``.
+        UserError: unreadable, a line that is not JSON, or without iteration or ``x``.
     """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
     points: dict[int, tuple[float, float]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)
             y = next((values[name] for name in names if values.get(name) is not None), None)
-            if y is not None:
-                points[int(values["iteration"])] = float(values[x]), float(y)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if y is None:
+                continue
+            at, value = float(values[x]), float(y)
+            if not abs(at) < MAX_VALUE:
+                raise ValueError(f"{x}: got {at}, expected a finite number")
+            points[int(values["iteration"])] = at, value if abs(value) < MAX_VALUE else np.nan
+        except _NOT_METRICS as error:
             raise UserError(f"{path}: line {number} is not a line of metrics ({error})") from error
     xy = np.array([points[i] for i in sorted(points)], float).reshape(-1, 2)
     return xy[:, 0], xy[:, 1]
@@ -146,10 +158,12 @@ def ap_figure(table: Table) -> "Figure":
             axis.scatter(
                 x + np.asarray(spread), cell.values, s=20, color=colours[row.init], zorder=3
             )
-            label = f"{cell.mean:.1f}" + (f"\n({gap.value:+.1f})" if gap else "")
+            label = f"{cell.mean:.1f}" + (f"\n({gap.printed:+.1f})" if gap else "")
             axis.text(x, max(cell.values) + 0.03 * top, label, ha="center", va="bottom", fontsize=9)
         axis.set(title=pretty(title), ylim=(0, 1.25 * top), xlim=(-0.6, len(names) - 0.4))
-        axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 4 else 30)
+        axis.set_xticks(
+            range(len(names)), [*map(escape.figure, names)], rotation=0 if len(names) < 4 else 30
+        )
         axis.tick_params(axis="x", length=0)
     axes[0].set_ylabel(f"{'AP' if heads[0].startswith('AP') else heads[0]} (0 to 100)")
     return figure
@@ -180,10 +194,10 @@ def gap_figure(table: Table) -> "Figure | None":
                 sides = [[gap.value - gap.low], [gap.high - gap.value]]
                 axis.errorbar(gap.value, y, xerr=sides, color=edge, capsize=3, linewidth=1.6)
         axis.axvline(0, color="#444444", linewidth=1)
-        axis.set_yticks(range(len(rows)), [row.init for row in rows])
+        axis.set_yticks(range(len(rows)), [escape.figure(row.init) for row in rows])
         axis.set(
             title=pretty(title),
-            xlabel=f"points above {table.baseline}",
+            xlabel=f"points above {escape.figure(str(table.baseline))}",
             ylim=(len(rows) - 0.4, -0.6),
         )
         axis.grid(axis="y", visible=False)
@@ -231,8 +245,8 @@ def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
         if points:
             x, mean = [x for x, _ in points], [cell.mean for _, cell in points]
             spread = [cell.std or 0.0 for _, cell in points]
-            colour = colours[name]
-            axis.errorbar(x, mean, yerr=spread, marker="o", color=colour, capsize=3, label=name)
+            color, label = colours[name], escape.figure(name)
+            axis.errorbar(x, mean, yerr=spread, marker="o", color=color, capsize=3, label=label)
     axis.set_xticks([table.iterations for table in ordered])
     axis.set(xlabel="iterations of fine-tuning", ylabel=pretty(titles(ordered[0].metrics)[0]))
     axis.legend(frameon=False)
@@ -265,8 +279,9 @@ def class_figure(table: Table) -> "Figure | None":
         ]
         if points:
             x, positions = zip(*points, strict=True)
-            axis.scatter(x, positions, s=26, color=colours[row.init], label=row.init, zorder=2)
-    axis.set_yticks(range(len(shown)), shown)
+            label = escape.figure(row.init)
+            axis.scatter(x, positions, s=26, color=colours[row.init], label=label, zorder=2)
+    axis.set_yticks(range(len(shown)), [*map(escape.figure, shown)])
     left_out = f" ({len(shown)} of {len(means)}, by difference)" if len(shown) < len(means) else ""
     what = "IoU" if kind == "sem_seg" else "AP"
     axis.set(xlabel=f"{what} by class{left_out}", ylim=(-0.7, len(shown) - 0.3))
@@ -282,7 +297,8 @@ def precision_figure(curves: Mapping[str, Curve]) -> "Figure":
     figure, [axis] = new_figure(1, width=4.4, height=3.6)
     colours = _colours(list(curves))
     for name, (recall, precision) in curves.items():
-        axis.plot(recall, precision, color=colours[name], linewidth=1.8, label=name)
+        label = escape.figure(name)
+        axis.plot(recall, precision, color=colours[name], linewidth=1.8, label=label)
     axis.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axis.legend(frameon=False)
     return figure
@@ -306,7 +322,7 @@ def _draw_curves(axis: "Axes", curves: Mapping[str, Sequence[Curve]]) -> None:
         if not runs:
             continue
         x, mean, low, high = band(runs)
-        label = name if len(runs) == 1 else f"{name} ({len(runs)} seeds)"
+        label = escape.figure(name) + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")
         marker = "o" if len(x) == 1 else None
         axis.plot(x, mean, color=colours[name], linewidth=1.8, label=label, marker=marker)
         axis.fill_between(x, low, high, color=colours[name], alpha=0.18, linewidth=0)

@@ -26,7 +26,7 @@ from benchmarks.jobs import Job, run_jobs, time_left
 from benchmarks.prepare import limit_voc, training_pictures, voc_splits
 from benchmarks.tables import format_gap
 from moco.cfgnode import read_yaml
-from moco.errors import UserError, run_cli
+from moco.errors import UserError, printable, run_cli
 from moco.fileio import atomic_write_json
 from moco.progress import format_seconds
 from moco.run import METRICS_NAME, RECORD_NAME, read_record
@@ -359,7 +359,7 @@ def report(plan: Plan) -> None:
     for run in results.pretraining:
         metrics = run.record.metrics.items()
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
-        print(f"The pre-training itself: {numbers}")
+        print(printable(f"The pre-training itself: {numbers}"))
     files = write_files(plan.out, tables, results)
     print("\nFiles:")
     for path in (*files, plan.weights, plan.pretrain, plan.out / "runs", plan.out / "logs"):
@@ -368,19 +368,21 @@ def report(plan: Plan) -> None:
 
 
 def verdict(table: "Table") -> str:
-    """One sentence on what the numbers say, and on what they do not."""
+    """What the numbers say, and what they do not: they vary the fine-tuning seed alone."""
     [row] = [row for row in table.rows if row.init == "moco"]
     gap = row.gaps["bbox/AP"]
     if gap is None:
         return "There is no AP to compare."
-    shown = f"{format_gap(gap.value)} AP"
+    shown = f"{format_gap(gap.printed)} AP"
     if gap.low is None or gap.high is None:
-        return f"{shown} against random, but one seed each says little: it may be chance."
+        return f"{shown} against random, but one fine-tuning seed says little: it may be chance."
+    chance = "what chance explains among fine-tuning seeds"
+    one = "It is one pre-training: how much another would differ was not measured."
     if gap.low > 0:
-        return f"Pre-training with MoCo helped: {shown} over random, more than chance explains."
+        return f"Pre-training with MoCo helped: {shown} over random, more than {chance}. {one}"
     if gap.high < 0:
-        return f"Pre-training with MoCo hurt: {shown} against random, more than chance explains."
-    return f"No clear gain: {shown} against random lies within what chance explains."
+        return f"Pre-training with MoCo hurt: {shown} against random, more than {chance}. {one}"
+    return f"No clear gain: {shown} against random is within {chance}. {one}"
 
 
 def next_commands(plan: Plan) -> str:

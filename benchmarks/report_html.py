@@ -5,14 +5,13 @@ could not be drawn and why. Every number leads to the runs behind it, further do
 """
 
 import base64
-import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import plots
+from benchmarks import escape, plots
 from benchmarks.aggregate import Row, Table, stems
 from benchmarks.paper import load_paper
 from benchmarks.results import Results, Run, precision_recall, sample_pictures
@@ -21,6 +20,7 @@ from benchmarks.tables import (
     MISSING,
     anchor,
     evidence,
+    evidence_title,
     facts,
     format_gap,
     head,
@@ -31,9 +31,11 @@ from benchmarks.tables import (
     papers,
     rows,
     run_rows,
+    seeds,
     setting,
 )
 from detection.metrics import titles
+from moco.decode import decode
 from moco.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,39 +71,38 @@ def to_html(
     if unusable := _unusable(results):
         parts.append(unusable)
     for table, name, text in zip(tables, names, heads, strict=True):
-        parts += [f'<section id="{_id(name)}">', f"<h2>{html.escape(text)}</h2>"]
+        parts += [f'<section id="{_id(name)}">', f"<h2>{escape.html(text)}</h2>"]
         parts += [*_numbers(table, name), *_figures(table, name, results, drawn or {})]
         parts.append("</section>")
     parts += _schedules(tables)
     parts.append('<h2 id="runs">Every run</h2>')
     for table, name, text in zip(tables, names, heads, strict=True):
-        parts += [f'<h3 id="{anchor(name)}">{html.escape(text)}</h3>', *_runs(table, name)]
+        parts += [f'<h3 id="{anchor(name)}">{escape.html(text)}</h3>', *_runs(table, name)]
     if any(papers(table) for table in tables):
-        parts.append(f'<p class="note">The paper: {html.escape(load_paper()[0])}.</p>')
+        parts.append(f'<p class="note">The paper: {escape.html(load_paper()[0])}.</p>')
     return "\n".join([*parts, "</main>\n</body>\n</html>\n"])
 
 
 def _numbers(table: Table, name: str) -> list[str]:
     """Setting, our rows with their links, notes, evidence, the paper's rows."""
-    parts = [f"<p>{html.escape(setting(table))}.</p>"]
+    parts = [f"<p>{escape.html(setting(table))}.</p>"]
     body = []
-    for row, cells in zip(table.rows, rows(table, _gap, html.escape), strict=True):
+    for row, cells in zip(table.rows, rows(table, _gap, escape.html), strict=True):
         goal = f"#{_row_id(name, row)}"
         body.append([cells[0], *(f'<a href="{goal}">{cell}</a>' for cell in cells[1:])])
     parts += ['<div class="figures">', "<div><h3>Measured here</h3>", _table(head(table), body)]
-    parts += [f'<p class="note">{html.escape(note)}</p>' for note in notes(table)] + ["</div>"]
+    parts += [f'<p class="note">{escape.html(note)}</p>' for note in notes(table)] + ["</div>"]
     for paper in papers(table):
-        theirs = paper_rows(paper, table, _gap, html.escape)
+        theirs = paper_rows(paper, table, _gap, escape.html)
         parts += [
-            f"<div><h3>The paper, {html.escape(paper.cite)}</h3>",
+            f"<div><h3>The paper, {escape.html(paper.cite)}</h3>",
             _table(["pre-train", *titles(table.metrics)], theirs, kind="paper"),
-            f'<p class="note">Not measured here: {html.escape(paper.title)}.</p></div>',
+            f'<p class="note">Not measured here: {escape.html(paper.title)}.</p></div>',
         ]
     parts.append("</div>")
-    if found := evidence(table):
-        base = html.escape(str(table.baseline))
-        parts.append(f"<h3>Gap to {base}, 95% interval, Welch's test</h3>")
-        parts.append(_table(["", *titles(table.metrics)], _escaped(found), kind="evidence"))
+    if found := evidence(table, escape.html):
+        parts.append(f"<h3>{escape.html(evidence_title(table))}</h3>")
+        parts.append(_table(["", *titles(table.metrics)], found, kind="evidence"))
     return parts
 
 
@@ -129,7 +130,11 @@ def _figures(table: Table, name: str, results: Results, drawn: Mapping[str, byte
     bars = drawn.get(f"ap-{name}") or plots.ap_figure(table)
     add(f"{metric} and every seed", bars, "")
     gaps = plots.gap_figure(table)
-    add("Gap to the baseline, 95% interval", gaps, "no baseline, or nothing to compare with it")
+    add(
+        f"Gap to the baseline, 95% interval over {seeds(table)}",
+        gaps,
+        "no baseline, or nothing to compare with it",
+    )
     add("By class", plots.class_figure(table), "the records hold no number of a class")
     curves, reasons = _precision(table)
     figure = plots.precision_figure(curves) if curves else None
@@ -142,7 +147,7 @@ def _figures(table: Table, name: str, results: Results, drawn: Mapping[str, byte
         missing.append("Sample predictions: no run has any (train_net --eval-only --visualize N)")
     result = ['<div class="figures">', *parts, "</div>"]
     if missing:
-        items = "".join(f"<li>{html.escape(text)}</li>" for text in missing)
+        items = "".join(f"<li>{escape.html(text)}</li>" for text in missing)
         result.append(f'<div class="note">Not drawn:<ul>{items}</ul></div>')
     return result
 
@@ -191,7 +196,7 @@ def _samples(table: Table) -> str:
             for name in names
         ]
         if pictures:
-            lines.append(f"<tr><th>{html.escape(init)}</th>{''.join(cells)}</tr>")
+            lines.append(f"<tr><th>{escape.html(init)}</th>{''.join(cells)}</tr>")
     if not lines:
         return ""
     title = "Sample predictions, first seed that has them"
@@ -206,14 +211,7 @@ def _first(runs: Sequence[Run], found: Callable[[Run], dict[str, Path]]) -> dict
 
 
 def _small(path: Path) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    try:
-        with Image.open(path) as picture:
-            small = picture.convert("RGB")
-    except OSError as error:
-        raise UserError(f"{path}: not a picture ({error})") from error
+    small, buffer = decode(path), io.BytesIO()
     small.thumbnail((SAMPLE_PX, SAMPLE_PX))
     small.save(buffer, format="JPEG", quality=80)
     return buffer.getvalue()
@@ -224,22 +222,22 @@ def _runs(table: Table, name: str) -> list[str]:
     parts = []
     for row in table.rows:
         items = "".join(
-            f"<dt>{html.escape(key)}</dt><dd>{html.escape(text)}</dd>" for key, text in facts(row)
+            f"<dt>{escape.html(key)}</dt><dd>{escape.html(text)}</dd>" for key, text in facts(row)
         )
         names, lines = run_rows(row, table.metrics)
         parts += [
-            f'<div class="row" id="{_row_id(name, row)}"><h4>{html.escape(row.init)}</h4>',
+            f'<div class="row" id="{_row_id(name, row)}"><h4>{escape.html(row.init)}</h4>',
             f"<dl>{items}</dl>",
             _table(names, _escaped(lines), kind="runs"),
             "</div>",
         ]
     first = table.runs[0].record
-    text = "\n".join(f"{key}: {value}" for key, value in sorted(first.config.items()))
+    text = "\n".join(escape.html(f"{key}: {first.config[key]}") for key in sorted(first.config))
     summary = f"Resolved configuration of {table.rows[0].init}, seed {first.seed}"
     return [
         *parts,
-        f"<details><summary>{html.escape(summary)} ({len(first.config)} keys)</summary>"
-        f"<pre>{html.escape(text)}</pre></details>",
+        f"<details><summary>{escape.html(summary)} ({len(first.config)} keys)</summary>"
+        f"<pre>{text}</pre></details>",
     ]
 
 
@@ -247,7 +245,7 @@ def _unusable(results: Results) -> str:
     if not results.unusable:
         return ""
     items = "".join(
-        f"<li><code>{html.escape(str(item.folder))}</code>: {html.escape(item.reason)}</li>"
+        f"<li><code>{escape.html(str(item.folder))}</code>: {escape.html(item.reason)}</li>"
         for item in results.unusable
     )
     return f"<h3>Runs without numbers</h3>\n<ul>{items}</ul>"
@@ -262,17 +260,17 @@ def _row_id(stem: str, row: Row) -> str:
 
 
 def _link(goal: str, text: str) -> str:
-    return f'<a href="{goal}">{html.escape(text)}</a>'
+    return f'<a href="{goal}">{escape.html(text)}</a>'
 
 
 def _figure(title: str, png: bytes) -> str:
-    caption = f"<figcaption>{html.escape(title)}</figcaption>"
+    caption = f"<figcaption>{escape.html(title)}</figcaption>"
     return f"<figure>{caption}{_picture(title, png, 'png')}</figure>"
 
 
 def _picture(name: str, content: bytes, kind: str) -> str:
     data = base64.b64encode(content).decode()
-    return f'<img alt="{html.escape(name)}" src="data:image/{kind};base64,{data}">'
+    return f'<img alt="{escape.html(name)}" src="data:image/{kind};base64,{data}">'
 
 
 def _gap(value: float) -> str:
@@ -293,14 +291,14 @@ def _head(name: str) -> str:
     """``AP50^bb`` as the paper sets it."""
     parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", name)
     if parts is None:
-        return html.escape(name)
+        return escape.html(name)
     threshold, mark = parts.groups()
     upper = f"<sup>{mark}</sup>" if mark else ""
     return f"AP{upper}<sub>{threshold}</sub>" if threshold else f"AP{upper}"
 
 
 def _escaped(lines: list[list[str]]) -> list[list[str]]:
-    return [[html.escape(cell) for cell in line] for line in lines]
+    return [[escape.html(cell) for cell in line] for line in lines]
 
 
 _CSS = f"""

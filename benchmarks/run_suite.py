@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import UserError, run_cli
+from moco.errors import UserError, printable, run_cli
 from moco.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -292,9 +292,8 @@ def status(folder: "SuiteFolder") -> None:
         begun = state.kind in ("running", "interrupted", "queued")
         share = fraction(spec, state) if begun else None
         percent = "" if not share else f"{100 * share:.0f}%"
-        rows.append(
-            [spec.task, spec.init, spec.seed, spec.engine, state.kind, at, percent, state.text]
-        )
+        row = [spec.task, spec.init, spec.seed, spec.engine, state.kind, at, percent]
+        rows.append([*row, printable(state.text)])
     head = ["task", "init", "seed", "engine", "state", "iteration", "share", "where, or why"]
     print(tabulate(rows, headers=head, disable_numparse=True))
     kinds = [state.kind for state in states.values()]
@@ -316,7 +315,7 @@ def report(
     write_tables(folder, specs, baseline)
     failed = [spec for spec in specs if states[spec.name].kind == "failed"]
     for spec in failed:
-        print(f"failed: {spec.title}: {states[spec.name].text}", file=sys.stderr)
+        print(f"failed: {spec.title}: {printable(states[spec.name].text)}", file=sys.stderr)
     if failed:
         raise SuiteFailed(
             f"{len(failed)} of {len(specs)} runs failed and are in no number; mend what is named "

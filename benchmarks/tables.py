@@ -1,21 +1,21 @@
 """Tables → Markdown, CSV, LaTeX and terminal text (HTML: report_html.py).
 
 A cell is ``mean ± std``, then the gap to the baseline in brackets, in bold (and green where there
-is colour) from +0.5 on, as in the paper; ``–`` where there is no number. Fewer trials than the
-paper's five are marked. The paper's rows stand in tables of their own below ours; in LaTeX, where
-the tables are arranged as the paper's, below a rule.
+is color) from +0.5 on, as in the paper; ``–`` where there is no number. Printed gaps are the
+differences of the printed means. Fewer trials than the paper averages are marked. The paper's rows
+are in tables of their own below ours; in LaTeX, where the tables are arranged as the paper's, below
+a rule.
 
 What differs from one making of the same runs to the next, or from machine to machine (folders,
 time, hardware), stands in ``runs_to_markdown`` and ``runs_to_csv`` alone.
 """
 
-import csv
-import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.aggregate import FEW_TRIALS, RANDOM, Cell, Gap, Row, Table, stems
+from benchmarks.aggregate import RANDOM, Cell, Gap, Row, Table, stems
+from benchmarks.escape import csv_text, latex, markdown, terminal
 from benchmarks.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.results import Results, Run, Unusable
 from detection.metrics import titles
@@ -24,7 +24,6 @@ MISSING = "–"
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 STRONG_FROM = 0.5
 FEW_MARK = "†"
-FEW_NOTE = f"{FEW_MARK} fewer than {FEW_TRIALS} trials (the paper averages {FEW_TRIALS})"
 GREEN = "39b54a"  # the paper's "Highlight"
 MINUS = "−"
 
@@ -53,10 +52,10 @@ def format_evidence(gap: Gap | None) -> str:
     if gap is None:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
-        return f"{format_gap(gap.value)} (no interval)"
+        return f"{format_gap(gap.printed)} (no interval)"
     p = "p < 0.001" if gap.p_value < 0.001 else f"p = {gap.p_value:.3f}"
     low, high = (f"{end:.1f}".replace("-", MINUS) for end in (gap.low, gap.high))
-    return f"{format_gap(gap.value)} [{low}, {high}], {p}"
+    return f"{format_gap(gap.printed)} [{low}, {high}], {p}"
 
 
 def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") -> str:
@@ -67,18 +66,19 @@ def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") 
     """
     lines = ["# Transfer results", ""]
     for table, stem in zip(tables, stems(tables), strict=True):
-        lines += [f"## {heading(table, tables)}", "", f"{setting(table)}.", ""]
-        lines += _pipe_table(head(table), rows(table, _markdown_gap))
-        lines += [f"\n{note}" for note in notes(table)] + [""]
+        lines += [f"## {markdown(heading(table, tables))}", "", f"{markdown(setting(table))}.", ""]
+        lines += _pipe_table(head(table), rows(table, _markdown_gap, markdown))
+        lines += [f"\n{markdown(note)}" for note in notes(table)] + [""]
         if runs_name:
             lines += [f"[The runs behind it]({runs_name}#{anchor(stem)})", ""]
-        if found := evidence(table):
-            lines += [f"Gap to {table.baseline}, 95% interval, Welch's test:", ""]
+        if found := evidence(table, markdown):
+            lines += [f"{markdown(evidence_title(table))}:", ""]
             lines += [*_pipe_table(["", *titles(table.metrics)], found), ""]
         for paper in papers(table):
-            lines += [f"The paper, {paper.cite}; not measured here: {paper.title}.", ""]
+            title = markdown(paper.title)
+            lines += [f"The paper, {paper.cite}; not measured here: {title}.", ""]
             names = ["pre-train", *titles(table.metrics)]
-            lines += [*_pipe_table(names, paper_rows(paper, table, _markdown_gap)), ""]
+            lines += [*_pipe_table(names, paper_rows(paper, table, _markdown_gap, markdown)), ""]
     lines += _markdown_unusable(results)
     if any(papers(table) for table in tables):
         lines += [f"The paper: {load_paper()[0]}.", ""]
@@ -89,11 +89,12 @@ def runs_to_markdown(tables: Sequence[Table], results: Results) -> str:
     """What every number was made of: per table and row its runs, weights, versions, hardware."""
     lines = ["# Runs", ""]
     for table, stem in zip(tables, stems(tables), strict=True):
-        lines += [f'<a id="{anchor(stem)}"></a>', "", f"## {heading(table, tables)}", ""]
+        lines += [f'<a id="{anchor(stem)}"></a>', "", f"## {markdown(heading(table, tables))}", ""]
         for row in table.rows:
-            lines += [f"### {row.init}", ""]
-            lines += [f"- {name}: {text}" for name, text in facts(row)]
-            lines += ["", *_pipe_table(*run_rows(row, table.metrics)), ""]
+            lines += [f"### {markdown(row.init)}", ""]
+            lines += [f"- {name}: {markdown(text)}" for name, text in facts(row)]
+            names, cells = run_rows(row, table.metrics)
+            lines += ["", *_pipe_table(names, [[*map(markdown, line)] for line in cells]), ""]
     return "\n".join([*lines, *_markdown_unusable(results)])
 
 
@@ -115,7 +116,7 @@ def to_csv(tables: Sequence[Table]) -> str:
                         *(table.baseline or "", *map(_precise, gaps)),
                     ]
                 )
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def runs_to_csv(tables: Sequence[Table]) -> str:
@@ -137,7 +138,7 @@ def runs_to_csv(tables: Sequence[Table]) -> str:
                 "; ".join(r.notes),
             ]
         )
-    return _csv(lines)
+    return csv_text(lines)
 
 
 def paper_to_csv(tables: Sequence[Table]) -> str:
@@ -156,7 +157,7 @@ def paper_to_csv(tables: Sequence[Table]) -> str:
                             *(_precise(value), _precise(row.gaps[i])),
                         ]
                     )
-    return _csv(lines)
+    return csv_text(lines)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ def to_latex(tables: Sequence[Table]) -> str:
                     f"\\begin{{subtable}}[t]{{{0.49 if beside else 1.0}\\linewidth}}",
                     "\\centering",
                     *body,
-                    f"\\caption{{{escape_latex(name)}}}",
+                    f"\\caption{{{latex(name)}}}",
                     "\\end{subtable}"
                     + ("\\hfill" if beside and i % 2 == 0 else "\n\\par\\medskip"),
                 ]
@@ -226,42 +227,21 @@ def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], colour: b
 
     blocks = []
     for table in tables:
-        body = tabulate(rows(table, paint), headers=head(table), disable_numparse=True)
-        lines = [f"{table.task}: {setting(table)}", "", body, ""]
-        for name, *cells in evidence(table):
+        body = tabulate(rows(table, paint, terminal), headers=head(table), disable_numparse=True)
+        lines = [terminal(f"{table.task}: {setting(table)}"), "", body, ""]
+        for name, *cells in evidence(table, terminal):
             shown = zip(titles(table.metrics), cells, strict=True)
             lines += [f"{name}: " + "; ".join(f"{m} {cell}" for m, cell in shown)]
-        lines += notes(table)
+        lines += map(terminal, notes(table))
         for paper in papers(table):
             names = [f"the paper, {paper.cite}", *titles(table.metrics)]
-            theirs = paper_rows(paper, table, paint)
+            theirs = paper_rows(paper, table, paint, terminal)
             lines += ["", tabulate(theirs, headers=names, disable_numparse=True)]
         blocks.append("\n".join(lines))
     if unusable:
-        blocks.append(
-            "\n".join(["without numbers:", *(f"  {u.folder}: {u.reason}" for u in unusable)])
-        )
+        lines = [f"  {terminal(f'{item.folder}: {item.reason}')}" for item in unusable]
+        blocks.append("\n".join(["without numbers:", *lines]))
     return "\n\n".join(blocks)
-
-
-def escape_latex(text: str) -> str:
-    """Text with LaTeX's special characters and this module's marks made printable."""
-    special = {
-        "\\": "\\textbackslash{}",
-        "~": "\\textasciitilde{}",
-        "^": "\\textasciicircum{}",
-        "±": "$\\pm$",
-        "†": "$\\dagger$",
-        "–": "--",
-        "−": "$-$",
-        "→": "$\\to$",
-        **{char: f"\\{char}" for char in "&%$#_{}"},
-    }
-
-    def printable(char: str) -> str:  # what LaTeX's fonts have
-        return special.get(char, char if ord(char) < 0x100 else f"[U+{ord(char):04X}]")
-
-    return "".join(map(printable, text))
 
 
 def heading(table: Table, tables: Sequence[Table]) -> str:
@@ -303,7 +283,14 @@ def papers(table: Table) -> list[PaperTable]:
 
 def notes(table: Table) -> list[str]:
     """What a reader of the table has to know: few trials, missing numbers, other lengths."""
-    found = [FEW_NOTE] if any(row.n < FEW_TRIALS for row in table.rows) else []
+    found, trials = [], paper_trials(table)
+    if any(row.n < trials for row in table.rows):
+        found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
+    if any(row.n > 1 for row in table.rows):
+        found.append(
+            f"standard deviations, intervals and p-values are over {seeds(table)} only: a row has "
+            "one pre-training, and how much another would differ was not measured"
+        )
     for row in table.rows:
         found += _missing(row, table.metrics)
     if differing := _versions(table.runs):
@@ -322,20 +309,34 @@ def notes(table: Table) -> list[str]:
     return found
 
 
+def paper_trials(table: Table) -> int:
+    """How many trials the paper averages for this task; 0 where it does not say."""
+    return max((paper.trials or 0 for paper in papers(table)), default=0)
+
+
+def seeds(table: Table) -> str:
+    """Which seeds the trials of a row differ in."""
+    kind = table.runs[0].record.kind
+    return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
+
+
 def head(table: Table) -> list[str]:
     """The heads of :func:`rows`."""
     return ["pre-train", "n", *titles(table.metrics)]
 
 
 def rows(
-    table: Table, gap_text: Callable[[float], str], escape: Callable[[str], str] = str
+    table: Table, gap_text: Callable[[float], str], escaped: Callable[[str], str]
 ) -> list[list[str]]:
-    """Our rows: name, n, and a cell per metric with the gap as ``gap_text`` writes it."""
+    """Our rows: name, n, and a cell per metric with the gap as ``gap_text`` writes it.
+
+    ``escaped`` is the renderer's function of benchmarks/escape.py, here and in the next two.
+    """
     found = []
     for row in table.rows:
-        mark = FEW_MARK if row.n < FEW_TRIALS else ""
-        cells = [_cell(row, metric, gap_text, escape) for metric in table.metrics]
-        found.append([escape(row.init), escape(f"{row.n}{mark}"), *cells])
+        mark = FEW_MARK if row.n < paper_trials(table) else ""
+        cells = [_cell(row, metric, gap_text, escaped) for metric in table.metrics]
+        found.append([escaped(row.init), escaped(f"{row.n}{mark}"), *cells])
     return found
 
 
@@ -343,23 +344,28 @@ def paper_rows(
     paper: PaperTable,
     table: Table,
     gap_text: Callable[[float], str],
-    escape: Callable[[str], str] = str,
+    escaped: Callable[[str], str],
 ) -> list[list[str]]:
     """The paper's rows: name and, per metric of ``table``, the value with its printed gap."""
     found = []
     for row in paper.rows:
-        cells = [_printed(*paper.own(row, metric), gap_text, escape) for metric in table.metrics]
-        found.append([escape(row.name), *cells])
+        cells = [_printed(*paper.own(row, metric), gap_text, escaped) for metric in table.metrics]
+        found.append([escaped(row.name), *cells])
     return found
 
 
-def evidence(table: Table) -> list[list[str]]:
+def evidence(table: Table, escaped: Callable[[str], str]) -> list[list[str]]:
     """Per row other than the baseline: its name against the baseline's, and each gap in full."""
     return [
-        [f"{row.init} {MINUS} {table.baseline}", *map(format_evidence, row.gaps.values())]
+        [escaped(f"{row.init} {MINUS} {table.baseline}"), *map(format_evidence, row.gaps.values())]
         for row in table.rows
         if any(gap is not None for gap in row.gaps.values())
     ]
+
+
+def evidence_title(table: Table) -> str:
+    """The title of :func:`evidence`."""
+    return f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
 
 
 def facts(row: Row) -> list[tuple[str, str]]:
@@ -443,26 +449,26 @@ def _versions(runs: Sequence[Run]) -> str:
 
 
 def _cell(
-    row: Row, metric: str, gap_text: Callable[[float], str], escape: Callable[[str], str]
+    row: Row, metric: str, gap_text: Callable[[float], str], escaped: Callable[[str], str]
 ) -> str:
-    text, gap = escape(format_cell(row.cells[metric], row.n)), row.gaps[metric]
-    return text if gap is None else f"{text} {gap_text(gap.value)}"
+    text, gap = escaped(format_cell(row.cells[metric], row.n)), row.gaps[metric]
+    return text if gap is None else f"{text} {gap_text(gap.printed)}"
 
 
 def _printed(
     value: float | None,
     gap: float | None,
     gap_text: Callable[[float], str],
-    escape: Callable[[str], str],
+    escaped: Callable[[str], str],
 ) -> str:
-    text = escape(MISSING) if value is None else f"{value:.1f}"
+    text = escaped(MISSING) if value is None else f"{value:.1f}"
     return text if gap is None else f"{text} {gap_text(gap)}"
 
 
 def _markdown_unusable(results: Results) -> list[str]:
     if not results.unusable:
         return []
-    lines = [f"- {item.folder}: {item.reason}" for item in results.unusable]
+    lines = [f"- {markdown(f'{item.folder}: {item.reason}')}" for item in results.unusable]
     return ["Runs without numbers:", "", *lines, ""]
 
 
@@ -482,13 +488,13 @@ def _tex_caption(panels: Sequence[Panel]) -> str:
         name = f"As {paper.cite} of the paper: {paper.title}"
     said = [*dict.fromkeys(setting(table) for table in tables)]
     baselines = {table.baseline for table in tables} - {None}
-    text = f"{escape_latex(name)}. Measured here: {escape_latex('; '.join(said))}; "
+    text = f"{latex(name)}. Measured here: {latex('; '.join(said))}; "
     text += "mean $\\pm$ standard deviation of $n$ trials"
     if baselines:
-        names = escape_latex(", ".join(sorted(map(str, baselines))))
+        names = latex(", ".join(sorted(map(str, baselines))))
         text += f"; in brackets the gap to {names}, in green from $+$0.5"
     found = dict.fromkeys(note for table in tables for note in notes(table))
-    return f"{text}." + "".join(f" {escape_latex(note)}." for note in found)
+    return f"{text}." + "".join(f" {latex(note)}." for note in found)
 
 
 def _tex_tabular(panel: Panel) -> list[str]:
@@ -511,37 +517,37 @@ def _tex_tabular(panel: Panel) -> list[str]:
         lines.append(" & ".join(["pre-train", "$n$", *names]) + " \\\\")
     else:
         lines.append(" & ".join(["", "", *names]) + " \\\\")
-        lines.append(" & ".join(["pre-train", "$n$", *map(escape_latex, methods)]) + " \\\\")
+        lines.append(" & ".join(["pre-train", "$n$", *map(latex, methods)]) + " \\\\")
     for table in panel.ours:
         lines.append("\\midrule")
         if len(panel.ours) > 1:
             lines.append(_tex_across(width, f"{table.task}, {table.engine} engine"))
         for row in table.rows:
-            mark = FEW_MARK if row.n < FEW_TRIALS else ""
+            mark = FEW_MARK if row.n < paper_trials(table) else ""
             cells = [
-                _cell(row, metric, _tex_gap, escape_latex)
+                _cell(row, metric, _tex_gap, latex)
                 if method == OWN and metric in row.cells
-                else escape_latex(MISSING)
+                else latex(MISSING)
                 for metric, method in columns
             ]
-            lines.append(_tex_row([escape_latex(row.init), f"{row.n}{escape_latex(mark)}", *cells]))
+            lines.append(_tex_row([latex(row.init), f"{row.n}{latex(mark)}", *cells]))
     if panel.paper is not None:
         lines += ["\\midrule", _tex_across(width, f"The paper, {panel.paper.cite}")]
-        trials = str(panel.paper.trials or escape_latex(MISSING))
+        trials = str(panel.paper.trials or latex(MISSING))
         for theirs in panel.paper.rows:
             cells = [
-                _printed(value, gap, _tex_gap, escape_latex)
+                _printed(value, gap, _tex_gap, latex)
                 for value, gap, metric in zip(
                     theirs.values, theirs.gaps, panel.paper.metrics, strict=True
                 )
                 if metric is not None
             ]
-            lines.append(_tex_row([escape_latex(theirs.name), trials, *cells]))
+            lines.append(_tex_row([latex(theirs.name), trials, *cells]))
     return [*lines, "\\bottomrule", "\\end{tabular}}"]
 
 
 def _tex_across(width: int, text: str) -> str:
-    return f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{escape_latex(text)}}}}} \\\\"
+    return f"\\multicolumn{{{width}}}{{l}}{{\\emph{{{latex(text)}}}}} \\\\"
 
 
 def _tex_row(cells: Sequence[str]) -> str:
@@ -567,7 +573,7 @@ def _tex_title(title: str) -> str:
     """``AP$^{mk}_{50}$`` of ``AP50^mk``."""
     parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", title)
     if parts is None or title == "AP":
-        return escape_latex(title)
+        return latex(title)
     threshold, mark = parts.groups()
     upper, lower = f"^{{{mark}}}" if mark else "", f"_{{{threshold}}}" if threshold else ""
     return f"AP${upper}{lower}$"
@@ -575,16 +581,10 @@ def _tex_title(title: str) -> str:
 
 def _pipe_table(head: list[str], rows: list[list[str]]) -> list[str]:
     def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        return f"| {' | '.join(cells)} |"
 
     return [line(head), "|" + "---|" * len(head), *map(line, rows)]
 
 
 def _precise(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
-
-
-def _csv(lines: list[list[str]]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(lines)
-    return buffer.getvalue()

@@ -55,8 +55,8 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     cfg.AUG.STD = ()
 
     cfg.EVAL = CfgNode()
-    # "1-crop" (sec. 4.1): the shorter side is resized to RESIZE_PX, the centre CROP_PX x CROP_PX is
-    # taken. 0 means AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
+    # "1-crop" (sec. 4.1): torchvision's Resize(RESIZE_PX) and CenterCrop(CROP_PX). 0 means
+    # AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
     cfg.EVAL.RESIZE_PX = 0
     cfg.EVAL.CROP_PX = 0
     # After every this many epochs, >= 0, and always at the end; the last one is the result.

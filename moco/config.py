@@ -165,7 +165,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Neighbours and temperature of their votes (InstDisc, arXiv 1805.01978, sec. 3.4).
     cfg.KNN.K = 200
     cfg.KNN.T = 0.1
-    # The shorter side is resized to RESIZE_PX and the centre CROP_PX x CROP_PX is taken. 0 means
+    # torchvision's Resize(RESIZE_PX) and CenterCrop(CROP_PX). 0 means
     # AUG.CROP_PX for the crop, and 256/224 of the crop for the resizing.
     cfg.KNN.RESIZE_PX = 0
     cfg.KNN.CROP_PX = 0

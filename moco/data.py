@@ -116,7 +116,14 @@ class Views(torch.utils.data.Dataset[Batch]):
 
 
 class CentreCrops(torch.utils.data.Dataset[Tensor]):
-    """The centre of each picture, (3, P, P) uint8, after resizing its shorter side."""
+    """The center of each image, (3, P, P) uint8, after resizing its shorter side.
+
+    Bitwise identical to torchvision's ``Resize(resize_px)`` and ``CenterCrop(crop_px)`` on PIL
+    images: the longer side is truncated, the offset of the crop rounded half to even.
+
+    Args:
+        resize_px: at least ``crop_px``.
+    """
 
     def __init__(self, pictures: Pictures, resize_px: int, crop_px: int) -> None:
         self._pictures, self._resize_px, self._crop_px = pictures, resize_px, crop_px
@@ -125,13 +132,13 @@ class CentreCrops(torch.utils.data.Dataset[Tensor]):
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> Tensor:
-        picture = Image.fromarray(self._pictures.read(index).numpy())
-        scale = self._resize_px / min(picture.size)
-        W, H = (max(self._crop_px, round(side * scale)) for side in picture.size)
-        if (W, H) != picture.size:
-            picture = picture.resize((W, H), Image.Resampling.BILINEAR)
-        left, top = (W - self._crop_px) // 2, (H - self._crop_px) // 2
-        crop = picture.crop((left, top, left + self._crop_px, top + self._crop_px))
+        image = Image.fromarray(self._pictures.read(index).numpy())
+        short, P = min(image.size), self._crop_px
+        W, H = (int(self._resize_px * side / short) for side in image.size)
+        if (W, H) != image.size:
+            image = image.resize((W, H), Image.Resampling.BILINEAR)
+        left, top = round((W - P) / 2), round((H - P) / 2)
+        crop = image.crop((left, top, left + P, top + P))
         return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
 
 

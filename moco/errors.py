@@ -8,6 +8,7 @@ import multiprocessing
 import signal
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -21,6 +22,19 @@ def shown(value: object, limit: int = 80) -> str:
     if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 1 << 64):
         return repr(value)
     return f"a {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    """Text with control characters, bidirectional marks and lone surrogates as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(map(_printable, text))
+
+
+def _printable(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
 
 
 class UserError(Exception):
@@ -88,6 +102,6 @@ def kill_children() -> None:
 def _report(line: str, error: BaseException, debug: bool, code: int = 0) -> int:
     if debug:
         traceback.print_exception(error)
-    print(" ".join(line.split()), file=sys.stderr, flush=True)
+    print(printable(" ".join(line.split())), file=sys.stderr, flush=True)
     kill_children()
     return code or getattr(error, "exit_code", 1)

@@ -12,7 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from moco.errors import LockedError, UserError
+from moco.errors import LockedError, UserError, shown
 from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json, cannot_write
 
 SCHEMA = 1
@@ -29,6 +29,7 @@ RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOCK_NAME = ".lock"
+MAX_DEPTH = 20  # of lists and mappings in each other; what is written has at most four
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
 PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
 
@@ -158,19 +159,37 @@ class RunRecord:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: one has another type or an impossible value; the message names it.
+        """
         _choice("kind", self.kind, KINDS)
         _choice("status", self.status, ("done", "failed"))
         if self.schema != SCHEMA:
-            raise ValueError(f"schema: got {self.schema}, expected {SCHEMA}")
-        for name in ("task", "engine", "init", "config_sha256"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected text")
-        for name in ("config", "provenance", "metrics"):
-            if not isinstance(getattr(self, name), dict):
-                raise ValueError(f"{name}: expected a mapping")
+            raise ValueError(f"schema: got {shown(self.schema)}, expected {SCHEMA}")
+        for name, (expected, valid) in _FIELDS.items():
+            value = getattr(self, name)
+            if not valid(value):
+                raise ValueError(f"{name}: got {shown(value)}, expected {expected}")
+            if _is_deeper(value, MAX_DEPTH):
+                raise ValueError(f"{name}: nested more than {MAX_DEPTH} levels deep")
         for name, value in self.metrics.items():
-            if value is not None and not isinstance(value, int | float):
-                raise ValueError(f"metrics[{name!r}]: got {value!r}, expected a number or null")
+            if value is not None and not _is_number(value):
+                found = f"{name[:80]}: got {shown(value)}"
+                raise ValueError(f"metrics: {found}, expected a number or null")
+        hardware = self.provenance.get("hardware") or {}
+        for where, inside, checks in (
+            ("config", self.config, _IN_CONFIG),
+            ("recipe", self.recipe or {}, _IN_RECIPE),
+            ("provenance", self.provenance, _IN_PROVENANCE),
+            ("provenance: hardware", hardware, _IN_HARDWARE),
+        ):
+            for name, (expected, valid) in checks.items():
+                value = inside.get(name)
+                if value is not None and not valid(value):
+                    found = f"{name}: got {shown(value)}, expected {expected}"
+                    raise ValueError(f"{where}: {found}")
 
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
@@ -184,16 +203,31 @@ def read_record(path: PathLike) -> RunRecord:
     """Read and validate a ``run.json``.
 
     Raises:
-        UserError: unreadable, not JSON, missing or unknown fields, wrong types.
+        UserError: unreadable, not JSON, missing or unknown fields, wrong types, numbers that are
+            not finite; the message names the file and the field.
     """
     try:
         fields = json.loads(Path(path).read_text())
-        return RunRecord(**fields)
+        if not isinstance(fields, dict):
+            raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
+        own = {field.name: field for field in dataclasses.fields(RunRecord)}
+        for name in fields:
+            if name not in own:
+                raise ValueError(f"{name[:80]}: no such field; choices are {', '.join(own)}")
+        for name in _REQUIRED:
+            if name not in fields:
+                raise ValueError(f"{name}: missing")
+        record = RunRecord(**fields)
+        if not math.isfinite(record.seconds):
+            raise ValueError(f"seconds: got {record.seconds}, expected a finite number")
+        for name, value in record.metrics.items():
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"metrics: {name[:80]}: got {value}, expected a finite number")
+        return record
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError) as error:
-        reason = str(error).replace("RunRecord.__init__() ", "")
-        raise UserError(f"{path}: not a valid run record ({reason})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a valid run record ({error})") from error
 
 
 def provenance() -> dict[str, Any]:
@@ -231,7 +265,66 @@ def jsonable(value: Any) -> Any:
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}: got {value!r}, choices are {', '.join(choices)}")
+        raise ValueError(f"{name}: got {shown(value)}, choices are {', '.join(choices)}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_integer(value)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
+
+
+# What a record's fields hold, and what renderers take out of its mappings if it is there.
+_Check = tuple[str, Callable[[Any], bool]]
+_NAME, _LIST_OF_TEXTS = ("text", _is_name), ("a list of texts", _is_list_of_texts)
+_TEXT_OR_NULL = ("text or null", lambda value: value is None or _is_text(value))
+_MAPPING = ("a mapping", _is_mapping)
+_MAPPING_OR_NULL = ("a mapping or null", lambda value: value is None or _is_mapping(value))
+_INTEGER = ("an integer of at most 64 bits", _is_integer)
+_FIELDS: dict[str, _Check] = {
+    **dict.fromkeys(("task", "engine", "init", "config_sha256"), _NAME),
+    **dict.fromkeys(("weights_sha256", "weights_source"), _TEXT_OR_NULL),
+    **dict.fromkeys(("seed", "iterations"), _INTEGER),
+    "seconds": ("a number", _is_number),
+    **dict.fromkeys(("config", "provenance", "metrics"), _MAPPING),
+    **dict.fromkeys(("coverage", "recipe"), _MAPPING_OR_NULL),
+    "notes": _LIST_OF_TEXTS,
+}
+_IN_CONFIG: dict[str, _Check] = {"DATASETS.TEST": _LIST_OF_TEXTS}
+_IN_RECIPE: dict[str, _Check] = {"label": _TEXT_OR_NULL, "deviations": _LIST_OF_TEXTS}
+_IN_PROVENANCE: dict[str, _Check] = {"versions": _MAPPING, "git": _NAME, "hardware": _MAPPING}
+_IN_HARDWARE: dict[str, _Check] = {"cpu": _NAME, "gpus": _LIST_OF_TEXTS}
+_REQUIRED = [
+    field.name
+    for field in dataclasses.fields(RunRecord)
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+]
 
 
 def _git_revision() -> str | None:

@@ -170,13 +170,14 @@ def test_a_strangers_folder_is_never_touched(tmp_path):
         ([20.0, 21.0, 25.0], r"helped: \+11.0 AP over random"),
         ([3.0, 3.5, 4.0], "hurt: −7.5 AP"),
         ([10.0, 13.0, 12.0], "No clear gain: .*within what chance"),
-        ([20.0], "may be chance"),
+        ([11.96], r"\+1\.0 AP .*may be chance"),
     ],
 )
 def test_verdict_is_what_the_numbers_say(tmp_path, moco, words):
     write_pair(tmp_path, {"random": [10.0, 11.0, 12.0], "moco": moco})
     [table] = aggregate(collect([tmp_path]).transfer)
     assert re.search(words, verdict(table))
+    assert "fine-tuning seed" in verdict(table)
 
 
 def call(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

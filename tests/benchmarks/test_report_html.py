@@ -87,7 +87,7 @@ def test_what_is_not_there_is_said(tmp_path):
     for reason in (
         "Loss: the folders hold no metrics.json with one",
         "AP during fine-tuning: the runs were evaluated at their end alone (TEST.EVAL_PERIOD)",
-        "Gap to the baseline, 95% interval: no baseline",
+        "Gap to the baseline, 95% interval over fine-tuning seeds: no baseline",
         "By class: the records hold no number of a class",
         "first seed: no predictions (voc_2007_test.json) in the run's inference folder",
         "Sample predictions: no run has any",
@@ -120,7 +120,7 @@ def test_everything_that_is_there_is_drawn(tmp_path, monkeypatch):
     text = to_html(*made(tmp_path / "runs"))
     of_task = [
         *("Loss", "AP during fine-tuning", "AP and every seed"),
-        *("Gap to the baseline, 95% interval", "By class"),
+        *("Gap to the baseline, 95% interval over fine-tuning seeds", "By class"),
         "Precision and recall of boxes, IoU 0.5, first seed",
         "Sample predictions, first seed that has them",
     ]

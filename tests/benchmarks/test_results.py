@@ -69,7 +69,7 @@ def test_nan_is_not_a_number(tmp_path):
     folder = write_run(tmp_path / "run")
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace("20.0", "NaN"))
-    with pytest.raises(UserError, match="expected a number or null"):
+    with pytest.raises(UserError, match="AP50: got nan"):
         collect([tmp_path])
 
 

@@ -360,6 +360,21 @@ def interrupting(hook):
     return both
 
 
+def test_status_shows_hostile_records_as_text(lab, capsys):
+    lab.run()
+    paths = sorted(lab.out.rglob("run.json"))
+    changes = ({"status": "failed", "notes": ["\x1b[2J"]}, {"init": "\x1b[2J"}, {"notes": 5})
+    for path, changed in zip(paths, changes, strict=False):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    paths[3].write_text("[" * 100_000)
+    paths[3].with_name("metrics.json").write_text(f'{{"iteration": {10**400}}}\n' + "[" * 10_000)
+    capsys.readouterr()
+    lab.run("--status")
+    printed = capsys.readouterr().out
+    assert printed.replace("\n", "").isprintable()
+    assert printed.count("\\x1b[2J") == 2 and printed.count("not a valid run record") == 2
+
+
 def test_status_only_reads(lab, capsys):
     with pytest.raises(UserError, match=r"suite\.json: no suite was started here"):
         lab.run("--status")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.aggregate import Gap, Table, aggregate, summarise
+from benchmarks.escape import latex
 from benchmarks.report_html import to_html
 from benchmarks.results import Results, Unusable, collect
 from benchmarks.tables import (
-    escape_latex,
     format_cell,
     format_evidence,
     format_gap,
@@ -84,9 +84,9 @@ def test_gaps_are_bold_from_half_a_point_as_printed(value, text, strong):
 
 def test_evidence():
     assert format_evidence(None) == "–"
-    assert format_evidence(Gap(1.0, None, None, None)) == "+1.0 (no interval)"
-    assert format_evidence(Gap(1.0, -0.26, 2.26, 0.0834)) == "+1.0 [−0.3, 2.3], p = 0.083"
-    assert format_evidence(Gap(9.0, 8.0, 10.0, 1e-9)) == "+9.0 [8.0, 10.0], p < 0.001"
+    assert format_evidence(Gap(1.04, 1.1, None, None, None)) == "+1.1 (no interval)"
+    assert format_evidence(Gap(1.0, 1.0, -0.26, 2.26, 0.0834)) == "+1.0 [−0.3, 2.3], p = 0.083"
+    assert format_evidence(Gap(9.0, 9.0, 8.0, 10.0, 1e-9)) == "+9.0 [8.0, 10.0], p < 0.001"
 
 
 def test_markdown_golden(own):
@@ -97,21 +97,68 @@ def test_markdown_golden(own):
         "tested on voc_2007_test.\n\n"
         "| pre-train | n | AP | AP50 | AP75 |\n"
         "|---|---|---|---|---|\n"
-        "| random | 2† | 11.0 ± 1.4 | 22.0 ± 2.8 | 9.0 ± 1.4 |\n"
-        "| moco | 3† | 22.0 ± 2.6 (**+11.0**) | 44.0 ± 5.3 (**+22.0**) | 20.0 ± 2.6 (**+11.0**) |\n"
-        "| other_10% | 1† | 11.2 (+0.2) | 22.4 (+0.4) | 9.2 (+0.2) |\n"
-        "\n† fewer than 5 trials (the paper averages 5)\n"
+        "| random | 2 | 11.0 ± 1.4 | 22.0 ± 2.8 | 9.0 ± 1.4 |\n"
+        "| moco | 3 | 22.0 ± 2.6 (**+11.0**) | 44.0 ± 5.3 (**+22.0**) | 20.0 ± 2.6 (**+11.0**) |\n"
+        "| other_10% | 1 | 11.2 (+0.2) | 22.4 (+0.4) | 9.2 (+0.2) |\n"
     )
     assert "| other_10% − random | +0.2 (no interval) |" in text
     assert f"- {results.unusable[0].folder}: failed: nan" in text
     assert "The paper," not in text
 
 
+def rendered(root: Path) -> dict[str, str]:
+    """The tables of all runs below a folder, by each renderer."""
+    results = collect([root])
+    tables = aggregate(results.transfer)
+    return {
+        "markdown": to_markdown(tables, results),
+        "html": html.unescape(to_html(tables, results)),
+        "latex": to_latex(tables),
+        "terminal": to_terminal(tables, (), colour=False),
+    }
+
+
+def test_few_trials_are_marked_where_the_paper_says_how_many(tmp_path):
+    config = {"DATASETS.TEST": ["coco_2017_val"]}
+    write_run(tmp_path / "not the paper's" / "a", task="my_task")
+    write_run(tmp_path / "paper does not say" / "a", task="mask_rcnn_R_50_FPN_1x", config=config)
+    write_run(tmp_path / "paper says 5" / "a")
+    write_pair(tmp_path / "enough", {"random": [9.0] * 5})
+    for folder in tmp_path.iterdir():
+        for renderer, text in rendered(folder).items():
+            mark = "$\\dagger$" if renderer == "latex" else "†"
+            few = f"{mark} fewer than 5 trials (the paper averages 5)"
+            marked = folder.name == "paper says 5"
+            assert (few in text) == (f"1{mark}" in text) == marked, (folder.name, renderer)
+
+
+def test_printed_gaps_are_the_differences_of_the_printed_means(tmp_path):
+    """10.04 is printed as 10.0 and 12.16 as 12.2; the gap, 2.12, is printed as 2.2."""
+    write_pair(tmp_path, {"random": [10.03, 10.05], "moco": [12.15, 12.17]}, task="t")
+    for renderer, text in rendered(tmp_path).items():
+        line = next(line for line in text.splitlines() if "12.2 " in line)
+        assert re.search(r"12\.2 .*?2\.2\b", line) and "2.1)" not in line, renderer
+    assert "moco − random: AP +2.2 [" in rendered(tmp_path)["terminal"]
+    tables = aggregate(collect([tmp_path]).transfer)
+    lines = list(csv.DictReader(io.StringIO(to_csv(tables))))
+    assert next(line["gap"] for line in lines if line["init"] == "moco") == "2.12"
+    assert tables[0].rows[1].gaps["bbox/AP"].value == pytest.approx(2.12)
+
+
+def test_intervals_say_which_seeds_they_are_of(tmp_path):
+    write_pair(tmp_path / "one", {"random": [10.0], "moco": [12.0]}, task="t")
+    write_pair(tmp_path / "more", {"random": [10.0, 11.0], "moco": [12.0, 14.0]}, task="t")
+    for renderer, text in rendered(tmp_path / "more").items():
+        assert "fine-tuning seeds only" in text, renderer
+    for renderer, text in rendered(tmp_path / "one").items():
+        assert "seeds only" not in text, renderer
+
+
 def test_missing_is_a_dash(tmp_path):
     write_run(tmp_path / "a", task="t", metrics={"bbox/AP": 10.0, "bbox/AP50": None})
     results = collect([tmp_path])
     text = to_markdown(aggregate(results.transfer), results)
-    assert "| random | 1† | 10.0 | – | – |" in text
+    assert "| random | 1 | 10.0 | – | – |" in text
     runs = runs_to_markdown(aggregate(results.transfer), results)
     assert "| 0 | 10.0 | – | – | 300 |" in runs
     # AP50 was measured and is no number: the reason stands below; AP75 was not to be measured
@@ -190,12 +237,12 @@ def test_runs_csv_has_every_run(own):
 def test_latex_golden(own):
     text = to_latex(own[0])
     assert (
-        "\\textcolor{gray}{random} & \\textcolor{gray}{2$\\dagger$} & "
+        "\\textcolor{gray}{random} & \\textcolor{gray}{2} & "
         "\\textcolor{gray}{11.0 $\\pm$ 1.4} & \\textcolor{gray}{22.0 $\\pm$ 2.8} & "
         "\\textcolor{gray}{9.0 $\\pm$ 1.4} \\\\\n"
-        "moco & 3$\\dagger$ & 22.0 $\\pm$ 2.6 \\textcolor[HTML]{39b54a}{($+$\\textbf{11.0})} & "
+        "moco & 3 & 22.0 $\\pm$ 2.6 \\textcolor[HTML]{39b54a}{($+$\\textbf{11.0})} & "
     ) in text
-    assert "other\\_10\\% & 1$\\dagger$ & 11.2 ($+$0.2) &" in text
+    assert "other\\_10\\% & 1 & 11.2 ($+$0.2) &" in text
     assert "pre-train & $n$ & AP & AP$_{50}$ & AP$_{75}$ \\\\" in text
 
 
@@ -273,8 +320,8 @@ def test_latex_has_the_columns_of_other_methods(tmp_path):
 
 
 def test_latex_specials():
-    assert escape_latex("a_b & 5% {x} ±\\") == ("a\\_b \\& 5\\% \\{x\\} $\\pm$\\textbackslash{}")
-    assert escape_latex("é 数") == "é [U+6570]"  # what no font of LaTeX's has must not stop it
+    assert latex("a_b & 5% {x} ±\\") == ("a\\_b \\& 5\\% \\{x\\} $\\pm$\\textbackslash{}")
+    assert latex("é 数") == "é [U+6570]"  # what no font of LaTeX's has must not stop it
 
 
 PROVENANCE = {
@@ -361,7 +408,7 @@ def test_a_null_has_its_reason_and_partial_rows_their_n(tmp_path):
         write_run(tmp_path / str(seed), task="t", seed=seed, metrics=metrics, notes=notes)
     results = collect([tmp_path])
     tables = aggregate(results.transfer)
-    row = "3† 10.0±0.0 21.0±1.0 9.0±1.4(n=2)"
+    row = "3 10.0±0.0 21.0±1.0 9.0±1.4(n=2)"
     texts = [to_markdown(tables, results), to_latex(tables), to_terminal(tables, (), colour=False)]
     for text in [*texts, html.unescape(to_html(tables, results))]:
         plain = re.sub(r"<[^>]*>|\\textcolor\{gray\}|[|&{}$\s]|\\\\", "", text)
@@ -396,7 +443,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
     tables = aggregate(results.transfer)
     text = to_html(tables, results)
     assert "<script>" not in text and "<b>" not in text
-    assert "| <script>x</script>\\|y |" in to_markdown(tables, results)
+    assert "| &lt;script&gt;x&lt;/script&gt;\\|y |" in to_markdown(tables, results)
 
 
 def test_terminal(own):
@@ -404,7 +451,7 @@ def test_terminal(own):
     missing = [Unusable(Path("runs/x"), "failed: nan")]
     plain = to_terminal(tables, missing, colour=False)
     assert "\033" not in plain
-    assert re.search(r"moco +3† +22\.0 ± 2\.6 \(\+11\.0\) +44\.0", plain)
+    assert re.search(r"moco +3 +22\.0 ± 2\.6 \(\+11\.0\) +44\.0", plain)
     assert "moco − random: AP +11.0 [" in plain
     assert "runs/x: failed: nan" in plain
     coloured = to_terminal(tables, missing, colour=True)
@@ -422,9 +469,9 @@ def test_heads_name_the_kinds_as_the_paper_does(tmp_path):
     heads = ["AP^bb", "AP50^bb", "AP75^bb", "AP^mk", "AP50^mk", "AP75^mk"]
     markdown = to_markdown(tables, results)
     assert f"| pre-train | n | {' | '.join(heads)} |" in markdown
-    assert "| pre-train | n | mIoU |" in markdown and "| random | 1† | 70.0 |" in markdown
+    assert "| pre-train | n | mIoU |" in markdown and "| random | 1 | 70.0 |" in markdown
     assert "| pre-train | n | AP^kp | AP50^kp | AP75^kp |" in markdown
-    assert "| random | 1† | 60.0 | – | – |" in markdown
+    assert "| random | 1 | 60.0 | – | – |" in markdown
     page = to_html(tables, results)
     assert "<th>AP<sup>bb</sup><sub>50</sub></th>" in page and "<th>AP<sup>mk</sup></th>" in page
     assert "<th>mIoU</th>" in page

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import CenterCrop, Compose, Resize
 
 from moco.augment import V2, crop_view, draw_view
+from moco.classify_data import CentreBatches
 from moco.data import CentreCrops, StepSampler, Views
 from moco.pictures import FilePictures, find_images, open_pictures
 
@@ -23,6 +25,34 @@ def test_centre_crop(tmp_path):
     crop = CentreCrops(FilePictures([tmp_path / "x.png"]), resize_px=10, crop_px=8)[0]
     assert crop.shape == (3, 8, 8)
     assert crop.min() == 255
+
+
+class InMemory(FilePictures):
+    """Random images of the given (W, H)."""
+
+    def __init__(self, sizes):
+        super().__init__(["-"] * len(sizes))
+        rng = np.random.default_rng(0)
+        self.pixels = [rng.integers(0, 256, (h, w, 3), np.uint8) for w, h in sizes]
+
+    def read(self, index):
+        return torch.from_numpy(self.pixels[index])
+
+
+@pytest.mark.parametrize(
+    ("resize_px", "crop_px"), [(256, 224), (37, 32), (55, 48), (73, 64), (64, 64), (75, 64)]
+)
+def test_evaluation_crop_equals_torchvision(resize_px, crop_px):
+    sizes = [(500, 375), (375, 500), (333, 500), (500, 331), (257, 256), (256, 257), (256, 300)]
+    sizes += [(300, 256), (256, 256), (1024, 683), (640, 427), (91, 64), (64, 97), (33, 517)]
+    sizes += [(w, h) for w in range(61, 84, 5) for h in range(62, 91, 7)]
+    images = InMemory(sizes)
+    crops = CentreCrops(images, resize_px, crop_px)  # of the kNN
+    batch = CentreBatches(images, resize_px, crop_px).__getitems__(range(len(sizes))).pixels
+    reference = Compose([Resize(resize_px), CenterCrop(crop_px)])
+    for size, pixels, *ours in zip(sizes, images.pixels, crops, batch, strict=True):
+        expected = torch.from_numpy(np.array(reference(Image.fromarray(pixels)))).permute(2, 0, 1)
+        assert all(torch.equal(crop, expected) for crop in ours), size
 
 
 def both_views(positions):

@@ -95,7 +95,7 @@ def test_a_metric_that_is_not_finite_is_null(tmp_path):
         ({"status": "running"}, "choices are done, failed"),
         ({"schema": 2}, "schema"),
         ({"metrics": {"bbox/AP": "55.9"}}, "expected a number or null"),
-        ({"colour": 1}, "unexpected keyword argument 'colour'"),
+        ({"color": 1}, "color: no such field"),
         ({"init": ""}, "init"),
     ],
 )
