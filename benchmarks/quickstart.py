@@ -13,7 +13,6 @@ one is in the table. Interrupted, it continues when it is called again.
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import time
@@ -26,6 +25,7 @@ from benchmarks.jobs import Job, run_jobs, time_left
 from benchmarks.prepare import limit_voc, training_pictures, voc_splits
 from benchmarks.tables import format_gap
 from moco.cfgnode import read_yaml
+from moco.distributed import usable_cores
 from moco.errors import UserError, run_cli
 from moco.fileio import atomic_write_json
 from moco.progress import format_seconds
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     plan = make_plan(args)
     check_sources(plan)
-    workers = args.workers or min(len(os.sched_getaffinity(0)), len(plan.seeds) + 1)
+    workers = args.workers or min(usable_cores(), len(plan.seeds) + 1)
     from moco.run import RunFolder
 
     start, cpu_start = time.monotonic(), _child_cpu_seconds()
@@ -462,8 +462,8 @@ def _remove_own(out: Path) -> None:
 
 
 def _child_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":
