@@ -13,6 +13,7 @@ one is in the table. Interrupted, it continues when it is called again.
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -386,6 +387,10 @@ def verdict(table: "Table") -> str:
 def next_commands(plan: Plan) -> str:
     """Commands to try next, on one's own data."""
     again = plan.out.with_name(f"{plan.out.name}_mine")
+    more = [f"--seeds={len(plan.seeds) + 3}", f"--out={plan.out}"]
+    more += [] if plan.images is None else [f"--images={plan.images}"]
+    more += [] if plan.voc is None else [f"--voc={plan.voc}"]
+    more += ["--smoke"] if plan.smoke else []
     return f"""
 Next, on your own data:
   python -m benchmarks.quickstart --images path/to/pictures --out {again}
@@ -393,7 +398,7 @@ Next, on your own data:
 or step by step, longer and larger:
   python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT path/to/pictures
 More seeds for this table (finished runs are not repeated):
-  python -m benchmarks.quickstart --seeds {len(plan.seeds) + 3} --out {plan.out}"""
+  python -m benchmarks.quickstart {shlex.join(more)}"""
 
 
 def is_done(folder: Path) -> bool:

@@ -451,10 +451,10 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     result.add_argument(
         "--opts",
-        nargs=argparse.REMAINDER,
+        nargs="*",
         default=[],
         metavar="KEY VALUE",
-        help="config overrides of all runs, last on the line",
+        help="config overrides of all runs",
     )
     return result
 

@@ -173,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     root = Path(args.root).expanduser()
     if args.write and not root.is_dir():
         raise UserError(f"{root}: --write needs a folder, for {SUMS_NAME} in it")
+    print(f"verify: {root}", flush=True)
     total, problems = bad_pictures(root, args.workers)
     print(f"{total} pictures, {len(problems)} bad")
     if (root / SUMS_NAME).is_file() and not args.write:
