@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
             check_unused(early.OUTPUT_DIR)
-        print(f"task: {config_file or 'default keys'}; importing the engine", flush=True)
+        print(f"starting: {config_file or 'Detectron2 defaults'}", flush=True)
     engine, reason = choose_engine(args.engine)
     if main_process:
         print(f"engine: {engine} ({reason})", flush=True)

@@ -27,7 +27,13 @@ _OPERATIONS: dict[type[ast.AST], Any] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-_FUNCTIONS = {"int": int, "float": float, "round": round, "list": list, "tuple": tuple}
+_FUNCTIONS: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "round": round,
+    "list": list,
+    "tuple": tuple,
+}
 _SCALARS = ("int", "long", "float", "bool", "none", "str", "unicode")
 
 
