@@ -7,7 +7,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from moco.cfgnode import split_assignments
 
@@ -60,11 +60,13 @@ def parse_with_pairs(
 
     ``KEY=VALUE`` is a pair as well.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    for i, (word, value) in enumerate(pairwise(words)):
-        if _KEY.fullmatch(word) and _NEGATIVE.fullmatch(value):
-            words[i : i + 2] = ["", f"{word}={value}"]  # argparse takes -1e-3 for a flag
-    args = parser.parse_intermixed_args([word for word in words if word])
+    words: list[str] = []
+    for word in sys.argv[1:] if argv is None else argv:
+        if words and _KEY.fullmatch(words[-1]) and _NEGATIVE.fullmatch(word):
+            words[-1] += f"={word}"  # argparse would take -1e-3 for a flag
+        else:
+            words.append(word)
+    args = parser.parse_intermixed_args(words)
     args.opts = split_assignments(args.opts)
     return args
 

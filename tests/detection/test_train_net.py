@@ -55,13 +55,14 @@ def test_the_flags_are_detectron2s(detectron2):
 
 
 def test_flags_and_pairs_in_any_order():
-    words = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "--resume"]
+    words = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
+    words += ["--resume"]
     words += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
     args = parse_with_pairs(build_parser(), words)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
     assert args.opts == [
-        *("SEED", "-1", "OUTPUT_DIR", "out", "MODEL.RPN.BOUNDARY_THRESH", "-1e-3"),
-        *("SOLVER.STEPS", "(1,)"),
+        *("SEED", "-1", "OUTPUT_DIR", "out", "DATASETS.VOC_DIR", ""),
+        *("MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "SOLVER.STEPS", "(1,)"),
     ]
 
 
