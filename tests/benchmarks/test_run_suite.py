@@ -880,6 +880,12 @@ def test_detectron2s_names_of_weights(tmp_path, monkeypatch):
         resolve_names({"x": name})
 
 
+def test_flags_may_follow_the_overrides():
+    words = ["suite.yaml", "--opts", "SOLVER.BASE_LR", "1", "SEED=-1", "--dry-run"]
+    args = run_suite.build_parser().parse_args(words)
+    assert args.dry_run and args.opts == ["SOLVER.BASE_LR", "1", "SEED=-1"]
+
+
 def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
     """The same task file, on VOC, COCO, and a folder of the user's own."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
