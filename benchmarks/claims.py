@@ -4,15 +4,17 @@ It is held until the last of them has ended, so a runner that is killed leaves i
 processes' claims standing, and nobody starts a second process beside one that still works.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from moco.errors import UserError
+
+with suppress(ImportError):  # Windows, where no command runs
+    import fcntl
 
 
 class Claim:

@@ -21,6 +21,7 @@ from typing import Protocol
 from benchmarks.claims import Claim
 from benchmarks.jobs import ONE_THREAD
 from benchmarks.suite import RunSpec
+from moco.distributed import usable_cores
 from moco.errors import UserError
 
 SLOTS_NAME = ".slots"
@@ -273,7 +274,7 @@ def make_executor(kind: str, folder: Path, workers: int = 0, slurm: Sequence[str
         )
     if gpus:
         return LocalExecutor(folder, gpus, cpu=False)
-    cores = workers or len(os.sched_getaffinity(0))
+    cores = workers or usable_cores()
     return LocalExecutor(folder, [str(i) for i in range(cores)], cpu=True)
 
 

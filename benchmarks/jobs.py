@@ -17,7 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
-from moco.errors import Preempted, UserError
+from moco import stop
+from moco.errors import UserError
 from moco.progress import LINE_EVERY_SECONDS, format_seconds
 
 POLL_SECONDS = 0.3
@@ -129,12 +130,15 @@ def run_jobs(
 
     Raises:
         JobFailed: a process failed; its last line and its log are named, and the others stopped.
-        Preempted: SIGTERM or SIGHUP came; all processes were stopped.
+        Preempted, KeyboardInterrupt: SIGTERM or SIGHUP, or Ctrl-C; all processes were stopped.
     """
     board = _Board(jobs, workers)
     env = {**os.environ, **ONE_THREAD, "MOCO_PROGRESS": "off", **(environment or {})}
     display = Display("quickstart")
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, _leave)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    }
     try:
         while len(board.seconds) < len(jobs):
             _start_ready(board, env)
@@ -190,7 +194,9 @@ def last_line(log: Path, start: int = 0) -> str:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise Preempted(f"stopped by {signal.Signals(number).name}; the same command goes on from here")
+    stop.end(
+        number, f"stopped by {signal.Signals(number).name}; the same command continues from here"
+    )
 
 
 def _start_ready(board: _Board, env: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ one is in the table. Interrupted, it continues when it is called again.
 import argparse
 import json
 import os
-import resource
+import shlex
 import shutil
 import sys
 import time
@@ -26,6 +26,7 @@ from benchmarks.jobs import Job, run_jobs, time_left
 from benchmarks.prepare import limit_voc, training_pictures, voc_splits
 from benchmarks.tables import format_gap
 from moco.cfgnode import read_yaml
+from moco.distributed import usable_cores
 from moco.errors import UserError, printable, run_cli
 from moco.fileio import atomic_write_json
 from moco.progress import format_seconds
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     plan = make_plan(args)
     check_sources(plan)
-    workers = args.workers or min(len(os.sched_getaffinity(0)), len(plan.seeds) + 1)
+    workers = args.workers or min(usable_cores(), len(plan.seeds) + 1)
     from moco.run import RunFolder
 
     start, cpu_start = time.monotonic(), _child_cpu_seconds()
@@ -388,6 +389,10 @@ def verdict(table: "Table") -> str:
 def next_commands(plan: Plan) -> str:
     """Commands to try next, on one's own data."""
     again = plan.out.with_name(f"{plan.out.name}_mine")
+    more = [f"--seeds={len(plan.seeds) + 3}", f"--out={plan.out}"]
+    more += [] if plan.images is None else [f"--images={plan.images}"]
+    more += [] if plan.voc is None else [f"--voc={plan.voc}"]
+    more += ["--smoke"] if plan.smoke else []
     return f"""
 Next, on your own data:
   python -m benchmarks.quickstart --images path/to/pictures --out {again}
@@ -395,7 +400,7 @@ Next, on your own data:
 or step by step, longer and larger:
   python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT path/to/pictures
 More seeds for this table (finished runs are not repeated):
-  python -m benchmarks.quickstart --seeds {len(plan.seeds) + 3} --out {plan.out}"""
+  python -m benchmarks.quickstart {shlex.join(more)}"""
 
 
 def is_done(folder: Path) -> bool:
@@ -464,8 +469,8 @@ def _remove_own(out: Path) -> None:
 
 
 def _child_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":

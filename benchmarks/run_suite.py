@@ -84,6 +84,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
     from benchmarks.suite_folder import asked, identify, project_version
     from benchmarks.suite_runner import Runner, measured_runs
 
+    print(f"suite {suite.name}: reading tasks and weights", flush=True)
     executor = make_executor(args.executor, folder.path, args.workers, args.slurm)
     weights = parse_inits(args.init) if args.init else suite.inits
     inits = identify(backend.resolve_names(weights))
@@ -450,10 +451,10 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     result.add_argument(
         "--opts",
-        nargs=argparse.REMAINDER,
+        nargs="*",
         default=[],
         metavar="KEY VALUE",
-        help="config overrides of all runs, last on the line",
+        help="config overrides of all runs",
     )
     return result
 

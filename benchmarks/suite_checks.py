@@ -24,6 +24,7 @@ from benchmarks.suite import (
     RunSpec,
     SuiteTask,
 )
+from moco.cfgnode import split_assignments
 from moco.errors import UserError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -178,6 +179,7 @@ def option_pairs(
     """
     from benchmarks.suite import refuse_per_run
 
+    words = split_assignments(words)
     if len(words) % 2:
         raise UserError(f"--opts: {words[-1]!r} has no value; overrides are KEY VALUE pairs")
     programs = dict.fromkeys(task.program for task in suite_tasks)
@@ -270,7 +272,7 @@ def _advice(spec: RunSpec, error: str) -> str:
         return ""
     from detection.datasets import doctor
 
-    kind = next((k for k in doctor.KINDS if spec.config.parent.name == k), None)
+    kind = doctor.kind_of(error.partition(":")[0])  # not the task file's, whose data may be others
     if kind is None or "detection.datasets doctor" in error:
         return ""
     return f"; see: python -m detection.datasets doctor {kind}"

@@ -28,6 +28,7 @@ from benchmarks.suite_folder import (
     SuiteFolder,
 )
 from moco.errors import LockedError, Preempted, UserError
+from moco.stop import signals_by_name
 
 POLL_SECONDS = 0.2
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
@@ -40,7 +41,7 @@ REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machine
 QUEUED = "queued"  # a job of a cluster that has not begun
 STARTS = "starts"  # in a job's claim: how often it was begun from the same iteration
 LOG_START = "log_start"  # in a job's claim: where in the log its process begins
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
 _INTERRUPTED = (Preempted.exit_code, *(-number for number in SIGNALS))
 _SHOWN = 3  # runs named in the progress line

@@ -316,6 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"--inspect takes one file; got also {args.input}, expected nothing")
         from convert.inspect_file import inspect_file
 
+        _announce(args.inspect)
         print(inspect_file(args.inspect))
         return 0
     if args.output is None:
@@ -327,6 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: None if values is None else [value * 255 / args.scale for value in values]
         for name, values in (("mean", args.mean), ("std", args.std))
     }
+    _announce(args.input)
     report = convert_file(
         args.input,
         args.output,
@@ -340,6 +342,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(report.text())
     return 0
+
+
+def _announce(source: str) -> None:
+    """The first line, before torch is imported, which takes seconds."""
+    if Path(source).exists():
+        print(f"reading {source}", flush=True)
 
 
 def _check_output(src: Path, dst: Path, to: str, overwrite: bool) -> None:

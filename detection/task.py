@@ -10,12 +10,11 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from convert.verify import Converted
-from detection.datasets import custom_names, folder_sources, read_split
+from detection.datasets import custom_names, folder_sources, known, read_split
 from detection.datasets.base import Split
 from detection.datasets.coco import require_polygons
 from detection.evaluators import build_evaluator
@@ -27,6 +26,7 @@ from detection.weights import (
     apply_contract,
     apply_random,
     apply_trained,
+    check_weights,
     init_name,
     read_weights,
     trained_keys,
@@ -35,6 +35,9 @@ from moco.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg, read_yaml
 from moco.errors import DataError, UserError
 from moco.fileio import PathLike
 from moco.run import RECORD_NAME, read_record
+
+if TYPE_CHECKING:
+    from convert.verify import Converted
 
 ENGINES = ("detectron2", "embedded")
 # What a resumed run cannot change: the checkpoint brings optimizer and schedule along.
@@ -69,7 +72,7 @@ class Task:
     engine: str
     cfg: CfgNode
     init: str
-    weights: Converted | None
+    weights: "Converted | None"
     train: tuple[Split, ...]
     test: Split
     recipe: RecipeCheck
@@ -117,6 +120,43 @@ def resolved_config(task: Task) -> dict[str, Any]:
     return flatten(task.cfg) | {DATA_KEY: digest.hexdigest()}
 
 
+def check_early(
+    config_file: PathLike | None,
+    opts: Sequence[str],
+    *,
+    eval_only: bool = False,
+    resume: bool = False,
+) -> CfgNode | None:
+    """What can be checked in a moment, before torch and the engine are imported.
+
+    Keys and their values, the file of the weights, and that the data are there;
+    :func:`load_task` checks them again, and everything else.
+
+    Returns:
+        The keys as they are set; None for DensePose, whose keys only its engine knows.
+
+    Raises:
+        UserError, DataError: as :func:`load_task`.
+    """
+    given = explicit_keys(None, opts)
+    if "MODEL.DENSEPOSE_ON" in explicit_keys(config_file, opts):
+        return None
+    cfg = load_cfg(default_task(), config_file, opts)
+    _check_values(cfg)
+    if eval_only:
+        _trained_file(cfg, resume)
+    else:
+        check_weights(cfg.MODEL.WEIGHTS)
+    cfg.defrost()
+    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
+    _resolve_names(cfg, given, needed)
+    sources = known(cfg)
+    for name in (name for key in needed for name in cfg.DATASETS[key]):
+        if name in sources and not sources[name].present():
+            read_split(name, cfg)  # says what is missing
+    return cfg
+
+
 def load_task(
     config_file: PathLike | None,
     opts: Sequence[str],
@@ -139,9 +179,6 @@ def load_task(
         UserError: unknown keys, values out of range or in contradiction with each other, with the
             weights' contract or with the data; DataError: files missing or damaged.
     """
-    for option in opts[::2]:
-        if option.startswith("-"):
-            raise UserError(f"{option} comes after KEY VALUE pairs; options go before them")
     explicit = explicit_keys(config_file, opts)
     cfg = load_cfg(_defaults(engine, explicit), config_file, opts)
     cfg.defrost()
@@ -157,10 +194,10 @@ def load_task(
         if weights is None:
             apply_random(cfg, explicit)
         else:
-            apply_contract(cfg, weights.contract, explicit)
+            apply_contract(cfg, weights.contract, explicit, explicit - given)
             notes += weights.notes
 
-    _resolve_device(cfg, explicit)
+    _resolve_device(cfg, explicit, num_processes)
     _resolve_seed(cfg, resume, notes)
     if not eval_only:  # the schedule that a model was trained with stays what it was
         notes += scale_to_processes(cfg, num_processes)
@@ -303,11 +340,16 @@ def _trained_file(cfg: CfgNode, resume: bool) -> Path:
     return path
 
 
-def _resolve_device(cfg: CfgNode, explicit: Collection[str]) -> None:
+def _resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
     import torch
 
     available = torch.cuda.is_available()
     if "MODEL.DEVICE" not in explicit:
+        if num_processes > 1 and not available:
+            raise UserError(
+                f"{num_processes} processes (--num-gpus or torchrun) train on as many GPUs, but "
+                "torch sees no GPU; set MODEL.DEVICE cpu to let them share the CPU"
+            )
         cfg.MODEL.DEVICE = "cuda" if available else "cpu"
     kind = cfg.MODEL.DEVICE.split(":")[0]
     if kind not in ("cuda", "cpu"):
@@ -342,6 +384,8 @@ def _check_values(cfg: CfgNode) -> None:
         ("TEST.DETECTIONS_PER_IMAGE", 1),
         ("DATALOADER.NUM_WORKERS", 0),
         ("INPUT.MIN_SIZE_TEST", 0),
+        ("INPUT.MAX_SIZE_TRAIN", 1),
+        ("INPUT.MAX_SIZE_TEST", 1),
     ):
         value = flatten(cfg)[key]
         if value < smallest:
@@ -364,9 +408,27 @@ def _check_values(cfg: CfgNode) -> None:
         )
     if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
         raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
-    for key in ("PIXEL_MEAN", "PIXEL_STD"):
-        if len(cfg.MODEL[key]) != 3:
-            raise UserError(f"MODEL.{key}: got {list(cfg.MODEL[key])}, expected 3 numbers, 0..255")
+    sizes, sampling = cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING
+    sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)  # one number: in Detectron2
+    if not sizes or not all(_finite(size) and size >= 1 for size in sizes):
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected sizes in pixels, e.g. (800,)")
+    if sampling == "range" and len(sizes) != 2:
+        raise UserError(
+            f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected the smallest and the largest size, "
+            "because INPUT.MIN_SIZE_TRAIN_SAMPLING is range"
+        )
+    for key, lowest in (("PIXEL_MEAN", "0"), ("PIXEL_STD", "more than 0")):
+        values = list(cfg.MODEL[key])
+        if (
+            len(values) != 3
+            or not all(map(_finite, values))
+            or (key == "PIXEL_STD" and min(values) <= 0)
+        ):
+            raise UserError(f"MODEL.{key}: got {values}, expected 3 numbers, {lowest} to 255")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco import distributed
+from moco.command import parse_with_pairs
 from moco.errors import Preempted, UserError, run_cli
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="evaluate the trained model MODEL.WEIGHTS (with --resume: OUTPUT_DIR's last one)",
     )
     parser.add_argument(
-        "--num-gpus", type=int, default=1, help="processes on this machine, one for each GPU"
+        "--num-gpus",
+        type=int,
+        default=1,
+        help="processes on this machine, one for each GPU (with MODEL.DEVICE cpu: on the CPU)",
     )
     parser.add_argument("--num-machines", type=int, default=1)
     parser.add_argument("--machine-rank", type=int, default=0)
@@ -69,30 +73,25 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument(
         "opts",
-        nargs=argparse.REMAINDER,
+        nargs="*",
         metavar="KEY VALUE",
-        help="config overrides, last: MODEL.WEIGHTS file|random, OUTPUT_DIR, SEED, …",
+        help="config overrides: MODEL.WEIGHTS file|random, OUTPUT_DIR, SEED, …",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; see :func:`build_parser`."""
-    args = build_parser().parse_args(argv)
-    engine, reason = choose_engine(args.engine)
+    args = parse_with_pairs(build_parser(), argv)
     main_process = distributed.launched_rank() == 0
-    if main_process:
-        print(f"engine: {engine} ({reason})", flush=True)
 
-    from detection.processes import check_processes
-    from detection.task import CONFIG_NAME, load_task
+    from detection.task import CONFIG_NAME, check_early, load_task
     from detection.weights import trained_config
     from moco.fileio import atomic_write_text
-    from moco.run import RunFolder, write_record
+    from moco.run import RunFolder, check_unused, write_record
 
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected a number of pictures")
-    several = processes(args, engine)
     if distributed.restarted() and not args.eval_only:  # torchrun --max-restarts: one had died
         args.resume, args.overwrite = True, False
     config_file, opts = args.config_file, args.opts
@@ -102,6 +101,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
         if main_process:
             print(f"config: {config_file}, beside the model", flush=True)
+    early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    if main_process:
+        fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
+        if early and fresh and args.machine_rank == 0:
+            check_unused(early.OUTPUT_DIR)
+        print(f"starting: {config_file or 'Detectron2 defaults'}", flush=True)
+    engine, reason = choose_engine(args.engine)
+    if main_process:
+        print(f"engine: {engine} ({reason})", flush=True)
+
+    from detection.processes import check_processes  # imports torch
+
+    several = processes(args, engine)
     task = load_task(
         config_file,
         opts,

@@ -10,28 +10,38 @@ Names (the same in both engines): a converted key ``stem.…`` … ``res4.…`` 
 ``backbone.<key>``, and ``res5.…`` on ``roi_heads.<key>`` (C4, where res5 is the box head).
 """
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
-from convert.verify import Converted, read_converted
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
 from moco.fileio import PathLike
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from convert.verify import Converted
+
 logger = logging.getLogger(__name__)
 
 RANDOM = "random"
+_WEIGHTS = (
+    "a file from convert/convert_to_d2.py, a checkpoint that it reads, or the word "
+    f"{RANDOM} for a random initialisation"
+)
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 # Detectron2's names: the scheme and what its addresses start with (detectron2/utils/file_io.py,
 # detectron2/checkpoint/catalog.py). Backbones stand under one folder, whole detectors beside it.
@@ -112,21 +122,28 @@ def read_weights(weights: str) -> Converted | None:
         UserError: an empty value, a whole detector, a name that cannot be fetched; DataError: a
             missing or damaged file, or one that convert/ does not recognise.
     """
+    from convert.verify import read_converted
+
+    check_weights(weights)
     if weights == RANDOM:
         return None
-    what = (
-        "a file from convert/convert_to_d2.py, a checkpoint that it reads, or the word "
-        f"{RANDOM} for a random initialisation"
-    )
-    if not weights:
-        raise UserError(f"MODEL.WEIGHTS is empty; give {what}")
     path = _resolve(weights) if "://" in weights else Path(weights)
-    if not path.is_file():
-        raise DataError(f"MODEL.WEIGHTS {weights}: no such file; give {what}")
     raw = read_file(path)
     if is_converted(raw):
         return read_converted(path, raw)
     return convert_in_memory(path, raw)
+
+
+def check_weights(weights: str) -> None:
+    """Whether there is something that :func:`read_weights` could read; torch is not imported.
+
+    Raises:
+        UserError: an empty value; DataError: a missing file.
+    """
+    if not weights:
+        raise UserError(f"MODEL.WEIGHTS is empty; give {_WEIGHTS}")
+    if weights != RANDOM and "://" not in weights and not Path(weights).is_file():
+        raise DataError(f"MODEL.WEIGHTS {weights}: no such file; give {_WEIGHTS}")
 
 
 def init_name(weights: str) -> str:
@@ -177,13 +194,28 @@ def _resolve(name: str) -> Path:
     return resolve_detectron2_name(name)
 
 
-def apply_contract(cfg: CfgNode, contract: InputContract, explicit: Collection[str]) -> None:
-    """Set the keys that the weights fix (in place); keys the user set must already agree.
+def apply_contract(
+    cfg: CfgNode,
+    contract: InputContract,
+    explicit: Collection[str],
+    in_file: Collection[str] = (),
+) -> None:
+    """Set the keys that the weights fix (in place); keys that were set must already agree.
+
+    Args:
+        explicit: keys that were set. in_file: those of them that the task file set, not the user.
 
     Raises:
-        UserError: naming the key, the user's value and the weights'.
+        UserError: naming the key, its value and the weights'.
     """
-    _apply(cfg, contract.d2_keys(), explicit, f"the weights (from {contract.source})")
+    values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
+    depth, key = values["MODEL.RESNETS.DEPTH"], "MODEL.RESNETS.DEPTH"
+    if key in in_file and cfg.MODEL.RESNETS.DEPTH != depth:
+        raise UserError(
+            f"{key}: the task file is for a ResNet-{cfg.MODEL.RESNETS.DEPTH}, but {owner} are a "
+            f"ResNet-{depth}; {_task_files(depth)}"
+        )
+    _apply(cfg, values, explicit, owner, in_file)
 
 
 def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
@@ -255,6 +287,8 @@ def read_trained(path: PathLike) -> dict[str, Tensor]:
     Raises:
         DataError: unreadable, or not a mapping of names to tensors.
     """
+    import torch
+
     raw = read_file(path)
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
     if not isinstance(model, Mapping) or not model:
@@ -336,6 +370,8 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     Raises:
         UserError: a tensor that differs from the file's, or a trunk tensor the file does not have.
     """
+    import torch
+
     landed = landing_names(state, converted)
     different = [
         name
@@ -354,13 +390,34 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     return Coverage(len(landed), tuple(rest))
 
 
-def _apply(cfg: CfgNode, values: Mapping[str, Any], explicit: Collection[str], owner: str) -> None:
+def _task_files(depth: int) -> str:
+    """Which task files are for such a ResNet."""
+    fitting = []
+    for path in sorted(CONFIGS.rglob("*.yaml")):
+        keys = flatten(read_yaml(path))
+        if "DATASETS.TRAIN" in keys and keys.get("MODEL.RESNETS.DEPTH", 50) == depth:
+            fitting.append(f"configs/{path.relative_to(CONFIGS)}")
+    if not fitting:
+        return f"no task file is for it; set MODEL.RESNETS.DEPTH {depth}"
+    return f"task files for it: {_some(fitting)}"
+
+
+def _apply(
+    cfg: CfgNode,
+    values: Mapping[str, Any],
+    explicit: Collection[str],
+    owner: str,
+    in_file: Collection[str] = (),
+) -> None:
     known = flatten(cfg)
     for key, value in values.items():
         if key in explicit and not _same(known[key], value):
+            who, fix = ("you set", "remove the key")
+            if key in in_file:
+                who, fix = ("the task file sets", "set it on the command line")
             raise UserError(
-                f"{key}: you set {known[key]!r}, but {owner} need {value!r}; "
-                "remove the key or use other weights"
+                f"{key}: {who} {known[key]!r}, but {owner} need {value!r}; "
+                f"{fix} or use other weights"
             )
         cfg.merge_from_list([key, value])
 

@@ -8,6 +8,7 @@ accepted where a float is expected.
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ from moco.fileio import PathLike
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
+# Words for one thing, in other projects' configs or in the other config of this one.
+_SYNONYMS = (
+    ("BASE_LR", "LEARNING_RATE", "LR"),
+    ("BATCH_SIZE", "IMS_PER_BATCH"),
+    ("MAX_EPOCHS", "EPOCHS", "NUM_EPOCHS"),
+    ("MAX_ITERS", "MAX_ITER", "ITERS", "ITERATIONS"),
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
 def load_cfg(defaults: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
@@ -48,6 +57,15 @@ def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]
     return keys
 
 
+def split_assignments(words: Sequence[str]) -> list[str]:
+    """``KEY VALUE`` pairs in which some are written as ``KEY=VALUE``, as words of pairs."""
+    pairs: list[str] = []
+    for word in words:
+        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(word)
+        pairs += assignment.groups() if assignment else [word]
+    return pairs
+
+
 def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     """The mapping in a YAML file, with the files named by ``_BASE_`` merged below it.
 
@@ -62,13 +80,17 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
+    text = ""
     try:
-        own = yaml.safe_load(path.read_text())
+        text = path.read_text()
+        own = yaml.safe_load(text)
         # Aliases may name one list so often that nobody could walk through it.
         check_parts(own, MAX_PARTS)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, Implausible) as error:
+        if isinstance(error, yaml.constructor.ConstructorError):
+            _refuse_python_tag(path, text)
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({reason})") from error
     own = {} if own is None else own
@@ -107,15 +129,26 @@ def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
+def _refuse_python_tag(path: Path, text: str) -> None:
+    from moco.yaml_tags import python_tag
+
+    found = python_tag(text)
+    if found is not None:
+        line, tag, literal = found
+        instead = "the value that it gives" if literal is None else literal
+        raise UserError(
+            f"{path}: line {line}: {tag} is not read, because that would run code; "
+            f"write instead {instead}"
+        )
+
+
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     known = flatten(cfg)
     if key not in known:
         if any(name.startswith(f"{key}.") for name in known):
             raise UserError(f"{where}: {key} is a group of keys; set one of its keys, e.g. {key}.X")
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
-            key.rsplit(".", 1)[-1], known, n=1, cutoff=0.3
-        )
-        hint = f"; the nearest is {near[0]}" if near else ""
+        near = _nearest(key, known)
+        hint = f"; the nearest is {near}" if near else ""
         raise UserError(f"{where}: unknown key {key}{hint}")
     if isinstance(known[key], float):
         value = _as_float(value)
@@ -126,6 +159,20 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
         raise UserError(
             f"{where}: {key} expects {expected} such as {known[key]!r}, got {value!r}"
         ) from error
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    """The known key that was probably meant, or an empty string."""
+    key = key.upper()
+    group, dot, name = key.rpartition(".")
+    same = [f"{group}{dot}{other}" for names in _SYNONYMS if name in names for other in names]
+    for meant in (key, *same):
+        if meant in known:
+            return meant
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
+        name, known, n=1, cutoff=0.3
+    )
+    return near[0] if near else ""
 
 
 def _as_float(value: Any) -> Any:

@@ -109,6 +109,8 @@ def main(protocol: Protocol, argv: Sequence[str] | None = None) -> None:
     from moco.classify_config import load_classify_cfg, with_weights
     from moco.config import pick_device
     from moco.errors import UserError
+    from moco.fileio import format_of
+    from moco.pictures import check_present
     from moco.run import RunFolder
 
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
@@ -120,7 +122,15 @@ def main(protocol: Protocol, argv: Sequence[str] | None = None) -> None:
             f"SOLVER.BATCH_SIZE: got {cfg.SOLVER.BATCH_SIZE}, expected a multiple of the "
             f"{processes} processes"
         )
+    check_present(cfg.DATA.ROOT, labelled=True)
+    for file in {args.checkpoint, args.resume} - {"random", AUTO, None}:
+        format_of(Path(file).expanduser())
     main_process = distributed.launched_rank() == 0
+    if main_process:
+        print(
+            f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}",
+            flush=True,
+        )
     # The folder first: a used one is refused at once, before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.classify_weights import read_weights

@@ -29,7 +29,7 @@ from moco.encoder import ResNet, build_backbone
 from moco.errors import DataError, UserError
 from moco.fileio import atomic_write_text, sha256_state
 from moco.knn import default_sizes
-from moco.pictures import LabelledSets
+from moco.pictures import LabelledSets, check_present
 from moco.pretrain_state import named_statistics, running_statistics
 from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
@@ -523,11 +523,7 @@ def _with_counters(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tens
 
 
 def _open_sets(cfg: CfgNode) -> LabelledSets:
-    if not cfg.DATA.ROOT:
-        raise UserError(
-            "DATA.ROOT is not set; add DATA.ROOT and the folder with train/<class>/* and "
-            "val/<class>/*"
-        )
+    check_present(cfg.DATA.ROOT, labelled=True)
     sets = open_labelled(cfg.DATA.ROOT)
     for name, size in (("train", len(sets.train)), ("val", len(sets.val))):
         distributed.agree(size, f"number of {name} pictures in {cfg.DATA.ROOT}")

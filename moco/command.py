@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from moco.cfgnode import split_assignments
+
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags that every training has.
 VALUES: dict[tuple[str, ...], str] = {
@@ -23,6 +25,8 @@ VALUES: dict[tuple[str, ...], str] = {
     ("--dist-timeout",): "DIST_TIMEOUT_SECONDS",
 }
 _KEY = re.compile(r"[A-Z][A-Z_]*(\.[A-Z][A-Z0-9_]*)*")
+_PAIR = re.compile(rf"{_KEY.pattern}(=.*)?", re.DOTALL)
+_NEGATIVE = re.compile(r"-[\d.].*|-inf")
 
 
 def training_parser(
@@ -49,6 +53,24 @@ def training_parser(
     return parser
 
 
+def parse_with_pairs(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Arguments of a command with ``opts``, which get ``KEY VALUE`` pairs from among the flags.
+
+    ``KEY=VALUE`` is a pair as well.
+    """
+    words: list[str] = []
+    for word in sys.argv[1:] if argv is None else argv:
+        if words and _KEY.fullmatch(words[-1]) and _NEGATIVE.fullmatch(word):
+            words[-1] += f"={word}"  # argparse would take -1e-3 for a flag
+        else:
+            words.append(word)
+    args = parser.parse_intermixed_args(words)
+    args.opts = split_assignments(args.opts)
+    return args
+
+
 def parse_training_args(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
@@ -57,9 +79,9 @@ def parse_training_args(
     """Arguments with the flags of ``values`` turned into ``opts``."""
     argv = list(sys.argv[1:] if argv is None else argv)
     for i, word in enumerate(argv[:-1]):
-        if word == "--resume" and _KEY.fullmatch(argv[i + 1]):
+        if word == "--resume" and _PAIR.fullmatch(argv[i + 1]):
             argv[i] = f"--resume={AUTO}"  # the next word is a key, not a checkpoint
-    args = parser.parse_intermixed_args(argv)
+    args = parse_with_pairs(parser, argv)
     opts = []
     for key in values.values():
         if getattr(args, key) is not None:
@@ -68,7 +90,7 @@ def parse_training_args(
         opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
     if args.schedule is not None:
         epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE words
-        args.opts += args.schedule[len(epochs) :]
+        args.opts += split_assignments(args.schedule[len(epochs) :])
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
     args.opts = opts + args.opts
     return args

@@ -201,6 +201,13 @@ def main_first() -> Iterator[None]:
         _store.set(turn, "")
 
 
+def usable_cores() -> int:
+    """CPU cores that this process may use; macOS does not tell, there all of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def local_rank() -> int:
     """Number of this process on its machine, which is the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))

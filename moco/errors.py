@@ -75,6 +75,8 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
     """
     debug = "--debug" in sys.argv[1:]
     try:
+        if sys.platform == "win32":
+            raise UserError("Windows is not supported: use Linux, macOS, or Linux in WSL 2")
         code = main(None) or 0
     except UserError as error:
         code = _report(f"error: {error}", error, debug)
@@ -93,8 +95,9 @@ def kill_children() -> None:
     Reading processes ignore SIGTERM: one that hangs, or that an error has left behind, would keep
     this process from ending.
     """
-    # Torch would answer SIGCHLD by raising another error.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if sys.platform != "win32":
+        # Torch would answer SIGCHLD by raising another error.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
 

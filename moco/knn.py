@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.errors import DataError, UserError, run_cli
-from moco.fileio import PathLike
-from moco.pictures import Pictures, labelled_sets
+from moco.fileio import PathLike, format_of
+from moco.pictures import Pictures, check_present, labelled_sets
 
 if TYPE_CHECKING:
     import torch
@@ -212,6 +212,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
+    format_of(args.checkpoint)
+    check_present(args.data, labelled=True)
+    print(f"kNN: {args.checkpoint} on {args.data}", flush=True)
 
     from moco.checkpoint import load_backbone, load_checkpoint
     from moco.config import pick_device

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moco import cifar
 from moco.decode import SUFFIXES, decode_pixels
-from moco.errors import DataError
+from moco.errors import DataError, UserError
 from moco.fileio import PathLike
 from moco.shards import SHARD_WINDOW, ShardPictures, find_shards
 
@@ -138,6 +138,22 @@ def open_pictures(
     if folder:
         return _cifar_pictures(folder, cifar.TRAIN)[0]
     return FilePictures(find_images(root))
+
+
+def check_present(root: PathLike, labelled: bool = False) -> None:
+    """Whether something is at DATA.ROOT, without listing it or importing torch.
+
+    Args:
+        labelled: for classification.
+
+    Raises:
+        UserError, DataError: nothing.
+    """
+    tree = LABELLED_TREE if labelled else EXAMPLE_TREE
+    if not root:
+        raise UserError(f"DATA.ROOT is not set; add DATA.ROOT and a folder with {tree}")
+    if not Path(root).expanduser().exists() and (labelled or not find_shards(root)):
+        raise DataError(f"{root}: no such folder; expected pictures as {tree}")
 
 
 def labelled_sets(root: PathLike) -> LabelledSets:

@@ -107,13 +107,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from moco import distributed
     from moco.config import check_processes, load_pretrain_cfg, pick_device
+    from moco.fileio import format_of
+    from moco.pictures import check_present
     from moco.run import RunFolder
 
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
         args.resume, args.overwrite = args.resume or command.AUTO, False
     cfg = load_pretrain_cfg(args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
+    check_present(cfg.DATA.ROOT)
+    if cfg.DATA.KNN_ROOT:
+        check_present(cfg.DATA.KNN_ROOT, labelled=True)
+    if args.resume not in (None, command.AUTO):
+        format_of(args.resume)
     main_process = distributed.launched_rank() == 0
+    if main_process:
+        print(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}", flush=True)
     # The folder first: a used one is refused at once, before torch is imported.
     with (
         RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder,

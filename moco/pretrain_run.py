@@ -28,7 +28,7 @@ from moco.mechanisms.base import Dictionary, LookUp, Mechanism
 from moco.mechanisms.end_to_end import EndToEnd
 from moco.mechanisms.memory_bank import MemoryBank
 from moco.mechanisms.momentum_queue import MomentumQueue
-from moco.pictures import Pictures, labelled_sets, open_pictures
+from moco.pictures import Pictures, check_present, labelled_sets, open_pictures
 from moco.pretrain_state import checkpoint_content, encoder_content, restore
 from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
@@ -419,8 +419,7 @@ class PretrainRun:
 
 
 def _open_pictures(cfg: CfgNode, folder: Path) -> Pictures:
-    if not cfg.DATA.ROOT:
-        raise UserError("DATA.ROOT is not set; add DATA.ROOT and the folder of your pictures")
+    check_present(cfg.DATA.ROOT)
     # The main process writes the index of shards, the others read it.
     in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:

@@ -85,12 +85,8 @@ class RunFolder:
             stale.unlink()
         if self._resume:
             return
-        files = sorted(p.name for p in self.path.iterdir() if p.name != LOCK_NAME)
-        if files and not self._overwrite:
-            raise UserError(
-                f"{self.path} is not empty (it holds {files[0]}); "
-                "add --resume to continue, --overwrite to start anew, or set another OUTPUT_DIR"
-            )
+        if not self._overwrite:
+            check_unused(self.path)
         for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
             for earlier in self.path.glob(name):
                 earlier.unlink()
@@ -116,6 +112,21 @@ class RunFolder:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
+
+
+def check_unused(folder: PathLike) -> None:
+    """Whether a run may start from scratch in ``folder``; changes nothing.
+
+    Raises:
+        UserError: it holds files.
+    """
+    path = Path(folder)
+    files = sorted(p.name for p in path.iterdir() if p.name != LOCK_NAME) if path.is_dir() else []
+    if files:
+        raise UserError(
+            f"{path} is not empty (it holds {files[0]}); "
+            "add --resume to continue, --overwrite to start anew, or set another OUTPUT_DIR"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,13 @@ from typing import NoReturn
 from moco import distributed
 from moco.errors import Preempted
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+def signals_by_name(*names: str) -> tuple[signal.Signals, ...]:
+    """Those of the signals that this system has; Windows, where modules load, has few."""
+    return tuple(signal.Signals[name] for name in names if hasattr(signal, name))
+
+
+STOP_SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 
 
 class StopRequest:

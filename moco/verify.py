@@ -13,10 +13,16 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import PathLike, atomic_write_text, sha256_file
+
+if TYPE_CHECKING:
+    from moco.pictures import Pictures
 
 SUMS_NAME = "SHA256SUMS"
 MAX_NAMED = 20
@@ -36,15 +42,7 @@ def bad_pictures(root: PathLike, workers: int = 0) -> tuple[int, list[str]]:
     from moco.pictures import open_pictures
 
     pictures = open_pictures(root)
-
-    def problem(index: int) -> str:
-        try:
-            pictures.read(index)
-        except DataError as error:
-            return str(error)
-        return ""
-
-    problems = _each(problem, range(len(pictures)), "decode", workers)
+    problems = _each(partial(_problem, pictures), range(len(pictures)), "decode", workers)
     return len(pictures), [found for found in problems if found]
 
 
@@ -61,7 +59,7 @@ def write_sums(root: PathLike, workers: int = 0) -> int:
     odd = [name for name in names if "\n" in name or "\r" in name or "\\" in name]
     if odd:
         raise DataError(f"{root}: cannot list {odd[0]!r}; rename it, without \\ and line breaks")
-    sums = _each(lambda name: sha256_file(Path(root, name)), names, "sha256", workers)
+    sums = _each(partial(_sha256, root), names, "sha256", workers)
     lines = (f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True))
     atomic_write_text(path, "".join(lines))
     return len(names)
@@ -85,7 +83,7 @@ def changed_files(root: PathLike, workers: int = 0) -> list[str]:
     problems = [f"{name}: missing" for name in sorted(recorded.keys() - set(here))]
     problems += [f"{name}: not in {SUMS_NAME}" for name in here if name not in recorded]
     both = [name for name in here if name in recorded]
-    sums = _each(lambda name: sha256_file(Path(root, name)), both, "sha256", workers)
+    sums = _each(partial(_sha256, root), both, "sha256", workers)
     for name, digest in zip(both, sums, strict=True):
         if digest != recorded[name]:
             problems.append(
@@ -107,21 +105,47 @@ def _names(root: PathLike) -> list[str]:
     return sorted(set(names) - {SUMS_NAME})
 
 
-def _each(function: Callable, items: Sequence, what: str, workers: int) -> list[str]:
+def _problem(pictures: "Pictures", index: int) -> str:
+    try:
+        pictures.read(index)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _sha256(root: PathLike, name: str) -> str:
+    return sha256_file(Path(root, name))
+
+
+@dataclass(frozen=True)
+class _Results:
+    """``function`` of each item, as a dataset; pickled where workers are spawned (macOS)."""
+
+    function: Callable[[Any], str]
+    items: Sequence[Any]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        return [self.function(self.items[index]) for index in indices]
+
+
+def _each(
+    function: Callable[[Any], str], items: Sequence[Any], what: str, workers: int
+) -> list[str]:
     """``function`` of each item, in processes if wanted."""
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import DataLoader
 
     from moco.progress import Progress
     from moco.training import as_it_is, read_ahead
 
-    class Results(Dataset[list[str]]):
-        def __len__(self) -> int:
-            return len(items)
-
-        def __getitems__(self, indices: list[int]) -> list[str]:
-            return [function(items[index]) for index in indices]
-
-    loader = DataLoader(Results(), batch_size=_CHUNK, num_workers=workers, collate_fn=as_it_is)
+    loader: Any = DataLoader(
+        _Results(function, items),  # type: ignore[arg-type]  # map-style by its methods
+        batch_size=_CHUNK,
+        num_workers=workers,
+        collate_fn=as_it_is,
+    )
     results: list[str] = []
     with Progress(len(items), what, "files") as bar:
         for chunk in read_ahead(loader):
@@ -149,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     root = Path(args.root).expanduser()
     if args.write and not root.is_dir():
         raise UserError(f"{root}: --write needs a folder, for {SUMS_NAME} in it")
+    print(f"verify: {root}", flush=True)
     total, problems = bad_pictures(root, args.workers)
     print(f"{total} pictures, {len(problems)} bad")
     if (root / SUMS_NAME).is_file() and not args.write:

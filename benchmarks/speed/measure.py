@@ -1,6 +1,5 @@
 """Timing on a machine that others use, too."""
 
-import resource
 import shlex
 import sys
 import time
@@ -73,6 +72,8 @@ def children_seconds(function: Callable[[], object]) -> float:
     """Processor time of the processes that a call starts, and of theirs; it waits for them."""
 
     def used() -> float:
+        import resource  # POSIX only, and so not above
+
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 

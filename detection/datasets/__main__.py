@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = build_parser().parse_args(argv)
     root = Path(args.root if args.root is not None else datasets_root()).expanduser()
+    print(f"reading {args.kind} in {root}", flush=True)
     findings = doctor.examine(args.kind, root, verify=args.verify)
     print(doctor.report(args.kind, root, findings))
     return 0 if doctor.all_right(findings) else DataError.exit_code

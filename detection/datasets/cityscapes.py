@@ -25,6 +25,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Record, Split
 from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, read_json
+from moco.distributed import usable_cores
 from moco.errors import DataError, UserError
 
 # The names of all labels → id; below 0: not a label of pixels.
@@ -226,8 +227,7 @@ def _require_shapely() -> None:
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """``map`` over processes: the polygons of 2975 pictures take minutes in one."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    workers = max(1, min(8, cpus or 1))
+    workers = min(8, usable_cores())
     # Not forked: a process that holds CUDA or threads must not be.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         return list(pool.map(function, items, chunksize=16))

@@ -116,6 +116,15 @@ class Finding:
     text: str
 
 
+def kind_of(name: str) -> str | None:
+    """The kind that Detectron2's name of a dataset belongs to; None for other names."""
+    cfg = CfgNode({"DATASETS": CfgNode()})
+    return next(
+        (kind for kind in KINDS if any(name in module.sources(cfg) for module in _MODULES[kind])),
+        None,
+    )
+
+
 def examine(kind: str, root: Path, *, verify: bool = False) -> list[Finding]:
     """Read everything of a kind that lies under ``root``.
 

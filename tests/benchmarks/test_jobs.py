@@ -107,7 +107,9 @@ def as_in_the_foreground():
         (signal.SIGHUP, Preempted),
     ],
 )
-def test_an_interrupt_leaves_no_process_behind(tmp_path, number, error, as_in_the_foreground):
+def test_an_interrupt_leaves_no_process_behind(
+    tmp_path, number, error, as_in_the_foreground, capsys
+):
     pid_file = tmp_path / "pid"
     code = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 
@@ -119,8 +121,9 @@ def test_an_interrupt_leaves_no_process_behind(tmp_path, number, error, as_in_th
     before = signal.getsignal(number)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         run_jobs([job(tmp_path, "a", code)], workers=1)
+    assert "the same command continues" in str(caught.value) + capsys.readouterr().out
     thread.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

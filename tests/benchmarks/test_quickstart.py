@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.quickstart import (
     claim,
     make_jobs,
     make_plan,
+    next_commands,
     queue_length,
     verdict,
 )
@@ -63,6 +65,24 @@ def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(t
     assert different("random seed 0", "random seed 1") == {"SEED", "OUTPUT_DIR"}
     assert keys["random seed 0"]["MODEL.WEIGHTS"] == "random"
     assert keys["moco seed 0"]["MODEL.WEIGHTS"] == str(tmp_path / "moco.pth")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--smoke", "--seeds", "2"),
+        ("--voc", "my scenes", "--smoke"),
+        ("--voc", "scenes", "--images", "my pictures"),
+    ],
+)
+def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
+    made = plan(tmp_path / "a b", *arguments)
+    words = shlex.split(next_commands(made).splitlines()[-1])
+    assert words[:3] == ["python", "-m", "benchmarks.quickstart"]
+    again = make_plan(quickstart.build_parser().parse_args(words[3:]))
+    assert len(again.seeds) == len(made.seeds) + 3
+    assert (again.out, again.settings()) == (made.out, made.settings())
 
 
 def test_iterations_follow_the_yaml_files(tmp_path):

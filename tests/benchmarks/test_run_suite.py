@@ -895,6 +895,23 @@ def test_detectron2s_names_of_weights(tmp_path, monkeypatch):
         resolve_names({"x": name})
 
 
+def test_flags_may_follow_the_overrides():
+    words = ["suite.yaml", "--opts", "SOLVER.BASE_LR", "1", "SEED=-1", "--dry-run"]
+    args = run_suite.build_parser().parse_args(words)
+    assert args.dry_run and args.opts == ["SOLVER.BASE_LR", "1", "SEED=-1"]
+
+
+def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
+    """The same task file, on VOC, COCO, and a folder of the user's own."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    suite = load_suite(ROOT / "configs" / "suites" / "smoke.yaml")
+    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
+    voc, coco, own = check(specs, False).problems
+    assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
+    assert coco.startswith("coco_small") and coco.endswith("detection.datasets doctor coco")
+    assert own.startswith("bccd_small") and "detection.datasets doctor" not in own
+
+
 def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
     """Data, weights and keys of the real programs, without a data set on this machine."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))

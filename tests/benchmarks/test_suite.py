@@ -252,7 +252,7 @@ def test_options_reach_the_tasks(folder):
         {"config": "task.yaml", "name": "p", "program": "linear", "seconds_per_iteration": 3},
     ]
     suite = load_suite(write(folder, tasks=tasks))
-    opts = option_pairs(suite.tasks, ["SOLVER.BASE_LR", "2", "DATA.ROOT", "x"])
+    opts = option_pairs(suite.tasks, ["SOLVER.BASE_LR", "2", "DATA.ROOT=x"])
     assert opts == {
         "detection": [("SOLVER.BASE_LR", "2")],
         "linear": [("SOLVER.BASE_LR", "2"), ("DATA.ROOT", "x")],

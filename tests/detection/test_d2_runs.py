@@ -241,7 +241,7 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
 def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_path, capsys):
     argv = arguments(MASKS, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", 1)
     assert main(["--check-only", *argv]) == 0
-    out = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out.splitlines()[1:]
     assert out[0].startswith("engine: detectron2 (version ")
     assert out[1] == "task: mask_rcnn_R_50_FPN_1x, init narrow_r50, seed 3, on cpu"
     assert out[2].startswith("data: coco_2017_train (4 pictures), tested on coco_2017_val (2 pict")

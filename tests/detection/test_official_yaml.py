@@ -169,4 +169,4 @@ def test_weights_under_the_wrong_file_are_refused(name, folder, data_of, tmp_pat
     opts = ["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", str(folder / "msra.pkl")]
     with pytest.raises(UserError, match=r"INPUT\.FORMAT|PIXEL_MEAN") as caught:
         load_task(str(folder / f"{base}_moco.yaml"), opts, "detectron2")
-    assert "you set" in str(caught.value)
+    assert "the task file sets" in str(caught.value)

@@ -10,6 +10,7 @@ from filelock import FileLock
 
 from detection import train_net
 from detection.train_net import build_parser, choose_engine, main
+from moco.command import parse_with_pairs
 from moco.errors import DataError, LockedError, NumericError, Preempted, UserError
 from moco.run import LOCK_NAME, read_record
 
@@ -48,9 +49,21 @@ def test_the_flags_are_detectron2s(detectron2):
     assert theirs <= ours
     own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize"}
     assert ours - theirs == own
-    args = build_parser().parse_args(["--eval-only", "MODEL.WEIGHTS", "a.pth"])
+    args = parse_with_pairs(build_parser(), ["--eval-only", "MODEL.WEIGHTS", "a.pth"])
     assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
     assert args.opts == ["MODEL.WEIGHTS", "a.pth"]
+
+
+def test_flags_and_pairs_in_any_order():
+    words = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
+    words += ["--resume"]
+    words += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
+    args = parse_with_pairs(build_parser(), words)
+    assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
+    assert args.opts == [
+        *("SEED", "-1", "OUTPUT_DIR", "out", "DATASETS.VOC_DIR", ""),
+        *("MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "SOLVER.STEPS", "(1,)"),
+    ]
 
 
 def test_the_engine_is_detectron2_where_it_can_be_imported(detectron2):
@@ -82,7 +95,7 @@ def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys)
     newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert newest.name == "run.json"
     out = capsys.readouterr().out
-    assert out.startswith("engine: embedded (asked for)")
+    assert out.splitlines()[1] == "engine: embedded (asked for)"
     assert "init random, seed 7, on cpu" in out
     assert "3 classes: blue, green, red" in out
     assert "shapes_test: AP " in out

@@ -383,6 +383,8 @@ def test_names_of_the_official_flags():
         ("--resume DATA.ROOT x", "auto"),
         ("--resume a/checkpoint_0001.pth.tar DATA.ROOT x", "a/checkpoint_0001.pth.tar"),
         ("DATA.ROOT x --resume", "auto"),
+        ("--resume DATA.ROOT=x", "auto"),
+        ("DATA.ROOT=x --resume a.pth.tar", "a.pth.tar"),
     ],
 )
 def test_resume_flag(line, resume):

@@ -1,0 +1,88 @@
+"""What is wrong with a command line is said before torch is imported, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.oracles.tiny_voc import write_voc
+
+ROOT = Path(__file__).resolve().parent.parent
+PRETRAIN = ("moco.pretrain", "--config-file", "configs/pretrain/small_r18.yaml")
+LINEAR = ("moco.linear", "--config-file", "configs/imagenet/linear.yaml", "--checkpoint", "random")
+VOC = ("detection.train_net", "--config-file", "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
+SMALL = ("detection.train_net", "--config-file", "configs/voc/faster_rcnn_R_18_C4_small.yaml")
+COCO = ("detection.train_net", "--config-file", "configs/coco/mask_rcnn_R_50_FPN_1x.yaml")
+RANDOM = ("MODEL.WEIGHTS", "random")
+USED = (*SMALL, *RANDOM, "DATASETS.VOC_DIR", "{folder}/shapes", "OUTPUT_DIR", "{folder}/run")
+CASES = (
+    ((*PRETRAIN, "DATA.ROOT", "{folder}", "SOLVER.BASELR", "1"), "SOLVER.BASELR"),
+    ((*PRETRAIN, "DATA.ROOT", "missing"), "missing: no such folder"),
+    ((*PRETRAIN, "OUTPUT_DIR", "{folder}/x"), "DATA.ROOT is not set"),
+    ((*PRETRAIN, "DATA.ROOT", "{folder}", "DATA.KNN_ROOT", "missing"), "missing: no such"),
+    ((*PRETRAIN, "DATA.ROOT", "{folder}", "--resume", "no.pth.tar"), "no.pth.tar"),
+    ((*PRETRAIN[:2], "no.yaml", "DATA.ROOT", "{folder}"), "no.yaml"),
+    ((*LINEAR, "DATA.ROOT", "missing"), "missing: no such folder"),
+    ((*LINEAR[:-1], "no.pth", "DATA.ROOT", "{folder}"), "no.pth"),
+    (("moco.knn", "--checkpoint", "no.pth", "--data", "{folder}"), "no.pth"),
+    (("moco.knn", "--checkpoint", "README.md", "--data", "missing"), "missing: no such"),
+    (("moco.verify", "missing"), "missing: no such folder"),
+    ((*VOC[:2], "no.yaml", *RANDOM), "no.yaml"),
+    ((*VOC, *RANDOM, "SOLVER.BASELR", "1"), "SOLVER.BASELR"),
+    ((*VOC, *RANDOM, "SOLVER.MAX_ITER", "many"), "SOLVER.MAX_ITER"),
+    ((*VOC, *RANDOM, "INPUT.MIN_SIZE_TRAIN", "()"), "INPUT.MIN_SIZE_TRAIN"),
+    ((*VOC, "MODEL.WEIGHTS", "no.pth"), "MODEL.WEIGHTS no.pth"),
+    ((*VOC, "--eval-only", "MODEL.WEIGHTS", "no.pth"), "MODEL.WEIGHTS no.pth"),
+    ((*VOC, *RANDOM), "{folder}/VOC2007"),
+    ((*COCO, *RANDOM), "{folder}/coco/annotations/instances_train2017.json"),
+    ((*SMALL, *RANDOM, "DATASETS.VOC_DIR", "missing"), "VOC_DIR missing"),
+    (
+        (*COCO, *RANDOM, *("DATASETS.COCO_TRAIN_JSON", "no.json"),
+         *("DATASETS.COCO_TEST_JSON", "no.json")),
+        "no.json",
+    ),
+    (USED, "{folder}/run is not empty"),
+)  # fmt: skip
+# One process for all of them: what one has imported, the next would report.
+CODE = """
+import importlib, json, sys
+from moco.errors import UserError
+for module, *argv in json.load(sys.stdin):
+    try:
+        importlib.import_module(module).main(argv)
+    except UserError as error:
+        print("told:", json.dumps([str(error), "torch" in sys.modules]))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory) -> list[list]:
+    """Message of each case, and whether torch was imported by then; {folder} stays a name."""
+    folder = tmp_path_factory.mktemp("early")
+    write_voc(folder / "shapes", {"trainval": 2, "test": 1})
+    (folder / "run").mkdir()
+    (folder / "run" / "run.json").write_text("{}")
+    cases = [[word.format(folder=folder) for word in words] for words, _ in CASES]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        input=json.dumps(cases),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DETECTRON2_DATASETS": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("told: ")]
+    return [json.loads(line[6:].replace(str(folder), "{folder}")) for line in lines]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_it_is_said_before_torch_is_imported(case, told):
+    assert len(told) == len(CASES)
+    message, torch_imported = told[case]
+    assert CASES[case][1] in message
+    assert not torch_imported

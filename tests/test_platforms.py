@@ -1,0 +1,122 @@
+"""Systems other than Linux: macOS lacks some names, Windows more, and is answered in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from moco.distributed import usable_cores
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for room in ("moco", "convert", "detection", "benchmarks")
+    for path in (ROOT / room).rglob("*.py")
+    if "run_cli(main)" in path.read_text()
+)
+# What torch and others need of these, they have imported before.
+WITHOUT_POSIX = """
+import os, signal, sys
+import detection.embedded.trainer, benchmarks.report_html, tensorboard, filelock, subprocess
+import convert.convert_to_d2, moco.finetune, moco.knn, scipy.optimize, torchvision, multiprocessing
+for name in [n for n in sys.modules if n.split(".")[0] in ("moco", "convert", "detection",
+                                                           "benchmarks")]:
+    del sys.modules[name]
+for name in ("fcntl", "resource", "pwd", "grp", "termios"):
+    sys.modules[name] = None
+for name in ("sched_getaffinity", "killpg", "getpgid", "setsid", "fork", "pwrite", "getuid"):
+    delattr(os, name)
+for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGALRM"):
+    delattr(signal, name)
+"""
+OPTIONAL = ("detectron2", "densepose", "submitit", "lightly", "webdataset", "hotcoco", "timm")
+
+
+def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MOCO_PROGRESS": "off"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_cores_without_linuxs_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert usable_cores() == 6
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
+def test_every_module_is_imported_without_posix_names():
+    code = f"""{WITHOUT_POSIX}
+import importlib, json
+from pathlib import Path
+failed = {{}}
+for room in ("moco", "convert", "detection", "benchmarks"):
+    for path in sorted(Path(room).rglob("*.py")):
+        name = ".".join(path.with_suffix("").parts)
+        try:
+            importlib.import_module(name.removesuffix(".__init__"))
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in {OPTIONAL}:
+                failed[name] = repr(error)
+        except Exception as error:
+            failed[name] = repr(error)
+print(json.dumps(failed))
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
+
+
+def test_every_command_answers_windows_in_one_line():
+    code = f"""{WITHOUT_POSIX}
+import contextlib, io, json, runpy
+answers = {{}}
+sys.platform = "win32"
+for name in sys.argv[1:]:
+    sys.argv = [name]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            runpy.run_module(name, run_name="__main__")
+    except SystemExit as error:
+        answers[name] = (error.code, said.getvalue())
+print(json.dumps(answers))
+"""
+    done = run_python(code, *COMMANDS)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert set(answers) == set(COMMANDS) and len(COMMANDS) > 12
+    for name, (exit_code, said) in answers.items():
+        assert exit_code == 2, name
+        assert said.count("\n") == 1 and "Linux, macOS" in said and "WSL" in said, (name, said)
+
+
+def test_verify_where_workers_are_spawned(tmp_path):
+    """As on macOS: what a worker needs is pickled."""
+    (tmp_path / "images").mkdir()
+    for i in range(3):
+        Image.new("RGB", (20, 20), (i, 0, 0)).save(tmp_path / "images" / f"{i}.png")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import multiprocessing\nmultiprocessing.set_start_method('spawn')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "moco.verify", tmp_path / "images", "-j", "1", "--write"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "MOCO_PROGRESS": "off"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 pictures, 0 bad" in done.stdout and "3 files" in done.stdout
