@@ -105,7 +105,7 @@ def check_common(cfg: CfgNode) -> None:
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
     for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
         check_range(cfg, key, low=0)
-    for key in ("REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "WARMUP_ITERS", "STOP_AT_ITERS"):
+    for key in ("REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS", "STOP_AT_ITERS"):
         check_range(cfg, f"SOLVER.{key}", low=0)
     for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
         check_range(cfg, key, low=0)

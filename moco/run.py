@@ -12,7 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moco.errors import LockedError, UserError
-from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json, cannot_write
+from moco.fileio import (
+    TEMPORARY_PREFIX,
+    PathLike,
+    atomic_write_json,
+    atomic_write_text,
+    cannot_write,
+)
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
@@ -115,6 +121,26 @@ class RunFolder:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
+
+
+def drop_metrics(
+    folder: PathLike, last: int, keep: Callable[[Mapping[str, Any]], bool] = lambda line: True
+) -> None:
+    """Remove lines of metrics.json after an iteration: those of steps that will be done again.
+
+    So is a line that a crash cut off, and one that ``keep`` does not hold for.
+    """
+    path, kept = Path(folder) / METRICS_NAME, []
+    if not path.exists():
+        return
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["iteration"] <= last and keep(line):
+            kept.append(text)
+    atomic_write_text(path, "".join(f"{text}\n" for text in kept))
 
 
 @dataclasses.dataclass(frozen=True)
