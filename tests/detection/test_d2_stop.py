@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from detection import resuming
 from detection.train_net import main
 from moco.errors import Preempted
 from moco.fileio import load_torch
@@ -69,6 +70,7 @@ def every_iteration() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(
             PeriodicWriter, "__init__", lambda self, writers, period: init(self, writers, 1)
         )
+        patch.setattr(resuming, "WRITE_EVERY_ITERS", 1)
         yield patch
 
 
@@ -199,7 +201,7 @@ def test_what_was_compared(straight, periodic):
 
 @pytest.mark.parametrize("iteration", [2, 3])
 def test_from_a_periodic_checkpoint(iteration, words, straight, periodic, tmp_path):
-    """After a kill; the first is of before an evaluation, which is not done again."""
+    """After a kill; the first is of before an evaluation, which is made up for."""
     name = f"model_{iteration:07d}.pth"
     for file in (name, "config.yaml"):
         (tmp_path / file).write_bytes((periodic / file).read_bytes())

@@ -178,7 +178,7 @@ def test_resuming_keeps_the_start(earlier, opts, tmp_path):
     main(opts("straight", **words))
     with pytest.raises(Preempted):
         main(opts(SOLVER__STOP_AT_ITERS=3, **words))
-    with pytest.raises(UserError, match="MODEL.WEIGHTS"):
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS"):
         main([*opts(), "--resume"])
     main([*opts(**words), "--resume"])
     mine, theirs = (read_record(tmp_path / name / "run.json") for name in ("run", "straight"))
