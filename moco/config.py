@@ -155,7 +155,8 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.SOLVER.ACCUMULATE = 1
     # SGD (sec. 4, Training): 0.03 for a batch of 256.
     cfg.SOLVER.BASE_LR = 0.03
-    # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps.
+    # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps;
+    # --extend makes a finished run longer.
     cfg.SOLVER.MAX_EPOCHS = 200
     cfg.SOLVER.MAX_ITERS = 0
     # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:

@@ -46,8 +46,8 @@ def save_checkpoint(
     ranks = distributed.gather_objects(random_state())
     if distributed.is_main():
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        content |= {"iteration": iteration, "random": ranks, "recent": dict(recent)}
-        atomic_torch_save(path, content)
+        standing = {"iteration": iteration, "random": ranks, "recent": dict(recent)}
+        atomic_torch_save(path, {**content, **standing})
         atomic_write_text(folder / LAST, name)
     distributed.barrier()
     return path
