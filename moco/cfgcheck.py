@@ -27,7 +27,7 @@ def check_range(cfg: CfgNode, key: str, low: float, high: float | None = None) -
     """``low`` to ``high``, both included, else UserError; NaN and infinity are refused."""
     value = get(cfg, key)
     if not (low <= value < math.inf and (high is None or value <= high)):
-        expected = f"a finite number >= {low}" if high is None else f"{low} to {high}"
+        expected = f">= {low} and finite" if high is None else f"{low} to {high}"
         raise UserError(f"{key}: got {value}, expected {expected}")
 
 
@@ -37,7 +37,7 @@ def check_numbers(cfg: CfgNode, key: str, count: int) -> list[float]:
     if len(value) != count or not all(
         isinstance(v, int | float) and -math.inf < v < math.inf for v in value
     ):
-        raise UserError(f"{key}: got {tuple(value)}, expected {count} finite numbers")
+        raise UserError(f"{key}: got {tuple(value)}, expected {count} numbers, finite")
     return value
 
 

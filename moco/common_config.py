@@ -82,7 +82,7 @@ def common_cfg() -> CfgNode:
     # Save after every this many epochs, >= 1, and additionally every this many steps (0 = not).
     cfg.CHECKPOINT.EVERY_EPOCHS = 1
     cfg.CHECKPOINT.EVERY_ITERS = 0
-    # Newest checkpoints to keep, >= 2; beside them the newest one after which the loss stayed in its
+    # Newest checkpoints to keep, >= 2, beside the newest one after which the loss stayed in its
     # range (moco/saver.py).
     cfg.CHECKPOINT.KEEP = 2
     # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.

@@ -230,7 +230,7 @@ def check_cfg(cfg: CfgNode) -> None:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
     for key in ("MOCO.T", "KNN.T"):
         if not 0 < get(cfg, key) < math.inf:
-            raise UserError(f"{key}: got {get(cfg, key)}, expected a finite temperature > 0")
+            raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0, finite")
     if not 0 <= cfg.MOCO.M < 1:
         raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
     if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:
