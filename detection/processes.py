@@ -24,6 +24,7 @@ from types import FrameType
 import torch
 from fvcore.common.config import CfgNode
 
+from detection.resuming import iterations_before, set_iterations
 from detection.weights import Coverage, EngineResult
 from moco import distributed
 from moco.errors import DataError, NumericError, Preempted, UserError, kill_children
@@ -196,13 +197,14 @@ def report(
         # That another one is gone says less than what that one says.
         if not (isinstance(error, distributed.LostProcess) and outcome.is_file()):
             content = {"error": str(error), "exit_code": error.exit_code, "rank": rank}
-            atomic_write_json(outcome, content)
+            atomic_write_json(outcome, {**content, "iterations": iterations_before(error)})
         raise
     except Exception as error:
         logger.exception("process %d failed", rank)
         if not outcome.is_file():  # the others fail after the first, because of it
             text = " ".join(f"{type(error).__name__}: {error}".split())
             content = {"error": text, "exit_code": 1, "rank": rank}
+            content["iterations"] = iterations_before(error)
             atomic_write_json(outcome, {**content, "trace": traceback.format_exc()})
         raise
     if rank == 0:
@@ -224,12 +226,15 @@ def read_outcome(path: Path) -> EngineResult:
     if "trace" in content:
         unexpected = RuntimeError(f"{content['error']} (process {content['rank']})")
         unexpected.add_note(content["trace"])
+        set_iterations(unexpected, content["iterations"])
         raise unexpected
     if "error" in content:
         kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
             content["exit_code"], UserError
         )
-        raise kind(f"{content['error']} (process {content['rank']})")
+        error = kind(f"{content['error']} (process {content['rank']})")
+        set_iterations(error, content["iterations"])
+        raise error
     coverage = content.pop("coverage")
     if coverage is not None:
         coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))

@@ -8,6 +8,7 @@ imported and the embedded one otherwise; the choice is printed and recorded.
 """
 
 import argparse
+import time
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
@@ -149,12 +150,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with (folder.path / "log.txt").open("a") as log:
             log.write(f"{description}\n")
+        start = time.monotonic()
         try:
             result = run_engine(task, several, args)
         except Preempted:
             raise  # not over: --resume continues it
         except Exception as error:
-            write_record(results, failed(task, error))
+            write_record(results, failed(task, error, folder.path, time.monotonic() - start))
             raise
         record = done(task, result)
         path = write_record(results, record)
@@ -277,14 +279,16 @@ def done(task: "Task", result: "EngineResult") -> Any:
     )
 
 
-def failed(task: "Task", error: Exception) -> Any:
+def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
     """The record of a run that ended without numbers; the last note says why."""
+    from detection.resuming import iterations_before
+
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return _record(
         task,
         status="failed",
-        iterations=0,
-        seconds=0.0,
+        iterations=iterations_before(error, folder) if task.train else 0,
+        seconds=round(seconds, 3),
         metrics={},
         coverage=None,
         notes=[*task.notes, reason],

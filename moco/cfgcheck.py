@@ -1,5 +1,6 @@
 """Checks of a recipe's values. Each names the key, what it got and what it may be."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,18 +24,20 @@ def check_choice(cfg: CfgNode, key: str, choices: Sequence[str]) -> None:
 
 
 def check_range(cfg: CfgNode, key: str, low: float, high: float | None = None) -> None:
-    """``low`` to ``high``, both included, else UserError; NaN is refused."""
+    """``low`` to ``high``, both included, else UserError; NaN and infinity are refused."""
     value = get(cfg, key)
-    if not (value >= low and (high is None or value <= high)):
-        expected = f">= {low}" if high is None else f"{low} to {high}"
+    if not (low <= value < math.inf and (high is None or value <= high)):
+        expected = f">= {low} and finite" if high is None else f"{low} to {high}"
         raise UserError(f"{key}: got {value}, expected {expected}")
 
 
 def check_numbers(cfg: CfgNode, key: str, count: int) -> list[float]:
-    """So many numbers, else UserError."""
+    """So many finite numbers, else UserError."""
     value = list(get(cfg, key))
-    if len(value) != count or not all(isinstance(v, int | float) for v in value):
-        raise UserError(f"{key}: got {tuple(value)}, expected {count} numbers")
+    if len(value) != count or not all(
+        isinstance(v, int | float) and -math.inf < v < math.inf for v in value
+    ):
+        raise UserError(f"{key}: got {tuple(value)}, expected {count} numbers, finite")
     return value
 
 

@@ -6,7 +6,8 @@ plain values and tensors, readable with ``weights_only=True``.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch import Tensor
 from moco.encoder import EncoderSpec, ResNet, build_backbone
 from moco.errors import DataError
 from moco.fileio import PathLike, atomic_torch_save, atomic_write_text, load_torch
+from moco.run import RECORD_NAME
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
 WRITERS = {FORMAT: "moco.pretrain", CLASSIFIER_FORMAT: "moco.linear or moco.finetune"}
 PREFIX = "module."
 POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
+SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed run replaces
 REQUIRED = {
     "epoch": int,
     "arch": str,
@@ -46,13 +49,20 @@ def checkpoint_name(epoch: int, step: int | None = None) -> str:
 
 def list_checkpoints(folder: PathLike) -> list[Path]:
     """Checkpoints in a folder, the newest last, by epoch and step in their names."""
-    found = []
-    for path in Path(folder).glob("checkpoint_*.pth.tar"):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            step = int(match[2]) if match[2] else float("inf")
-            found.append((int(match[1]), step, path))
-    return [path for _, _, path in sorted(found)]
+    paths = Path(folder).glob("checkpoint_*.pth.tar")
+    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: _order(p.name))
+
+
+def newer_than(folder: PathLike, name: str) -> list[Path]:
+    """Checkpoints in a folder that come after the one of this name."""
+    return [path for path in list_checkpoints(folder) if _order(path.name) > _order(name)]
+
+
+def _order(name: str) -> tuple[int, float]:
+    """Epoch and step in a name; the end of an epoch comes after its steps."""
+    match = _NAME.fullmatch(name)
+    assert match, name
+    return int(match[1]), int(match[2]) if match[2] else float("inf")
 
 
 def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
@@ -107,15 +117,48 @@ def newest_checkpoint(
     return None
 
 
-def remove_old_checkpoints(folder: PathLike, keep: int, milestone_epochs: int) -> None:
-    """Delete all but the ``keep`` newest and those after a multiple of ``milestone_epochs``."""
+def remove_old_checkpoints(
+    folder: PathLike, keep: int, milestone_epochs: int, never: Collection[str] = ()
+) -> None:
+    """Delete old checkpoints.
+
+    Args:
+        keep: number of the newest ones that stay.
+        milestone_epochs: those at multiples of so many epochs stay, too; 0: none.
+        never: names of others that stay.
+    """
     for path in list_checkpoints(folder)[:-keep]:
         match = _NAME.fullmatch(path.name)
         assert match
         whole_epoch = match[2] is None
-        if whole_epoch and milestone_epochs and (int(match[1]) + 1) % milestone_epochs == 0:
-            continue
-        path.unlink()
+        milestone = milestone_epochs and (int(match[1]) + 1) % milestone_epochs == 0
+        if not (path.name in never or (whole_epoch and milestone)):
+            path.unlink()
+
+
+def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> None:
+    """Move what a run that resumes from an older state replaces into a subfolder, and say so.
+
+    Args:
+        outdated: checkpoints of later steps; the record of the earlier end, which gets another
+            name, because a folder with a record counts as a finished run.
+        last: the newest checkpoint that stays, which the pointer names from then on, or None.
+    """
+    folder = Path(folder)
+    if last is not None:
+        atomic_write_text(folder / POINTER_NAME, last.name)
+    else:
+        (folder / POINTER_NAME).unlink(missing_ok=True)
+    moved = [path for path in outdated if path.exists()]
+    if not moved:
+        return
+    aside = next(p for n in count(1) if not (p := folder / f"{SUPERSEDED}{n}").exists())
+    aside.mkdir()
+    for path in moved:
+        name = f"earlier_{RECORD_NAME}" if path.name == RECORD_NAME else path.name
+        path.rename(aside / name)
+    names = ", ".join(path.name for path in moved)
+    print(f"note: resumed from before {names}, which moved to {aside}", flush=True)
 
 
 def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:

@@ -45,6 +45,7 @@ def classify(
     weights: "Weights",
     folder: "RunFolder",
     resume: str | None = None,
+    extend: bool = False,
 ) -> Path:
     """Train, save, evaluate; returns the path of the last checkpoint.
 
@@ -53,6 +54,7 @@ def classify(
         folder: open and locked.
         resume: None to start anew, ``"auto"`` for the newest checkpoint in the folder (a new
             start where there is none), or the path of a checkpoint.
+        extend: the checkpoint's run may have been a shorter one.
 
     Raises:
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
@@ -62,7 +64,8 @@ def classify(
     from moco.classify_run import ClassifyRun
     from moco.stop import stop_signals
 
-    run = ClassifyRun(cfg, protocol, weights, folder, resume)
+    run = ClassifyRun(cfg, protocol, weights, folder, resume, extend)
+    run.evaluate_if_missed()
     with run.progress() as bar, stop_signals() as stop:
         for step, batch in enumerate(run.batches(), start=run.step):
             lr = run.set_learning_rate(step)
@@ -140,7 +143,7 @@ def main(protocol: Protocol, argv: Sequence[str] | None = None) -> None:
         )
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
-            checkpoint = classify(cfg, protocol, weights, folder, args.resume)
+            checkpoint = classify(cfg, protocol, weights, folder, args.resume, args.extend)
     if main_process:
         print(f"checkpoint: {checkpoint}")
         print(f"next: python -m benchmarks.make_table {folder.path}")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from moco import distributed
 from moco.augment import apply_colors, normalize
 from moco.cfgnode import cfg_sha256, flatten
-from moco.checkpoint import CLASSIFIER_FORMAT, PREFIX, list_checkpoints
+from moco.checkpoint import CLASSIFIER_FORMAT, PREFIX
 from moco.classify import Protocol
 from moco.classify_config import NOT_PROTOCOL, PLACES_AND_SPEED, learning_rate
 from moco.classify_data import CentreBatches, Centres, crop_and_flip, open_labelled
@@ -33,15 +33,17 @@ from moco.pictures import LabelledSets, check_present
 from moco.pretrain_state import named_statistics, running_statistics
 from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
+from moco.saver import Saver
 from moco.schedule import LearningRate
 from moco.training import (
     MetricsLog,
-    Saver,
+    StepLog,
     autocast,
     batch_loader,
-    check_finite,
     check_same_run,
+    extensions,
     find_checkpoint,
+    print_notes,
     read_ahead,
     set_up_torch,
 )
@@ -69,7 +71,7 @@ class ClassifyRun:
     """Model, optimiser, data and bookkeeping of one run.
 
     Args:
-        cfg, protocol, weights, folder, resume: see :func:`moco.classify.classify`.
+        cfg, protocol, weights, folder, resume, extend: see :func:`moco.classify.classify`.
 
     Attributes:
         step: number of steps done when the run was opened.
@@ -84,6 +86,7 @@ class ClassifyRun:
         weights: Weights,
         folder: RunFolder,
         resume: str | None,
+        extend: bool = False,
     ) -> None:
         self.cfg, self._protocol, self._weights, self._folder = cfg, protocol, weights, folder
         self._device = pick_device(cfg.DEVICE)
@@ -134,30 +137,27 @@ class ClassifyRun:
         self.step, self._seconds_before = 0, 0.0
         main_folder = folder if distributed.is_main() else None
         self._metrics = MetricsLog(main_folder, self.steps_per_epoch, cfg.LOG.TENSORBOARD)
+        self._log = StepLog(
+            self._metrics, cfg.LOG.EVERY_ITERS, self.total_steps, self.batch_size, "train/top1"
+        )
+        self._saver = Saver(
+            folder.path, self.steps_per_epoch, self.total_steps, cfg, self.model, self._content
+        )
+        self._extensions: list[str] = []
         if resume is None:
-            self._forget_earlier_run()
+            self._saver.start_anew()
         else:
-            self._restore(resume)
+            self._restore(resume, extend)
         if distributed.is_main():
             atomic_write_text(folder.path / "config.yaml", cfg.dump())
             print(self._opening(base_lr), flush=True)
-            for note in self._notes:
-                print(f"note: {note}", flush=True)
+        print_notes((*self._notes, *self._extensions))
         self._sampler = StepSampler(
             self._sets.train, self.batch_size, cfg.SEED, self.step, self.total_steps, self._pick
         )
         self._train_labels = torch.tensor(self._sets.train_labels)
-        self._saver = Saver(
-            folder.path,
-            self.steps_per_epoch,
-            self.total_steps,
-            cfg.CHECKPOINT,
-            cfg.SOLVER.STOP_AT_ITERS,
-            self._content,
-        )
-        self._since_log: list[StepValues] = []
         self.shown: dict[str, str] = {}
-        self._opened = self._logged = time.monotonic()
+        self._opened = time.monotonic()
 
     def progress(self) -> Progress:
         """Counts pictures over the whole run."""
@@ -213,7 +213,7 @@ class ClassifyRun:
         # to every process before the weights change.
         report = torch.stack([loss.detach(), 100 * right, loss.new_tensor(float(received or 0))])
         value, accuracy, signals = distributed.mean_over_ranks(report).tolist()
-        check_finite(value, step, self._folder.path)
+        self._saver.check_loss(value, step)
         stop = (received or signal.SIGTERM) if signals else None
         return StepValues(value, accuracy, stop)
 
@@ -223,23 +223,9 @@ class ClassifyRun:
         self._scaler.update()
 
     def log(self, values: StepValues, lr: float, step: int) -> None:
-        """Every LOG.EVERY_ITERS steps: means since the last line, to metrics.json."""
-        self._since_log.append(values)
+        """See :class:`moco.training.StepLog`."""
         self.shown |= {"loss": f"{values.loss:.3f}"}
-        if (step + 1) % self.cfg.LOG.EVERY_ITERS and step + 1 != self.total_steps:
-            return
-        now, steps = time.monotonic(), len(self._since_log)
-        self._metrics.write(
-            step + 1,
-            {
-                "loss": sum(v.loss for v in self._since_log) / steps,
-                "train/top1": sum(v.accuracy for v in self._since_log) / steps,
-                "lr": lr,
-                "images_per_second": steps * self.batch_size / (now - self._logged),
-            },
-        )
-        self._since_log.clear()
-        self._logged = now
+        self._log.add(step, values.loss, values.accuracy, lr)
 
     def check_frozen_if_due(self, step: int) -> None:
         """After each epoch: that a frozen network is what it was.
@@ -251,8 +237,13 @@ class ClassifyRun:
             require_unchanged(self.model, self._frozen)
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """See :meth:`moco.training.Saver.save_if_due`."""
+        """See :meth:`moco.saver.Saver.save_if_due`."""
         self._saver.save_if_due(step, stop_signal)
+
+    def evaluate_if_missed(self) -> None:
+        """The evaluation of the epoch after which the run was stopped, if that came before it."""
+        if self.step and self._last_evaluated() < self.step:
+            self.evaluate_if_due(self.step - 1)
 
     def evaluate_if_due(self, step: int) -> None:
         """Every EVAL.EVERY_EPOCHS epochs; :meth:`finish` has the last one."""
@@ -265,14 +256,18 @@ class ClassifyRun:
         """The last evaluation and run.json; returns the last checkpoint."""
         if self._protocol.frozen:
             require_unchanged(self.model, self._frozen)
-        evaluated = self._metrics.last().get(f"{self._protocol.kind}/top1", (0, 0.0))[0]
-        if distributed.highest(evaluated) != self.total_steps:
+        if self._last_evaluated() != self.total_steps:
             self._evaluate(self.total_steps)
         if distributed.is_main():
             self._write_record()
         self._metrics.close()
         distributed.barrier()
         return self._saver.last_checkpoint()
+
+    def _last_evaluated(self) -> int:
+        """After how many steps the last accuracy was logged; all processes call it together."""
+        last = self._metrics.last().get(f"{self._protocol.kind}/top1", (0, 0.0))[0]
+        return distributed.highest(last)
 
     def _evaluate(self, done: int) -> None:
         started = time.monotonic()
@@ -290,7 +285,7 @@ class ClassifyRun:
                 f"{len(self._sets.val)} validation pictures",
                 flush=True,
             )
-        self._logged += time.monotonic() - started  # the speed logged is that of training
+        self._log.pause(time.monotonic() - started)  # the speed logged is that of training
 
     def _accuracy(self) -> Accuracy:
         """Of all validation pictures, each counted once; the processes share them."""
@@ -375,15 +370,19 @@ class ClassifyRun:
             "classes": self._sets.classes,
             "kind": self._protocol.kind,
             "weights_sha256": weights.sha256,
+            "step_log": self._log.state_dict(),
+            "extensions": self._extensions,
         }
 
-    def _restore(self, resume: str) -> None:
+    def _restore(self, resume: str, extend: bool) -> None:
         found = find_checkpoint(resume, self._folder.path, CLASSIFIER_FORMAT)
         distributed.agree(found[1]["step"] if found else 0, "the checkpoint to resume from")
         if found is None:
+            if extend:
+                raise UserError(f"--extend: {self._folder.path} holds no checkpoint")
             return
         path, state = found
-        check_same_run(path, state, self.cfg, len(self._sets.train), PLACES_AND_SPEED)
+        check_same_run(path, state, self.cfg, len(self._sets.train), PLACES_AND_SPEED, extend)
         for what, mine in (
             ("kind", self._protocol.kind),
             ("weights_sha256", self._weights.sha256),
@@ -407,16 +406,13 @@ class ClassifyRun:
             raise DataError(f"{path}: does not fit this model ({reason})") from error
         if self._protocol.frozen:
             require_unchanged(self.model, self._frozen)
+        self._extensions = extensions(path, state, self._learning_rate, self.cfg, extend)
         self.step, self._seconds_before = state["step"], state["seconds"]
+        self._log.resume(path, state)
+        self._saver.resume_from(path, state)
         self._metrics.drop_after(self.step)
         if distributed.is_main():
             print(f"resuming from {path} after step {self.step} of {self.total_steps}", flush=True)
-
-    def _forget_earlier_run(self) -> None:
-        """With --overwrite: a later --resume must not find the earlier run's checkpoints."""
-        if distributed.is_main():
-            for path in list_checkpoints(self._folder.path):
-                path.unlink()
 
     def _opening(self, base_lr: float) -> str:
         weights, sets = self._weights, self._sets
@@ -449,6 +445,7 @@ class ClassifyRun:
             notes=[
                 f"{len(self._sets.classes)} classes, {len(self._sets.val)} validation pictures",
                 *self._notes,
+                *self._extensions,
             ],
         )
         write_record(self._folder.path, record)

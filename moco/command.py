@@ -42,6 +42,11 @@ def training_parser(
         metavar="FILE",
         help="go on from the newest checkpoint in OUTPUT_DIR, or from this one",
     )
+    parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="resume a finished run with a larger SOLVER.MAX_EPOCHS",
+    )
     parser.add_argument("--overwrite", action="store_true", help="start anew in a used OUTPUT_DIR")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     for flags, key in values.items():
@@ -93,4 +98,6 @@ def parse_training_args(
         args.opts += split_assignments(args.schedule[len(epochs) :])
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
     args.opts = opts + args.opts
+    if args.extend:
+        args.resume = args.resume or AUTO
     return args

@@ -82,7 +82,8 @@ def common_cfg() -> CfgNode:
     # Save after every this many epochs, >= 1, and additionally every this many steps (0 = not).
     cfg.CHECKPOINT.EVERY_EPOCHS = 1
     cfg.CHECKPOINT.EVERY_ITERS = 0
-    # Newest checkpoints to keep, >= 2.
+    # Newest checkpoints to keep, >= 2, beside the newest one after which the loss stayed in its
+    # range (moco/saver.py).
     cfg.CHECKPOINT.KEEP = 2
     # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
     cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
@@ -105,7 +106,7 @@ def check_common(cfg: CfgNode) -> None:
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
     for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
         check_range(cfg, key, low=0)
-    for key in ("REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "WARMUP_ITERS", "STOP_AT_ITERS"):
+    for key in ("REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS", "STOP_AT_ITERS"):
         check_range(cfg, f"SOLVER.{key}", low=0)
     for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
         check_range(cfg, key, low=0)

@@ -3,6 +3,7 @@
 The defaults are the paper's: ResNet-50, 200 epochs of batch 256, K = 65536, augmentation v1.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ AUG_V2: dict[str, Any] = {
 PLACES_AND_SPEED = (
     *common_config.PLACES_AND_SPEED,
     "DATA.KNN_ROOT",
+    "MODEL.WEIGHTS",  # a resumed run compares what is in the file
     "MOCO.SHUFFLE_BY",
     "KNN",
 )
@@ -106,6 +108,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Multiplies all channel counts; 64 * WIDTH must be a whole number >= 8. The paper's R50w2x and
     # R50w4x are 2 and 4.
     cfg.MODEL.WIDTH = 1.0
+    # Start from the weights in this file, any that convert/convert_to_d2.py recognizes; "": from
+    # scratch. Head, key encoder and queue come along where it has them in the run's shapes.
+    cfg.MODEL.WEIGHTS = ""
 
     cfg.MOCO = CfgNode()
     # Dimension C of queries and keys.
@@ -150,7 +155,8 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.SOLVER.ACCUMULATE = 1
     # SGD (sec. 4, Training): 0.03 for a batch of 256.
     cfg.SOLVER.BASE_LR = 0.03
-    # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps.
+    # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps;
+    # --extend makes a finished run longer.
     cfg.SOLVER.MAX_EPOCHS = 200
     cfg.SOLVER.MAX_ITERS = 0
     # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:
@@ -223,8 +229,8 @@ def check_cfg(cfg: CfgNode) -> None:
     if min(check_numbers(cfg, "AUG.STD", 3)) <= 0:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
     for key in ("MOCO.T", "KNN.T"):
-        if not get(cfg, key) > 0:
-            raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0")
+        if not 0 < get(cfg, key) < math.inf:
+            raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0, finite")
     if not 0 <= cfg.MOCO.M < 1:
         raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
     if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:

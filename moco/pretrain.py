@@ -19,6 +19,7 @@ from moco.errors import run_cli
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+    from moco.initial_weights import InitialWeights
     from moco.run import RunFolder
 
 # Flags of the official code, and a few of this project's, as other names of keys.
@@ -39,7 +40,12 @@ SWITCHES = {
 
 
 def pretrain(
-    cfg: "CfgNode", folder: "RunFolder", resume: str | None = None, other_processes: bool = False
+    cfg: "CfgNode",
+    folder: "RunFolder",
+    resume: str | None = None,
+    other_processes: bool = False,
+    extend: bool = False,
+    weights: "InitialWeights | None" = None,
 ) -> Path:
     """Train, save, evaluate; returns the path of the last checkpoint.
 
@@ -49,6 +55,8 @@ def pretrain(
         resume: None to start anew, ``"auto"`` for the newest checkpoint in the folder (a new
             start where there is none), or the path of a checkpoint.
         other_processes: resume although the checkpoint was made by another number of processes.
+        extend: the checkpoint's run may have been a shorter one.
+        weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
 
     Raises:
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
@@ -57,7 +65,7 @@ def pretrain(
     from moco.pretrain_run import PretrainRun
     from moco.stop import stop_signals
 
-    run = PretrainRun(cfg, folder, resume, other_processes)
+    run = PretrainRun(cfg, folder, resume, other_processes, extend, weights)
     run.evaluate_if_missed()
     with run.progress() as bar, stop_signals() as stop:
         for step, batch in enumerate(run.batches(), start=run.step):
@@ -124,11 +132,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if main_process:
         print(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}", flush=True)
     # The folder first: a used one is refused at once, before torch is imported.
-    with (
-        RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder,
-        distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS),
-    ):
-        checkpoint = pretrain(cfg, folder, args.resume, args.other_processes)
+    with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
+        weights = None
+        if cfg.MODEL.WEIGHTS:
+            # The one place where this room calls on the next: at the edge of its command.
+            from convert.initial_weights import read_initial_weights
+
+            weights = read_initial_weights(Path(cfg.MODEL.WEIGHTS), cfg.MODEL.STEM)
+        with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
+            checkpoint = pretrain(
+                cfg, folder, args.resume, args.other_processes, args.extend, weights
+            )
     if main_process:
         print(f"checkpoint: {checkpoint}")
         print(f"next: python convert/convert_to_d2.py {checkpoint} {folder.path / 'backbone.pth'}")

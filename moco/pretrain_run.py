@@ -3,6 +3,7 @@
 N pictures per step of all processes, n of this one, P crop size in pixels, W processes.
 """
 
+import dataclasses
 import signal
 import time
 from collections.abc import Iterator
@@ -17,12 +18,13 @@ from torch import Tensor
 from moco import distributed
 from moco.augment import Augmentation, apply_colors
 from moco.cfgnode import cfg_sha256, flatten
-from moco.checkpoint import list_checkpoints, load_backbone
+from moco.checkpoint import load_backbone
 from moco.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
 from moco.data import Batch, Item, Position, StepSampler, Views
 from moco.encoder import EncoderSpec, build_encoder
 from moco.errors import DataError, UserError
 from moco.fileio import atomic_write_text
+from moco.initial_weights import InitialWeights, Start, load_weights, resumed_start
 from moco.knn import KnnInput, default_sizes, evaluate
 from moco.mechanisms.base import Dictionary, LookUp, Mechanism
 from moco.mechanisms.end_to_end import EndToEnd
@@ -32,15 +34,17 @@ from moco.pictures import Pictures, check_present, labelled_sets, open_pictures
 from moco.pretrain_state import checkpoint_content, encoder_content, restore
 from moco.progress import Progress
 from moco.run import RunFolder, RunRecord, provenance, write_record
+from moco.saver import Saver
 from moco.schedule import LearningRate
 from moco.shards import find_shards
 from moco.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.training import (
     MetricsLog,
-    Saver,
+    StepLog,
     autocast,
     batch_loader,
-    check_finite,
+    extensions,
+    print_notes,
     read_ahead,
     set_up_torch,
 )
@@ -60,7 +64,7 @@ class PretrainRun:
     """Model, optimiser, data and bookkeeping of one run.
 
     Args:
-        cfg, folder, resume, other_processes: see :func:`moco.pretrain.pretrain`.
+        cfg, folder, resume, other_processes, extend, weights: see :func:`moco.pretrain.pretrain`.
 
     Attributes:
         step: number of steps done when the run was opened.
@@ -69,7 +73,13 @@ class PretrainRun:
     """
 
     def __init__(
-        self, cfg: CfgNode, folder: RunFolder, resume: str | None, other_processes: bool = False
+        self,
+        cfg: CfgNode,
+        folder: RunFolder,
+        resume: str | None,
+        other_processes: bool = False,
+        extend: bool = False,
+        weights: InitialWeights | None = None,
     ) -> None:
         self.cfg, self.folder = cfg, folder
         self.device = pick_device(cfg.DEVICE)
@@ -85,8 +95,7 @@ class PretrainRun:
         self._notes = [*scaled.notes, *_notes(cfg, len(self.pictures))]
         if distributed.is_main():
             print(_batch_line(cfg, self._world), flush=True)
-            for note in self._notes:
-                print(f"note: {note}", flush=True)
+        print_notes(self._notes)
         _check_milestones(cfg, self.steps_per_epoch, self.total_steps)
         self._knn_input = _knn_input(cfg)
         self._aug = augmentation_from(cfg)
@@ -123,31 +132,37 @@ class PretrainRun:
         self.step, self._seconds_before = 0, 0.0
         main_folder = folder if distributed.is_main() else None
         self._metrics = MetricsLog(main_folder, self.steps_per_epoch, cfg.LOG.TENSORBOARD)
+        self._log = StepLog(
+            self._metrics,
+            cfg.LOG.EVERY_ITERS,
+            self.total_steps,
+            self.batch_size,
+            "pretext_accuracy",
+        )
+        self._saver = Saver(
+            folder.path, self.steps_per_epoch, self.total_steps, cfg, self.model, self._content
+        )
+        self._weights, self._start = weights, Start()
+        self._extensions: list[str] = []
         if resume is None:
-            self._forget_earlier_run()
+            self._saver.start_anew()
         else:
-            self._restore(resume, other_processes)
+            self._restore(resume, other_processes, extend)
+        if self.step == 0 and weights is not None:
+            self._start = load_weights(self.model, weights, cfg.AUG.MEAN, cfg.AUG.STD)
+            print_notes(self._start.notes)
         if distributed.is_main():
             atomic_write_text(folder.path / "config.yaml", cfg.dump())
         self._sampler = StepSampler(
             self.pictures, self.batch_size, cfg.SEED, self.step, self.total_steps, self._pick
-        )
-        self._saver = Saver(
-            folder.path,
-            self.steps_per_epoch,
-            self.total_steps,
-            cfg.CHECKPOINT,
-            cfg.SOLVER.STOP_AT_ITERS,
-            self._content,
         )
         self._bad_images: set[str] = set()
         # Of the step at hand: what its update needs.
         self._dictionaries: list[Dictionary] = []
         self._queries: list[Tensor] = []
         self._images = torch.empty(0, dtype=torch.long)
-        self._since_log: list[StepValues] = []
         self.shown: dict[str, str] = {}
-        self._opened = self._logged = time.monotonic()
+        self._opened = time.monotonic()
 
     def progress(self) -> Progress:
         """Counts pictures over the whole run."""
@@ -210,7 +225,7 @@ class PretrainRun:
         # to every process before the weights change.
         report = torch.cat([total, total.new_tensor([float(received or 0)])])
         loss, accuracy, signals = distributed.mean_over_ranks(report).tolist()
-        check_finite(loss, step, self.folder.path)
+        self._saver.check_loss(loss, step)
         stop = (received or signal.SIGTERM) if signals else None
         return StepValues(loss, accuracy, stop)
 
@@ -221,26 +236,12 @@ class PretrainRun:
         self.model.update(self._dictionaries, self._queries, self._images)
 
     def log(self, values: StepValues, lr: float, step: int) -> None:
-        """Every LOG.EVERY_ITERS steps: means since the last line, to metrics.json."""
-        self._since_log.append(values)
+        """See :class:`moco.training.StepLog`."""
         self.shown = {"loss": f"{values.loss:.3f}"}
-        if (step + 1) % self.cfg.LOG.EVERY_ITERS and step + 1 != self.total_steps:
-            return
-        now, steps = time.monotonic(), len(self._since_log)
-        self._metrics.write(
-            step + 1,
-            {
-                "loss": sum(v.loss for v in self._since_log) / steps,
-                "pretext_accuracy": sum(v.accuracy for v in self._since_log) / steps,
-                "lr": lr,
-                "images_per_second": steps * self.batch_size / (now - self._logged),
-            },
-        )
-        self._since_log.clear()
-        self._logged = now
+        self._log.add(step, values.loss, values.accuracy, lr)
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """See :meth:`moco.training.Saver.save_if_due`."""
+        """See :meth:`moco.saver.Saver.save_if_due`."""
         self._saver.save_if_due(step, stop_signal)
 
     def evaluate_if_missed(self) -> None:
@@ -276,7 +277,7 @@ class PretrainRun:
             "pretrain/accuracy": "pretext_accuracy",
             "knn/top1": "knn/top1",
         }
-        notes = list(self._notes)
+        notes = [*self._notes, *self._start.notes, *self._extensions]
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} pictures could not be decoded, replaced")
         record = RunRecord(
@@ -284,9 +285,9 @@ class PretrainRun:
             status="done",
             task=f"pretrain_{self._spec.name}_{self.cfg.MOCO.MECHANISM}",
             engine="moco",
-            init="random",
-            weights_sha256=None,
-            weights_source=None,
+            init=self._start.init,
+            weights_sha256=self._start.weights_sha256,
+            weights_source=self._start.weights_source,
             seed=self.cfg.SEED,
             config_sha256=cfg_sha256(self.cfg, exclude=("SEED", *PLACES_AND_SPEED)),
             config=flatten(self.cfg),
@@ -294,6 +295,7 @@ class PretrainRun:
             iterations=self.total_steps,
             seconds=self._seconds(),
             metrics={name: last[key][1] for name, key in names.items() if key in last},
+            coverage=self._start.coverage,
             notes=notes,
         )
         write_record(self.folder.path, record)
@@ -356,15 +358,13 @@ class PretrainRun:
             epoch=done // self.steps_per_epoch,
             num_images=len(self.pictures),
             seconds=self._seconds(),
-        )
+        ) | {
+            "step_log": self._log.state_dict(),
+            "start": dataclasses.asdict(self._start),
+            "extensions": self._extensions,
+        }
 
-    def _forget_earlier_run(self) -> None:
-        """With --overwrite: a later --resume must not find the earlier run's checkpoints."""
-        if distributed.is_main():
-            for path in list_checkpoints(self.folder.path):
-                path.unlink()
-
-    def _restore(self, resume: str, other_processes: bool) -> None:
+    def _restore(self, resume: str, other_processes: bool, extend: bool) -> None:
         found = restore(
             resume,
             self.folder.path,
@@ -374,17 +374,23 @@ class PretrainRun:
             self._scaler,
             num_images=len(self.pictures),
             other_processes=other_processes,
+            extend=extend,
         )
-        distributed.agree(found.step if found else 0, "the checkpoint to resume from")
+        distributed.agree(found[1]["step"] if found else 0, "the checkpoint to resume from")
         if found is None:
+            if extend:
+                raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
             return
-        self.step, self._seconds_before = found.step, found.seconds
+        path, state = found
+        self._start = resumed_start(path, state, self._weights)
+        self._extensions = extensions(path, state, self._learning_rate, self.cfg, extend)
+        self.step, self._seconds_before = state["step"], state["seconds"]
+        self._log.resume(path, state)
+        self._saver.resume_from(path, state)
         self._metrics.drop_after(self.step)
         if distributed.is_main():
-            print(
-                f"resuming from {found.path} after step {self.step} of {self.total_steps}",
-                flush=True,
-            )
+            print(f"resuming from {path} after step {self.step} of {self.total_steps}", flush=True)
+        print_notes(self._extensions)
 
     def _evaluate(self, done: int) -> None:
         """kNN with the query encoder as it is after ``done`` steps, if there is data for it."""
@@ -398,7 +404,7 @@ class PretrainRun:
         self._metrics.write(done, {"knn/top1": result.top1})
         if distributed.is_main():
             print(f"after step {done}: {result}", flush=True)
-        self._logged += time.monotonic() - started  # the speed logged is that of training
+        self._log.pause(time.monotonic() - started)  # the speed logged is that of training
 
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:

@@ -4,7 +4,7 @@ W processes, B numbers in the running statistics of all BN layers.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
@@ -76,14 +76,6 @@ def encoder_content(model: Mechanism, spec: EncoderSpec) -> dict[str, Any]:
     return {"encoder": spec.to_dict(), "state_dict": weights}
 
 
-class Restored(NamedTuple):
-    """From which file, after how many steps and seconds of training."""
-
-    path: Path
-    step: int
-    seconds: float
-
-
 def restore(
     resume: str,
     folder: Path,
@@ -94,13 +86,17 @@ def restore(
     *,
     num_images: int,
     other_processes: bool,
-) -> Restored | None:
-    """Load what :func:`checkpoint_content` made; None where there is no checkpoint to resume.
+    extend: bool,
+) -> tuple[Path, dict[str, Any]] | None:
+    """Load what :func:`checkpoint_content` made, and return it with its path.
+
+    None where there is no checkpoint to resume.
 
     Args:
         resume: ``"auto"`` for the newest checkpoint in ``folder``, or a path.
         other_processes: go on although the number of processes is another one: the same batches
             and BN groups, and running statistics that start from the mean.
+        extend: go on although the length of the run is another one.
 
     Raises:
         DataError: damaged, or made by a run on other data.
@@ -110,7 +106,7 @@ def restore(
     if found is None:
         return None
     path, state = found
-    check_same_run(path, state, cfg, num_images, MAY_CHANGE)
+    check_same_run(path, state, cfg, num_images, MAY_CHANGE, extend)
     world = distributed.world_size()
     same_processes = state.get("processes") == world
     if not same_processes and not other_processes:
@@ -129,7 +125,7 @@ def restore(
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"{path}: does not fit this model ({reason})") from error
-    return Restored(path, state["step"], state["seconds"])
+    return path, state
 
 
 def running_statistics(model: nn.Module) -> Tensor:

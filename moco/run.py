@@ -22,7 +22,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moco.errors import LockedError, UserError, shown
-from moco.fileio import TEMPORARY_PREFIX, PathLike, atomic_write_json, cannot_write
+from moco.fileio import (
+    TEMPORARY_PREFIX,
+    PathLike,
+    atomic_write_json,
+    atomic_write_text,
+    cannot_write,
+)
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
@@ -127,6 +133,26 @@ def check_unused(folder: PathLike) -> None:
             f"{path} is not empty (it holds {files[0]}); "
             "add --resume to continue, --overwrite to start anew, or set another OUTPUT_DIR"
         )
+
+
+def drop_metrics(
+    folder: PathLike, last: int, keep: Callable[[Mapping[str, Any]], bool] = lambda line: True
+) -> None:
+    """Remove lines of metrics.json after an iteration: those of steps that will be done again.
+
+    So is a line that a crash cut off, and one that ``keep`` does not hold for.
+    """
+    path, kept = Path(folder) / METRICS_NAME, []
+    if not path.exists():
+        return
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["iteration"] <= last and keep(line):
+            kept.append(text)
+    atomic_write_text(path, "".join(f"{text}\n" for text in kept))
 
 
 @dataclasses.dataclass(frozen=True)

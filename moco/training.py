@@ -1,32 +1,31 @@
 """What every training loop here needs around its steps.
 
-Log lines, reading ahead, saving when it is due, and finding what to resume.
+Log lines, reading ahead, and finding what to resume; moco/saver.py saves.
 """
 
 import atexit
 import json
-import math
 import os
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moco import distributed
 from moco.cfgnode import flatten
 from moco.command import AUTO
-from moco.errors import DataError, NumericError, UserError, kill_children
-from moco.fileio import atomic_write_text
-from moco.run import METRICS_NAME, RunFolder
-from moco.stop import ignore_stop_signals, leave
+from moco.errors import DataError, UserError, kill_children
+from moco.run import METRICS_NAME, RunFolder, drop_metrics
+from moco.schedule import LearningRate
+from moco.stop import ignore_stop_signals
 
 if TYPE_CHECKING:
     import torch
     from fvcore.common.config import CfgNode
 
 T = TypeVar("T")
+LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
 
 
 def as_it_is(batch: Any) -> Any:
@@ -96,62 +95,6 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
         ) from error
 
 
-@dataclass(frozen=True)
-class Saver:
-    """Saves a run's state after the steps that are due, and leaves when a stop was asked for.
-
-    Attributes:
-        folder: of the run.
-        steps_per_epoch, total_steps: of the whole run.
-        every: the keys under CHECKPOINT.
-        stop_at: SOLVER.STOP_AT_ITERS.
-        content: what to save after so many steps; all processes call it together.
-    """
-
-    folder: Path
-    steps_per_epoch: int
-    total_steps: int
-    every: "CfgNode"
-    stop_at: int
-    content: Callable[[int], Mapping[str, Any]]
-
-    def last_checkpoint(self) -> Path:
-        """What the last step saves, also where another machine's folder holds it."""
-        from moco.checkpoint import checkpoint_name
-
-        return self.folder / checkpoint_name(math.ceil(self.total_steps / self.steps_per_epoch) - 1)
-
-    def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """Save after this step if the schedule, the end, or a stop asks for it.
-
-        Raises:
-            Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
-        """
-        from moco.checkpoint import checkpoint_name, remove_old_checkpoints, save_checkpoint
-
-        done, every = step + 1, self.every
-        finished = done == self.total_steps
-        epoch, into_epoch = divmod(done, self.steps_per_epoch)
-        stop = not finished and (stop_signal is not None or done == self.stop_at)
-        due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
-        due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
-        if not (finished or stop or due):
-            return
-        if finished or into_epoch == 0:
-            name = checkpoint_name(math.ceil(done / self.steps_per_epoch) - 1)
-        else:
-            name = checkpoint_name(epoch, done)
-        content = self.content(done)
-        if distributed.is_main():
-            save_checkpoint(self.folder / name, content)
-            remove_old_checkpoints(self.folder, every.KEEP, every.MILESTONE_EPOCHS)
-        if stop:
-            distributed.barrier()  # no process ends before the file is there
-            # Where the schedule stops the run, as where another process was asked.
-            number = signal.SIGTERM if stop_signal is None else stop_signal
-            leave(number, f"step {done} of {self.total_steps}", self.folder / name)
-
-
 def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to go on from: its path and content; None where there is none.
 
@@ -176,17 +119,23 @@ def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[st
 
 
 def check_same_run(
-    path: Path, state: Mapping[str, Any], cfg: "CfgNode", num_images: int, places: Sequence[str]
+    path: Path,
+    state: Mapping[str, Any],
+    cfg: "CfgNode",
+    num_images: int,
+    places: Sequence[str],
+    extend: bool = False,
 ) -> None:
     """Whether a checkpoint was made by a run with these keys and as many pictures.
 
     Args:
-        places: keys that may differ.
+        places: keys that may differ. extend: so may the length of the run.
 
     Raises:
         UserError: with other keys. DataError: with other data.
     """
     mine, theirs = flatten(cfg), dict(state["config"])
+    places = (*places, *LENGTH) if extend else places
     for key in sorted(mine.keys() | theirs.keys()):
         if any(key == place or key.startswith(f"{place}.") for place in places):
             continue
@@ -196,9 +145,10 @@ def check_same_run(
                 f"{'missing' if key in mine else 'known'}; go on with that version, or start anew"
             )
         if _plain(mine.get(key)) != _plain(theirs.get(key)):
+            longer = ", make it longer with --extend" if key in LENGTH else ""
             raise UserError(
                 f"{path}: was trained with {key} {theirs.get(key)!r}, this run has "
-                f"{mine.get(key)!r}; set the same, or start anew in another OUTPUT_DIR"
+                f"{mine.get(key)!r}; set the same{longer}, or start anew in another OUTPUT_DIR"
             )
     if state["num_images"] != num_images:
         raise DataError(
@@ -207,25 +157,48 @@ def check_same_run(
         )
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def extensions(
+    path: Path, state: Mapping[str, Any], rate: LearningRate, cfg: "CfgNode", extend: bool
+) -> list[str]:
+    """A note for each time that the run in a checkpoint was made longer.
 
-
-def check_finite(loss: float, step: int, folder: Path) -> None:
-    """Stop before a loss that is not a number reaches the weights.
+    Args:
+        rate: of the run as it is now, longer if ``extend``.
 
     Raises:
-        NumericError: naming the step and the last good checkpoint in ``folder``.
+        UserError: a run that is to be extended is not longer than before.
     """
-    if math.isfinite(loss):
-        return
-    from moco.checkpoint import list_checkpoints
+    notes = [str(note) for note in state.get("extensions", [])]
+    step = state["step"]
+    before = state.get("total_steps", step)
+    # The same command again: an extended run was interrupted, or is finished.
+    if not extend or (rate.total_steps == before and (step < before or notes)):
+        return notes
+    if rate.total_steps <= before:
+        raise UserError(
+            f"--extend: {path} is of a run of {before} steps, and this one has {rate.total_steps}; "
+            f"set a larger {' or '.join(key for key in LENGTH if key in flatten(cfg))}"
+        )
+    note = f"extended from {before} to {rate.total_steps} steps, after step {step}"
+    if rate.kind == "cosine":
+        last = state["optimizer"]["param_groups"][0]["lr"]
+        note += (
+            f"; not equivalent to a run of {rate.total_steps} steps: the cosine of the shorter one "
+            f"had come down to a learning rate of {last:g}, and the longer one's goes on at "
+            f"{rate(step):g}"
+        )
+    return [*notes, note]
 
-    saved = list_checkpoints(folder)
-    last = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint yet"
-    raise NumericError(
-        f"loss is {loss} at step {step}; {last}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
-    )
+
+def print_notes(notes: Iterable[str]) -> None:
+    """What a reader of the result has to know; on the main process."""
+    if distributed.is_main():
+        for note in notes:
+            print(f"note: {note}", flush=True)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 class MetricsLog:
@@ -260,22 +233,74 @@ class MetricsLog:
         return last
 
     def drop_after(self, step: int) -> None:
-        """Remove lines of steps that will be done again, and a line cut off by a crash."""
-        if self._folder is None or not (self._folder.path / METRICS_NAME).exists():
-            return
-        path, kept = self._folder.path / METRICS_NAME, []
-        for line in path.read_text().splitlines():
-            try:
-                if json.loads(line)["iteration"] <= step:
-                    kept.append(line)
-            except ValueError:
-                continue
-        atomic_write_text(path, "".join(f"{line}\n" for line in kept))
+        """See :func:`moco.run.drop_metrics`."""
+        if self._folder is not None:
+            drop_metrics(self._folder.path, step)
 
     def close(self) -> None:
         """Write what the event files have not written yet."""
         if self._events:
             self._events.close()
+
+
+class StepLog:
+    """A line of metrics.json every so many steps: means over the steps since the last one.
+
+    They travel in the checkpoints, so that a resumed run writes the lines of an uninterrupted one.
+
+    Args:
+        metrics: where the lines go. every_iters: LOG.EVERY_ITERS.
+        total_steps, batch_size: of the run. accuracy: its name in the lines.
+    """
+
+    def __init__(
+        self,
+        metrics: MetricsLog,
+        every_iters: int,
+        total_steps: int,
+        batch_size: int,
+        accuracy: str,
+    ) -> None:
+        self._metrics, self._accuracy = metrics, accuracy
+        self._every, self._total_steps, self._batch_size = every_iters, total_steps, batch_size
+        self._values: list[tuple[float, float]] = []
+        self._since = time.monotonic()
+
+    def add(self, step: int, loss: float, accuracy: float, lr: float) -> None:
+        """The values of a step; writes a line if it is due."""
+        self._values.append((loss, accuracy))
+        if (step + 1) % self._every and step + 1 != self._total_steps:
+            return
+        now, steps = time.monotonic(), len(self._values)
+        self._metrics.write(
+            step + 1,
+            {
+                "loss": sum(loss for loss, _ in self._values) / steps,
+                self._accuracy: sum(accuracy for _, accuracy in self._values) / steps,
+                "lr": lr,
+                "images_per_second": steps * self._batch_size / (now - self._since),
+            },
+        )
+        self._values.clear()
+        self._since = now
+
+    def pause(self, seconds: float) -> None:
+        """So much time went into something else than training."""
+        self._since += seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self._values), "seconds": time.monotonic() - self._since}
+
+    def resume(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Take up what a checkpoint holds of it; earlier versions saved nothing."""
+        if "step_log" not in state:
+            return
+        try:
+            saved = state["step_log"]
+            self._values = [(float(loss), float(accuracy)) for loss, accuracy in saved["values"]]
+            self._since = time.monotonic() - float(saved["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: a malformed 'step_log'") from error
 
 
 def _event_files(folder: Path) -> Any:

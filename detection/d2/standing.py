@@ -8,6 +8,7 @@ resumed run is the uninterrupted one, bit for bit where the kernels are.
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from detectron2.engine import HookBase
@@ -16,6 +17,7 @@ from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
 from detection.random_state import random_state, restore_random
+from detection.resuming import evaluation_is_missing
 from moco.stop import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class CheckpointHook(HookBase):
 
     Attributes:
         stop: the signals of this process.
+        done: iterations.
         resumed: what a checkpoint says of this run (:func:`usable`); None for a start.
     """
 
@@ -65,28 +68,30 @@ class CheckpointHook(HookBase):
         self.inner, self.evaluation = inner, evaluation
         self.period_iters, self.eval_period_iters = period_iters, eval_period_iters
         self.stop: StopRequest | None = None
+        self.done = 0
         self.resumed: Mapping[str, Any] | None = None
 
     def before_train(self) -> None:
         loader: ResumableLoader = self.trainer._trainer.data_loader
         if self.inner is not None:
             self.inner.max_iter = self.trainer.max_iter
+        self.done = self.trainer.start_iter
+        self._evaluate_if_missed()
         if self.resumed is None:
             return
         mine = self.resumed["ranks"][comm.get_rank()]
         loader.load_state_dict(mine["data"])
         _ = self.trainer._trainer._data_loader_iter  # draws from torch's stream when it begins
         restore_random(mine["random"])
+        if self.done == self.trainer.max_iter:
+            return  # nothing to smooth: the last line is there
         for name, values in self.resumed["recent"].items():
             for value, iteration in values:
                 self.trainer.storage.put_scalar(name, value, cur_iter=iteration)
-        if self.resumed["evaluation_missed"]:
-            self.trainer.storage.iter = self.trainer.start_iter - 1
-            self.evaluation._do_eval()
-            self.trainer.storage.iter = self.trainer.start_iter
 
     def after_step(self) -> None:
         iteration, done = self.trainer.iter, self.trainer.iter + 1
+        self.done = done
         finished = done == self.trainer.max_iter
         number = 0 if finished else self._asked()
         due = _due(done, self.period_iters)
@@ -97,11 +102,7 @@ class CheckpointHook(HookBase):
         )
         name = f"model_{iteration:07d}"
         if self.inner is not None:
-            standing = {
-                "ranks": ranks,
-                "recent": self._recent(),
-                "evaluation_missed": bool(number) and _due(done, self.eval_period_iters),
-            }
+            standing = {"ranks": ranks, "recent": self._recent()}
             if number:
                 self.inner.save(name, iteration=iteration, **{KEY: standing})
             else:
@@ -109,6 +110,16 @@ class CheckpointHook(HookBase):
         if number:
             comm.synchronize()  # no rank leaves before the file is there
             raise StoppedError(number, iteration, name)
+
+    def _evaluate_if_missed(self) -> None:
+        folder, done = Path(self.trainer.cfg.OUTPUT_DIR), self.done
+        missing = comm.is_main_process() and evaluation_is_missing(
+            folder, done, self.eval_period_iters
+        )
+        if done < self.trainer.max_iter and any(comm.all_gather(missing)):
+            self.trainer.storage.iter = done - 1
+            self.evaluation._do_eval()
+            self.trainer.storage.iter = done
 
     def _asked(self) -> int:
         """The signal that a rank has got, 0 for none; the same on all ranks."""

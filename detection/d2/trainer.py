@@ -27,6 +27,7 @@ from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
+from detectron2.utils.events import EventWriter, JSONWriter
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
@@ -55,6 +56,7 @@ from detection.processes import (
     run_in_others,
 )
 from detection.random_state import private_random
+from detection.resuming import counting, resume_from, set_iterations
 from detection.weights import (
     Coverage,
     EngineResult,
@@ -65,6 +67,7 @@ from detection.weights import (
 from moco import distributed
 from moco.errors import NumericError
 from moco.progress import Progress
+from moco.run import METRICS_NAME
 from moco.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
@@ -153,6 +156,16 @@ class Trainer(DefaultTrainer):
     def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
         return build_test_loader(cfg, dataset_name)
 
+    def build_writers(self) -> list[EventWriter]:
+        """Detectron2's; metrics.json is opened after a resumed run has shortened it."""
+        writers = []
+        for writer in super().build_writers():
+            if isinstance(writer, JSONWriter):
+                writer.close()
+                writer = LateJSONWriter(self.cfg.OUTPUT_DIR)
+            writers.append(writer)
+        return writers
+
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with :class:`CheckpointHook` on every rank in place of its own."""
         # Here and not in __init__, because the hooks below take hold of it.
@@ -197,6 +210,22 @@ class CpuTrainer(Trainer):
         self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
         self.register_hooks(self.build_hooks())
+
+
+class LateJSONWriter(EventWriter):
+    """Detectron2's JSONWriter, which opens its file at once; this one when it writes."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = Path(folder) / METRICS_NAME
+        self._writer: JSONWriter | None = None
+
+    def write(self) -> None:
+        self._writer = self._writer or JSONWriter(str(self._path))
+        self._writer.write()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 class ProgressHook(HookBase):
@@ -253,6 +282,7 @@ def _train(
     gc.collect()
     gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
+    path = None
     if resume and trainer.checkpointer.has_checkpoint():
         path = trainer.checkpointer.get_checkpoint_file()
         standing = check_checkpoint(path).get(STANDING)
@@ -261,17 +291,25 @@ def _train(
         logger.info("resuming after iteration %d", trainer.start_iter)
     elif resume:
         logger.info("--resume: no checkpoint in %s yet, starting anew", cfg.OUTPUT_DIR)
+    comm.synchronize()  # all have read it
+    if resume and comm.is_main_process():
+        folder, done = Path(cfg.OUTPUT_DIR), trainer.start_iter
+        resume_from(folder, Path(path) if path else None, done, trainer.max_iter)
+    comm.synchronize()
     trainer.checkpoint_hook.stop = stop
     try:
-        trainer.train()
+        with counting(lambda: trainer.checkpoint_hook.done):
+            trainer.train()
     except StoppedError as stopped:
         saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
         leave(stopped.number, f"iteration {stopped.iteration}", saved)
     except FloatingPointError as error:
-        raise NumericError(
+        diverged = NumericError(
             f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
             "or lengthen SOLVER.WARMUP_ITERS"
-        ) from error
+        )
+        set_iterations(diverged, trainer.iter)
+        raise diverged from error
     finally:
         gc.unfreeze()
     latest = trainer.storage.latest()

@@ -8,6 +8,7 @@ lie under "model" with Detectron2's names, so that either engine reads the other
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,11 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     iteration: int,
+    recent: Mapping[str, Sequence[float]],
 ) -> Path:
     """Write `folder/name`, then `last_checkpoint`; `iteration` is the last one that was done.
+
+    `recent`: what the next line of metrics.json is smoothed over.
 
     All processes call it, the main one writes, and no one goes on before the files are there.
     """
@@ -42,7 +46,8 @@ def save_checkpoint(
     ranks = distributed.gather_objects(random_state())
     if distributed.is_main():
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        atomic_torch_save(path, {**content, "iteration": iteration, "random": ranks})
+        standing = {"iteration": iteration, "random": ranks, "recent": dict(recent)}
+        atomic_torch_save(path, {**content, **standing})
         atomic_write_text(folder / LAST, name)
     distributed.barrier()
     return path
@@ -65,10 +70,14 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 @dataclass
 class Standing:
-    """Where a run stands; `random` of this process, None where other processes wrote it."""
+    """Where a run stands; `random` of this process, None where other processes wrote it.
+
+    `recent` is empty in a checkpoint of an earlier version.
+    """
 
     next_iteration: int
     random: State | None
+    recent: Mapping[str, Sequence[float]]
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
@@ -103,4 +112,4 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         reason, random = "", ranks[distributed.rank()]
     if reason:
         logger.warning("%s: resumed with other pictures and random numbers (%s)", path, reason)
-    return Standing(content["iteration"] + 1, random)
+    return Standing(content["iteration"] + 1, random, content.get("recent", {}))

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from detection.resuming import WRITE_EVERY_ITERS
 from moco import distributed
 from moco.run import RunFolder
 
 logger = logging.getLogger(__name__)
 
-LOG_EVERY_ITERS = 20  # as Detectron2's PeriodicWriter; values are medians over as many iterations
+WINDOW_ITERS = 20  # values are medians over so many iterations, as in Detectron2's writers
+_TIMES = ("time", "data_time")
 
 
 @contextmanager
@@ -63,7 +65,7 @@ class StepLog:
     def __init__(self, folder: Path | None, max_iter: int) -> None:
         self._folder = None if folder is None else RunFolder(folder, owner=False)
         self._max_iter = max_iter
-        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=LOG_EVERY_ITERS))
+        self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
         self._writer = None if folder is None else _tensorboard(folder)
 
     def step(self, iteration: int, values: Mapping[str, float], lr: float) -> None:
@@ -71,10 +73,19 @@ class StepLog:
         for name, value in values.items():
             self._windows[name].append(value)
         last = iteration + 1 == self._max_iter
-        if last or (iteration + 1) % LOG_EVERY_ITERS == 0:
+        if last or (iteration + 1) % WRITE_EVERY_ITERS == 0:
             medians = {name: statistics.median(w) for name, w in self._windows.items()}
             left = self._max_iter - iteration - 1
             self.write(iteration, {**medians, "lr": lr, "eta_seconds": medians["time"] * left})
+
+    def recent(self) -> dict[str, list[float]]:
+        """The values that the next line is smoothed over, for a checkpoint; without the times."""
+        return {name: list(w) for name, w in self._windows.items() if name not in _TIMES}
+
+    def resume(self, recent: Mapping[str, Sequence[float]]) -> None:
+        """Take up what :meth:`recent` returned."""
+        for name, values in recent.items():
+            self._windows[name].extend(values)
 
     def write(self, iteration: int, values: Mapping[str, float]) -> None:
         """Write values at once, such as the metrics of an evaluation."""

@@ -56,6 +56,7 @@ from detection.processes import (
     run_in_others,
 )
 from detection.random_state import State, private_random, restore_random
+from detection.resuming import counting, evaluation_is_missing, resume_from
 from detection.weights import EngineResult, load_converted, load_trained, read_trained
 from moco import distributed
 from moco.errors import NumericError
@@ -171,7 +172,10 @@ def _work(
         else:
             coverage = None if weights is None else load_converted(model, weights.model)
             iterations = cfg.SOLVER.MAX_ITER
-            with closing(Trainer(cfg, model, stop)) as trainer:
+            with (
+                closing(Trainer(cfg, model, stop)) as trainer,
+                counting(lambda: trainer.done),
+            ):
                 if resume:
                     trainer.resume()
                 metrics = trainer.train()
@@ -197,7 +201,7 @@ class Trainer:
         self.folder = Path(cfg.OUTPUT_DIR)
         self.device = cfg.MODEL.DEVICE.split(":")[0]
         self.max_iter: int = solver.MAX_ITER
-        self.next_iteration = 0
+        self.done = 0  # iterations
         self.optimizer = torch.optim.SGD(
             parameter_groups(
                 model,
@@ -230,10 +234,14 @@ class Trainer:
         path = last_checkpoint(self.folder)
         if path is None:
             logger.warning("%s holds no checkpoint; starting at iteration 0", self.folder)
-            return
-        standing = load_checkpoint(path, self.model, self.optimizer)
-        self.next_iteration, self.random = standing.next_iteration, standing.random
-        logger.info("continuing at iteration %d, after %s", self.next_iteration, path)
+        else:
+            standing = load_checkpoint(path, self.model, self.optimizer)
+            self.done, self.random = standing.next_iteration, standing.random
+            self.log.resume(standing.recent)
+            logger.info("continuing at iteration %d, after %s", self.done, path)
+        distributed.barrier()  # all have read it
+        if distributed.is_main():
+            resume_from(self.folder, path, self.done, self.max_iter)
 
     def train(self) -> dict[str, float]:
         """Train to the end and return the last evaluation's metrics, {} but on the main process.
@@ -245,17 +253,21 @@ class Trainer:
         """
         cfg, metrics = self.cfg, None
         self.model.train()
-        batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=self.next_iteration)
+        start, period = self.done, cfg.TEST.EVAL_PERIOD
+        missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
+        if start < self.max_iter and distributed.highest(missing):
+            self.evaluate(start - 1)
+        batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=start)
         if self.random is not None:  # after the line above, which drew from it
             restore_random(self.random)
         silent = not distributed.is_main()
-        progress = Progress(self.max_iter, "fine-tune", initial=self.next_iteration, silent=silent)
+        progress = Progress(self.max_iter, "fine-tune", initial=start, silent=silent)
         with closing(batches), progress:
-            for iteration in range(self.next_iteration, self.max_iter):
+            for iteration in range(start, self.max_iter):
                 loss = self.step(iteration, batches)
                 progress.update(1, loss=f"{loss:.3f}")
-                done = iteration + 1
-                evaluation_due = done == self.max_iter or _due(done, cfg.TEST.EVAL_PERIOD)
+                self.done = done = iteration + 1
+                evaluation_due = done == self.max_iter or _due(done, period)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
                     self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER, done)
                 if done == self.max_iter:
@@ -343,6 +355,7 @@ class Trainer:
             model=self.model,
             optimizer=self.optimizer,
             iteration=iteration,
+            recent=self.log.recent(),
         )
         logger.info("saved %s", path)
         return path

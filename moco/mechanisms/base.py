@@ -87,6 +87,11 @@ class Mechanism(nn.Module, ABC):
         self.T = T
         self.encoder_q = encoder
 
+    @property
+    def has_key_encoder(self) -> bool:
+        """Whether keys have an encoder of their own."""
+        return getattr(self, "encoder_k", self.encoder_q) is not self.encoder_q
+
     @abstractmethod
     def look_up(self, batch: LookUp) -> Dictionary:
         """The dictionary for this step's queries. All processes have to call it together."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from detection import resuming
 from detection.train_net import main
 from moco.errors import Preempted
 from moco.fileio import load_torch
@@ -69,6 +70,7 @@ def every_iteration() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(
             PeriodicWriter, "__init__", lambda self, writers, period: init(self, writers, 1)
         )
+        patch.setattr(resuming, "WRITE_EVERY_ITERS", 1)
         yield patch
 
 
@@ -199,13 +201,44 @@ def test_what_was_compared(straight, periodic):
 
 @pytest.mark.parametrize("iteration", [2, 3])
 def test_from_a_periodic_checkpoint(iteration, words, straight, periodic, tmp_path):
-    """After a kill; the first is of before an evaluation, which is not done again."""
+    """After a kill; the first is of before an evaluation, which is made up for."""
     name = f"model_{iteration:07d}.pth"
     for file in (name, "config.yaml"):
         (tmp_path / file).write_bytes((periodic / file).read_bytes())
     (tmp_path / "last_checkpoint").write_text(name)
     assert main(words(tmp_path, "SOLVER.CHECKPOINT_PERIOD", 1, flags=("--resume",))) == 0
     assert same(*(load_torch(f / "model_final.pth") for f in (tmp_path, straight(0))))
+
+
+def test_an_older_checkpoint_replaces_what_came_after_it(words, straight, tmp_path, capsys):
+    folder, often = tmp_path / "run", ("SOLVER.CHECKPOINT_PERIOD", 2)
+    with every_iteration():
+        assert main(words(folder, *often)) == 0
+    (folder / "last_checkpoint").write_text("model_0000001.pth")
+    with every_iteration() as patch, pytest.raises(Preempted):
+        signal_in(patch, *owner_of("step"), 2, signal.SIGTERM)
+        main(words(folder, *often, flags=("--resume",)))
+    assert (folder / "last_checkpoint").read_text() == "model_0000004.pth"
+    aside = folder / "superseded_1"
+    names = ["earlier_run.json", "model_0000003.pth", "model_0000005.pth", "model_final.pth"]
+    assert sorted(path.name for path in aside.iterdir()) == names
+    assert str(aside) in capsys.readouterr().out
+    with every_iteration():
+        assert main(words(folder, *often, flags=("--resume",))) == 0
+    iterations = [json.loads(x)["iteration"] for x in (folder / "metrics.json").open()]
+    # Each once; after an evaluation that the stop came before, its own line.
+    assert sorted(set(iterations)) == list(range(7)) and len(iterations) <= 8
+    assert metrics(folder) == metrics(straight(0))
+
+
+def test_a_stop_between_two_lines_leaves_none(words, tmp_path):
+    """Detectron2 writes one when a training ends, whatever the reason."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Preempted):
+        signal_in(patch, *owner_of("step"), 3, signal.SIGTERM)
+        main(words(tmp_path / "run"))
+    assert main(words(tmp_path / "run", flags=("--resume",))) == 0
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.json").open()]
+    assert [line["iteration"] for line in lines if "total_loss" in line] == [5]
 
 
 def test_the_number_of_reading_processes_does_not_matter(words, straight, tmp_path):

@@ -269,6 +269,70 @@ def test_a_task_stopped_and_killed_equals_a_straight_one(
     small_tasks.assert_same_run(expected_folder, out)
 
 
+def stop_after(iteration: int, voc: Path, out: Path, keys: dict[str, Any], resume: bool) -> None:
+    ask = on_iteration(iteration, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with ask, pytest.raises(Preempted):
+        run(voc, out, keys, resume=resume)
+
+
+def lines_without_times(out: Path) -> list[dict[str, Any]]:
+    times = {"time", "data_time", "eta_seconds"}
+    return [{k: v for k, v in line.items() if k not in times} for line in log_lines(out)]
+
+
+def test_an_older_checkpoint_replaces_what_came_after_it(
+    voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"SOLVER.CHECKPOINT_PERIOD": 2}
+    run(voc, tmp_path, keys)
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "last_checkpoint").write_text("model_0000003.pth")
+    stop_after(4, voc, tmp_path, keys, resume=True)
+    assert (tmp_path / "last_checkpoint").read_text() == "model_0000004.pth"
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == [
+        "model_0000001.pth",
+        "model_0000003.pth",
+        "model_0000004.pth",
+    ]
+    aside = tmp_path / "superseded_1"
+    names = ["earlier_run.json", "model_0000005.pth", "model_final.pth"]
+    assert sorted(path.name for path in aside.iterdir()) == names
+    out = capsys.readouterr().out
+    assert "note: " in out and str(aside) in out
+    run(voc, tmp_path, keys, resume=True)
+    assert_same_state(final(tmp_path), load_torch(aside / "model_final.pth"))
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_lines_of_metrics_are_those_of_an_uninterrupted_run(
+    voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    """A line every 3 iterations, medians over 20; killed later, so that lines are done again."""
+    for module in ("log", "trainer"):
+        monkeypatch.setattr(f"detection.embedded.{module}.WRITE_EVERY_ITERS", 3, raising=False)
+    monkeypatch.setattr("detection.resuming.WRITE_EVERY_ITERS", 3)
+    keys = {"TEST.EVAL_PERIOD": 4}
+    run(voc, tmp_path / "straight", keys)
+    out = tmp_path / "run"
+    stop_after(stop, voc, out, keys, resume=False)
+    with on_iteration(7, killed), pytest.raises(KeyboardInterrupt):
+        run(voc, out, keys, resume=True)
+    run(voc, out, keys, resume=True)
+    assert lines_without_times(out) == lines_without_times(tmp_path / "straight")
+
+
+def test_an_evaluation_that_a_kill_came_before_is_made_up_for(voc: Path, tmp_path: Path) -> None:
+    keys = {"TEST.EVAL_PERIOD": 4, "SOLVER.CHECKPOINT_PERIOD": 4}
+    run(voc, tmp_path / "straight", keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.Trainer, "evaluate", lambda *_: killed())
+        with pytest.raises(KeyboardInterrupt):
+            run(voc, tmp_path / "run", keys)
+    run(voc, tmp_path / "run", keys, resume=True)
+    assert lines_without_times(tmp_path / "run") == lines_without_times(tmp_path / "straight")
+    assert_same_state(final(tmp_path / "run"), final(tmp_path / "straight"))
+
+
 def test_resuming_a_finished_run_only_evaluates(voc: Path, tmp_path: Path) -> None:
     first = run(voc, tmp_path)
     before = final(tmp_path)

@@ -18,6 +18,7 @@ from detection.processes import (
     report,
     torchrun_processes,
 )
+from detection.resuming import iterations_before, set_iterations
 from detection.task import default_task
 from detection.weights import Coverage, EngineResult
 from moco.distributed import LostProcess
@@ -133,11 +134,13 @@ def raising(error: Exception):
 @pytest.mark.parametrize("kind", [UserError, DataError, NumericError])
 def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path):
     outcome = tmp_path / "outcome.json"
+    error = kind("what went wrong")
+    set_iterations(error, 4)
     with pytest.raises(kind):
-        report(raising(kind("what went wrong")), outcome, rank=1, local_rank=1, saves=True)
+        report(raising(error), outcome, rank=1, local_rank=1, saves=True)
     with pytest.raises(kind, match=r"what went wrong \(process 1\)") as caught:
         read_outcome(outcome)
-    assert type(caught.value) is kind
+    assert type(caught.value) is kind and iterations_before(caught.value) == 4
 
 
 @pytest.mark.parametrize("consequence", [LostProcess("process 0 is gone"), RuntimeError("reset")])

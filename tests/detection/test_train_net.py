@@ -9,6 +9,7 @@ import pytest
 from filelock import FileLock
 
 from detection import train_net
+from detection.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.command import parse_with_pairs
 from moco.errors import DataError, LockedError, NumericError, Preempted, UserError
@@ -168,14 +169,44 @@ def test_a_folder_in_use(argv, tmp_path):
 
 def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
     def fails(*_: object) -> None:
-        raise NumericError("iteration 5: loss_cls is nan")
+        error = NumericError("iteration 5: loss_cls is nan")
+        set_iterations(error, 5)
+        raise error
 
     monkeypatch.setattr(train_net, "run_engine", fails)
     with pytest.raises(NumericError):
         main(argv())
     record = read_record(tmp_path / "run" / "run.json")
-    assert (record.status, record.metrics) == ("failed", {})
+    assert (record.status, record.metrics, record.iterations) == ("failed", {}, 5)
     assert record.notes[-1] == "NumericError: iteration 5: loss_cls is nan"
+
+
+def test_a_failed_run_of_a_killed_process_counts_what_it_logged(argv, tmp_path, monkeypatch):
+    def killed(*_: object) -> None:
+        (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
+        raise RuntimeError("process 1 was killed")
+
+    monkeypatch.setattr(train_net, "run_engine", killed)
+    with pytest.raises(RuntimeError):
+        main(argv())
+    assert read_record(tmp_path / "run" / "run.json").iterations == 40
+
+
+def test_a_failed_training_knows_its_iterations(argv, tmp_path, monkeypatch):
+    from detection.embedded.model import Detector
+
+    forward, calls = Detector.forward, iter(range(100))
+
+    def broken(self, samples):
+        output = forward(self, samples)
+        return {k: v * float("nan") for k, v in output.items()} if next(calls) == 1 else output
+
+    monkeypatch.setattr(Detector, "forward", broken)
+    with pytest.raises(NumericError, match="iteration 1"):
+        main(argv())
+    record = read_record(tmp_path / "run" / "run.json")
+    assert (record.status, record.iterations) == ("failed", 1)
+    assert record.seconds > 0
 
 
 def test_errors_come_before_the_folder(argv, tmp_path):

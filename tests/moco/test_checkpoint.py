@@ -69,6 +69,15 @@ def test_keeps_the_newest_and_the_milestones(tmp_path):
     assert names(tmp_path) == kept[2:]
 
 
+def test_what_must_stay_stays(tmp_path):
+    """The file just written is among the oldest names where somebody put newer ones beside it."""
+    for epoch in range(5):
+        (tmp_path / checkpoint_name(epoch)).touch()
+    written, good = checkpoint_name(1), checkpoint_name(0)
+    remove_old_checkpoints(tmp_path, keep=2, milestone_epochs=0, never=(written, good))
+    assert names(tmp_path) == [good, written, checkpoint_name(3), checkpoint_name(4)]
+
+
 def test_saved_checkpoint_is_read_back_and_pointed_at(tmp_path):
     save_checkpoint(tmp_path / checkpoint_name(0), content())
     assert (tmp_path / "last_checkpoint").read_text() == "checkpoint_0000.pth.tar"

@@ -324,7 +324,7 @@ def test_a_loss_that_is_no_number_in_one_process(words, tmp_path):
     lines = done.err.splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert re.match(r"error: loss is nan at step 4; the last good .*checkpoint_0000.pth", line)
+        assert re.match(r"error: loss is nan at step 4; .*checkpoint_0000.pth", line)
     last = state(tmp_path / "run")
     assert last["step"] == 3
     assert all(value.isfinite().all() for value in last["state_dict"].values())
