@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 
 from convert.verify import Converted
 from detection.datasets import custom_names, folder_sources, read_split
-from detection.datasets.base import Split
+from detection.datasets.base import Split, object_counts
 from detection.datasets.coco import require_polygons
 from detection.evaluators import build_evaluator
 from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
@@ -475,13 +475,38 @@ def _check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[s
                 )
         if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon":
             require_polygons(split)
-    boxes = train and test.evaluator_type != "sem_seg"
-    if boxes and not any(record["annotations"] for split in train for record in split.records):
-        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    if test.evaluator_type != "sem_seg":
+        notes += _absent_classes(train, test)
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
     if shared:
         notes.append(f"{shared} of {len(test.records)} test pictures are also trained on")
+    return notes
+
+
+def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
+    """Notes on classes that are not learned, or not measured.
+
+    Raises:
+        DataError: none is learned, or none is measured.
+    """
+    notes = []
+    learned = {name for split in train for name in object_counts(split)}
+    if train and not learned:
+        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    unseen = [name for name in test.classes if name not in learned]
+    if train and unseen:
+        notes.append(f"no object to train on, so never detected: {_some(unseen)}")
+    measured = object_counts(test, measured=True)
+    absent = [name for name in test.classes if name not in measured]
+    if len(absent) == len(test.classes):
+        raise DataError(f"{test.name}: no annotated objects in the test split to measure AP with")
+    if absent:
+        theirs = "; bbox/AP_detectron2 counts them, as Detectron2 does"
+        notes.append(
+            f"{test.name}: no object to test on: {_some(absent)}; AP is the mean over the other "
+            f"{len(measured)} classes{theirs * (test.evaluator_type == 'pascal_voc')}"
+        )
     return notes
 
 

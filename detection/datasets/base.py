@@ -1,5 +1,6 @@
 """What a data set is to both engines: validated records, and what its metric compares with."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +38,25 @@ class Split:
     truth: Any = None
     has_masks: bool = False
     has_keypoints: bool = False
+
+
+def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
+    """Class → number of its objects in a split of instances, without the classes that have none.
+
+    Args:
+        measured: only what the metric asks for. Crowds never count; for VOC's metric, difficult
+            objects do not either, although they are trained on.
+    """
+    if measured and split.evaluator_type == "pascal_voc":
+        ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
+    else:
+        ids = (
+            item["category_id"]
+            for record in split.records
+            for item in record["annotations"]
+            if not item.get("iscrowd", 0)
+        )
+    return Counter(split.classes[i] for i in ids)
 
 
 class Source(Protocol):
