@@ -27,7 +27,7 @@ _IDENTITY = (
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
-# What makes a detector another model than the paper's, and not one that deviates from it; the values
+# What makes a detector another model than the paper's, and not one that deviates from it → values
 # that count as the paper's besides those of its recipes.
 _MODEL: dict[str, tuple[Any, ...]] = {
     "MODEL.META_ARCHITECTURE": (),

@@ -21,13 +21,14 @@ from detectron2.utils import comm
 from torch import nn
 
 from detection.d2 import densepose, semantic_seg
-from detection.d2.loader import ResumableLoader
+from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
 from detection.evaluators import build_evaluator as build_shared_evaluator
 from detection.predictions import encode_mask
 from detection.visualize import Visualizer
+from moco.errors import DataError
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
@@ -52,26 +53,25 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
 
 def build_train_loader(cfg: CfgNode) -> ResumableLoader:
     """Endless batches of DATASETS.TRAIN."""
-    if is_densepose(cfg):
-        return ResumableLoader(densepose.build_train_loader(cfg), cfg.SEED)
-    mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
-    return ResumableLoader(build_detection_train_loader(cfg, mapper=mapper), cfg.SEED)
+    mapper = NamesImages(build_mapper(cfg, training=True))
+    build = densepose.build_train_loader if is_densepose(cfg) else build_detection_train_loader
+    return ResumableLoader(build(cfg, mapper=mapper), cfg.SEED)
 
 
-def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
+def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
     """Every test picture once."""
-    if is_densepose(cfg):
-        return densepose.build_test_loader(cfg, dataset_name)
-    return build_detection_test_loader(cfg, dataset_name, mapper=build_test_mapper(cfg))
+    mapper = NamesImages(build_mapper(cfg, training=False))
+    build = densepose.build_test_loader if is_densepose(cfg) else build_detection_test_loader
+    return ReadableLoader(build(cfg, dataset_name, mapper=mapper))
 
 
-def build_test_mapper(cfg: CfgNode) -> Callable[[Record], dict[str, Any]]:
-    """A record → what the model takes in evaluation."""
+def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
+    """A record → what the model takes in training or in evaluation."""
     if is_densepose(cfg):
-        return densepose.build_mapper(cfg)
+        return densepose.build_mapper(cfg, training=training)
     if is_semantic(cfg):
-        return semantic_seg.build_mapper(cfg, training=False)
-    return DatasetMapper(cfg, is_train=False)
+        return semantic_seg.build_mapper(cfg, training=training)
+    return DatasetMapper(cfg, is_train=training)
 
 
 def is_semantic(cfg: CfgNode) -> bool:
@@ -129,12 +129,15 @@ def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
         The folder with the pictures.
     """
     split = read_split(cfg.DATASETS.TEST[0], cfg)
-    mapper = build_test_mapper(cfg)
+    mapper = NamesImages(build_mapper(cfg, training=False))
     folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
     visualizer = Visualizer(folder, number, split)
     with inference_context(model), torch.no_grad():
         for record in visualizer.records:
-            (output,) = model([mapper(copy.deepcopy(record))])
+            sample = mapper(copy.deepcopy(record))
+            if isinstance(sample, DataError):
+                raise sample
+            (output,) = model([sample])
             visualizer.add(record, to_prediction(output))
     return folder
 

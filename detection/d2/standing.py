@@ -16,6 +16,7 @@ from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
 from detection.random_state import random_state, restore_random
+from moco.errors import DataError
 from moco.stop import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ class StoppedError(BaseException):
     def __init__(self, number: int, iteration: int, name: str) -> None:
         super().__init__()
         self.number, self.iteration, self.name = number, iteration, name
+
+
+class UnreadableError(BaseException):
+    """Leaves the loop on an image that cannot be read; no Exception, for the same reason."""
 
 
 class CheckpointHook(HookBase):
@@ -82,7 +87,10 @@ class CheckpointHook(HookBase):
                 self.trainer.storage.put_scalar(name, value, cur_iter=iteration)
         if self.resumed["evaluation_missed"]:
             self.trainer.storage.iter = self.trainer.start_iter - 1
-            self.evaluation._do_eval()
+            try:
+                self.evaluation._do_eval()
+            except DataError as error:
+                raise UnreadableError(str(error)) from error
             self.trainer.storage.iter = self.trainer.start_iter
 
     def after_step(self) -> None:
@@ -92,32 +100,46 @@ class CheckpointHook(HookBase):
         due = _due(done, self.period_iters)
         if not (finished or due or number):
             return
-        ranks = comm.gather(
-            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
-        )
         name = f"model_{iteration:07d}"
-        if self.inner is not None:
-            standing = {
-                "ranks": ranks,
-                "recent": self._recent(),
-                "evaluation_missed": bool(number) and _due(done, self.eval_period_iters),
-            }
-            if number:
-                self.inner.save(name, iteration=iteration, **{KEY: standing})
-            else:
-                self.inner.step(iteration, **{KEY: standing})
+        missed = bool(number) and _due(done, self.eval_period_iters)
+        self._save(iteration, name if number else None, evaluation_missed=missed)
         if number:
             comm.synchronize()  # no rank leaves before the file is there
             raise StoppedError(number, iteration, name)
+
+    def save_unreadable(self, iteration: int, *, evaluation_missed: bool) -> None:
+        """Save the state after ``iteration`` before an image ends the run, unless that was done."""
+        done = iteration + 1
+        due = _due(done, self.period_iters) and not evaluation_missed
+        if self.trainer.start_iter < done < self.trainer.max_iter and not due:
+            self._save(iteration, f"model_{iteration:07d}", evaluation_missed=evaluation_missed)
+            comm.synchronize()
+
+    def _save(self, iteration: int, name: str | None, *, evaluation_missed: bool) -> None:
+        """On all ranks; under a name, or when and as Detectron2's hook does."""
+        ranks = comm.gather(
+            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
+        )
+        if self.inner is None:
+            return
+        standing = {
+            "ranks": ranks,
+            "recent": self._recent(iteration),
+            "evaluation_missed": evaluation_missed,
+        }
+        if name is None:
+            self.inner.step(iteration, **{KEY: standing})
+        else:
+            self.inner.save(name, iteration=iteration, **{KEY: standing})
 
     def _asked(self) -> int:
         """The signal that a rank has got, 0 for none; the same on all ranks."""
         received = None if self.stop is None else self.stop.received
         return max(comm.all_gather(int(received or 0)))
 
-    def _recent(self) -> dict[str, list[tuple[float, int]]]:
+    def _recent(self, iteration: int) -> dict[str, list[tuple[float, int]]]:
         """The values that the next lines of metrics.json are smoothed over."""
-        storage, first = self.trainer.storage, self.trainer.iter - WINDOW_ITERS
+        storage, first = self.trainer.storage, iteration - WINDOW_ITERS
         smoothed = [name for name, hint in storage.smoothing_hints().items() if hint]
         return {
             name: [(float(v), int(i)) for v, i in storage.history(name).values() if i > first]

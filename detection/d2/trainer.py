@@ -42,8 +42,9 @@ from detection.d2.data import (
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
 from detection.d2.standing import KEY as STANDING
-from detection.d2.standing import CheckpointHook, StoppedError, usable
+from detection.d2.standing import CheckpointHook, StoppedError, UnreadableError, usable
 from detection.datasets import cache_clear
+from detection.images import resumable
 from detection.metrics import HEADLINE
 from detection.norms import with_process_norms
 from detection.processes import (
@@ -63,7 +64,7 @@ from detection.weights import (
     read_trained,
 )
 from moco import distributed
-from moco.errors import NumericError
+from moco.errors import DataError, NumericError
 from moco.progress import Progress
 from moco.stop import StopRequest, leave
 
@@ -152,6 +153,24 @@ class Trainer(DefaultTrainer):
     @classmethod
     def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
         return build_test_loader(cfg, dataset_name)
+
+    def run_step(self) -> None:
+        try:
+            super().run_step()
+        except DataError as error:
+            self.iter -= 1  # the last one that was done, also to the hooks that come after training
+            self._leave_unreadable(error, evaluation_missed=False)
+
+    def after_step(self) -> None:
+        try:
+            super().after_step()
+        except DataError as error:
+            self._leave_unreadable(error, evaluation_missed=True)
+
+    def _leave_unreadable(self, error: DataError, *, evaluation_missed: bool) -> None:
+        """Save what was trained; on all ranks."""
+        self.checkpoint_hook.save_unreadable(self.iter, evaluation_missed=evaluation_missed)
+        raise UnreadableError(resumable(error, _last_checkpoint(self.cfg.OUTPUT_DIR))) from error
 
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with :class:`CheckpointHook` on every rank in place of its own."""
@@ -267,6 +286,8 @@ def _train(
     except StoppedError as stopped:
         saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
         leave(stopped.number, f"iteration {stopped.iteration}", saved)
+    except UnreadableError as error:
+        raise DataError(str(error)) from error
     except FloatingPointError as error:
         raise NumericError(
             f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
@@ -277,6 +298,11 @@ def _train(
     latest = trainer.storage.latest()
     metrics = _canonical({name: value for name, (value, _) in latest.items()})
     return model, metrics, coverage, trainer.max_iter
+
+
+def _last_checkpoint(folder: str) -> Path | None:
+    pointer = Path(folder) / "last_checkpoint"
+    return pointer.with_name(pointer.read_text()) if pointer.is_file() else None
 
 
 def _canonical(results: Mapping[str, float]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from detection.datasets.layout import (
     absent,
     datasets_root,
     inside,
+    picture_size,
     read_json,
 )
 from moco.errors import DataError, UserError
@@ -231,6 +232,10 @@ class COCOSource:
 
     def _require_pictures(self, records: Sequence[Record]) -> None:
         require_pictures(records, self.json_file, self.expected())
+        for record in records:
+            # A JPEG never has more than 8 bits, and COCO's are too many to open.
+            if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
+                picture_size(record["file_name"])
 
 
 def sources(cfg: CfgNode) -> dict[str, COCOSource]:

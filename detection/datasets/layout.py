@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from detection.images import check_bits
 from moco.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -81,12 +82,15 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
         source: the file, or its bytes; with bytes ``where`` names it.
 
     Raises:
-        DataError: not a picture.
+        DataError: not an image, or of more than 8 bits.
     """
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             width, height = image.size
+            check_bits(image, where or source)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user
         if isinstance(source, bytes):
             raise DataError(f"{where!s}: not a picture or damaged ({error})") from error

@@ -395,7 +395,7 @@ def test_no_objects_to_measure(load, tmp_path):
     root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
     for name in ("red", "green", "blue"):
         without(root, "test", name)
-    with pytest.raises(DataError, match="own_test.*test split"):
+    with pytest.raises(DataError, match=r"own_test.*test split"):
         load("DATASETS.VOC_DIR", root)
 
 

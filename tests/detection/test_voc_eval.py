@@ -7,7 +7,6 @@ import pytest
 
 from detection.voc_eval import (
     DETECTRON2_MEANS,
-
     IOU_THRESHOLDS,
     GroundTruth,
     VOCDetections,
@@ -173,7 +172,9 @@ def test_detections_of_two_processes_are_appended_in_order():
 NAMES = ("cat", "dog", "cow", "absent", "undetected")
 
 
-def random_case(seed: int, *, absent: bool = True) -> tuple[dict[str, GroundTruth], list[tuple[str, np.ndarray, ...]]]:
+def random_case(
+    seed: int, *, absent: bool = True
+) -> tuple[dict[str, GroundTruth], list[tuple[str, np.ndarray, ...]]]:
     """Pictures with objects and detections near, on and away from them; many equal scores."""
     rng = np.random.default_rng(seed)
     objects, found = {}, []
