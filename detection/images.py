@@ -97,8 +97,13 @@ def first_error(batch: Iterable[Any]) -> DataError | None:
     return next((sample for sample in batch if isinstance(sample, DataError)), None)
 
 
-def resumable(error: DataError, checkpoint: PathLike | None) -> str:
-    """The message of a training that an image ended: what was wrong, and what is saved."""
-    if checkpoint is None:
-        return f"{error}; nothing was trained yet"
-    return f"{error}; saved {checkpoint}, from which --resume continues once that is fixed"
+def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str:
+    """The message of a training that an image ended: what was wrong, and what is saved.
+
+    Args:
+        doctor: the command that checks all images (detection/datasets/doctor_custom.py), or "".
+    """
+    saved = "nothing was trained yet"
+    if checkpoint is not None:
+        saved = f"saved {checkpoint}, from which --resume continues once that is fixed"
+    return f"{error}; {saved}" + (f"; to check all images: {doctor}" if doctor else "")

@@ -10,6 +10,8 @@ A metric is called ``<kind>/<name>`` and lies in 0..100:
     sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
     linear, finetune        top1, top5: 1-crop accuracy (moco/linear.py, moco/finetune.py)
     knn                     top1 (moco/knn.py)
+    bbox_TTA, segm_TTA      the same with test-time augmentation (TEST.AUG, on Detectron2), which
+                            is in records and not in tables
 
 AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
 elsewhere of the dataset's own. It is the mean over the classes that have an object to test on;

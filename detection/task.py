@@ -7,7 +7,8 @@ unknown key is an error that names the nearest one, and so is a value that the e
 import hashlib
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from convert.verify import Converted
 from detection.datasets import custom_names, folder_sources, read_split
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco import require_polygons
+from detection.datasets.doctor_custom import command as doctor_command
 from detection.evaluators import build_evaluator
 from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
 from detection.norms import process_norms
@@ -63,6 +65,7 @@ class Task:
         train: the training splits, empty for evaluation only.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
+        imports: modules of the user's own code, imported before (``--import``).
     """
 
     name: str
@@ -74,6 +77,7 @@ class Task:
     test: Split
     recipe: RecipeCheck
     notes: tuple[str, ...]
+    imports: tuple[str, ...] = ()
 
 
 def default_task() -> CfgNode:
@@ -167,16 +171,25 @@ def load_task(
     _check_values(cfg)
     notes += _check_engine(cfg, engine, num_processes)
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
-    _resolve_names(cfg, given, needed)
-    train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
-    test = read_split(cfg.DATASETS.TEST[0], cfg)
-    _resolve_classes(cfg, test, explicit, given)
-    notes += _check_splits(cfg, train, test)
+    with _pointing_to_the_doctor(cfg):
+        _resolve_names(cfg, given, needed)
+        if engine == "detectron2":
+            from detection.d2.catalog import offer
+
+            offer(cfg)
+        train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
+        test = read_split(cfg.DATASETS.TEST[0], cfg)
+        _resolve_classes(cfg, test, explicit, given)
+        notes += _check_splits(cfg, train, test)
     # Both say now what they could not do at the end of a training.
     if test.evaluator_type == "densepose":
         from detection.d2.densepose import fetch_surface
 
         fetch_surface()
+    elif test.from_catalog:
+        from detection.d2.catalog import check_evaluator
+
+        check_evaluator(test)
     else:
         build_evaluator(test, cfg, Path(cfg.OUTPUT_DIR))
     cfg.freeze()
@@ -413,6 +426,17 @@ def _resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) 
         )
 
 
+@contextmanager
+def _pointing_to_the_doctor(cfg: CfgNode) -> Iterator[None]:
+    """What is wrong with a custom dataset is rarely wrong in one place."""
+    try:
+        yield
+    except DataError as error:
+        if doctor := doctor_command(cfg):
+            raise DataError(f"{error}; to check all of it: {doctor}") from error
+        raise
+
+
 def _resolve_classes(
     cfg: CfgNode, test: Split, explicit: Collection[str], given: Collection[str]
 ) -> None:
@@ -428,7 +452,7 @@ def _resolve_classes(
         )
     node = cfg.MODEL.SEM_SEG_HEAD if semantic else cfg.MODEL.ROI_HEADS
     key = f"MODEL.{'SEM_SEG_HEAD' if semantic else 'ROI_HEADS'}.NUM_CLASSES"
-    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg))
+    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg) or test.from_catalog)
     num_classes = len(test.classes)
     if key not in (given if own else explicit):
         node.NUM_CLASSES = num_classes
@@ -473,7 +497,7 @@ def _check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[s
                     f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
                     f"them, or set MODEL.{key} False"
                 )
-        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon":
+        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon" and not split.from_catalog:
             require_polygons(split)
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
@@ -497,6 +521,8 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     unseen = [name for name in test.classes if name not in learned]
     if train and unseen:
         notes.append(f"no object to train on, so never detected: {_some(unseen)}")
+    if test.from_catalog:
+        return notes  # its records need not have what its evaluator compares with
     measured = object_counts(test, measured=True)
     absent = [name for name in test.classes if name not in measured]
     if len(absent) == len(test.classes):

@@ -20,7 +20,7 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import nn
 
-from detection.d2 import densepose, semantic_seg
+from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
@@ -39,6 +39,8 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
     """
     for name in dict.fromkeys(names):
         split = read_split(name, cfg)
+        if split.from_catalog:
+            continue
         if split.evaluator_type == "densepose":
             densepose.register(split)  # its records hold objects of that project
             continue
@@ -83,19 +85,24 @@ def is_densepose(cfg: CfgNode) -> bool:
     return cfg.MODEL.get("DENSEPOSE_ON", False)
 
 
-def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-    """The evaluator that the data set's ``evaluator_type`` asks for."""
+def build_evaluator(cfg: CfgNode, dataset_name: str, folder: str = "inference") -> DatasetEvaluator:
+    """The evaluator that the dataset's ``evaluator_type`` asks for.
+
+    Args:
+        folder: of the predictions, below OUTPUT_DIR.
+    """
     split = read_split(dataset_name, cfg)
     if split.evaluator_type == "densepose":
         return densepose.build_evaluator(cfg, dataset_name)
-    return SharedEvaluator(split, cfg)
+    if split.from_catalog:
+        return catalog.build_evaluator(split, cfg, Path(cfg.OUTPUT_DIR) / folder)
+    return SharedEvaluator(split, cfg, Path(cfg.OUTPUT_DIR) / folder)
 
 
 class SharedEvaluator(DatasetEvaluator):
     """This project's metric of a split (detection/evaluators.py) behind Detectron2's interface."""
 
-    def __init__(self, split: Split, cfg: CfgNode) -> None:
-        folder = Path(cfg.OUTPUT_DIR) / "inference"
+    def __init__(self, split: Split, cfg: CfgNode, folder: Path) -> None:
         self._build: Callable[[], Evaluator] = lambda: build_shared_evaluator(split, cfg, folder)
         self._records = {record["file_name"]: record for record in split.records}
         self.reset()

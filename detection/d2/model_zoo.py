@@ -1,12 +1,15 @@
-"""Detectron2's names of pre-trained backbones: from ``detectron2://…`` to a local file."""
+"""Detectron2's names of pre-trained backbones and of task files, as local files."""
 
 import contextlib
 import io
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from detectron2 import model_zoo
 from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog://
+from detectron2.config import CfgNode
 from detectron2.utils.file_io import PathManager
 
 from detection.weights import model_zoo_url
@@ -35,6 +38,30 @@ def resolve_detectron2_name(name: str) -> Path:
             f"MODEL.WEIGHTS {name}: cannot be fetched ({reason}); download "
             f"{model_zoo_url(name)} and give the file's path"
         ) from error
+
+
+def find_config(name: str, scratch: Path) -> str:
+    """A plain copy of a model-zoo file such as ``COCO-Detection/retinanet_R_50_FPN_1x.yaml``.
+
+    Some of these files compute values by YAML's Python tags. They are code of the installed
+    Detectron2, so its own loader reads them, and them alone.
+
+    Args:
+        scratch: where the copy goes.
+
+    Returns:
+        ``name`` itself where the installed Detectron2 has no such file.
+    """
+    try:
+        path = Path(model_zoo.get_config_file(name)).resolve()
+    except RuntimeError:
+        return name
+    if not path.is_relative_to(Path(model_zoo.__file__).resolve().parent / "configs"):
+        return name
+    content = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
+    copy = scratch / path.name
+    copy.write_text(json.dumps(content))  # which is YAML, too
+    return str(copy)
 
 
 @contextlib.contextmanager

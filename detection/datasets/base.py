@@ -25,6 +25,7 @@ class Split:
         notes: what was clipped or left out, with counts.
         metadata: what Detectron2's MetadataCatalog holds about the split.
         truth: what the metric compares with, where that is not in ``metadata`` or the records.
+        from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
         has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
     """
 
@@ -38,6 +39,7 @@ class Split:
     truth: Any = None
     has_masks: bool = False
     has_keypoints: bool = False
+    from_catalog: bool = False
 
 
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
@@ -47,13 +49,13 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
         measured: only what the metric asks for. Crowds never count; for VOC's metric, difficult
             objects do not either, although they are trained on.
     """
-    if measured and split.evaluator_type == "pascal_voc":
+    if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
     else:
         ids = (
             item["category_id"]
             for record in split.records
-            for item in record["annotations"]
+            for item in record.get("annotations", ())
             if not item.get("iscrowd", 0)
         )
     return Counter(split.classes[i] for i in ids)

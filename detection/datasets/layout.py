@@ -61,13 +61,22 @@ def absent(files: Iterable[str]) -> list[str]:
     for file in files:
         folder, name = os.path.split(file)
         if folder not in listed:
-            listed[folder] = _names(folder)
+            listed[folder] = names_in(folder)
         if name not in listed[folder]:
             missing.append(file)
     return missing
 
 
-def _names(folder: str) -> set[str]:
+def alike(file: str) -> str:
+    """The end of a message about a file that is missing: those of its name but for the ending."""
+    folder, name = os.path.split(file)
+    stem = os.path.splitext(name)[0].lower()
+    found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
+    return f"; {', '.join(found)} is there" if found else ""
+
+
+def names_in(folder: str) -> set[str]:
+    """The names of what lies in a folder; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}

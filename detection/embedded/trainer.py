@@ -27,6 +27,7 @@ from torch import Tensor
 from convert.verify import Converted
 from detection.datasets import read_split
 from detection.datasets.base import Split
+from detection.datasets.doctor_custom import command as doctor_command
 from detection.embedded.build import build_model
 from detection.embedded.checkpoint import (
     FINAL,
@@ -326,7 +327,7 @@ class Trainer:
         """
         if iteration > self.saved:
             self.save(iteration)
-        return DataError(resumable(error, last_checkpoint(self.folder)))
+        return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
     def precise_bn(self, num_iters: int, done: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.

@@ -66,6 +66,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def assert_ended(error: pytest.ExceptionInfo[DataError], folder: Path, image: Path) -> None:
     text = str(error.value)
     assert text.startswith(f"{image}: cannot be read as an image") and "\n" not in text
+    assert f"doctor --voc-dir {image.parents[1]} --verify" in text
     record = read_record(folder / "run.json")
     assert record.status == "failed" and str(image) in record.notes[-1]
     assert (folder / "last_checkpoint").read_text() == "model_0000001.pth"
