@@ -49,6 +49,18 @@ _FIXED_BY_CHECKPOINT = (
     "SOLVER.WARMUP_ITERS",
     "SOLVER.WARMUP_METHOD",
 )
+# Keys that evaluation alone does not use.
+_OF_TRAINING = (
+    "SOLVER.",
+    "DATALOADER.",
+    "DATASETS.TRAIN",
+    "INPUT.MIN_SIZE_TRAIN",
+    "INPUT.MAX_SIZE_TRAIN",
+    "INPUT.RANDOM_FLIP",
+    "INPUT.CROP.",
+    "INPUT.SEM_SEG_",
+    "MODEL.BACKBONE.FREEZE_AT",
+)
 CONFIG_NAME = "config.yaml"
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
@@ -63,6 +75,8 @@ class Task:
         init: ``random`` or the weights file's name without ending.
         weights: the converted file, None for random and for evaluation only.
         train: the training splits, empty for evaluation only.
+        data: (name, annotations_sha256) of the training splits, then of the test split; for
+            evaluation only those that the model was trained on, as far as its record has them.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
         imports: modules of the user's own code, imported before (``--import``).
@@ -75,6 +89,7 @@ class Task:
     weights: Converted | None
     train: tuple[Split, ...]
     test: Split
+    data: tuple[tuple[str, str], ...]
     recipe: RecipeCheck
     notes: tuple[str, ...]
     imports: tuple[str, ...] = ()
@@ -116,8 +131,8 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
 def resolved_config(task: Task) -> dict[str, Any]:
     """Every key, flat, and under ``DATA_KEY`` what the names of the data sets stand for."""
     digest = hashlib.sha256()
-    for split in (*task.train, task.test):
-        digest.update(f"{split.name} {split.annotations_sha256}\n".encode())
+    for name, sha256 in task.data:
+        digest.update(f"{name} {sha256}\n".encode())
     return flatten(task.cfg) | {DATA_KEY: digest.hexdigest()}
 
 
@@ -156,6 +171,7 @@ def load_task(
     if eval_only:
         cfg.MODEL.WEIGHTS = str(_trained_file(cfg, resume))
         apply_trained(cfg, trained_keys(cfg.MODEL.WEIGHTS), explicit)
+        _apply_training(cfg)
     else:
         weights = read_weights(cfg.MODEL.WEIGHTS)
         if weights is None:
@@ -199,7 +215,11 @@ def load_task(
     recipe = check(cfg, weights.contract if weights else None, num_pictures)
     name = _task_name(Path(config_file)) if config_file else "defaults"
     init = init_name(cfg.MODEL.WEIGHTS)
-    return Task(name, engine, cfg, init, weights, train, test, recipe, tuple(notes))
+    trained_on = [(split.name, split.annotations_sha256) for split in train]
+    if eval_only:
+        trained_on = _trained_data(Path(cfg.MODEL.WEIGHTS), notes)
+    data = (*trained_on, (test.name, test.annotations_sha256))
+    return Task(name, engine, cfg, init, weights, train, test, data, recipe, tuple(notes))
 
 
 def _task_name(config_file: Path) -> str:
@@ -314,6 +334,34 @@ def _trained_file(cfg: CfgNode, resume: bool) -> Path:
     if not path.is_file():
         raise DataError(f"MODEL.WEIGHTS {path}: no such file; expected a trained model")
     return path
+
+
+def _apply_training(cfg: CfgNode) -> None:
+    """How the model was trained (in place), from the config.yaml beside it.
+
+    Evaluation does not need these keys, but its record is of that training's protocol.
+    """
+    config = Path(cfg.MODEL.WEIGHTS).with_name(CONFIG_NAME)
+    if not config.is_file():
+        return
+    trained, known = flatten(read_yaml(config)), flatten(cfg)
+    for key in known.keys() & trained.keys():
+        if key == "SEED" or (key.startswith(_OF_TRAINING) and key not in NOT_PROTOCOL):
+            cfg.merge_from_list([key, trained[key]])
+
+
+def _trained_data(model: Path, notes: list[str]) -> list[tuple[str, str]]:
+    """(name, annotations_sha256) of what a model was trained on, by the record beside it."""
+    record = model.with_name(RECORD_NAME)
+    if record.is_file():
+        data = read_record(record).provenance.get("data")
+        if isinstance(data, list) and all(isinstance(x, list) and len(x) == 2 for x in data):
+            return [(str(name), str(sha256)) for name, sha256 in data[:-1]]
+    notes.append(
+        f"no {RECORD_NAME} beside the model names its training data, so the record's protocol "
+        "knows the test data alone"
+    )
+    return []
 
 
 def _resolve_device(cfg: CfgNode, explicit: Collection[str]) -> None:

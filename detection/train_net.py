@@ -346,7 +346,11 @@ def _record(task: "Task", **outcome: Any) -> Any:
         config_sha256=protocol_sha256(config),
         config=config,
         recipe=task.recipe.to_dict(),
-        provenance=provenance() | ({"imports": list(task.imports)} if task.imports else {}),
+        provenance={
+            **provenance(),
+            "data": [list(item) for item in task.data],
+            **({"imports": list(task.imports)} if task.imports else {}),
+        },
         **outcome,
     )
 

@@ -184,7 +184,7 @@ def raise_on_all(error: DataError | None) -> None:
         DataError: of the first process that has one.
     """
     if distributed.highest(error is not None):
-        texts: list[str | None] = [None] * distributed.world_size()
+        texts: list[Any] = [None] * distributed.world_size()
         if distributed.world_size() > 1:
             torch.distributed.all_gather_object(texts, error and str(error))
         raise DataError(next(filter(None, [error and str(error), *texts])))

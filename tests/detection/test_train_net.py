@@ -129,6 +129,32 @@ def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_folder, small_config):
+    """Whatever its own file says of the schedule; another test setting is another protocol."""
+    main(argv("SOLVER.BASE_LR", "0.003"))
+    trained = read_record(tmp_path / "run" / "run.json")
+    model = (
+        "MODEL.WEIGHTS",
+        tmp_path / "run" / "model_final.pth",
+        "OUTPUT_DIR",
+        tmp_path / "again",
+    )
+
+    def evaluated(*opts):
+        main(argv(*model, *opts, flags=("--eval-only",)))
+        return read_record(tmp_path / "again" / "inference" / "run.json")
+
+    record = evaluated("SOLVER.MAX_ITER", "99", "SEED", "5")
+    assert record.config_sha256 == trained.config_sha256
+    assert (record.seed, record.config["SOLVER.BASE_LR"]) == (trained.seed, 0.003)
+    other = evaluated("TEST.DETECTIONS_PER_IMAGE", "7")
+    assert other.config_sha256 != trained.config_sha256
+    (tmp_path / "run" / "run.json").unlink()
+    alone = evaluated()
+    assert alone.config_sha256 != trained.config_sha256
+    assert any("training data" in note for note in alone.notes)
+
+
 def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     """A folder that has only its test split."""
     main(argv())
@@ -144,7 +170,9 @@ def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     where = ("DATASETS.VOC_DIR", only, "OUTPUT_DIR", tmp_path / "again")
     main(argv(*model, *where, flags=("--eval-only",)))
     again = read_record(tmp_path / "again" / "inference" / "run.json")
-    assert again.metrics == read_record(tmp_path / "run" / "run.json").metrics
+    trained = read_record(tmp_path / "run" / "run.json")
+    assert again.metrics == trained.metrics
+    assert again.config_sha256 == trained.config_sha256
 
 
 def test_a_folder_in_use(argv, tmp_path):
