@@ -498,8 +498,10 @@ def _resolve_classes(
             f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} does not fit {test.name}, "
             f"whose metric is {test.evaluator_type}"
         )
-    node = cfg.MODEL.SEM_SEG_HEAD if semantic else cfg.MODEL.ROI_HEADS
-    key = f"MODEL.{'SEM_SEG_HEAD' if semantic else 'ROI_HEADS'}.NUM_CLASSES"
+    head = "SEM_SEG_HEAD" if semantic else "ROI_HEADS"
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        head = "RETINANET"
+    node, key = cfg.MODEL[head], f"MODEL.{head}.NUM_CLASSES"
     own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg) or test.from_catalog)
     num_classes = len(test.classes)
     if key not in (given if own else explicit):

@@ -3,11 +3,12 @@
 import contextlib
 import io
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from detectron2 import model_zoo
+import detectron2
 from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog://
 from detectron2.config import CfgNode
 from detectron2.utils.file_io import PathManager
@@ -52,13 +53,18 @@ def find_config(name: str, scratch: Path) -> str:
     Returns:
         ``name`` itself where the installed Detectron2 has no such file.
     """
+    # Not by its own model_zoo.get_config_file, which needs an older setuptools.
+    folder = Path(detectron2.__file__).resolve().parent / "model_zoo" / "configs"
+    path = (folder / name).resolve()
+    if not path.is_file() or not path.is_relative_to(folder.resolve()):
+        return name
+    loader = logging.getLogger("fvcore.common.config")  # warns of what the file may do
+    level = loader.level
+    loader.setLevel(logging.ERROR)
     try:
-        path = Path(model_zoo.get_config_file(name)).resolve()
-    except RuntimeError:
-        return name
-    if not path.is_relative_to(Path(model_zoo.__file__).resolve().parent / "configs"):
-        return name
-    content = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
+        content = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
+    finally:
+        loader.setLevel(level)
     copy = scratch / path.name
     copy.write_text(json.dumps(content))  # which is YAML, too
     return str(copy)

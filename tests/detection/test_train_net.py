@@ -46,7 +46,7 @@ def test_the_flags_are_detectron2s(detectron2):
     theirs = {o for a in default_argument_parser()._actions for o in a.option_strings}
     ours = {o for a in build_parser()._actions for o in a.option_strings}
     assert theirs <= ours
-    own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize"}
+    own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize", "--import"}
     assert ours - theirs == own
     args = build_parser().parse_args(["--eval-only", "MODEL.WEIGHTS", "a.pth"])
     assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
