@@ -3,15 +3,16 @@
 import contextlib
 import io
 import json
-import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import detectron2
+import yaml
 from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog://
-from detectron2.config import CfgNode
 from detectron2.utils.file_io import PathManager
+from fvcore.common.config import BASE_KEY
 
 from detection.weights import model_zoo_url
 from moco.errors import UserError
@@ -44,9 +45,6 @@ def resolve_detectron2_name(name: str) -> Path:
 def find_config(name: str, scratch: Path) -> str:
     """A plain copy of a model-zoo file such as ``COCO-Detection/retinanet_R_50_FPN_1x.yaml``.
 
-    Some of these files compute values by YAML's Python tags. They are code of the installed
-    Detectron2, so its own loader reads them, and them alone.
-
     Args:
         scratch: where the copy goes.
 
@@ -58,16 +56,37 @@ def find_config(name: str, scratch: Path) -> str:
     path = (folder / name).resolve()
     if not path.is_file() or not path.is_relative_to(folder.resolve()):
         return name
-    loader = logging.getLogger("fvcore.common.config")  # warns of what the file may do
-    level = loader.level
-    loader.setLevel(logging.ERROR)
-    try:
-        content = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
-    finally:
-        loader.setLevel(level)
+    return str(_plain_copy(path, scratch))
+
+
+def _plain_copy(path: Path, scratch: Path) -> Path:
+    """The file and its bases without YAML's Python tags; nothing of them is evaluated."""
+    content = _ZooLoader(path.read_text()).get_single_data()
+    if BASE_KEY in content:
+        base = (path.parent / content[BASE_KEY]).resolve()
+        content[BASE_KEY] = str(_plain_copy(base, scratch))
     copy = scratch / path.name
     copy.write_text(json.dumps(content))  # which is YAML, too
-    return str(copy)
+    return copy
+
+
+class _ZooLoader(yaml.SafeLoader):
+    """Knows the values of the expressions that the model zoo's files have."""
+
+
+def _known_value(loader: _ZooLoader, node: yaml.SequenceNode) -> Any:
+    (text,) = loader.construct_sequence(node)
+    if text not in _EXPRESSIONS:
+        raise UserError(f"the model zoo's file has {text!r}, which is not evaluated here")
+    return _EXPRESSIONS[text]
+
+
+_EXPRESSIONS = {
+    "[[x, x * 2**(1.0/3), x * 2**(2.0/3) ] for x in [32, 64, 128, 256, 512 ]]": [
+        [x, x * 2 ** (1.0 / 3), x * 2 ** (2.0 / 3)] for x in (32, 64, 128, 256, 512)
+    ]
+}
+_ZooLoader.add_constructor("tag:yaml.org,2002:python/object/apply:eval", _known_value)
 
 
 @contextlib.contextmanager
