@@ -4,14 +4,18 @@ A metric is called ``<kind>/<name>`` and lies in 0..100:
 
     bbox, segm, keypoints   AP, AP50, AP75, AP-<class>; on COCO and LVIS also APs, APm, APl (small,
                             medium, large), on LVIS APr, APc, APf (rare, common, frequent); on VOC
-                            also AP50-<class>
+                            also AP50-<class>, and AP_detectron2, AP50_detectron2,
+                            AP75_detectron2 where a class has no object to test on
     densepose               AP, AP50, AP75, APm, APl
     sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
     linear, finetune        top1, top5: 1-crop accuracy (moco/linear.py, moco/finetune.py)
     knn                     top1 (moco/knn.py)
+    bbox_TTA, segm_TTA      the same with test-time augmentation (TEST.AUG, on Detectron2), which
+                            is in records and not in tables
 
 AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
-elsewhere of the data set's own.
+elsewhere of the dataset's own. It is the mean over the classes that have an object to test on;
+``_detectron2``: over all of them, as Detectron2's VOC metric takes it.
 """
 
 import math

@@ -27,6 +27,15 @@ _IDENTITY = (
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
+# What makes a detector another model than the paper's, and not one that deviates from it → values
+# that count as the paper's besides those of its recipes.
+_MODEL: dict[str, tuple[Any, ...]] = {
+    "MODEL.META_ARCHITECTURE": (),
+    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads",),  # C4 without the extra BN
+    "MODEL.PROPOSAL_GENERATOR.NAME": (),
+    "MODEL.RESNETS.DEPTH": (),
+    "MODEL.RESNETS.NUM_GROUPS": (),
+}
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
@@ -110,7 +119,7 @@ def check(
     """
     flat = {**_WITHOUT_KEY, **flatten(cfg)}
     candidates = [recipe for recipe in load_recipes() if _is_meant(flat, recipe)]
-    if not candidates:
+    if not candidates or _is_another_model(flat):
         return NOT_A_TASK
     compared = [(recipe, *_compare(flat, recipe)) for recipe in candidates]
     recipe, _, lines = min(compared, key=lambda item: item[1])  # the first of equal ones
@@ -172,7 +181,16 @@ def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
     identity = [key for key in _IDENTITY if key in recipe.settings]
     other = [key for key in identity if not _equal(flat.get(key), recipe.settings[key].value)]
-    return shared and len(other) <= 1 and flat.get("MODEL.RESNETS.DEPTH", 50) >= 50
+    return shared and len(other) <= 1
+
+
+def _is_another_model(flat: Mapping[str, Any]) -> bool:
+    """Whether the detector is of a kind that the paper has nowhere: RetinaNet, Cascade, R101."""
+    for key, also in _MODEL.items():
+        known = [r.settings[key].value for r in load_recipes() if key in r.settings]
+        if key in flat and flat[key] not in (*known, *also):
+            return True
+    return False
 
 
 def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:

@@ -7,7 +7,8 @@ unknown key is an error that names the nearest one, and so is a value that the e
 import hashlib
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from fvcore.common.config import CfgNode
 
 from detection.datasets import custom_names, folder_sources, known, read_split
-from detection.datasets.base import Split
+from detection.datasets.base import Split, object_counts
 from detection.datasets.coco import require_polygons
+from detection.datasets.doctor_custom import command as doctor_command
 from detection.evaluators import build_evaluator
 from detection.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
 from detection.norms import process_norms
@@ -50,6 +52,18 @@ _FIXED_BY_CHECKPOINT = (
     "SOLVER.WARMUP_ITERS",
     "SOLVER.WARMUP_METHOD",
 )
+# Keys that evaluation alone does not use.
+_OF_TRAINING = (
+    "SOLVER.",
+    "DATALOADER.",
+    "DATASETS.TRAIN",
+    "INPUT.MIN_SIZE_TRAIN",
+    "INPUT.MAX_SIZE_TRAIN",
+    "INPUT.RANDOM_FLIP",
+    "INPUT.CROP.",
+    "INPUT.SEM_SEG_",
+    "MODEL.BACKBONE.FREEZE_AT",
+)
 CONFIG_NAME = "config.yaml"
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
@@ -64,8 +78,11 @@ class Task:
         init: ``random`` or the weights file's name without ending.
         weights: the converted file, None for random and for evaluation only.
         train: the training splits, empty for evaluation only.
+        data: (name, annotations_sha256) of the training splits, then of the test split; for
+            evaluation only those that the model was trained on, as far as its record has them.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
+        imports: modules of the user's own code, imported before (``--import``).
     """
 
     name: str
@@ -75,8 +92,10 @@ class Task:
     weights: "Converted | None"
     train: tuple[Split, ...]
     test: Split
+    data: tuple[tuple[str, str], ...]
     recipe: RecipeCheck
     notes: tuple[str, ...]
+    imports: tuple[str, ...] = ()
 
 
 def default_task() -> CfgNode:
@@ -115,8 +134,8 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
 def resolved_config(task: Task) -> dict[str, Any]:
     """Every key, flat, and under ``DATA_KEY`` what the names of the data sets stand for."""
     digest = hashlib.sha256()
-    for split in (*task.train, task.test):
-        digest.update(f"{split.name} {split.annotations_sha256}\n".encode())
+    for name, sha256 in task.data:
+        digest.update(f"{name} {sha256}\n".encode())
     return flatten(task.cfg) | {DATA_KEY: digest.hexdigest()}
 
 
@@ -189,6 +208,7 @@ def load_task(
     if eval_only:
         cfg.MODEL.WEIGHTS = str(_trained_file(cfg, resume))
         apply_trained(cfg, trained_keys(cfg.MODEL.WEIGHTS), explicit)
+        _apply_training(cfg)
     else:
         weights = read_weights(cfg.MODEL.WEIGHTS)
         if weights is None:
@@ -204,16 +224,25 @@ def load_task(
     _check_values(cfg)
     notes += _check_engine(cfg, engine, num_processes)
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
-    _resolve_names(cfg, given, needed)
-    train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
-    test = read_split(cfg.DATASETS.TEST[0], cfg)
-    _resolve_classes(cfg, test, explicit, given)
-    notes += _check_splits(cfg, train, test)
+    with _pointing_to_the_doctor(cfg):
+        _resolve_names(cfg, given, needed)
+        if engine == "detectron2":
+            from detection.d2.catalog import offer
+
+            offer(cfg)
+        train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
+        test = read_split(cfg.DATASETS.TEST[0], cfg)
+        _resolve_classes(cfg, test, explicit, given)
+        notes += _check_splits(cfg, train, test)
     # Both say now what they could not do at the end of a training.
     if test.evaluator_type == "densepose":
         from detection.d2.densepose import fetch_surface
 
         fetch_surface()
+    elif test.from_catalog:
+        from detection.d2.catalog import check_evaluator
+
+        check_evaluator(test)
     else:
         build_evaluator(test, cfg, Path(cfg.OUTPUT_DIR))
     cfg.freeze()
@@ -223,7 +252,11 @@ def load_task(
     recipe = check(cfg, weights.contract if weights else None, num_pictures)
     name = _task_name(Path(config_file)) if config_file else "defaults"
     init = init_name(cfg.MODEL.WEIGHTS)
-    return Task(name, engine, cfg, init, weights, train, test, recipe, tuple(notes))
+    trained_on = [(split.name, split.annotations_sha256) for split in train]
+    if eval_only:
+        trained_on = _trained_data(Path(cfg.MODEL.WEIGHTS), notes)
+    data = (*trained_on, (test.name, test.annotations_sha256))
+    return Task(name, engine, cfg, init, weights, train, test, data, recipe, tuple(notes))
 
 
 def _task_name(config_file: Path) -> str:
@@ -338,6 +371,34 @@ def _trained_file(cfg: CfgNode, resume: bool) -> Path:
     if not path.is_file():
         raise DataError(f"MODEL.WEIGHTS {path}: no such file; expected a trained model")
     return path
+
+
+def _apply_training(cfg: CfgNode) -> None:
+    """How the model was trained (in place), from the config.yaml beside it.
+
+    Evaluation does not need these keys, but its record is of that training's protocol.
+    """
+    config = Path(cfg.MODEL.WEIGHTS).with_name(CONFIG_NAME)
+    if not config.is_file():
+        return
+    trained, known = flatten(read_yaml(config)), flatten(cfg)
+    for key in known.keys() & trained.keys():
+        if key == "SEED" or (key.startswith(_OF_TRAINING) and key not in NOT_PROTOCOL):
+            cfg.merge_from_list([key, trained[key]])
+
+
+def _trained_data(model: Path, notes: list[str]) -> list[tuple[str, str]]:
+    """(name, annotations_sha256) of what a model was trained on, by the record beside it."""
+    record = model.with_name(RECORD_NAME)
+    if record.is_file():
+        data = read_record(record).provenance.get("data")
+        if isinstance(data, list) and all(isinstance(x, list) and len(x) == 2 for x in data):
+            return [(str(name), str(sha256)) for name, sha256 in data[:-1]]
+    notes.append(
+        f"no {RECORD_NAME} beside the model names its training data, so the record's protocol "
+        "knows the test data alone"
+    )
+    return []
 
 
 def _resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
@@ -475,6 +536,17 @@ def _resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) 
         )
 
 
+@contextmanager
+def _pointing_to_the_doctor(cfg: CfgNode) -> Iterator[None]:
+    """What is wrong with a custom dataset is rarely wrong in one place."""
+    try:
+        yield
+    except DataError as error:
+        if doctor := doctor_command(cfg):
+            raise DataError(f"{error}; to check all of it: {doctor}") from error
+        raise
+
+
 def _resolve_classes(
     cfg: CfgNode, test: Split, explicit: Collection[str], given: Collection[str]
 ) -> None:
@@ -488,9 +560,11 @@ def _resolve_classes(
             f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} does not fit {test.name}, "
             f"whose metric is {test.evaluator_type}"
         )
-    node = cfg.MODEL.SEM_SEG_HEAD if semantic else cfg.MODEL.ROI_HEADS
-    key = f"MODEL.{'SEM_SEG_HEAD' if semantic else 'ROI_HEADS'}.NUM_CLASSES"
-    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg))
+    head = "SEM_SEG_HEAD" if semantic else "ROI_HEADS"
+    if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        head = "RETINANET"
+    node, key = cfg.MODEL[head], f"MODEL.{head}.NUM_CLASSES"
+    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg) or test.from_catalog)
     num_classes = len(test.classes)
     if key not in (given if own else explicit):
         node.NUM_CLASSES = num_classes
@@ -535,15 +609,42 @@ def _check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[s
                     f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
                     f"them, or set MODEL.{key} False"
                 )
-        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon":
+        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon" and not split.from_catalog:
             require_polygons(split)
-    boxes = train and test.evaluator_type != "sem_seg"
-    if boxes and not any(record["annotations"] for split in train for record in split.records):
-        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    if test.evaluator_type != "sem_seg":
+        notes += _absent_classes(train, test)
     trained = {record["file_name"] for split in train for record in split.records}
     shared = sum(record["file_name"] in trained for record in test.records)
     if shared:
         notes.append(f"{shared} of {len(test.records)} test pictures are also trained on")
+    return notes
+
+
+def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
+    """Notes on classes that are not learned, or not measured.
+
+    Raises:
+        DataError: none is learned, or none is measured.
+    """
+    notes = []
+    learned = {name for split in train for name in object_counts(split)}
+    if train and not learned:
+        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    unseen = [name for name in test.classes if name not in learned]
+    if train and unseen:
+        notes.append(f"no object to train on, so never detected: {_some(unseen)}")
+    if test.from_catalog:
+        return notes  # its records need not have what its evaluator compares with
+    measured = object_counts(test, measured=True)
+    absent = [name for name in test.classes if name not in measured]
+    if len(absent) == len(test.classes):
+        raise DataError(f"{test.name}: no annotated objects in the test split to measure AP with")
+    if absent:
+        theirs = "; bbox/AP_detectron2 counts them, as Detectron2 does"
+        notes.append(
+            f"{test.name}: no object to test on: {_some(absent)}; AP is the mean over the other "
+            f"{len(measured)} classes{theirs * (test.evaluator_type == 'pascal_voc')}"
+        )
     return notes
 
 

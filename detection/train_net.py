@@ -8,11 +8,14 @@ imported and the embedded one otherwise; the choice is printed and recorded.
 """
 
 import argparse
+import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from moco import distributed
@@ -71,6 +74,15 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="draw the predictions on N test pictures, into OUTPUT_DIR/inference/visualize",
     )
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="with Detectron2: run code of your own first, e.g. what registers a dataset in its "
+        "DatasetCatalog; may be repeated",
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument(
         "opts",
@@ -102,27 +114,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
         if main_process:
             print(f"config: {config_file}, beside the model", flush=True)
-    early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    early = None
+    if args.engine == "embedded" or not in_model_zoo(config_file):
+        early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
             check_unused(early.OUTPUT_DIR)
         print(f"starting: {config_file or 'Detectron2 defaults'}", flush=True)
     engine, reason = choose_engine(args.engine)
+    imported = import_own(args.imports, engine)
     if main_process:
-        print(f"engine: {engine} ({reason})", flush=True)
+        print(f"engine: {engine} ({reason})", *imported, sep="\n", flush=True)
 
     from detection.processes import check_processes  # imports torch
 
     several = processes(args, engine)
-    task = load_task(
-        config_file,
-        opts,
-        engine,
-        eval_only=args.eval_only,
-        resume=args.resume,
-        num_processes=several.world_size,
-    )
+    with TemporaryDirectory(prefix="detection-") as scratch:
+        task = load_task(
+            find_config(config_file, engine, Path(scratch)),
+            opts,
+            engine,
+            eval_only=args.eval_only,
+            resume=args.resume,
+            num_processes=several.world_size,
+        )
+    task = dataclasses.replace(task, imports=tuple(args.imports))
     unset = any(note.startswith("SEED was not set") for note in task.notes)
     if unset and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
@@ -166,6 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(task: "Task") -> str:
     """What is about to run, line by line."""
+    from detection.datasets.doctor_custom import command as doctor_command
+
     data = [f"{split.name} ({len(split.records)} pictures)" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
@@ -175,6 +194,7 @@ def describe(task: "Task") -> str:
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
         f"({len(task.test.records)} pictures), {len(classes)} classes: {shown}",
+        *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
         *_weights_and_schedule(task),
         *(f"note: {note}" for note in task.notes),
         f"recipe: {task.recipe.label}{listed}",
@@ -222,6 +242,40 @@ def choose_engine(wanted: str) -> tuple[str, str]:
     return "detectron2", f"version {metadata.version('detectron2')}, {why}"
 
 
+def import_own(names: Sequence[str], engine: str) -> list[str]:
+    """Import the user's modules; returns a line about each.
+
+    Only the command line names them, and never a config file or a dataset: importing runs code.
+
+    Raises:
+        UserError: one cannot be imported, or the engine has no use for it.
+    """
+    if not names:
+        return []
+    if engine != "detectron2":
+        raise UserError("--import: the embedded engine runs no code of yours; use Detectron2's")
+    from detection.d2.catalog import import_modules
+
+    return import_modules(names)
+
+
+def in_model_zoo(name: str | Path | None) -> bool:
+    """Whether this is no file here, but one of the installed Detectron2's model zoo."""
+    spec = find_spec("detectron2")
+    if name is None or Path(name).expanduser().exists() or spec is None or spec.origin is None:
+        return False
+    return (Path(spec.origin).parent / "model_zoo" / "configs" / name).is_file()
+
+
+def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Path | None:
+    """A task file, or with Detectron2 one of its model zoo: ``COCO-Detection/….yaml``."""
+    if engine != "detectron2" or not in_model_zoo(name):
+        return name
+    from detection.d2.model_zoo import find_config as find_in_zoo
+
+    return find_in_zoo(str(name), scratch)
+
+
 def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> "EngineResult":
     """Hand a task to its engine."""
     options: dict[str, Any] = {
@@ -237,7 +291,7 @@ def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> 
         return run(task.cfg, **options)
     from detection.d2.trainer import run as run_detectron2
 
-    return run_detectron2(task.cfg, **options)
+    return run_detectron2(task.cfg, **options, imports=task.imports)
 
 
 def processes(args: argparse.Namespace, engine: str) -> "Processes":
@@ -316,7 +370,11 @@ def _record(task: "Task", **outcome: Any) -> Any:
         config_sha256=protocol_sha256(config),
         config=config,
         recipe=task.recipe.to_dict(),
-        provenance=provenance(),
+        provenance={
+            **provenance(),
+            "data": [list(item) for item in task.data],
+            **({"imports": list(task.imports)} if task.imports else {}),
+        },
         **outcome,
     )
 

@@ -1,7 +1,8 @@
 """PASCAL VOC average precision, all ten IoU thresholds in one pass.
 
 Equal to Detectron2's ``PascalVOCDetectionEvaluator`` (detectron2/evaluation/
-pascal_voc_evaluation.py) on the same predictions, ties included: scores are rounded to 3 decimals
+pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
+does not have (see ``evaluate``): scores are rounded to 3 decimals
 and coordinates to 1, as its result files have them, and detections are ranked by the same sort.
 What depends on the threshold is only whether a detection's best overlap exceeds it, so overlaps
 are computed once for all thresholds.
@@ -26,6 +27,8 @@ Bools = NDArray[np.bool_]
 IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 # The same expression as Detectron2's, for the same rounding: 0.30000000000000004 and so on.
 _RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
+_MEANS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
+DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,10 @@ def evaluate(
         ground_truth: for every picture of the split, also those without objects.
         year: 2007 = 11 points, 2012 = area under the curve.
 
-    A class that is absent from the split counts as AP 0, as in Detectron2; under the 2012 metric
-    it becomes NaN once something is detected as it, also as in Detectron2.
+    Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
+    COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
+    as NaN once something is detected as it. Where there is one, its own means are there as well,
+    as ``bbox/AP_detectron2`` and so on (``DETECTRON2_MEANS``).
     """
     use_11_points = {2007: True, 2012: False}[year]
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
@@ -125,17 +130,24 @@ def evaluate(
             use_11_points,
         )
     ap *= 100
-    # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
-    per_threshold = np.array([np.mean(values) for values in ap.T])
-    metrics = {
-        "bbox/AP": float(per_threshold.mean()),
-        "bbox/AP50": float(per_threshold[0]),
-        "bbox/AP75": float(per_threshold[5]),
-    }
+    present = np.isin(np.arange(len(class_names)), classes[~difficult])
+    metrics = dict(zip(_MEANS, _means(ap[present]), strict=True))
+    if not present.all():
+        metrics |= zip(DETECTRON2_MEANS, _means(ap), strict=True)
+        ap[~present] = np.nan
     for name, values in zip(class_names, ap, strict=True):
         metrics[f"bbox/AP-{name}"] = float(values.mean())
         metrics[f"bbox/AP50-{name}"] = float(values[0])
     return metrics
+
+
+def _means(ap: Array) -> tuple[float, float, float]:
+    """AP, AP50 and AP75 of (classes, T); NaN of no class."""
+    if not len(ap):
+        return (np.nan,) * 3
+    # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
+    per_threshold = np.array([np.mean(values) for values in ap.T])
+    return float(per_threshold.mean()), float(per_threshold[0]), float(per_threshold[5])
 
 
 def average_precision(

@@ -57,12 +57,13 @@ class VOCPredictions:
         return sum(len(p["scores"]) for p in self.predictions.values())
 
     def ours(self) -> dict[str, float]:
-        """AP, AP50, AP75 by detection/voc_eval.py."""
+        """AP, AP50, AP75 by detection/voc_eval.py, over all classes as the official code."""
         detections = voc_eval.VOCDetections(len(VOC_CLASSES))
         for image_id, found in self.predictions.items():
             detections.add(image_id, found["boxes"], found["scores"], found["classes"])
         metrics = voc_eval.evaluate(detections, self.truth, VOC_CLASSES, 2007)
-        return {name: metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")}
+        names = {name: f"bbox/{name}" for name in ("AP", "AP50", "AP75")}
+        return {k: metrics.get(f"{v}_detectron2", metrics[v]) for k, v in names.items()}
 
     def official(self, folder: Path) -> dict[str, float]:
         """The same by the transcription; `folder` is for its result files."""

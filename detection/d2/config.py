@@ -90,12 +90,9 @@ def check_transfer_config(cfg: CfgNode) -> None:
     for key in norm_keys(cfg):
         if flatten(cfg)[key] not in _NORMS:
             raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
-    for key, used in (
-        ("TEST.AUG.ENABLED", cfg.TEST.AUG.ENABLED),
-        ("TEST.EXPECTED_RESULTS", bool(cfg.TEST.EXPECTED_RESULTS)),
-    ):
-        if used:
-            raise UserError(f"{key}: this train_net.py has no such thing; remove the key")
+    if cfg.TEST.EXPECTED_RESULTS:
+        raise UserError("TEST.EXPECTED_RESULTS: this train_net.py has no such thing; remove it")
+    _check_test_aug(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         if cfg.INPUT.CROP.ENABLED:
             raise UserError("INPUT.CROP: semantic segmentation crops by INPUT.SEM_SEG_CROP_SIZE")
@@ -108,6 +105,22 @@ def check_transfer_config(cfg: CfgNode) -> None:
         raise UserError(
             "SOLVER.AMP.ENABLED needs a GPU, and MODEL.DEVICE is cpu; set SOLVER.AMP.ENABLED False"
         )
+
+
+def _check_test_aug(cfg: CfgNode) -> None:
+    """Raise UserError for models that Detectron2's GeneralizedRCNNWithTTA cannot wrap."""
+    model = cfg.MODEL
+    for key, fits in (
+        ("MODEL.META_ARCHITECTURE", model.META_ARCHITECTURE == "GeneralizedRCNN"),
+        ("MODEL.KEYPOINT_ON", not model.KEYPOINT_ON),
+        ("MODEL.LOAD_PROPOSALS", not model.LOAD_PROPOSALS),
+        ("MODEL.DENSEPOSE_ON", not model.get("DENSEPOSE_ON", False)),
+    ):
+        if cfg.TEST.AUG.ENABLED and not fits:
+            raise UserError(
+                f"TEST.AUG.ENABLED: Detectron2 has no test-time augmentation for {key} "
+                f"{flatten(cfg)[key]}; set it to False"
+            )
 
 
 def with_builder(cfg: CfgNode) -> CfgNode:

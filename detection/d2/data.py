@@ -20,14 +20,15 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import nn
 
-from detection.d2 import densepose, semantic_seg
-from detection.d2.loader import ResumableLoader
+from detection.d2 import catalog, densepose, semantic_seg
+from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluators import Evaluator, Prediction
 from detection.evaluators import build_evaluator as build_shared_evaluator
 from detection.predictions import encode_mask
 from detection.visualize import Visualizer
+from moco.errors import DataError
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
@@ -38,6 +39,8 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
     """
     for name in dict.fromkeys(names):
         split = read_split(name, cfg)
+        if split.from_catalog:
+            continue
         if split.evaluator_type == "densepose":
             densepose.register(split)  # its records hold objects of that project
             continue
@@ -52,26 +55,25 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
 
 def build_train_loader(cfg: CfgNode) -> ResumableLoader:
     """Endless batches of DATASETS.TRAIN."""
-    if is_densepose(cfg):
-        return ResumableLoader(densepose.build_train_loader(cfg), cfg.SEED)
-    mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
-    return ResumableLoader(build_detection_train_loader(cfg, mapper=mapper), cfg.SEED)
+    mapper = NamesImages(build_mapper(cfg, training=True))
+    build = densepose.build_train_loader if is_densepose(cfg) else build_detection_train_loader
+    return ResumableLoader(build(cfg, mapper=mapper), cfg.SEED)
 
 
-def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
+def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
     """Every test picture once."""
-    if is_densepose(cfg):
-        return densepose.build_test_loader(cfg, dataset_name)
-    return build_detection_test_loader(cfg, dataset_name, mapper=build_test_mapper(cfg))
+    mapper = NamesImages(build_mapper(cfg, training=False))
+    build = densepose.build_test_loader if is_densepose(cfg) else build_detection_test_loader
+    return ReadableLoader(build(cfg, dataset_name, mapper=mapper))
 
 
-def build_test_mapper(cfg: CfgNode) -> Callable[[Record], dict[str, Any]]:
-    """A record → what the model takes in evaluation."""
+def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
+    """A record → what the model takes in training or in evaluation."""
     if is_densepose(cfg):
-        return densepose.build_mapper(cfg)
+        return densepose.build_mapper(cfg, training=training)
     if is_semantic(cfg):
-        return semantic_seg.build_mapper(cfg, training=False)
-    return DatasetMapper(cfg, is_train=False)
+        return semantic_seg.build_mapper(cfg, training=training)
+    return DatasetMapper(cfg, is_train=training)
 
 
 def is_semantic(cfg: CfgNode) -> bool:
@@ -83,19 +85,24 @@ def is_densepose(cfg: CfgNode) -> bool:
     return cfg.MODEL.get("DENSEPOSE_ON", False)
 
 
-def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-    """The evaluator that the data set's ``evaluator_type`` asks for."""
+def build_evaluator(cfg: CfgNode, dataset_name: str, folder: str = "inference") -> DatasetEvaluator:
+    """The evaluator that the dataset's ``evaluator_type`` asks for.
+
+    Args:
+        folder: of the predictions, below OUTPUT_DIR.
+    """
     split = read_split(dataset_name, cfg)
     if split.evaluator_type == "densepose":
         return densepose.build_evaluator(cfg, dataset_name)
-    return SharedEvaluator(split, cfg)
+    if split.from_catalog:
+        return catalog.build_evaluator(split, cfg, Path(cfg.OUTPUT_DIR) / folder)
+    return SharedEvaluator(split, cfg, Path(cfg.OUTPUT_DIR) / folder)
 
 
 class SharedEvaluator(DatasetEvaluator):
     """This project's metric of a split (detection/evaluators.py) behind Detectron2's interface."""
 
-    def __init__(self, split: Split, cfg: CfgNode) -> None:
-        folder = Path(cfg.OUTPUT_DIR) / "inference"
+    def __init__(self, split: Split, cfg: CfgNode, folder: Path) -> None:
         self._build: Callable[[], Evaluator] = lambda: build_shared_evaluator(split, cfg, folder)
         self._records = {record["file_name"]: record for record in split.records}
         self.reset()
@@ -129,12 +136,15 @@ def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
         The folder with the pictures.
     """
     split = read_split(cfg.DATASETS.TEST[0], cfg)
-    mapper = build_test_mapper(cfg)
+    mapper = NamesImages(build_mapper(cfg, training=False))
     folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
     visualizer = Visualizer(folder, number, split)
     with inference_context(model), torch.no_grad():
         for record in visualizer.records:
-            (output,) = model([mapper(copy.deepcopy(record))])
+            sample = mapper(copy.deepcopy(record))
+            if isinstance(sample, DataError):
+                raise sample
+            (output,) = model([sample])
             visualizer.add(record, to_prediction(output))
     return folder
 

@@ -84,25 +84,25 @@ def register(split: Split) -> None:
     register_dataset(CocoDatasetInfo(split.name, files["image_root"], files["json_file"]))
 
 
-def build_mapper(cfg: CfgNode) -> Any:
-    """DensePose's own mapper, for evaluation."""
+def build_mapper(cfg: CfgNode, *, training: bool) -> Any:
+    """DensePose's own mapper."""
     from densepose.data import DatasetMapper
 
-    return DatasetMapper(cfg, False)
+    return DatasetMapper(cfg, training)
 
 
-def build_train_loader(cfg: CfgNode) -> Any:
+def build_train_loader(cfg: CfgNode, mapper: Any) -> Any:
     """DensePose's own loader, which also completes the metadata that its evaluator reads."""
-    from densepose.engine import Trainer
+    from densepose.data import build_detection_train_loader
 
-    return Trainer.build_train_loader(cfg)
+    return build_detection_train_loader(cfg, mapper=mapper)
 
 
-def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
+def build_test_loader(cfg: CfgNode, dataset_name: str, mapper: Any) -> Any:
     """See :func:`build_train_loader`."""
-    from densepose.engine import Trainer
+    from densepose.data import build_detection_test_loader
 
-    return Trainer.build_test_loader(cfg, dataset_name)
+    return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:

@@ -9,7 +9,7 @@ pictures it would have seen.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.util import Finalize
 from typing import Any
@@ -18,10 +18,13 @@ import numpy as np
 import torch
 from detectron2.data.common import AspectRatioGroupedDataset
 from detectron2.utils import comm
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from detection.datasets.base import Record
+from detection.images import check_bits, explained, first_error
 from detection.random_state import State, draws_state, private_random, restore_draws
-from moco.errors import kill_children
+from moco.errors import DataError, kill_children
 from moco.stop import ignore_stop_signals
 
 Sample = dict[str, Any]
@@ -66,6 +69,10 @@ class ResumableLoader:
         """The call itself (not the first batch) draws one number from torch's stream.
 
         As every DataLoader's.
+
+        Raises:
+            DataError: from the iterator, on all ranks at the same batch; see :class:`NamesImages`.
+                ``state_dict`` and the random streams are those after the batch before.
         """
         order = enumerate(self._order)
         waiting = dict(self._start["waiting"])
@@ -89,7 +96,12 @@ class ResumableLoader:
         groups: dict[bool, list[Drawn]] = {False: [], True: []}
         for drawn in again:
             groups[self._is_wide(drawn)].append(drawn)
+        before = draws_state()
         for drawn in pictures:
+            error = first_error([drawn[2]])
+            if error is not None:
+                restore_draws(before)  # as if this batch had not been begun
+                raise_on_all(error)
             group = groups[self._is_wide(drawn)]
             group.append(drawn)
             if len(group) < self._batch_size:
@@ -97,11 +109,66 @@ class ResumableLoader:
             batch = [sample for _, _, sample in group]
             group.clear()
             waiting = [(place, before) for kept in groups.values() for place, before, _ in kept]
+            raise_on_all(None)
             self._now = {**self._start, "done": drawn[0] + 1, "waiting": waiting}
             yield batch
+            before = draws_state()
 
     def _is_wide(self, drawn: Drawn) -> bool:
         return self._grouped and drawn[2]["width"] > drawn[2]["height"]
+
+
+class NamesImages:
+    """A mapper that hands back a DataError instead of a sample which it cannot make.
+
+    The message is that of the embedded engine.
+    """
+
+    def __init__(self, mapper: Callable[[Record], Sample]) -> None:
+        self._mapper = mapper
+
+    def __call__(self, record: Record) -> Sample | DataError:
+        path = record["file_name"]
+        try:
+            if "://" not in path:
+                with Image.open(path) as image:
+                    check_bits(image, path)
+            return self._mapper(record)
+        except Exception as error:  # Pillow raises many kinds
+            reason = explained(record, error)
+            if isinstance(reason, DataError):
+                return reason
+            raise
+
+
+class ReadableLoader:
+    """A test loader whose mapper is :class:`NamesImages`; an error of one rank is one of all."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[list[Sample]]:
+        error = None
+        for batch in self._loader:
+            error = first_error(batch)
+            if error is not None:
+                break
+            yield batch
+        raise_on_all(error)
+
+
+def raise_on_all(error: DataError | None) -> None:
+    """Let no rank wait for one that has an error; all of them call it.
+
+    Raises:
+        DataError: of the first rank that has one.
+    """
+    text = next(filter(None, comm.all_gather(error and str(error))), None)
+    if text is not None:
+        raise DataError(text)
 
 
 class _Pictures(Dataset[Any]):

@@ -1,13 +1,18 @@
-"""Detectron2's names of pre-trained backbones: from ``detectron2://…`` to a local file."""
+"""Detectron2's names of pre-trained backbones and of task files, as local files."""
 
 import contextlib
 import io
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import detectron2
+import yaml
 from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog://
 from detectron2.utils.file_io import PathManager
+from fvcore.common.config import BASE_KEY
 
 from detection.weights import model_zoo_url
 from moco.errors import UserError
@@ -35,6 +40,53 @@ def resolve_detectron2_name(name: str) -> Path:
             f"MODEL.WEIGHTS {name}: cannot be fetched ({reason}); download "
             f"{model_zoo_url(name)} and give the file's path"
         ) from error
+
+
+def find_config(name: str, scratch: Path) -> str:
+    """A plain copy of a model-zoo file such as ``COCO-Detection/retinanet_R_50_FPN_1x.yaml``.
+
+    Args:
+        scratch: where the copy goes.
+
+    Returns:
+        ``name`` itself where the installed Detectron2 has no such file.
+    """
+    # Not by its own model_zoo.get_config_file, which needs an older setuptools.
+    folder = Path(detectron2.__file__).resolve().parent / "model_zoo" / "configs"
+    path = (folder / name).resolve()
+    if not path.is_file() or not path.is_relative_to(folder.resolve()):
+        return name
+    return str(_plain_copy(path, scratch))
+
+
+def _plain_copy(path: Path, scratch: Path) -> Path:
+    """The file and its bases without YAML's Python tags; nothing of them is evaluated."""
+    content = _ZooLoader(path.read_text()).get_single_data()
+    if BASE_KEY in content:
+        base = (path.parent / content[BASE_KEY]).resolve()
+        content[BASE_KEY] = str(_plain_copy(base, scratch))
+    copy = scratch / path.name
+    copy.write_text(json.dumps(content))  # which is YAML, too
+    return copy
+
+
+class _ZooLoader(yaml.SafeLoader):
+    """Knows the values of the expressions that the model zoo's files have."""
+
+
+def _known_value(loader: _ZooLoader, node: yaml.SequenceNode) -> Any:
+    (text,) = loader.construct_sequence(node)
+    if text not in _EXPRESSIONS:
+        raise UserError(f"the model zoo's file has {text!r}, which is not evaluated here")
+    return _EXPRESSIONS[text]
+
+
+_EXPRESSIONS = {
+    "[[x, x * 2**(1.0/3), x * 2**(2.0/3) ] for x in [32, 64, 128, 256, 512 ]]": [
+        [x, x * 2 ** (1.0 / 3), x * 2 ** (2.0 / 3)] for x in (32, 64, 128, 256, 512)
+    ]
+}
+_ZooLoader.add_constructor("tag:yaml.org,2002:python/object/apply:eval", _known_value)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ from detectron2.engine import HookBase
 from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
+from detection.d2.standing import UnreadableError
 from detection.precise_bn import combine_statistics, count_values
 from detection.random_state import private_random
+from moco.errors import DataError
 
 
 class RankEqualPreciseBN(HookBase):
@@ -35,6 +37,10 @@ class RankEqualPreciseBN(HookBase):
         due = self.period_iters > 0 and done % self.period_iters == 0
         if due or done == self.trainer.max_iter:
             self.inner._data_iter = None
-            with count_values(self.model) as counts, private_random():
-                self.inner.update_stats()
+            try:
+                with count_values(self.model) as counts, private_random():
+                    self.inner.update_stats()
+            except DataError as error:  # half of the statistics are no state to be saved
+                self.trainer.iter -= 1  # it is not over
+                raise UnreadableError(str(error)) from error
             combine_statistics(counts)

@@ -18,6 +18,7 @@ from detectron2.utils import comm
 from detection.d2.loader import ResumableLoader
 from detection.random_state import random_state, restore_random
 from detection.resuming import evaluation_is_missing
+from moco.errors import DataError
 from moco.stop import StopRequest
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ class StoppedError(BaseException):
         self.number, self.iteration, self.name = number, iteration, name
 
 
+class UnreadableError(BaseException):
+    """Leaves the loop on an image that cannot be read; no Exception, for the same reason."""
+
+
 class CheckpointHook(HookBase):
     """Saves all of that when Detectron2's hook would, and before a stop, and takes it up again.
 
@@ -54,7 +59,7 @@ class CheckpointHook(HookBase):
 
     Attributes:
         stop: the signals of this process.
-        done: iterations.
+        done: iterations. saved: the iteration after which the newest checkpoint was written.
         resumed: what a checkpoint says of this run (:func:`usable`); None for a start.
     """
 
@@ -69,6 +74,7 @@ class CheckpointHook(HookBase):
         self.period_iters, self.eval_period_iters = period_iters, eval_period_iters
         self.stop: StopRequest | None = None
         self.done = 0
+        self.saved = -1
         self.resumed: Mapping[str, Any] | None = None
 
     def before_train(self) -> None:
@@ -97,19 +103,31 @@ class CheckpointHook(HookBase):
         due = _due(done, self.period_iters)
         if not (finished or due or number):
             return
-        ranks = comm.gather(
-            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
-        )
         name = f"model_{iteration:07d}"
-        if self.inner is not None:
-            standing = {"ranks": ranks, "recent": self._recent()}
-            if number:
-                self.inner.save(name, iteration=iteration, **{KEY: standing})
-            else:
-                self.inner.step(iteration, **{KEY: standing})
+        self._save(iteration, name if number else None)
         if number:
             comm.synchronize()  # no rank leaves before the file is there
             raise StoppedError(number, iteration, name)
+
+    def save_unreadable(self, iteration: int) -> None:
+        """Save the state after ``iteration`` before an image ends the run, unless that was done."""
+        if self.trainer.start_iter <= iteration < self.trainer.max_iter and iteration > self.saved:
+            self._save(iteration, f"model_{iteration:07d}")
+            comm.synchronize()
+
+    def _save(self, iteration: int, name: str | None) -> None:
+        """On all ranks; under a name, or when and as Detectron2's hook does."""
+        ranks = comm.gather(
+            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
+        )
+        self.saved = iteration
+        if self.inner is None:
+            return
+        standing = {"ranks": ranks, "recent": self._recent(iteration)}
+        if name is None:
+            self.inner.step(iteration, **{KEY: standing})
+        else:
+            self.inner.save(name, iteration=iteration, **{KEY: standing})
 
     def _evaluate_if_missed(self) -> None:
         folder, done = Path(self.trainer.cfg.OUTPUT_DIR), self.done
@@ -118,7 +136,10 @@ class CheckpointHook(HookBase):
         )
         if done < self.trainer.max_iter and any(comm.all_gather(missing)):
             self.trainer.storage.iter = done - 1
-            self.evaluation._do_eval()
+            try:
+                self.evaluation._do_eval()
+            except DataError as error:
+                raise UnreadableError(str(error)) from error
             self.trainer.storage.iter = done
 
     def _asked(self) -> int:
@@ -126,9 +147,9 @@ class CheckpointHook(HookBase):
         received = None if self.stop is None else self.stop.received
         return max(comm.all_gather(int(received or 0)))
 
-    def _recent(self) -> dict[str, list[tuple[float, int]]]:
+    def _recent(self, iteration: int) -> dict[str, list[tuple[float, int]]]:
         """The values that the next lines of metrics.json are smoothed over."""
-        storage, first = self.trainer.storage, self.trainer.iter - WINDOW_ITERS
+        storage, first = self.trainer.storage, iteration - WINDOW_ITERS
         smoothed = [name for name, hint in storage.smoothing_hints().items() if hint]
         return {
             name: [(float(v), int(i)) for v, i in storage.history(name).values() if i > first]

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from detectron2.engine import (
 from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
@@ -32,6 +33,7 @@ from detectron2.utils.logger import setup_logger
 from torch import nn
 
 from convert.verify import Converted
+from detection.d2.catalog import import_modules, offer
 from detection.d2.checkpoint import SafeCheckpointer, check_checkpoint
 from detection.d2.config import with_builder
 from detection.d2.data import (
@@ -43,8 +45,10 @@ from detection.d2.data import (
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
 from detection.d2.standing import KEY as STANDING
-from detection.d2.standing import CheckpointHook, StoppedError, usable
+from detection.d2.standing import CheckpointHook, StoppedError, UnreadableError, usable
 from detection.datasets import cache_clear
+from detection.datasets.doctor_custom import command as doctor_command
+from detection.images import resumable
 from detection.metrics import HEADLINE
 from detection.norms import with_process_norms
 from detection.processes import (
@@ -65,7 +69,7 @@ from detection.weights import (
     read_trained,
 )
 from moco import distributed
-from moco.errors import NumericError
+from moco.errors import DataError, NumericError
 from moco.progress import Progress
 from moco.run import METRICS_NAME
 from moco.stop import StopRequest, leave
@@ -81,6 +85,7 @@ def run(
     eval_only: bool,
     visualize: int = 0,
     processes: Processes = ONE_PROCESS,
+    imports: Sequence[str] = (),
 ) -> EngineResult:
     """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
 
@@ -89,6 +94,7 @@ def run(
         weights: the converted backbone, None for a random one and for evaluation.
         visualize: draw the predictions on so many test pictures.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
+        imports: the user's modules, which every process imports.
 
     A stop signal (moco/stop.py) is answered after the iteration at hand by all processes together:
     one that comes earlier waits for it; one that comes during PreciseBN or an evaluation waits for
@@ -100,7 +106,7 @@ def run(
         UserError: what does not fit; NumericError: a loss that is not finite.
         Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
-    work = partial(_work, cfg, weights, resume, eval_only, visualize)
+    work = partial(_work, cfg, weights, resume, eval_only, visualize, tuple(imports))
     saves = not eval_only
     if processes.world_size == 1:
         return run_here(work, saves=saves)
@@ -165,6 +171,25 @@ class Trainer(DefaultTrainer):
                 writer = LateJSONWriter(self.cfg.OUTPUT_DIR)
             writers.append(writer)
         return writers
+
+    def run_step(self) -> None:
+        try:
+            super().run_step()
+        except DataError as error:
+            self.iter -= 1  # the last one that was done, also to the hooks that come after training
+            self._leave_unreadable(error)
+
+    def after_step(self) -> None:
+        try:
+            super().after_step()
+        except DataError as error:
+            self._leave_unreadable(error)
+
+    def _leave_unreadable(self, error: DataError) -> None:
+        """Save what was trained; on all ranks."""
+        self.checkpoint_hook.save_unreadable(self.iter)
+        last, doctor = _last_checkpoint(self.cfg.OUTPUT_DIR), doctor_command(self.cfg)
+        raise UnreadableError(resumable(error, last, doctor)) from error
 
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with :class:`CheckpointHook` on every rank in place of its own."""
@@ -250,11 +275,14 @@ def _work(
     resume: bool,
     eval_only: bool,
     visualize: int,
+    imports: Sequence[str],
     stop: StopRequest,
 ) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
     start = time.monotonic()
     _set_up(cfg)
+    import_modules(imports)
+    offer(cfg)
     register(cfg, cfg.DATASETS.TEST if eval_only else (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
     cfg = with_builder(with_process_norms(cfg, comm.get_world_size()))
     coverage, iterations = None, 0
@@ -264,6 +292,8 @@ def _work(
         metrics = _canonical(flatten_results_dict(Trainer.test(cfg, model)))
     else:
         model, metrics, coverage, iterations = _train(cfg, weights, resume, stop)
+    if cfg.TEST.AUG.ENABLED:
+        metrics |= _augmented(cfg, model)
     if visualize and comm.is_main_process():
         logger.info("drew predictions into %s", draw_predictions(cfg, model, visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
@@ -303,6 +333,8 @@ def _train(
     except StoppedError as stopped:
         saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
         leave(stopped.number, f"iteration {stopped.iteration}", saved)
+    except UnreadableError as error:
+        raise DataError(str(error)) from error
     except FloatingPointError as error:
         diverged = NumericError(
             f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
@@ -315,6 +347,19 @@ def _train(
     latest = trainer.storage.latest()
     metrics = _canonical({name: value for name, (value, _) in latest.items()})
     return model, metrics, coverage, trainer.max_iter
+
+
+def _augmented(cfg: CfgNode, model: nn.Module) -> dict[str, float]:
+    """Metrics with test-time augmentation, ``bbox_TTA/AP`` and so on, as Detectron2 names them."""
+    evaluator = build_evaluator(cfg, cfg.DATASETS.TEST[0], "inference_TTA")
+    results = Trainer.test(cfg, GeneralizedRCNNWithTTA(cfg, model), [evaluator])
+    metrics = _canonical(flatten_results_dict(results))
+    return {name.replace("/", "_TTA/", 1): value for name, value in metrics.items()}
+
+
+def _last_checkpoint(folder: str) -> Path | None:
+    pointer = Path(folder) / "last_checkpoint"
+    return pointer.with_name(pointer.read_text()) if pointer.is_file() else None
 
 
 def _canonical(results: Mapping[str, float]) -> dict[str, float]:

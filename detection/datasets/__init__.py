@@ -28,6 +28,7 @@ __all__ = [
     "custom_names",
     "folder_sources",
     "known",
+    "provide",
     "read_split",
 ]
 
@@ -39,6 +40,14 @@ _WITHOUT_ANNOTATIONS = (
 )
 
 
+_PROVIDED: dict[str, Source] = {}
+
+
+def provide(source: Source) -> None:
+    """Make a source known in this process, by its name; this project's own names come first."""
+    _PROVIDED[source.name] = source
+
+
 def known(cfg: CfgNode) -> dict[str, Source]:
     """All data sets by name. With DATASETS.VOC_DIR, only the splits of that folder.
 
@@ -47,7 +56,7 @@ def known(cfg: CfgNode) -> dict[str, Source]:
     """
     if cfg.DATASETS.get("VOC_DIR", ""):
         return dict(voc.sources(cfg))
-    return {
+    return {name: source for name, source in _PROVIDED.items() if source.present()} | {
         name: source
         for module in (voc, sem_seg, coco, lvis, cityscapes)
         for name, source in module.sources(cfg).items()
@@ -99,5 +108,5 @@ def _unknown(name: str, table: Iterable[str], *, own: bool) -> str:
     return (
         f"unknown data set {name!r}; near it are {', '.join(near)}; for one of your own set "
         "DATASETS.VOC_DIR (a folder in VOC layout), or DATASETS.COCO_TRAIN_JSON and "
-        "COCO_TEST_JSON"
+        "COCO_TEST_JSON, or register the name in Detectron2's DatasetCatalog (--import MODULE)"
     )

@@ -1,5 +1,6 @@
 """What a data set is to both engines: validated records, and what its metric compares with."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ class Split:
         notes: what was clipped or left out, with counts.
         metadata: what Detectron2's MetadataCatalog holds about the split.
         truth: what the metric compares with, where that is not in ``metadata`` or the records.
+        from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
         has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
     """
 
@@ -37,6 +39,26 @@ class Split:
     truth: Any = None
     has_masks: bool = False
     has_keypoints: bool = False
+    from_catalog: bool = False
+
+
+def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
+    """Class → number of its objects in a split of instances, without the classes that have none.
+
+    Args:
+        measured: only what the metric asks for. Crowds never count; for VOC's metric, difficult
+            objects do not either, although they are trained on.
+    """
+    if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
+        ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
+    else:
+        ids = (
+            item["category_id"]
+            for record in split.records
+            for item in record.get("annotations", ())
+            if not item.get("iscrowd", 0)
+        )
+    return Counter(split.classes[i] for i in ids)
 
 
 class Source(Protocol):

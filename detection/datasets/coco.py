@@ -26,8 +26,10 @@ from detection.datasets.base import Record, Split
 from detection.datasets.layout import (
     DATASETS_VARIABLE,
     absent,
+    alike,
     datasets_root,
     inside,
+    picture_size,
     read_json,
 )
 from moco.errors import DataError, UserError
@@ -231,6 +233,10 @@ class COCOSource:
 
     def _require_pictures(self, records: Sequence[Record]) -> None:
         require_pictures(records, self.json_file, self.expected())
+        for record in records:
+            # A JPEG never has more than 8 bits, and COCO's are too many to open.
+            if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
+                picture_size(record["file_name"])
 
 
 def sources(cfg: CfgNode) -> dict[str, COCOSource]:
@@ -265,14 +271,19 @@ def _own_sources(cfg: CfgNode) -> dict[str, COCOSource]:
         file = cfg.DATASETS.get(f"COCO_{role}_JSON", "")
         root = cfg.DATASETS.get(f"COCO_{role}_ROOT", "")
         if file:
-            path = Path(file).expanduser()
-            name = f"{path.resolve().parent.name}_{path.stem}"
-            own[role] = COCOSource(name, str(path), os.path.expanduser(root), "own", role)
+            own[role] = own_source(file, root, role)
         elif root:
             raise UserError(
                 f"DATASETS.COCO_{role}_ROOT belongs to DATASETS.COCO_{role}_JSON; set both or none"
             )
     return own
+
+
+def own_source(file: str, root: str, role: str) -> COCOSource:
+    """Of a file of the user's own; ``root`` "": the images are near it."""
+    path = Path(file).expanduser()
+    name = f"{path.resolve().parent.name}_{path.stem}"
+    return COCOSource(name, str(path), os.path.expanduser(root), "own", role)
 
 
 class AnnotationFile:
@@ -540,7 +551,7 @@ def require_pictures(records: Sequence[Record], json_file: str, expected: str) -
     if missing:
         raise DataError(
             f"{missing[0]}: missing ({len(missing)} of the {len(records)} pictures that "
-            f"{json_file} lists); {expected}"
+            f"{json_file} lists){alike(missing[0]) or '; ' + expected}"
         )
 
 
@@ -568,7 +579,10 @@ def _find_pictures(source: COCOSource, file: AnnotationFile) -> str:
         return str(chosen[0])
     key = f"DATASETS.COCO_{source.role}_ROOT"
     if not chosen:
-        raise DataError(f"{file.path}: {first} is not near it; set {key} to the pictures' folder")
+        there = next(filter(None, (alike(str(path / first)) for path in nearby)), "")
+        raise DataError(
+            f"{file.path}: {first} is not near it{there}; set {key} to the pictures' folder"
+        )
     raise DataError(
         f"{file.path}: {first} is in {', '.join(str(path) for path in chosen)}; set {key} to one"
     )

@@ -23,7 +23,7 @@ from moco.progress import Progress
 KINDS = ("voc", "coco", "lvis", "cityscapes")
 _MODULES = {"voc": (voc, sem_seg), "coco": (coco,), "lvis": (lvis,), "cityscapes": (cityscapes,)}
 
-OK, PART, ABSENT, WRONG = "ok", "part", "absent", "WRONG"
+OK, PART, NOTE, ABSENT, WRONG = "ok", "part", "note", "absent", "WRONG"
 
 _TREES = {
     "voc": """\
@@ -109,7 +109,7 @@ TASKS: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """About one split, or about the folder as a whole; ``state`` is ok, part, absent or WRONG."""
+    """About one split, or about the folder as a whole; ``state`` is one of the five above."""
 
     name: str
     state: str
@@ -141,7 +141,7 @@ def examine(kind: str, root: Path, *, verify: bool = False) -> list[Finding]:
         for module in _MODULES[kind]:
             sources |= module.sources(cfg)
         for name, source in sources.items():
-            findings.append(_examine(name, source, seen if verify else None))
+            findings.append(examine_source(name, source, seen if verify else None))
         findings += _FOLDERS[kind](root, {f.name: f.state for f in findings})
     return findings
 
@@ -173,7 +173,8 @@ def all_right(findings: Sequence[Finding]) -> bool:
     return WRONG not in states and bool(states & {OK, PART})
 
 
-def _examine(name: str, source: Source, seen: set[str] | None) -> Finding:
+def examine_source(name: str, source: Source, seen: set[str] | None) -> Finding:
+    """Read a split. ``seen``: decode its images, but for those in it; None: decode none."""
     if not source.present():
         return Finding(name, ABSENT, _hint(source))
     try:
@@ -248,7 +249,7 @@ def _hint(source: Source) -> str:
 
 def _advice(source: Source, error: str) -> str:
     """What probably happened, where a message alone does not say it."""
-    if isinstance(source, voc.VOCSource) and source.split == "test" and ".xml: missing" in error:
+    if source.name == "voc_2007_test" and ".xml: missing" in error:
         return (
             "; the annotations of the 2007 test set are in VOCtest_06-Nov-2007.tar, unpacked into "
             "the same folder as VOCtrainval"

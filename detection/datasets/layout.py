@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from detection.images import check_bits
 from moco.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -60,13 +61,22 @@ def absent(files: Iterable[str]) -> list[str]:
     for file in files:
         folder, name = os.path.split(file)
         if folder not in listed:
-            listed[folder] = _names(folder)
+            listed[folder] = names_in(folder)
         if name not in listed[folder]:
             missing.append(file)
     return missing
 
 
-def _names(folder: str) -> set[str]:
+def alike(file: str) -> str:
+    """The end of a message about a file that is missing: those of its name but for the ending."""
+    folder, name = os.path.split(file)
+    stem = os.path.splitext(name)[0].lower()
+    found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
+    return f"; {', '.join(found)} is there" if found else ""
+
+
+def names_in(folder: str) -> set[str]:
+    """The names of what lies in a folder; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}
@@ -81,12 +91,15 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
         source: the file, or its bytes; with bytes ``where`` names it.
 
     Raises:
-        DataError: not a picture.
+        DataError: not an image, or of more than 8 bits.
     """
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             width, height = image.size
+            check_bits(image, where or source)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+    except DataError:
+        raise
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user
         if isinstance(source, bytes):
             raise DataError(f"{where!s}: not a picture or damaged ({error})") from error

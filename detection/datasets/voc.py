@@ -2,7 +2,7 @@
 
     <root>/ImageSets/Main/<split>.txt    one image id per line
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
-    <root>/JPEGImages/<id>.jpg
+    <root>/JPEGImages/<id>.jpg           of a custom dataset also .jpeg, .png, .bmp in any case
 
 Everything is checked before training: a file that is missing or malformed, a class that is not in
 the list, a box that is inverted, outside, or not a number, a size that contradicts the picture. A
@@ -26,7 +26,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Record, Split
-from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, picture_size
+from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, names_in, picture_size
 from detection.voc_eval import GroundTruth
 from moco.errors import DataError, UserError
 
@@ -44,6 +44,8 @@ _BUILTIN = {
     for split in splits
 }  # fmt: skip
 
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
+
 _TREE = """\
 {root}/
   Annotations/000001.xml ...
@@ -59,8 +61,7 @@ class VOCSource:
         name: as in DATASETS.TRAIN and TEST.
         classes: allowed class names in order of their ids.
         year: of the metric: 2007 = 11 points, 2012 = area.
-        extensions: of the pictures, in order of preference.
-        builtin: one of Detectron2's own names.
+        builtin: one of Detectron2's own names, whose images are .jpg alone.
     """
 
     name: str
@@ -68,7 +69,6 @@ class VOCSource:
     split: str
     year: int
     classes: tuple[str, ...]
-    extensions: tuple[str, ...]
     builtin: bool
 
     def present(self) -> bool:
@@ -126,7 +126,7 @@ def sources(cfg: CfgNode) -> dict[str, VOCSource]:
         return {source.name: source for source in folder_sources(cfg.DATASETS)}
     root = Path(datasets_root())
     return {
-        name: VOCSource(name, root / folder, split, year, VOC_CLASSES, (".jpg",), True)
+        name: VOCSource(name, root / folder, split, year, VOC_CLASSES, True)
         for name, (folder, split, year) in _BUILTIN.items()
     }
 
@@ -139,21 +139,13 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     root = Path(datasets.VOC_DIR).expanduser()
     lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
     if not lists or not (root / "Annotations").is_dir():
-        raise DataError(f"DATASETS.VOC_DIR {root}: {_expected(root, 'trainval')}")
+        raise DataError(f"DATASETS.VOC_DIR {root}: {_tree(root, 'trainval')}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
     classes = tuple(datasets.VOC_CLASSES) or annotated_classes(root)
     stem = root.resolve().name
     return [
-        VOCSource(
-            f"{stem}_{path.stem}",
-            root,
-            path.stem,
-            datasets.VOC_YEAR,
-            classes,
-            (".jpg", ".jpeg", ".png"),
-            False,
-        )
+        VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False)
         for path in lists
     ]
 
@@ -175,14 +167,15 @@ def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
     ids = _image_ids(source)
     class_ids = {name: index for index, name in enumerate(source.classes)}
     images, clipped = [], 0
+    files = _files(source.root / "JPEGImages")
     for image_id in ids:
         annotation = source.root / "Annotations" / f"{image_id}.xml"
         if not annotation.is_file():
             raise DataError(
                 f"{annotation}: missing, but {image_id} is listed in {_list_path(source)}; "
-                f"{_expected(source.root, source.split)}"
+                f"{_expected(source)}"
             )
-        picture = _picture(source, image_id)
+        picture = _picture(source, image_id, files.get(image_id, ()))
         root = _parse(annotation)
         width, height = _size(root, annotation, picture)
         objects = []
@@ -237,10 +230,17 @@ def _sha256(name: str, images: Sequence[VOCImage]) -> str:
     return digest.hexdigest()
 
 
-def _expected(root: Path, split: str) -> str:
-    tree = " ".join(_TREE.format(root=root, split=split).split())
+def _tree(root: Path, split: str) -> str:
+    return "expected " + " ".join(_TREE.format(root=root, split=split).split())
+
+
+def _expected(source: VOCSource) -> str:
+    """What should be where, for the end of a message."""
+    tree = _tree(source.root, source.split)
+    if not source.builtin:
+        return tree
     return (
-        f"expected {tree}; set ${DATASETS_VARIABLE} to the folder that holds VOC2007/ and VOC2012/ "
+        f"{tree}; set ${DATASETS_VARIABLE} to the folder that holds VOC2007/ and VOC2012/ "
         "(http://host.robots.ox.ac.uk/pascal/VOC/), or DATASETS.VOC_DIR to a folder of your own"
     )
 
@@ -252,7 +252,7 @@ def _list_path(source: VOCSource) -> Path:
 def _image_ids(source: VOCSource) -> list[str]:
     path = _list_path(source)
     if not path.is_file():
-        raise DataError(f"{source.name}: {path} is missing; {_expected(source.root, source.split)}")
+        raise DataError(f"{source.name}: {path} is missing; {_expected(source)}")
     return read_ids(path)
 
 
@@ -285,15 +285,27 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
     return ids
 
 
-def _picture(source: VOCSource, image_id: str) -> Path:
+def _files(folder: Path) -> dict[str, list[str]]:
+    """Name without ending → the files of that name."""
+    files: dict[str, list[str]] = {}
+    for name in sorted(names_in(str(folder))):
+        files.setdefault(Path(name).stem, []).append(name)
+    return files
+
+
+def _picture(source: VOCSource, image_id: str, files: Sequence[str]) -> Path:
+    """The image among the ``files`` that bear its id."""
     folder = source.root / "JPEGImages"
-    for extension in source.extensions:
-        path = folder / f"{image_id}{extension}"
-        if path.is_file():
-            return path
+    endings = _EXTENSIONS[:1] if source.builtin else _EXTENSIONS
+    for ending in endings:
+        for name in files:
+            found = Path(name).suffix
+            if (found if source.builtin else found.lower()) == ending:
+                return folder / name
+    there = f"; {', '.join(files)} is there, expected {' or '.join(endings)}" if files else ""
     raise DataError(
-        f"{folder / image_id}{source.extensions[0]}: missing, but {image_id} is listed in "
-        f"{_list_path(source)}; {_expected(source.root, source.split)}"
+        f"{folder / image_id}{endings[0]}: missing, but {image_id} is listed in "
+        f"{_list_path(source)}{there or '; ' + _expected(source)}"
     )
 
 

@@ -13,6 +13,7 @@ import math
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from detection.datasets.base import Record
 from detection.embedded.model import Sample
+from detection.images import first_error
+from moco import distributed
 from moco.errors import DataError
 
 # A picture's number and what happens to it, as its mapper takes it (samples.py).
@@ -151,13 +154,40 @@ def load_batches(
 def _raising(batches: Iterator[list[Sample | DataError]]) -> Generator[list[Sample]]:
     try:
         for batch in batches:
-            for sample in batch:
-                if isinstance(sample, DataError):
-                    # Not `raise sample`: it would refer to itself through this frame.
-                    raise DataError(str(sample))
+            error = first_error(batch)
+            if error is not None:
+                # Not `raise error`: it would refer to itself through this frame.
+                raise DataError(str(error))
             yield batch  # type: ignore[misc]
     finally:
         del batches  # ends the workers now, and not when somebody drops the traceback
+
+
+def together(batches: Generator[list[Sample]]) -> Generator[list[Sample]]:
+    """The same batches; what one process cannot read is an error of all, at the same batch."""
+    with closing(batches):
+        while True:
+            batch, error = None, None
+            try:
+                batch = next(batches)
+            except DataError as found:
+                error = found
+            raise_on_all(error)
+            assert batch is not None
+            yield batch
+
+
+def raise_on_all(error: DataError | None) -> None:
+    """Let no process wait for one that has an error; all of them call it.
+
+    Raises:
+        DataError: of the first process that has one.
+    """
+    if distributed.highest(error is not None):
+        texts: list[Any] = [None] * distributed.world_size()
+        if distributed.world_size() > 1:
+            torch.distributed.all_gather_object(texts, error and str(error))
+        raise DataError(next(filter(None, [error and str(error), *texts])))
 
 
 def _outlive_the_stop_signal(worker: int) -> None:
@@ -201,7 +231,8 @@ def training_batches(
 
     for _ in islice(plan(), drawn):
         pass
-    return load_batches(Pictures(records, mapper), islice(plan(), skip, None), num_workers)
+    planned = islice(plan(), skip, None)
+    return together(load_batches(Pictures(records, mapper), planned, num_workers))
 
 
 def evaluation_batches(

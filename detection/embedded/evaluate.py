@@ -12,12 +12,14 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from detection.datasets.base import Record, Split
+from detection.embedded.data import raise_on_all
 from detection.embedded.model import Model
 from detection.embedded.pipeline import build_evaluation
 from detection.evaluators import Prediction, build_evaluator
 from detection.predictions import encode_mask
 from detection.visualize import Visualizer
 from moco import distributed
+from moco.errors import DataError
 from moco.progress import Progress
 
 
@@ -26,15 +28,23 @@ def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str
 
     The predictions go to `folder`/<split>.json, boxes in pixels of the original pictures. Each of
     W processes takes a W-th of them in a row; the metrics are the main one's, {} on the others.
+
+    Raises:
+        DataError: on all processes, where one of them cannot read an image.
     """
     evaluator = build_evaluator(split, cfg, folder)
     rank, processes, number = distributed.rank(), distributed.world_size(), len(split.records)
     records = split.records[number * rank // processes : number * (rank + 1) // processes]
     silent = not distributed.is_main()
+    error = None
     with Progress(len(records), f"evaluate {split.name}", unit="img", silent=silent) as progress:
-        for record, prediction in _predictions(model, records, cfg):
-            evaluator.add(record, prediction)
-            progress.update()
+        try:
+            for record, prediction in _predictions(model, records, cfg):
+                evaluator.add(record, prediction)
+                progress.update()
+        except DataError as found:
+            error = found
+    raise_on_all(error)
     gathered = distributed.gather_objects(evaluator)
     if not gathered:
         return {}
@@ -57,11 +67,13 @@ def _predictions(model: Model, records: Sequence[Record], cfg: CfgNode) -> Any:
     was_training = model.training
     model.eval()
     waiting = iter(records)
-    with closing(batches), torch.no_grad():
-        for samples in batches:
-            for answer in model(samples):
-                yield next(waiting), to_prediction(answer)
-    model.train(was_training)
+    try:
+        with closing(batches), torch.no_grad():
+            for samples in batches:
+                for answer in model(samples):
+                    yield next(waiting), to_prediction(answer)
+    finally:
+        model.train(was_training)
 
 
 def to_prediction(answer: dict[str, Tensor]) -> Prediction:

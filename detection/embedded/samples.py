@@ -22,19 +22,10 @@ from detection import sem_seg_data
 from detection.datasets.base import Record
 from detection.embedded.masks import draw_polygons
 from detection.embedded.model import Sample
+from detection.images import check_size, read_image
 from detection.labels import read_labels
 from moco.errors import DataError
 
-_EXIF_ORIENTATION = 274
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 _MIN_BOX_SIDE_PX = 1e-5
 _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
@@ -70,22 +61,6 @@ class Augmentation:
             short_edge = rng.choice(self.short_edges_px)
         flipped = self.flip != "none" and rng.uniform() < 0.5
         return Draw(int(short_edge), self.flip if flipped else "none")
-
-
-def read_picture(path: str) -> Image.Image:
-    """An RGB picture, turned as its EXIF says.
-
-    Raises:
-        DataError: missing, truncated, or not a picture.
-    """
-    try:
-        with Image.open(path) as image:
-            image.load()
-            method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
-            return (image if method is None else image.transpose(method)).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{path}: cannot be read as a picture ({reason}); replace it") from error
 
 
 def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) -> tuple[int, int]:
@@ -132,9 +107,9 @@ class Mapper:
             DataError: the picture cannot be read or is not of the size its annotation says, or a
                 mask is of the wrong kind.
         """
-        image = read_picture(record["file_name"])
+        image = read_image(record["file_name"])
         width, height = image.size
-        _check_size(record, (height, width))
+        check_size(record, (height, width))
         size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
         if draw.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -195,8 +170,8 @@ class LabelMapper:
             DataError: one cannot be read, or is not of the size that the record says.
         """
         # With its colours in the model's order, because the crop's padding is.
-        pixels = np.asarray(read_picture(record["file_name"]))
-        _check_size(record, pixels.shape[:2])
+        pixels = np.asarray(read_image(record["file_name"]))
+        check_size(record, pixels.shape[:2])
         if draw is None:
             return _sample(record, pixels, self.channel_order)
         if self.channel_order == "BGR":
@@ -240,14 +215,6 @@ def _sample(record: Record, pixels: NDArray[np.uint8], channel_order: str) -> Sa
         "image": torch.as_tensor(np.ascontiguousarray(pixels.transpose(2, 0, 1))),
         **{name: record[name] for name in names if name in record},
     }
-
-
-def _check_size(record: Record, size: tuple[int, ...]) -> None:
-    if size != (record["height"], record["width"]):
-        raise DataError(
-            f"{record['file_name']}: the picture is {size[1]}x{size[0]}, its annotation says "
-            f"{record['width']}x{record['height']}; correct the annotation's size"
-        )
 
 
 def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:

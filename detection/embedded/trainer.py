@@ -27,6 +27,7 @@ from torch import Tensor
 from convert.verify import Converted
 from detection.datasets import read_split
 from detection.datasets.base import Split
+from detection.datasets.doctor_custom import command as doctor_command
 from detection.embedded.build import build_model
 from detection.embedded.checkpoint import (
     FINAL,
@@ -44,6 +45,7 @@ from detection.embedded.solver import (
     set_learning_rate,
     warmup_multistep,
 )
+from detection.images import resumable
 from detection.norms import with_process_norms
 from detection.precise_bn import combine_statistics, count_values
 from detection.processes import (
@@ -59,7 +61,7 @@ from detection.random_state import State, private_random, restore_random
 from detection.resuming import counting, evaluation_is_missing, resume_from
 from detection.weights import EngineResult, load_converted, load_trained, read_trained
 from moco import distributed
-from moco.errors import NumericError
+from moco.errors import DataError, NumericError
 from moco.progress import Progress
 from moco.stop import StopRequest, leave
 
@@ -224,6 +226,7 @@ class Trainer:
             warmup_method=solver.WARMUP_METHOD,
         )
         self.random: State | None = None  # of a checkpoint, to be taken up by `train`
+        self.saved = -1  # the iteration after which the newest checkpoint was written
         clip = solver.CLIP_GRADIENTS
         self.clip = (clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
         self.mixed_precision = solver.AMP.ENABLED
@@ -237,6 +240,7 @@ class Trainer:
         else:
             standing = load_checkpoint(path, self.model, self.optimizer)
             self.done, self.random = standing.next_iteration, standing.random
+            self.saved = self.done - 1
             self.log.resume(standing.recent)
             logger.info("continuing at iteration %d, after %s", self.done, path)
         distributed.barrier()  # all have read it
@@ -284,7 +288,10 @@ class Trainer:
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
         """One iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
         start = time.perf_counter()
-        samples = next(batches)
+        try:
+            samples = next(batches)
+        except DataError as error:
+            raise self.unreadable(iteration - 1, error) from error
         data_time = time.perf_counter() - start
         factor = self.schedule(iteration / self.max_iter)
         set_learning_rate(self.optimizer, factor)
@@ -325,6 +332,15 @@ class Trainer:
             f"({self.cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
         )
 
+    def unreadable(self, iteration: int, error: DataError) -> DataError:
+        """Save the state after `iteration`, the last one that was done, and say so.
+
+        On all processes; what was read since then draws from none of the saved random streams.
+        """
+        if iteration > self.saved:
+            self.save(iteration)
+        return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
+
     def precise_bn(self, num_iters: int, done: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.
 
@@ -358,14 +374,18 @@ class Trainer:
             recent=self.log.recent(),
         )
         logger.info("saved %s", path)
+        self.saved = iteration
         return path
 
     def evaluate(self, iteration: int) -> dict[str, float]:
         """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
-        with private_random():
-            metrics = evaluate(
-                self.model, _test_split(self.cfg), self.cfg, self.folder / "inference"
-            )
+        try:
+            with private_random():
+                metrics = evaluate(
+                    self.model, _test_split(self.cfg), self.cfg, self.folder / "inference"
+                )
+        except DataError as error:
+            raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
 

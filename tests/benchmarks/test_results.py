@@ -149,7 +149,7 @@ def voc_split() -> Split:
     return Split(*kinds, truth={"7": truth}, metadata={"year": 2007})
 
 
-VOC_AP50 = 100 * (6 + 5 * 2 / 3) / 11 / 2  # recall 0, .1, … 1; the class that is absent has 0
+VOC_AP50 = 100 * (6 + 5 * 2 / 3) / 11  # recall 0, .1, … 1; the class that is absent has none
 COCO_AP50 = 100 * (51 + 50 * 2 / 3) / 101
 
 

@@ -1,5 +1,6 @@
 """The VOC reader: what it accepts, what it refuses and how, the same for both engines."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def source(root: Path, split: str = "train", classes: tuple[str, ...] = ("blue", "green", "red")):
-    return VOCSource(f"x_{split}", root, split, 2007, classes, (".jpg", ".jpeg", ".png"), False)
+    return VOCSource(f"x_{split}", root, split, 2007, classes, False)
 
 
 def write_one(
@@ -222,10 +223,22 @@ def test_missing_and_damaged_pictures_are_named(tmp_path):
         source(root).read()
 
 
-@pytest.mark.parametrize("name", ["1.jpg", "1.jpeg", "1.png"])
-def test_a_folder_of_ones_own_may_hold_png(name, tmp_path):
+@pytest.mark.parametrize("name", ["1.jpg", "1.jpeg", "1.png", "1.JPG", "1.Jpeg", "1.PNG", "1.bmp"])
+def test_a_folder_of_ones_own_may_hold_other_formats(name, tmp_path):
     split = source(write_one(tmp_path, SIZE + obj(), image=name)).read()
     assert split.records[0]["file_name"].endswith(name)
+
+
+def test_a_file_with_another_ending_is_named(tmp_path):
+    """And the tree of VOC2007 is no advice for a custom dataset."""
+    root = write_one(tmp_path, SIZE + obj(), image="1.tif")
+    with pytest.raises(DataError, match=r"1\.jpg: missing.* 1\.tif is there.*\.bmp") as error:
+        source(root).read()
+    assert "VOC2007" not in str(error.value)
+    (root / "JPEGImages" / "1.tif").rename(root / "JPEGImages" / "1.JPG")
+    builtin = dataclasses.replace(source(root), builtin=True)  # Detectron2 opens 1.jpg
+    with pytest.raises(DataError, match=r"1\.JPG is there"):
+        builtin.read()
 
 
 def test_exif_orientation_counts(tmp_path):

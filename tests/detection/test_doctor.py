@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 import yaml
 from PIL import Image
 
-from detection.datasets import doctor
+from detection.datasets import doctor, doctor_custom
 from detection.datasets.__main__ import main
 from detection.datasets.official import _COUNTS
 from detection.task import default_task
+from moco.errors import UserError
 from tests.oracles.processes import processor_seconds
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_cityscapes import write_cityscapes
@@ -290,3 +292,145 @@ def test_the_command_line(tmp_path):
     assert run("doctor", "lvis", env=environment).returncode == 3
     unknown = run("doctor", "imagenet")
     assert unknown.returncode == 2 and "voc" in unknown.stderr and "Traceback" not in unknown.stderr
+
+
+@pytest.fixture
+def own_voc(tmp_path) -> Path:
+    return write_voc(tmp_path / "own data", {"train": 4, "val": 2, "test": 2})
+
+
+def examine(*arguments: object, capsys) -> tuple[int, str]:
+    code = main(["doctor", *map(str, arguments), "--verify"])
+    return code, capsys.readouterr().out
+
+
+def test_a_custom_folder_that_is_right(own_voc, capsys):
+    code, shown = examine("--voc-dir", own_voc, capsys=capsys)
+    assert code == 0 and "WRONG" not in shown
+    for name in ("own data_train", "own data_val", "own data_test"):
+        assert f"ok     {name}" in shown
+    assert shown.count("classes: ") == 3 and f"DATASETS.VOC_DIR '{own_voc}'" in shown
+
+
+def wide(path: Path) -> None:
+    with Image.open(path) as image:
+        gray = np.full(image.size[::-1], 999, np.uint16)
+    path.unlink()
+    Image.fromarray(gray).save(path.with_suffix(".png"))
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-900])
+
+
+def another_size(path: Path) -> None:
+    Image.new("RGB", (50, 50)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(wide, "8 bits"), (half, "damaged"), (another_size, "50x50"), (Path.unlink, "missing")],
+)
+@pytest.mark.parametrize("kind", ["voc", "coco"])
+def test_custom_images_that_are_wrong(kind, change, said, own_voc, tmp_path, capsys):
+    arguments = ["--voc-dir", own_voc]
+    image = own_voc / "JPEGImages" / "000001.jpg"
+    if kind == "coco":
+        write_coco(tmp_path, {"val2017": 3})
+        arguments = ["--coco-json", tmp_path / "coco/annotations/instances_val2017.json"]
+        arguments += ["--root", tmp_path / "coco/val2017"]
+        image = sorted((tmp_path / "coco/val2017").iterdir())[0]
+        file = arguments[1]
+        if change is wide:  # under the name that the file has
+            file.write_text(file.read_text().replace(image.name, f"{image.stem}.png"))
+    change(image)
+    code, shown = examine(*arguments, capsys=capsys)
+    assert code == 3 and "WRONG" in shown and image.stem in shown and said in shown
+
+
+def test_boxes_outside_and_classes_without_an_object(own_voc, capsys):
+    annotation = own_voc / "Annotations" / "000005.xml"
+    text = annotation.read_text()
+    for path in sorted((own_voc / "Annotations").iterdir())[:4]:
+        path.write_text(path.read_text().replace("<name>red<", "<name>blue<"))
+    _, shown = examine("--voc-dir", own_voc, capsys=capsys)
+    assert "no object of red" in shown
+    start = text.index("<xmin>")
+    annotation.write_text(text[:start] + "<xmin>9" + text[start + len("<xmin>") :])
+    annotation.write_text(re.sub(r"<xmax>\d+", "<xmax>99999", text))
+    annotation.write_text(re.sub(r"<xmin>\d+", "<xmin>9999", annotation.read_text()))
+    code, shown = examine("--voc-dir", own_voc, capsys=capsys)
+    assert code == 3 and "000005.xml" in shown and "outside" in shown
+
+
+def test_duplicates_are_found(own_voc, tmp_path, capsys):
+    folder = own_voc / "JPEGImages"
+    (folder / "000001.jpg").write_bytes((folder / "000000.jpg").read_bytes())
+    size = re.compile(r"<size>.*</size>")
+    texts = [(own_voc / "Annotations" / f"00000{i}.xml") for i in (0, 1)]
+    found = size.search(texts[0].read_text())
+    texts[1].write_text(f"<annotation>{found[0]}</annotation>")
+    lists = own_voc / "ImageSets" / "Main"
+    (lists / "test.txt").write_text((lists / "test.txt").read_text() + "000002\n")
+    code, shown = examine("--voc-dir", own_voc, capsys=capsys)
+    assert code == 0
+    assert "000000.jpg and" in shown and "000001.jpg" in shown
+    assert "own data_test, own data_train  1 images are in both" in shown
+
+    write_coco(tmp_path, {"val2017": 3})
+    file = tmp_path / "coco" / "annotations" / "instances_val2017.json"
+    content = json.loads(file.read_text())
+    first, second = content["images"][:2]
+    first["file_name"], first["width"], first["height"] = (
+        second[key] for key in ("file_name", "width", "height")
+    )
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != first["id"]]
+    file.write_text(json.dumps(content))
+    code, shown = examine("--coco-json", file, capsys=capsys)
+    assert code == 3 and "listed more than once" in shown and second["file_name"] in shown
+
+
+def test_a_file_to_train_on_only(tmp_path, capsys):
+    write_coco(tmp_path, {"train2017": 2, "val2017": 2})
+    folder = tmp_path / "coco" / "annotations"
+    train, val = (folder / f"instances_{split}2017.json" for split in ("train", "val"))
+    content = json.loads(train.read_text())
+    for annotation in content["annotations"]:
+        del annotation["area"]
+    train.write_text(json.dumps(content))
+    code, shown = examine("--coco-json", train, "--coco-json", val, capsys=capsys)
+    assert code == 0 and "not for DATASETS.COCO_TEST_JSON" in shown and "area" in shown
+    content["categories"] = content["categories"][:-1]
+    used = {category["id"] for category in content["categories"]}
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] in used]
+    train.write_text(json.dumps(content))
+    code, shown = examine("--coco-json", train, "--coco-json", val, capsys=capsys)
+    assert code == 3 and "classes are not the same" in shown
+
+
+def test_one_dataset_at_a_time(own_voc, capsys):
+    for arguments in ([], ["voc", "--voc-dir", "x"], ["--voc-dir", "x", "--coco-json", "y"]):
+        with pytest.raises(SystemExit):
+            main(["doctor", *arguments])
+    with pytest.raises(UserError, match="--root"):
+        main(["doctor", "--voc-dir", str(own_voc), "--root", "x"])
+    code, shown = examine("--voc-dir", own_voc / "nothing", capsys=capsys)
+    assert code == 3 and "ImageSets/Main" in shown and "VOC2007" not in shown
+
+
+def test_the_command_in_messages_is_for_this_data(tmp_path):
+    cfg = default_task()
+    assert doctor_custom.command(cfg) == ""
+    cfg.DATASETS.VOC_DIR = "my data"
+    assert doctor_custom.command(cfg) == (
+        "python -m detection.datasets doctor --voc-dir 'my data' --verify"
+    )
+    cfg.DATASETS.VOC_DIR = ""
+    cfg.DATASETS.COCO_TRAIN_JSON, cfg.DATASETS.COCO_TRAIN_ROOT = "a.json", "images"
+    cfg.DATASETS.COCO_TEST_JSON = "b.json"
+    first, second = doctor_custom.command(cfg).split(" && ")
+    assert first.endswith("--coco-json a.json --root images --verify")
+    assert second.endswith("--coco-json b.json --verify")
+    cfg.DATASETS.COCO_TEST_ROOT = "images"
+    both = "--coco-json a.json --coco-json b.json --root images --verify"
+    assert doctor_custom.command(cfg).endswith(both)

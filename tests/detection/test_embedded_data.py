@@ -15,6 +15,7 @@ from PIL import Image
 
 from detection.embedded import data, samples
 from detection.embedded.pipeline import training_records
+from detection.images import read_image
 from moco.errors import DataError, UserError
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_coco import write_coco
@@ -100,23 +101,23 @@ def test_exif_orientation(tmp_path: Path) -> None:
     pixels = np.zeros((2, 3, 3), dtype=np.uint8)
     pixels[0, 0] = 255
     Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
-    image = np.asarray(samples.read_picture(str(tmp_path / "turned.png")))
+    image = np.asarray(read_image(str(tmp_path / "turned.png")))
     assert image.shape == (3, 2, 3)
     assert image[0, 1].tolist() == [255, 255, 255]
 
 
 def test_bad_pictures_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing\.jpg.*No such file"):
-        samples.read_picture(str(tmp_path / "missing.jpg"))
+        read_image(str(tmp_path / "missing.jpg"))
     (tmp_path / "text.jpg").write_text("not a picture")
     with pytest.raises(DataError, match=r"text\.jpg: cannot be read"):
-        samples.read_picture(str(tmp_path / "text.jpg"))
+        read_image(str(tmp_path / "text.jpg"))
     Image.fromarray(np.random.RandomState(0).randint(0, 255, (90, 90, 3)).astype(np.uint8)).save(
         tmp_path / "whole.jpg"
     )
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
     with pytest.raises(DataError, match=r"cut\.jpg.*truncated"):
-        samples.read_picture(str(tmp_path / "cut.jpg"))
+        read_image(str(tmp_path / "cut.jpg"))
     with pytest.raises(DataError, match="60x40, its annotation says 50x40"):
         load(record(tmp_path, (60, 40), width=50), samples.Draw(0))
 

@@ -405,6 +405,36 @@ def test_no_objects_to_learn_from(load, tmp_path):
         load("DATASETS.VOC_DIR", root)
 
 
+def without(root: Path, split: str, name: str) -> None:
+    """Remove the objects of a class from a split."""
+    for image_id in (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split():
+        path = root / "Annotations" / f"{image_id}.xml"
+        objects = re.findall(r"<object>.*?</object>", path.read_text())
+        kept = "".join(text for text in objects if f"<name>{name}<" not in text)
+        path.write_text(re.sub(r"<object>.*</object>", kept, path.read_text()))
+
+
+@pytest.mark.parametrize("year", [2007, 2012])
+def test_classes_without_an_object_are_said_before_training(year, load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 4, "test": 4})
+    assert not any("no object" in note for note in load("DATASETS.VOC_DIR", root).notes)
+    root = write_voc(tmp_path / "less", {"train": 4, "test": 4})
+    without(root, "train", "red")
+    without(root, "test", "blue")
+    task = load("DATASETS.VOC_DIR", root, "DATASETS.VOC_YEAR", year)
+    learned, measured = (note for note in task.notes if "no object" in note)
+    assert "train" in learned and "red" in learned
+    assert "less_test" in measured and "blue" in measured and "bbox/AP_detectron2" in measured
+
+
+def test_no_objects_to_measure(load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
+    for name in ("red", "green", "blue"):
+        without(root, "test", name)
+    with pytest.raises(DataError, match=r"own_test.*test split"):
+        load("DATASETS.VOC_DIR", root)
+
+
 def test_malicious_yaml(load, tmp_path):
     path = tmp_path / "task.yaml"
     marker = tmp_path / "ran"

@@ -48,7 +48,7 @@ def test_the_flags_are_detectron2s(detectron2):
     theirs = {o for a in default_argument_parser()._actions for o in a.option_strings}
     ours = {o for a in build_parser()._actions for o in a.option_strings}
     assert theirs <= ours
-    own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize"}
+    own = {"--engine", "--overwrite", "--debug", "--check-only", "--visualize", "--import"}
     assert ours - theirs == own
     args = parse_with_pairs(build_parser(), ["--eval-only", "MODEL.WEIGHTS", "a.pth"])
     assert (args.num_gpus, args.num_machines, args.machine_rank) == (1, 1, 0)
@@ -143,6 +143,32 @@ def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_folder, small_config):
+    """Whatever its own file says of the schedule; another test setting is another protocol."""
+    main(argv("SOLVER.BASE_LR", "0.003"))
+    trained = read_record(tmp_path / "run" / "run.json")
+    model = (
+        "MODEL.WEIGHTS",
+        tmp_path / "run" / "model_final.pth",
+        "OUTPUT_DIR",
+        tmp_path / "again",
+    )
+
+    def evaluated(*opts):
+        main(argv(*model, *opts, flags=("--eval-only",)))
+        return read_record(tmp_path / "again" / "inference" / "run.json")
+
+    record = evaluated("SOLVER.MAX_ITER", "99", "SEED", "5")
+    assert record.config_sha256 == trained.config_sha256
+    assert (record.seed, record.config["SOLVER.BASE_LR"]) == (trained.seed, 0.003)
+    other = evaluated("TEST.DETECTIONS_PER_IMAGE", "7")
+    assert other.config_sha256 != trained.config_sha256
+    (tmp_path / "run" / "run.json").unlink()
+    alone = evaluated()
+    assert alone.config_sha256 != trained.config_sha256
+    assert any("training data" in note for note in alone.notes)
+
+
 def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     """A folder that has only its test split."""
     main(argv())
@@ -158,7 +184,9 @@ def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     where = ("DATASETS.VOC_DIR", only, "OUTPUT_DIR", tmp_path / "again")
     main(argv(*model, *where, flags=("--eval-only",)))
     again = read_record(tmp_path / "again" / "inference" / "run.json")
-    assert again.metrics == read_record(tmp_path / "run" / "run.json").metrics
+    trained = read_record(tmp_path / "run" / "run.json")
+    assert again.metrics == trained.metrics
+    assert again.config_sha256 == trained.config_sha256
 
 
 def test_a_folder_in_use(argv, tmp_path):
