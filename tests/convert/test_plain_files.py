@@ -22,9 +22,9 @@ def test_lists_that_hold_each_other_many_times(official: Any) -> None:
     nested: list[Any] = []
     for _ in range(100):
         nested = [nested, nested]
-    start = time.monotonic()
+    start = time.process_time()
     found = recognise({**official(), "log": nested}, "x")
-    assert time.monotonic() - start < 10, "every path through them is 2^100"
+    assert time.process_time() - start < 10, "every path through them is 2^100"
     assert found.dropped["training record"] == 3
 
 

@@ -338,6 +338,7 @@ def test_lvis_counts_300_detections_of_a_picture(tmp_path):
         assert metrics["bbox/APr"] == pytest.approx(expected)
 
 
+@pytest.mark.stored
 def test_lvis_equals_the_package_of_the_data_set(tmp_path):
     """Numbers of the package ``lvis`` 0.5.3, made to run with ``np.float = float``."""
     pytest.importorskip("hotcoco")

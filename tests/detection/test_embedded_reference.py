@@ -10,10 +10,12 @@ from detection.embedded.build import build_model
 from tests.golden.regenerate_embedded import FOLDER, NETWORKS
 from tests.oracles import tiny_detector as tiny
 
-# Another BLAS adds in another order (seen: 2e-6, and 8e-4 in gradients, which 50 batch norms
-# amplify); a wrong formula shows in the second digit.
-RELATIVE = {"gradients": 5e-3, "gradient_norm": 5e-3}
-OTHERWISE = 1e-5
+# Another processor adds in another order. Seen: 1e-5, in gradients 1e-3, which 50 batch norms
+# amplify, 2e-7 in statistics, which come first, and a pixel whose score is the threshold's. A wrong
+# formula shows in the second digit.
+RELATIVE = {"gradients": 5e-3, "gradient_norm": 5e-3, "statistics": 1e-5}
+OTHERWISE = 1e-4
+PIXELS = 3
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, where: str = "") -> None:
@@ -31,10 +33,13 @@ def assert_close(actual: Any, expected: Any, tolerance: float, where: str = "") 
                 assert_close(one, other, tolerance, f"{where}/{index}")
     elif isinstance(expected, float):
         assert actual == pytest.approx(expected, rel=tolerance), where
+    elif where.startswith("detections/masks/"):
+        assert abs(actual - expected) <= PIXELS, where
     else:
         assert actual == expected, where
 
 
+@pytest.mark.stored
 @pytest.mark.parametrize("name", NETWORKS)
 def test_equals_detectron2s_numbers(name: str) -> None:
     model = build_model(tiny.task(NETWORKS[name]))

@@ -245,6 +245,7 @@ def killed() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.race
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("task", OTHER_TASKS)
 def test_a_task_stopped_and_killed_equals_a_straight_one(
@@ -364,6 +365,7 @@ def test_evaluation_on_the_way_does_not_change_the_training(voc: Path, tmp_path:
     assert evaluated == [1, 3, 5, 7]
 
 
+@pytest.mark.race
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)]
 )
@@ -396,6 +398,7 @@ def test_a_stop_signal_saves_and_asks_for_resume(
     assert_same_state(final(out), final(tmp_path / "straight"))
 
 
+@pytest.mark.race
 def test_a_stop_signal_in_the_last_iteration_changes_nothing(voc: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         evaluate = engine.Trainer.evaluate

@@ -16,7 +16,7 @@ from moco.run import read_record
 from tests.detection.conftest import SLOW
 from tests.golden.regenerate_embedded import FOLDER, two_processes
 from tests.oracles.small_tasks import CONFIGS, assert_same_run, options
-from tests.oracles.stopping import TRAIN_NET, children, nobody_left, start, wait_for
+from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
 
 C4, LVIS, LABELS = (
     "coco/mask_rcnn_R_50_C4_1x",
@@ -35,9 +35,8 @@ KEYS = {
 
 
 @pytest.fixture
-def words(narrow_r50_file, data_of, tmp_path, monkeypatch):
+def words(narrow_r50_file, data_of, tmp_path):
     """Arguments of train_net.py for a task and engine; its folder is named so too."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as here, for the same rounding
 
     def get(task, name, *flags, **keys):
         data_of(task)
@@ -67,13 +66,13 @@ def test_two_processes_equal_detectron2s(task, words, tmp_path, detectron2):
     assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=1e-6)
 
 
-def test_two_processes_equal_detectron2s_numbers(tmp_path, monkeypatch):
-    """For machines without it; another BLAS adds in another order."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+@pytest.mark.stored
+def test_two_processes_equal_detectron2s_numbers(tmp_path):
+    """For machines without it; another processor adds in another order (seen: 3e-7)."""
     expected = json.loads((FOLDER / "two_processes.json").read_text())
     actual = two_processes("embedded", tmp_path)
     for part in ("losses", "moved"):
-        assert actual[part] == pytest.approx(expected[part], rel=1e-2)
+        assert actual[part] == pytest.approx(expected[part], rel=1e-3)
 
 
 # Stops and faults.
@@ -88,9 +87,8 @@ SHORT = {
 
 
 @pytest.fixture
-def small(small_config, small_options, narrow_r18_file, tmp_path, monkeypatch):
+def small(small_config, small_options, narrow_r18_file, tmp_path):
     """Arguments for the small task, which is fast."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def get(name, *flags, **keys):
         given = SHORT | {"MODEL.WEIGHTS": narrow_r18_file, "OUTPUT_DIR": tmp_path / name} | keys
@@ -101,31 +99,31 @@ def small(small_config, small_options, narrow_r18_file, tmp_path, monkeypatch):
     return get
 
 
+@pytest.mark.race
 def test_stopped_and_resumed_to_the_same_bits(small, tmp_path):
     """By torchrun, told to stop; gone on with by --num-gpus, told again; to its end by torchrun."""
     folder, out = tmp_path / "run", tmp_path / "out.txt"
     with_torchrun = [sys.executable, *TORCHRUN, TRAIN_NET[1]]
-    process = start([*with_torchrun, *small("run")], out)
-    wait_for((folder / "model_0000001.pth").is_file, process, out)
+    process = start([*with_torchrun, *small("run")], out, hold=3)
+    wait_for(held(2, out), process, out)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) != 0
-    assert "stopped after iteration" in out.read_text()
+    assert process.wait(SECONDS) != 0
+    assert "stopped after iteration 2" in out.read_text()
     first = load_torch(folder / (folder / "last_checkpoint").read_text())
-    assert len(first["random"]) == 2 and 1 <= first["iteration"] < 9
+    assert len(first["random"]) == 2 and first["iteration"] == 2
 
-    process = start([*TRAIN_NET, *small("run", "--resume", "--num-gpus", "2")], out)
-    later = folder / f"model_{first['iteration'] // 2 * 2 + 3:07d}.pth"
-    wait_for(later.is_file, process, out)
+    process = start([*TRAIN_NET, *small("run", "--resume", "--num-gpus", "2")], out, hold=4)
+    wait_for(held(2, out), process, out)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 85, out.read_text()[-2000:]
+    assert process.wait(SECONDS) == 85, out.read_text()[-2000:]
     said = out.read_text()
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith("error: stopped after iteration ")
+    assert said.splitlines()[-1].startswith("error: stopped after iteration 6 ")
     assert nobody_left(process)
     assert not (folder / "run.json").exists()
 
     process = start([*with_torchrun, *small("run", "--resume")], out)
-    assert process.wait(timeout=120) == 0, out.read_text()[-2000:]
+    assert process.wait(SECONDS) == 0, out.read_text()[-2000:]
     assert out.read_text().count("next: python -m benchmarks.make_table") == 1
     assert main(small("whole", "--num-gpus", "2")) == 0
     assert_same_run(tmp_path / "whole", folder)
@@ -151,27 +149,29 @@ def test_an_unreadable_picture_of_one_process(small, voc_folder, tmp_path):
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
 
 
+@pytest.mark.race
 def test_told_to_stop_while_it_waits_for_the_first_machine(small, tmp_path):
     out = tmp_path / "out.txt"
     with socket.create_server(("127.0.0.1", 0)) as first:  # it says nothing
-        first.settimeout(120)
+        first.settimeout(SECONDS)
         url = f"tcp://127.0.0.1:{first.getsockname()[1]}"
         flags = ("--num-machines", "2", "--machine-rank", "1", "--dist-url", url)
         process = start([*TRAIN_NET, *small("run", *flags)], out)
         connection, _ = first.accept()
         with connection:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 85, out.read_text()[-2000:]
+            assert process.wait(SECONDS) == 85, out.read_text()[-2000:]
             assert nobody_left(process)
     assert "nothing was saved since the last checkpoint" in out.read_text().splitlines()[-1]
 
 
+@pytest.mark.race
 def test_a_process_that_dies_is_named(small, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "out.txt"
     process = start([*TRAIN_NET, *small("run", "--num-gpus", "2", **{"SOLVER.MAX_ITER": 500})], out)
     wait_for((folder / "model_0000001.pth").is_file, process, out)
     os.kill(children(process.pid)[1], signal.SIGKILL)
-    assert process.wait(timeout=60) == 2, out.read_text()[-2000:]
+    assert process.wait(SECONDS) == 2, out.read_text()[-2000:]
     assert nobody_left(process)
     said = out.read_text().splitlines()[-1]
     assert "process 0 of 2: process 1 of this run died" in said and "--resume" in said

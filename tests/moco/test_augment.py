@@ -149,6 +149,7 @@ def test_boxes_are_distributed_as_torchvisions():
     assert np.abs(ours.std(0) / theirs.std(0) - 1).max() < 0.06
 
 
+@pytest.mark.stored
 def test_a_seeds_draws_stay_the_same():
     """What a seed means: other numbers would make earlier runs unrepeatable."""
     rng = Random(0)

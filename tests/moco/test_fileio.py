@@ -60,6 +60,7 @@ errors.run_cli(lambda argv: fileio.atomic_write_text({str(path)!r}, "x" * 10**6)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.race
 def test_kill_while_writing_leaves_a_readable_file(tmp_path):
     path = tmp_path / "weights.pth"
     program = f"""

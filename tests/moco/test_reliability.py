@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import os
-import random
 import re
 import resource
 import shutil
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from moco import finetune, knn, linear
-from moco.checkpoint import checkpoint_name, list_checkpoints, load_checkpoint, newest_checkpoint
+from moco.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from moco.cifar import TEST, TRAIN, class_names, read_cifar
 from moco.errors import DataError, Preempted, UserError
 from moco.fileio import TEMPORARY_PREFIX, sha256_state
@@ -30,9 +29,8 @@ from moco.verify import changed_files, write_sums
 from moco.verify import main as verify
 from tests.moco.classify_runs import words as classify_words
 from tests.moco.classify_runs import write_labelled, write_pretrained
-from tests.oracles.launch import Fault, kill_while_saving, run_ranks
+from tests.oracles.launch import Fault, kill_while_saving, run_ranks, save_and_remove
 from tests.oracles.payloads import corpus, harmless
-from tests.oracles.processes import processor_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 50
@@ -66,33 +64,37 @@ def pretrain_process(words, **options):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         **options,
     )
 
 
+@pytest.mark.race
 class TestKilledWhileSaving:
     """Row 1."""
 
     def test_fifty_times(self, tmp_path):
-        """At random moments; each killed process had gone on from the newest checkpoint."""
-        rng, stale, step = random.Random(0), 0, 0
-        for _ in range(KILLS):
-            saved = kill_while_saving(tmp_path, rng.random)
-            path, state, warnings = newest_checkpoint(tmp_path)
+        """Before each call that changes a file; all but the first went on from a checkpoint."""
+        save_and_remove(tmp_path)
+        step, stale, unremoved = 1, 0, 0
+        for call in range(1, KILLS + 1):
+            saved = kill_while_saving(tmp_path, call) or step
+            _, state, warnings = newest_checkpoint(tmp_path)
             assert not warnings
             assert state["step"] in (saved, saved + 1)  # what was reported is there
-            assert saved > step
+            assert saved >= step
             assert (state["state_dict"]["x"] == state["step"]).all()
-            pointer = (tmp_path / "last_checkpoint").read_text()
-            assert load_checkpoint(tmp_path / pointer)["step"] in (saved, saved + 1)
-            assert pointer in (path.name, checkpoint_name(0, state["step"] - 1))
-            assert 1 <= len(list_checkpoints(tmp_path)) <= 3
+            assert (tmp_path / (tmp_path / "last_checkpoint").read_text()).is_file()
             step = state["step"]
             stale += len(list(tmp_path.glob(f"{TEMPORARY_PREFIX}*")))
+            # A kill before old ones are removed leaves one more, each time.
+            unremoved = max(unremoved, len(list_checkpoints(tmp_path)))
             with RunFolder(tmp_path, resume=True):
                 assert not list(tmp_path.glob(f"{TEMPORARY_PREFIX}*"))
-        assert stale > KILLS // 5, "the kills did not come while files were being written"
+        assert stale and unremoved > 2, "the kills did not come while files were being changed"
+        assert save_and_remove(tmp_path) == step + 1
+        assert len(list_checkpoints(tmp_path)) == 2
+        assert newest_checkpoint(tmp_path)[1]["step"] == step + 1
 
     def test_a_run_and_its_reading_processes(self, words, tmp_path):
         """The folder is free at once: reading processes live on for seconds, and hold no lock."""
@@ -374,6 +376,7 @@ class TestHashes:
         assert not (folder / "SHA256SUMS").exists()
 
 
+@pytest.mark.race
 class TestReadingProcess:
     """Row 21; tests/moco/test_pretrain.py has one that dies in pre-training."""
 
@@ -387,12 +390,10 @@ class TestReadingProcess:
         )
         keys = words(DATA__NUM_WORKERS=2, DATA__WORKER_TIMEOUT_SECONDS=1)
         command = [sys.executable, "-c", code, *keys]
-        start = time.monotonic()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
         assert done.returncode == 3
         assert re.match(r".*died or hangs .*timed out.*/dev/shm.*TIMEOUT_SECON", done.stderr)
         assert done.stderr.count("\n") == 1
-        assert time.monotonic() - start < 30
 
     def test_dies_or_hangs_in_knn(self, labelled, pretrained, tmp_path, monkeypatch):
         state = torch.load(pretrained, weights_only=True)
@@ -416,14 +417,13 @@ class TestUsedFolder:
         flags = ["--checkpoint", "x"] if module == "moco.linear" else []
         command = [sys.executable, "-m", module, *flags, "OUTPUT_DIR", tmp_path / "run"]
 
-        def second() -> None:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 5
-            assert "is in use by another process" in done.stderr
-            assert done.stderr.count("\n") == 1
-
+        (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
+        path = {**os.environ, "PYTHONPATH": str(tmp_path)}
         with RunFolder(tmp_path / "run"):
-            assert processor_seconds(second) < 2
+            done = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True)
+        assert done.returncode == 5
+        assert "is in use by another process" in done.stderr
+        assert done.stderr.count("\n") == 1
 
     def test_files_of_another_run(self, words, tmp_path):
         (tmp_path / "run").mkdir()

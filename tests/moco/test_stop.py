@@ -11,6 +11,8 @@ from moco import distributed
 from moco.errors import Preempted
 from moco.stop import STOP_SIGNALS, StopRequest, leave, stop_signals
 
+pytestmark = pytest.mark.race
+
 
 def send(*numbers: int) -> None:
     for number in numbers:

@@ -6,6 +6,7 @@ a server that has imported everything, in a tenth of the time.
 """
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ class Fault:
     Attributes:
         signal: sent to this process, or to its parent if ``to_parent``; 0 for none.
         nan: what the loss of that step is multiplied by.
-        pause: seconds that each step takes from there on, in all processes.
+        hold: after that step, all processes go on only when they are told to stop.
     """
 
     rank: int
@@ -37,7 +38,7 @@ class Fault:
     signal: int = 0
     to_parent: bool = False
     nan: float | None = None
-    pause: float = 0.0
+    hold: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def torchrun(words: Sequence[str], fault: Fault | None = None, *flags: str) -> D
     start = time.monotonic()
     process = start_torchrun(words, fault, *flags)
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     return Done([process.returncode], err, out, time.monotonic() - start)
@@ -67,7 +68,7 @@ def start_torchrun(
     """The same, not waited for."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--standalone", *flags, str(Path(__file__).resolve()), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     if fault:
         environment[FAULT] = json.dumps(asdict(fault))
     return subprocess.Popen(
@@ -82,7 +83,7 @@ def start_torchrun(
 
 
 def run_ranks(
-    world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None, timeout: float = 60
+    world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None, timeout: float = 300
 ) -> Done:
     """``python -m moco.pretrain`` in ``world`` connected processes."""
     context = _server()
@@ -116,25 +117,27 @@ def run_ranks(
     return Done([rank.exitcode or 0 for rank in ranks], *said, time.monotonic() - start)
 
 
-def kill_while_saving(folder: Path, uniform: Callable[[], float]) -> int:
-    """Kill a process that saves checkpoints in a loop; the last step it had reported as saved.
+def kill_while_saving(folder: Path, call: int) -> int:
+    """A process that saves checkpoints in a loop, and old ones' removal; killed on its way.
 
     Args:
-        uniform: 0..1, when: between one save and about the end of the next but one.
+        call: before which call, from 1, that opens, moves, flushes or removes a file there.
+
+    Returns:
+        The last step that it reported as saved, 0 if none.
     """
     context = _server()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_save_in_a_loop, args=(str(folder), sender))
+    process = context.Process(target=_save_until_killed, args=(str(folder), sender, call))
     process.start()
     sender.close()
-    saved, seconds = receiver.recv()
-    time.sleep(2 * uniform() * seconds)
-    process.kill()
-    process.join()
+    saved = 0
     with contextlib.suppress(EOFError):
-        while receiver.poll(1):
-            saved, _ = receiver.recv()
-    return int(saved)
+        while True:
+            saved = receiver.recv()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return saved
 
 
 def processes_of(text: str) -> list[int]:
@@ -155,7 +158,27 @@ def _server() -> "multiprocessing.context.ForkServerContext":
     return context
 
 
-def _save_in_a_loop(folder: str, sender: "multiprocessing.connection.Connection") -> None:
+def _save_until_killed(
+    folder: str, sender: "multiprocessing.connection.Connection", call: int
+) -> None:
+    calls, fsync = itertools.count(1), os.fsync
+
+    def count() -> None:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(folder):
+            count()
+
+    sys.addaudithook(hook)
+    os.fsync = lambda handle: (count(), fsync(handle))[1]  # type: ignore[assignment]
+    while True:
+        sender.send(save_and_remove(folder))
+
+
+def save_and_remove(folder: str | Path) -> int:
+    """Go on from the newest checkpoint by a step, save it, and remove old ones; the step."""
     import torch
 
     from moco.checkpoint import (
@@ -167,18 +190,15 @@ def _save_in_a_loop(folder: str, sender: "multiprocessing.connection.Connection"
     )
 
     found = newest_checkpoint(folder)
-    step = found[1]["step"] if found else 0
-    while True:
-        start = time.monotonic()
-        step += 1
-        state: dict[str, object] = {
-            **{key: {} for key in ("optimizer", "encoder", "input", "config")},
-            **{"epoch": 0, "arch": "none", "format": FORMAT, "step": step, "seconds": 0.0},
-            **{"seed": 0, "num_images": 1, "state_dict": {"x": torch.full((200_000,), step)}},
-        }
-        save_checkpoint(Path(folder, checkpoint_name(0, step)), state)
-        sender.send((step, time.monotonic() - start))
-        remove_old_checkpoints(folder, keep=2, milestone_epochs=0)
+    step = found[1]["step"] + 1 if found else 1
+    state: dict[str, object] = {
+        **{key: {} for key in ("optimizer", "encoder", "input", "config")},
+        **{"epoch": 0, "arch": "none", "format": FORMAT, "step": step, "seconds": 0.0},
+        **{"seed": 0, "num_images": 1, "state_dict": {"x": torch.full((200_000,), step)}},
+    }
+    save_checkpoint(Path(folder, checkpoint_name(0, step)), state)
+    remove_old_checkpoints(folder, keep=2, milestone_epochs=0)
+    return step
 
 
 def _rank(variables: dict[str, str], words: list[str], said: str) -> None:
@@ -203,6 +223,7 @@ def _pretrain() -> None:
 def _build_in(fault: Fault) -> None:
     from moco.mechanisms.base import Mechanism
     from moco.pretrain_run import PretrainRun
+    from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
 
@@ -210,11 +231,11 @@ def _build_in(fault: Fault) -> None:
         original(self, values, lr, step)
         if mine and step + 1 == fault.step and fault.signal:
             os.kill(os.getppid() if fault.to_parent else os.getpid(), fault.signal)
-        if step + 1 >= fault.step:
-            time.sleep(fault.pause)
 
     original: Callable[..., None] = PretrainRun.log
     PretrainRun.log = log  # type: ignore[method-assign,assignment]
+    if fault.hold:
+        hold_at(fault.step + 1)
     if mine and fault.nan is not None:
         calls = iter(range(10**9))
 
@@ -232,5 +253,9 @@ def _build_in(fault: Fault) -> None:
 
 
 if __name__ == "__main__":
+    import moco.pretrain_run  # noqa: F401  before they meet
+    from tests.oracles.processes import meet
+
+    meet()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _pretrain()

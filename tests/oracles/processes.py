@@ -3,6 +3,7 @@
 import os
 import pickle
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -41,7 +42,7 @@ def _work(
 ) -> None:
     from moco import distributed
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -51,10 +52,21 @@ def _work(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "MOCO_PROGRESS": "off",
     }
+    meet()
     session = distributed.session(torch.device("cpu"), timeout_seconds=60)
     with session if connect else nullcontext():
         result = function(*args)
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
+
+
+def meet() -> None:
+    """Wait until torchrun's other processes, too, have imported torch: no timeout is about that."""
+    store = torch.distributed.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
+    store.add("met", 1)
+    while store.add("met", 0) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
 
 
 def processor_seconds(function: Callable[[], object]) -> float:

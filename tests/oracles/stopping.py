@@ -1,5 +1,9 @@
-"""Runs of train_net.py that are watched, and told something, from outside."""
+"""Runs that are watched, and told something, from outside.
 
+As a program: detection/train_net.py, held where the variable HOLD says, in all its processes.
+"""
+
+import itertools
 import os
 import subprocess
 import sys
@@ -7,21 +11,50 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.detection.conftest import ROOT
+from moco.errors import run_cli
+from moco.stop import StopRequest
 
-TRAIN_NET = [sys.executable, str(ROOT / "detection" / "train_net.py")]
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN_NET = [sys.executable, __file__]
+HOLD = "MOCO_TEST_HOLD"
+SECONDS = 300  # until a run that does not end is an error
 
 
-def start(command: list[str], out: Path) -> subprocess.Popen:
-    """A run in a session of its own, which writes into ``out``."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MOCO_PROGRESS": "off"}
+def start(command: list[str], out: Path, hold: int = 0) -> subprocess.Popen:
+    """A run in a session of its own, which writes into ``out``; see :func:`hold_at`."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), HOLD: str(hold)}
     with out.open("w") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
 
+def hold_at(iteration: int) -> None:
+    """In its ``iteration``-th (from 1) this process says "held" and waits to be told to stop.
+
+    However late the signal comes, the run is not over, and how far it gets is known.
+    """
+    received, iterations = StopRequest.received.fget, itertools.count(1)
+    assert received is not None
+
+    def hold(self: StopRequest) -> int | None:
+        number = received(self)
+        if next(iterations) == iteration:
+            print("held", flush=True)
+            while number is None:
+                time.sleep(0.01)
+                number = received(self)
+        return number
+
+    StopRequest.received = property(hold)  # type: ignore[assignment,method-assign]
+
+
+def held(processes: int, out: Path) -> Callable[[], bool]:
+    """The condition that so many are."""
+    return lambda: out.read_text().count("held\n") == processes
+
+
 def wait_for(condition: Callable[[], object], process: subprocess.Popen, out: Path) -> None:
     """Until then the run must not end."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + SECONDS
     while not condition():
         assert process.poll() is None, out.read_text()[-2000:]
         assert time.monotonic() < end
@@ -44,8 +77,8 @@ def children(pid: int) -> list[int]:
 
 
 def nobody_left(process: subprocess.Popen) -> bool:
-    """Whether the whole session of a run ends, and soon."""
-    end = time.monotonic() + 20
+    """Whether the whole session of a run ends."""
+    end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         try:
             os.killpg(process.pid, 0)
@@ -53,3 +86,11 @@ def nobody_left(process: subprocess.Popen) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+if hold := int(os.environ.get(HOLD, "0")):  # also in what multiprocessing starts from this file
+    hold_at(hold)
+if __name__ == "__main__":
+    from detection.train_net import main
+
+    run_cli(main)
