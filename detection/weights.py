@@ -123,10 +123,11 @@ def read_weights(weights: str) -> Converted | None:
     path = _resolve(weights) if "://" in weights else Path(weights)
     if not path.is_file():
         raise DataError(f"MODEL.WEIGHTS {weights}: no such file; give {what}")
-    raw = read_file(path)
+    objects: set[str] = set()
+    raw = read_file(path, objects)
     if is_converted(raw):
         return read_converted(path, raw)
-    return convert_in_memory(path, raw)
+    return convert_in_memory(path, raw, objects)
 
 
 def init_name(weights: str) -> str:
