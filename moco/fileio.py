@@ -255,7 +255,7 @@ def _foreign(path: PathLike) -> str | None:
     if start[257:262] == b"ustar":
         return (
             "a tar archive: unpack it with tar -xf and give the file inside; where torch before "
-            "0.1.10 wrote it, torch.save(torch.load(FILE), NEW_FILE)"
+            "0.1.10 wrote it, load and save it with torch"
         )
     if start.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
         # Of the first part: the length of its name, then the name.
