@@ -299,7 +299,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
     try:
         tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
         while found := tar.next():
-            tar.members.clear()  # it would keep all
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all
             # Sizes that are negative lead back (CVE-2025-8194).
             if not offset < found.offset_data <= found.offset_data + found.size <= end:
                 raise DataError(

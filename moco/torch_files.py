@@ -78,16 +78,13 @@ def _names(limit: int) -> dict[str, Any]:
         hooks: Any = None,
         *dtype_and_metadata: Any,
     ) -> Any:
-        dtype = getattr(storage, "dtype", None)
-        match dtype_and_metadata:
-            case (torch.dtype() as dtype,) | (torch.dtype() as dtype, None | {}):
-                pass
-            case () | (None,):
-                pass
-            case _:  # negated or conjugated lazily
-                return Inert("torch.Tensor", (storage, *dtype_and_metadata))
         if not isinstance(storage, _Storage):
             return Inert("torch.Tensor", (storage,))
+        rest = dtype_and_metadata
+        is_typed = bool(rest) and isinstance(rest[0], torch.dtype)
+        if any(rest[is_typed:]):  # negated or conjugated lazily
+            return Inert("torch.Tensor", (storage, *rest))
+        dtype = rest[0] if is_typed else storage.dtype
         view = _view(storage.data, dtype, offset, shape, stride, limit)
         return view.requires_grad_(requires_grad is True)
 

@@ -151,8 +151,8 @@ class _Array(np.ndarray):
         checked: Any = (1, (0,), np.dtype("V1"), False, b"")  # of objects or text: not kept
         match state:
             case (1, shape, _Dtype() as dtype, bool(fortran), bytes() | str() as data):
-                data = _to_bytes(data)
-                checked = (1, shape, dtype.check(shape, data), fortran, data)
+                real = _to_bytes(data)
+                checked = (1, shape, dtype.check(shape, real), fortran, real)
         super().__setstate__(checked)
 
 
