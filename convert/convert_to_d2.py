@@ -71,6 +71,7 @@ class ConversionReport:
         others = [choice for choice in self.encoders if choice != c.encoder]
         lines = [
             f"source        {self.source_path}: {c.source} checkpoint{epoch}, {self.head}",
+            f"sha256        {c.source_sha256}",
             f"encoder       {c.encoder}"
             + (f" (--encoder takes {' or '.join(others)} instead)" if others else ""),
             f"architecture  {c.architecture()}",
@@ -147,10 +148,11 @@ def convert_file(
     with contextlib.ExitStack() as stack:
         # Started first: importing Detectron2 takes as long as everything here.
         real = stack.enter_context(Detectron2Backbone()) if to == "detectron2" else None
-        raw = read_file(src)
+        objects: set[str] = set()
+        raw = read_file(src, objects)
         from convert import translate, verify  # after the file is known to be readable: torchvision
 
-        found, model = translate.translate(src, raw, given)
+        found, model = translate.translate(src, raw, given, objects)
 
         contract, notes = model.contract, list(found.notes)
         if to == "torchvision":
@@ -199,17 +201,18 @@ def convert_file(
     )
 
 
-def convert_in_memory(src: PathLike, raw: Any = None) -> Converted:
+def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None = None) -> Converted:
     """What `convert_file` would write, without a file: the same recognition, contract and proof.
 
-    `raw`: what `read_file` returned for `src`, when it is already open. The notes say what was
-    done. Raises UserError or DataError, in one line.
+    `raw`, `objects`: what `read_file` gave for `src`, when it is already open. The notes say what
+    was done. Raises UserError or DataError, in one line.
     """
     from convert import translate, verify
 
     src = Path(src)
-    raw = read_file(src) if raw is None else raw
-    found, converted = translate.translate(src, raw, Given())
+    objects = set() if objects is None else objects
+    raw = read_file(src, objects) if raw is None else raw
+    found, converted = translate.translate(src, raw, Given(), objects)
     verify.check_round_trip(found.state, converted, str(src))
     features = verify.check_features(
         found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moco.errors import DataError, shown
-from moco.fileio import PathLike, format_of, load_pickle, load_safetensors, load_torch
+from moco.fileio import (
+    PathLike,
+    format_of,
+    harmful_objects,
+    load_pickle,
+    load_safetensors,
+    load_torch,
+    named_objects,
+)
+from moco.unpickler import Inert
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,22 +31,35 @@ _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
 _TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)\Z")
 
 
-def read_file(path: PathLike) -> Any:
+def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     """Read a file of weights: torch's formats, pickle or safetensors; runs nothing in it.
 
-    Raises DataError: missing, empty, damaged, text, or not plain data.
+    Args:
+        objects: takes the names of the classes whose objects are inert in the result (moco/
+            unpickler.py).
+
+    Raises DataError: missing, empty, damaged, text, or a program.
     """
-    try:
-        with open(path, "rb") as file:
-            start = file.read(512)
-    except OSError:
-        start = b""  # the reader below names the reason
-    _refuse_foreign(path, start)
+    _refuse_tensorflow(path)
     form = format_of(path)
+    with open(path, "rb") as file:
+        _refuse_dill(path, file.read(512))
+    objects = set() if objects is None else objects
     if form == "safetensors":
         tensors, texts = load_safetensors(path)
         return _with_contract(path, tensors, texts) if "contract" in texts else tensors
-    return load_torch(path) if form == "torch" else load_pickle(path)
+    return load_torch(path, objects) if form == "torch" else load_pickle(path, objects)
+
+
+def about_objects(objects: Collection[str]) -> tuple[list[str], list[str]]:
+    """Notes and warnings about the names that `read_file` gives."""
+    harmful = harmful_objects(objects)
+    notes = [f"objects that were not loaded, only listed: {named_objects(objects, 20)}"]
+    warnings = [
+        f"the file names {named_objects(harmful)}, which runs programs and which no weights need; "
+        "nothing ran here, but do not open it with torch.load or pickle"
+    ]
+    return notes if objects else [], warnings if harmful else []
 
 
 def is_converted(raw: Any) -> bool:
@@ -49,6 +71,11 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
     """A value of a file as a contiguous CPU tensor of its own; DataError names the key."""
     import torch
 
+    if isinstance(value, Inert):
+        raise DataError(
+            f"{where}: {shown(key)} is not a dense tensor but an object, made by "
+            f"{named_objects([value.name])}"
+        )
     if not is_array(value):
         raise DataError(f"{where}: {shown(key)} is a {type(value).__name__}, expected a tensor")
     if not isinstance(value, torch.Tensor):
@@ -67,6 +94,11 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
 
 def describe(raw: Any) -> str:
     """The first keys of a checkpoint, for the message about a layout that nobody knows."""
+    if isinstance(raw, Inert):
+        return (
+            f"the file holds an object, made by {named_objects([raw.name])}; where that is a "
+            "module, torch.save(model.state_dict(), FILE) writes its weights"
+        )
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
     parts = [f"top level: {names(raw)}"]
@@ -82,10 +114,13 @@ def names(keys: Iterable[Any], limit: int = 6) -> str:
 
 
 def is_array(value: Any) -> bool:
+    """Whether a value is a tensor or an array of numbers."""
     import numpy as np
     import torch
 
-    return isinstance(value, torch.Tensor | np.ndarray)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, torch.Tensor)
 
 
 def is_state(value: Any) -> bool:
@@ -95,10 +130,11 @@ def is_state(value: Any) -> bool:
 def holds_arrays(value: Any, seen: set[int] | None = None) -> bool:
     """Whether there is a tensor anywhere in a value; `seen`: what was looked into already.
 
+    Not in an object, as a scheduler with its optimizer: it is no network, and listed by itself.
     A stranger's lists may hold themselves, or each other so often that every path is too many.
     """
     seen = set() if seen is None else seen
-    if not isinstance(value, Mapping | list | tuple):
+    if isinstance(value, Inert) or not isinstance(value, Mapping | list | tuple):
         return is_array(value)
     if id(value) in seen:
         return False
@@ -121,16 +157,16 @@ def _with_contract(path: PathLike, tensors: dict[str, Tensor], texts: Mapping[st
     }
 
 
-def _refuse_foreign(path: PathLike, start: bytes) -> None:
-    """Checkpoints of other frameworks get a sentence that names who converts them.
-
-    `start`: the file's first bytes. Raises DataError.
-    """
+def _refuse_dill(path: PathLike, start: bytes) -> None:
     if b"dill._dill" in start:
         raise DataError(
             f"{path}: a pickle by dill, as DeepMind's BYOL is, which runs code when it is opened; "
             "convert it with github.com/ajtejankar/byol-convert, and what that writes with this"
         )
+
+
+def _refuse_tensorflow(path: PathLike) -> None:
+    """A checkpoint of TensorFlow gets a sentence that names who converts it."""
     # A checkpoint of TensorFlow is several files, or the start of their names.
     index = _TENSORFLOW_PART.sub("", str(path)) + ".index"
     try:

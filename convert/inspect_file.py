@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.files import is_converted, names, read_file
+from convert.files import about_objects, is_converted, names, read_file
 from convert.sources import Given, Recognised, count, find_layout
 from convert.translate import fine_tune_command, translate
 from convert.verify import Converted
 from moco.errors import DataError, UserError, shown
-from moco.fileio import PathLike, sha256_file
+from moco.fileio import PathLike, named_objects, sha256_file
+from moco.unpickler import Inert
 
 COMMAND = "python convert/convert_to_d2.py"
 # How many entries of a file are shown.
@@ -26,12 +27,15 @@ def inspect_file(path: PathLike) -> str:
     converted is described, with the reason.
     """
     path = Path(path)
-    raw = read_file(path)
+    objects: set[str] = set()
+    raw = read_file(path, objects)
     lines = [
         f"file          {path}: {path.stat().st_size:,} bytes",
         f"sha256        {sha256_file(path)}",
         *(f"holds         {entry}" for entry in _entries(raw)),
     ]
+    for kind, lines_of_it in zip(("note", "warning"), about_objects(objects), strict=True):
+        lines += [f"{kind:14}{line}" for line in lines_of_it]
     found, problem = _networks(path, raw)
     converted = is_converted(raw)
     if found:
@@ -116,6 +120,8 @@ def _summary(value: Any) -> str:
 
     if isinstance(value, torch.Tensor | np.ndarray):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Inert):
+        return f"an object, made by {named_objects([value.name])}"
     if not isinstance(value, Mapping):
         return shown(value)
     arrays = [item for item in value.values() if isinstance(item, torch.Tensor | np.ndarray)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from convert import keymap, untrained, verify
 from convert.contract import InputContract
-from convert.files import is_converted
+from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognised, from_contract, recognise
 from convert.verify import Converted
 from moco.errors import UserError
@@ -28,13 +29,16 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
     )
 
 
-def translate(src: Path, raw: Any, given: Given) -> tuple[Recognised, Converted]:
+def translate(
+    src: Path, raw: Any, given: Given, objects: Collection[str] = ()
+) -> tuple[Recognised, Converted]:
     """Recognise, translate, give a contract, and check every tensor.
 
     Args:
         src: the file, for its sha256 and for messages.
         raw: what `read_file` returned for it; a converted file keeps what its contract says.
         given: what to take instead of what the file or its layout says.
+        objects: names that `read_file` gave for it.
 
     Raises UserError or DataError, in one line.
     """
@@ -46,6 +50,8 @@ def translate(src: Path, raw: Any, given: Given) -> tuple[Recognised, Converted]
         found = from_contract(earlier.model, earlier.contract, str(src), given)
     else:
         found = recognise(raw, str(src), given)
+    for known, new in zip((found.notes, found.warnings), about_objects(objects), strict=True):
+        known.extend(new)
     if sha256.startswith(TORCHVISION_V2):
         found.warnings.append(
             "these are torchvision's IMAGENET1K_V2 weights, another recipe than any baseline of "

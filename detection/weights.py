@@ -128,10 +128,11 @@ def read_weights(weights: str) -> Converted | None:
     if weights == RANDOM:
         return None
     path = _resolve(weights) if "://" in weights else Path(weights)
-    raw = read_file(path)
+    objects: set[str] = set()
+    raw = read_file(path, objects)
     if is_converted(raw):
         return read_converted(path, raw)
-    return convert_in_memory(path, raw)
+    return convert_in_memory(path, raw, objects)
 
 
 def check_weights(weights: str) -> None:

@@ -97,7 +97,7 @@ def read_weights(
     path = Path(checkpoint).expanduser()
     # A plain state dict where it is safetensors.
     is_plain = format_of(path) == "safetensors"
-    raw: Any = load_safetensors(path)[0] if is_plain else load_torch(path)
+    raw: Any = load_safetensors(path)[0] if is_plain else load_torch(path, objects=set())
     if not isinstance(raw, Mapping):
         raise DataError(f"{path}: holds {type(raw).__name__}, expected a checkpoint's dictionary")
     if raw.get("format") in (FORMAT, CLASSIFIER_FORMAT):

@@ -3,8 +3,9 @@
 Writing: a temporary file in the same folder, fsync, ``os.replace``, fsync of the folder. A crash
 or a full disk at any point leaves the old file or the new one, never a half.
 
-Reading: weights come from strangers. Neither Python nor torch unpickles them: moco/plain_pickle.py
-reads pickles, and moco/plain_torch.py reads what torch.save writes.
+Reading: no file is trusted. One reader, moco/unpickler.py with moco/torch_files.py for what
+torch.save writes, reads weights and the project's own checkpoints alike. In weights an object of
+any class is inert data, and listed; the project's own files hold none, and one with any is refused.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -25,18 +26,25 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 TEMPORARY_PREFIX = ".tmp-"
 _SAFETENSORS_AT_ONCE = 16 << 20
-MAX_SAFETENSORS_HEADER = 16 << 20  # as much as moco/plain_torch.py reads of a list of parts
+MAX_SAFETENSORS_HEADER = 16 << 20
 MIN_SAFETENSORS = 50_000  # tensors
 # What people take for weights: first bytes, and a sentence.
 _FOREIGN = (
     (
         b"version https://git-lfs",
-        "a git-lfs pointer instead of the file: get it with git lfs pull, or download it itself",
+        "a git-lfs pointer: get it with git lfs pull, or download it itself",
     ),
     (b"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
     (b"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
     (b"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
 )
+# What a pickle names to run a program, and no object in a file of weights needs.
+_HARMFUL = re.compile(
+    r"\A(asyncio|commands|ctypes|importlib|nt|os|pickle|posix|pty|runpy|shutil|socket|subprocess|sys"
+    r"|webbrowser)\.|\.(os|posix|subprocess|sys)\.|"
+    r"\A(builtins|__builtin__)\.(__import__|compile|eval|exec|execfile|open)\Z"
+)
+_TEXT = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
 _HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|!--|\?xml)", re.IGNORECASE)
 # torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
 _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
@@ -107,29 +115,27 @@ def atomic_torch_save(path: PathLike, value: Any) -> None:
     atomic_write(path, write)
 
 
-def load_torch(path: PathLike) -> Any:
-    """Read a ``torch.save`` file onto the CPU: zip, its predecessor, or the tar before that.
+def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
+    """Read a ``torch.save`` file onto the CPU: zip, or its predecessor.
 
-    Classes of moco/inert.py come as ``Inert``; nothing in the result contains itself.
-
-    Raises:
-        DataError: missing, empty, damaged, holding objects that would execute code, or claiming
-            more than the file can hold.
-    """
-    from moco.plain_torch import read_torch
-
-    return _load(path, read_torch, "a torch checkpoint")
-
-
-def load_pickle(path: PathLike) -> Any:
-    """Read a ``.pkl`` of plain containers and numpy arrays; nothing else is ever imported.
+    Args:
+        objects: takes the names of the classes and functions that the file names; their objects
+            are read as ``Inert``. None: a file that names any is refused.
 
     Raises:
-        DataError: as :func:`load_torch`.
+        DataError: missing, empty, damaged, a program, naming classes where there must be none, or
+            claiming more than the file can hold.
     """
-    from moco.plain_pickle import PlainUnpickler, Window
+    from moco.torch_files import read_torch
 
-    return _load(path, lambda file, size: PlainUnpickler(Window(file, 0, size)).load(), "a pickle")
+    return _load(path, read_torch, "a torch checkpoint", objects)
+
+
+def load_pickle(path: PathLike, objects: set[str] | None = None) -> Any:
+    """Read a ``.pkl`` of containers and numpy arrays; the rest is as for :func:`load_torch`."""
+    from moco.unpickler import read_pickle
+
+    return _load(path, read_pickle, "a pickle", objects)
 
 
 def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
@@ -138,9 +144,11 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     Raises:
         DataError: missing, empty, damaged, or claiming more than the file can hold.
     """
-    from moco.plain_pickle import Implausible
+    from moco.unpickler import Implausible
 
-    def read(file: BinaryIO, size: int) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    def read(
+        file: BinaryIO, size: int, objects: set[str]
+    ) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         from safetensors import safe_open
 
         header = int.from_bytes(file.read(8), "little")
@@ -168,7 +176,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
                     copied += tensors[name].nbytes
         return tensors, metadata
 
-    return _load(path, read, "a safetensors file")
+    return _load(path, read, "a safetensors file", None)
 
 
 def format_of(path: PathLike) -> str:
@@ -180,26 +188,30 @@ def format_of(path: PathLike) -> str:
     _require_file(path)
     with open(path, "rb") as file:
         start = file.read(512)
-    is_tar = start[257:262] == b"ustar"
-    if start.startswith(b"PK") or is_tar or any(m in start[:64] for m in _LEGACY_MAGIC):
+    if start.startswith(b"PK") or any(m in start[:64] for m in _LEGACY_MAGIC):
         return "torch"
     # A length of 8 bytes, the least first, then JSON.
     return "safetensors" if start[5:9] == b"\0\0\0{" else "pickle"
 
 
-def _load(path: PathLike, read: Callable[[BinaryIO, int], _T], form: str) -> _T:
+def _load(
+    path: PathLike,
+    read: Callable[[BinaryIO, int, set[str]], _T],
+    form: str,
+    objects: set[str] | None,
+) -> _T:
     """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
-    from moco.plain_pickle import Implausible, Refused
+    from moco.unpickler import Implausible, Refused
 
     _require_file(path)
+    found: set[str] = set()
     try:
         with open(path, "rb") as file:
-            return read(file, os.fstat(file.fileno()).st_size)
+            value = read(file, os.fstat(file.fileno()).st_size, found)
+        if found and objects is None:
+            raise Refused(f"it names {named_objects(found)}, where only tensors and text can be")
     except Refused as error:
-        raise DataError(
-            f"{path}: refused, because loading it would run code ({error}); only tensors, arrays, "
-            "numbers and text are read: save them alone, as by torch.save(model.state_dict(), FILE)"
-        ) from error
+        raise DataError(f"{path}: refused, and nothing in it was run ({error})") from error
     except Implausible as error:
         raise DataError(
             f"{path}: damaged or made to mislead ({error}); "
@@ -210,34 +222,60 @@ def _load(path: PathLike, read: Callable[[BinaryIO, int], _T], form: str) -> _T:
             f"{path}: does not fit into memory ({Path(path).stat().st_size} bytes)"
         ) from error
     except Exception as error:
-        reason = _foreign(path) or _first(error)
-        raise DataError(f"{path}: not {form} or damaged ({reason})") from error
+        if foreign := _foreign(path):
+            raise DataError(f"{path}: not weights, but {foreign}") from error
+        raise DataError(f"{path}: not {form} or damaged ({_reason(path, error)})") from error
+    if objects is not None:
+        objects |= found
+    return value
+
+
+def named_objects(objects: Collection[str], limit: int = 6) -> str:
+    """Names of classes for a message, those first that a file names to do harm."""
+    harmful = harmful_objects(objects)
+    every = [*harmful, *sorted(set(objects) - set(harmful))]
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return ", ".join(repr(name[:80])[1:-1] for name in every[:limit]) + more
+
+
+def harmful_objects(objects: Collection[str]) -> list[str]:
+    """Those names that no object in a file of weights needs, and that run a program."""
+    return sorted(name for name in objects if _HARMFUL.search(name))
 
 
 def _foreign(path: PathLike) -> str | None:
-    """A sentence about a file that could not be read, where its bytes tell what it is."""
+    """What a file that could not be read is instead, where its bytes tell."""
     with open(path, "rb") as file:
         start = file.read(512)
     for magic, sentence in _FOREIGN:
         if start.startswith(magic):
             return sentence
     if _HTML.match(start):
-        return "a web page instead of the file: open the address in a browser"
+        return "a web page: open the address in a browser"
     if start[257:262] == b"ustar":
-        return "a tar archive of other files: unpack it with tar -xf and give the file inside"
-    if not start.startswith(b"PK"):
-        return None
-    # Only the end of a zip file says that it is whole; its list of parts may be huge.
-    if not zipfile.is_zipfile(path):
-        return "cut off: copied or downloaded in part?"
-    if start.startswith(b"PK\x03\x04"):
+        return (
+            "a tar archive: unpack it with tar -xf and give the file inside; where torch before "
+            "0.1.10 wrote it, load and save it with torch"
+        )
+    if start.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
         # Of the first part: the length of its name, then the name.
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("latin-1")
         if name.endswith(".npy"):
             return "an archive of numpy arrays (.npz): torch.save a dict of named tensors"
         if not name.partition("/")[2].startswith(("data", "version", "byteorder", ".")):
             return "a zip archive of other files: unpack it and give the file inside"
-    return None
+    return "a text file" if _TEXT.fullmatch(start) else None
+
+
+def _reason(path: PathLike, error: Exception) -> str:
+    """Why a file could not be read; nothing in it that a terminal obeys."""
+    with open(path, "rb") as file:
+        is_zip = file.read(2) == b"PK"
+    # Only the end of a zip file says that it is whole.
+    if is_zip and not zipfile.is_zipfile(path):
+        return "cut off: copied or downloaded in part?"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[0][:120])
 
 
 def sha256_file(path: PathLike) -> str:
@@ -261,7 +299,8 @@ def sha256_state(state: Mapping[str, "Tensor"]) -> str:
 def _require_file(path: PathLike) -> None:
     path = Path(path)
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        exists = "is a folder" if path.is_dir() else "is a pipe or device"
+        what = exists if path.exists() else "does not exist"
         raise DataError(f"{path}: {what}; expected a file")
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty (0 bytes); was it copied completely?")
@@ -283,9 +322,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _first(error: Exception) -> str:
-    """The first line of an error, at most 120 characters, and nothing that a terminal obeys."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return "".join(letter if letter.isprintable() else "?" for letter in lines[0][:120])

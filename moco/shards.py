@@ -2,8 +2,9 @@
 
 A shard is a plain tar. Neighbouring members whose paths agree up to the first dot of the file name
 are one sample; its picture is the member with a picture's suffix, the others are not read. Nothing
-is extracted and nothing is unpickled: a shard's headers say where its pictures' bytes are, and they
-are read from there, in any order.
+is extracted and nothing is unpickled: tarfile says where in a shard the pictures' bytes are, and
+they are read from there, in any order. It takes a damaged header for the end of a tar: what it
+leaves unread must be the tar's padding.
 
 An epoch takes the shards in a new order and shuffles the pictures of ``window`` shards together.
 Sizes are those of the paper's billion pictures: what is held for the whole data set is one number
@@ -14,11 +15,12 @@ import itertools
 import json
 import os
 import re
+import tarfile
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,6 @@ from moco.decode import SUFFIXES, decode_pixels
 from moco.errors import DataError, UserError
 from moco.fileio import PathLike, atomic_write_json
 from moco.progress import Progress
-from moco.tar_headers import Member, members, printable, repack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,17 @@ INDEX_SECONDS = 60.0  # a scan that ends early has lost no more than this
 MAX_PATTERN_SHARDS = 1_000_000
 MAX_PICTURE_BYTES = 1 << 29  # beyond MAX_PIXELS at 16 bits
 
+_PADDING = 20 * tarfile.BLOCKSIZE  # behind the last member, as tar itself writes
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class Member(NamedTuple):
+    """A regular file in a tar: its path there, and where its bytes are."""
+
+    name: str
+    offset: int
+    size: int
 
 
 class ShardPictures:
@@ -178,7 +189,7 @@ def find_shards(root: PathLike) -> list[Path] | None:
         )
     is_folder = Path(text).expanduser().is_dir()
     if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
-        raise UserError(f"{text}: {repack('a compressed tar')}")
+        raise UserError(f"{text}: {_repack('a compressed tar')}")
     if not is_folder and text.endswith(".tar"):
         shards = [Path(path).expanduser() for path in expand_braces(text)]
         for shard in shards:
@@ -254,7 +265,7 @@ class _Shard:
         return len(self._names)
 
     def name(self, number: int) -> str:
-        return f"{self._path}:{printable(self._names[number])}"
+        return f"{self._path}:{_printable(self._names[number])}"
 
     def content(self, number: int) -> bytes:
         offset, size = self._places[number].tolist()
@@ -274,8 +285,60 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _pictures(path: Path, file: BinaryIO) -> list[Member]:
-    samples = itertools.groupby(members(path, file, _is_picture), _key)
+    samples = itertools.groupby(_members(path, file), _key)
     return [_picture_of(path, list(group)) for _, group in samples]
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
+    """The regular files with a picture's name, in the tar's order; errors as of `scan`."""
+    start, end = os.pread(file.fileno(), 8, 0), os.fstat(file.fileno()).st_size
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise DataError(f"{path}: {_repack(f'compressed with {kind}')}")
+    offset = -1
+    try:
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+        while found := tar.next():
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all
+            # Sizes that are negative lead back (CVE-2025-8194).
+            if not offset < found.offset_data <= found.offset_data + found.size <= end:
+                raise DataError(
+                    f"{path}:{_printable(found.name)}: a member of {found.size} bytes, which goes "
+                    "beyond the end; damaged, or not copied completely?"
+                )
+            offset = found.offset_data
+            if not _is_picture(found.name):
+                continue
+            if found.isreg() and not found.issparse():
+                yield Member(found.name, found.offset_data, found.size)
+            elif not found.isdir():
+                raise DataError(
+                    f"{path}:{_printable(found.name)}: a link or special file, which has no "
+                    "content here; write the tar with the contents instead (tar -h)"
+                )
+        rest = os.pread(file.fileno(), _PADDING, tar.offset)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
+        raise DataError(
+            f"{path}: not a tar, or damaged ({error}); was it copied completely?"
+        ) from error
+    if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
+        raise DataError(
+            f"{path}: at byte {tar.offset}: not a tar's member, and not its end; damaged, cut off, "
+            "or joined by cat (tar -A joins)"
+        )
+
+
+def _printable(name: str) -> str:
+    """A member's name for a message: what could move the cursor becomes ``?``."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def _repack(what: str) -> str:
+    """What to do with a compressed tar."""
+    return (
+        f"{what}, which cannot be read at random; pictures are compressed as they are: unpack it "
+        "to a plain .tar"
+    )
 
 
 def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
@@ -335,7 +398,7 @@ def _picture_of(path: Path, group: Sequence[Member]) -> Member:
     for found in (group, plain):
         if len(found) == 1:
             return found[0]
-    names = ", ".join(printable(member.name) for member in group[:3])
+    names = ", ".join(_printable(member.name) for member in group[:3])
     raise DataError(
         f"{path}: {len(group)} pictures in one sample ({names}); names that agree up to the first "
         "dot belong together, so rename them without dots"

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from convert.convert_to_d2 import convert_file
+from convert.files import read_file
+from convert.inspect_file import inspect_file
 from convert.sources import Given, recognise
 from moco.errors import DataError
 
@@ -35,6 +37,37 @@ def test_lists_that_hold_themselves(official: Any) -> None:
     cycle["hidden"] = (torch.ones(1),)
     with pytest.raises(DataError, match="tensors under 'args'"):
         recognise({**official(), "args": cycle}, "x")
+
+
+def test_objects_of_any_class_are_listed(official: Any, save: Save, tmp_path: Path) -> None:
+    """They were refused, with the network beside them."""
+    weight = torch.nn.Parameter(torch.ones(8, 3, 7, 7))
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], lr=0.1), 5)
+    objects = {
+        "scheduler": scheduler,
+        "criterion": torch.nn.CrossEntropyLoss(torch.ones(3)),
+        "classes": np.array(["cat", "dog"]),
+        "window": slice(0, 2),
+        "path": tmp_path,
+    }
+    src = save({**official(), **objects})
+    report = convert_file(src, tmp_path / "out.pth")
+    (note,) = (note for note in report.notes if "not loaded" in note)
+    for name in ("lr_scheduler.StepLR", "optim.sgd.SGD", "CrossEntropyLoss", "slice", "dtype U3"):
+        assert name in note and name in inspect_file(src)
+    assert not report.warnings
+    plain = convert_file(save(official()), tmp_path / "plain.pth")
+    assert sum(report.dropped.values()) == sum(plain.dropped.values()) + len(objects)
+    a, b = (read_file(tmp_path / name)["model"] for name in ("out.pth", "plain.pth"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_whole_module_has_a_sentence_of_its_own(make_resnet: Any, save: Save) -> None:
+    for content in (make_resnet(), {"state_dict": make_resnet()}):
+        src = save(content)
+        assert "ResNet" in inspect_file(src)
+        with pytest.raises(DataError, match="unknown layout"):
+            convert_file(src, src.parent / "out.pth")
 
 
 def test_marks_of_another_type(make_resnet: Any) -> None:

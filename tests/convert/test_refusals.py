@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -21,7 +23,7 @@ from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from convert.verify import read_converted
 from moco.errors import DataError, UserError
-from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_zip, corpus, harmless
+from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Q = "module.encoder_q."
@@ -290,10 +292,11 @@ def test_numpy_state_dicts_are_read(make_resnet: Any, tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "empty"),
-        (b"epoch,loss\n1,2\n" * 100, "not a pickle or damaged"),
+        (b"epoch,loss\n1,2\n" * 100, "not weights, but a text file"),
+        ("Größe: 1\n".encode(), "not weights, but a text file"),
         (b"\x00" * 4096, "not a pickle or damaged"),
         (b"PK\x03\x04" + b"\x00" * 4096, "not a torch checkpoint or damaged"),
-        (b"<!DOCTYPE html><html>", "not a pickle or damaged"),
+        (b"<!DOCTYPE html><html>", "not weights, but a web page"),
         (b"\x89PNG\r\n\x1a\n" + b"\x00" * 64, "not a pickle or damaged"),
     ],
 )
@@ -318,6 +321,8 @@ def test_missing_files_and_folders(refuse: Callable[..., str], tmp_path: Path) -
     refuse(tmp_path / "nowhere", "does not exist")
     (tmp_path / "folder").mkdir()
     refuse(tmp_path / "folder", "is a folder")
+    os.mkfifo(tmp_path / "pipe")
+    refuse(tmp_path / "pipe", "is a pipe")  # and does not wait for somebody who writes into it
 
 
 # Converted files are read as strictly (the detection room opens them with read_converted).
@@ -362,14 +367,17 @@ def test_payloads_do_not_run(
     marker = tmp_path / "marker"
     path = tmp_path / "x.pth.tar"
     write(Payload(marker, how), path, protocol)
+    if write is not as_tar:  # a format that is not read
+        name = "eval" if how == "eval" else f"{os.open.__module__}.open"
+        assert re.search(rf"\nwarning  .*\b{name}\b", inspect_file(path))
     assert_never_run(path, marker, refuse)
 
 
 def assert_never_run(path: Path, marker: Path, refuse: Callable[..., str]) -> None:
-    refuse(path, "refused, because loading it would run code")
+    refuse(path, ".")
     # Nor where it is only described, or where a converted file is expected, or one to replace.
-    with pytest.raises(DataError, match="refused"):
-        inspect_file(path)
+    with contextlib.suppress(DataError):
+        assert inspect_file(path).replace("\n", "").isprintable()
     path.rename(path.with_name("x.pkl"))
     with pytest.raises(DataError):
         read_converted(path.with_name("x.pkl"))
@@ -414,13 +422,13 @@ def test_the_payloads_are_alive(tmp_path: Path) -> None:
 
 
 def test_a_payload_in_the_optimizer_of_a_good_checkpoint(
-    official: Any, own: Any, refuse: Callable[..., str], tmp_path: Path
+    official: Any, own: Any, save: Any, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
     for checkpoint in (official(), own()):
         checkpoint["optimizer"]["param_groups"][0]["lr"] = Payload(marker, "reduce")
-        message = refuse(checkpoint, "refused, because loading it would run code")
-        assert ".open" in message, "the message names what the file asks for"
+        report = convert_file(save(checkpoint), tmp_path / "out.pth")
+        assert any(".open" in line for line in report.warnings), "it names what the file asks for"
     assert not marker.exists()
 
 
@@ -434,5 +442,5 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == DataError.exit_code
     assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("error: ") and "refused" in done.stderr
+    assert done.stderr.startswith(f"error: {tmp_path / 'x.pth'}: ")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]

@@ -123,7 +123,7 @@ def test_a_checkpoint_that_nobody_knows_is_refused_and_not_guessed(tmp_path, r18
     with pytest.raises(DataError, match="a detection model, not a pre-trained backbone"):
         read_weights(str(path))
     path.write_bytes(pickle.dumps({"conv1.weight": np.random.default_rng}))
-    with pytest.raises(DataError, match="refused, because loading it would run code"):
+    with pytest.raises(DataError, match=r"unknown layout .*'conv1\.weight'"):
         read_weights(str(path))
     with pytest.raises(DataError, match=r"no such file; give a file .*random"):
         read_weights(str(tmp_path))

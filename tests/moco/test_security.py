@@ -21,38 +21,48 @@ from convert.files import read_file
 from moco.errors import DataError
 from moco.fileio import format_of, load_pickle, load_safetensors, load_torch
 from tests.oracles.bombs import bombs
-from tests.oracles.payloads import saved, tar_of, zip_of
+from tests.oracles.payloads import saved, zip_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("moco", "convert", "detection", "benchmarks")
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 # Where another check, or torch, would say something else later.
 REASONS = {
-    "bytearray of a size": "calls _codecs.encode on something else",
-    "torch.Tensor by NEWOBJ": "torch.Tensor, which is not callable",
     "an offset beyond": "claims more elements than the file holds for it",
     "a storage beyond": "a storage claims 4398046511104 bytes where the file holds 16",
     "compressed": "is compressed, which torch.save never does",
     "a part of 1 GB": "its parts claim more bytes than the file has",
     "a list of 30 MB": "its list of parts claims more than",
+    "one part by many names": "overlaps with another of its parts",
     "legacy, a storage beyond": "its storages claim 4398046511104 bytes where the file has",
     "legacy, a view beyond": "a view of a storage claims more",
-    "tar, a storage beyond": "a storage claims 4398046511104 bytes where 0 are left",
-    "tar, a part of a terabyte": "'storages' claims more bytes than the file has",
     "safetensors, a header of 20 MB": "a header of 20000002 bytes",
     "safetensors, many empty tensors": "200000 tensors in a file",
     "empty sets": "too many objects for a pickle of 1200003 bytes",
     "numbers of one hash": "too many keys that are no text",
     "tuples as keys": "too many keys that are no text",
-    "a key of a million letters": "a key of 1000000 letters",
-    "4000 bits in a shape": "a whole number of 4001 bits",
-    "a shape of many sizes": "shape and bytes disagree",
-    "a buffer of many axes": "forged axes",
+    "places of one hash": "a place of the memo beyond 32 bits",
+    "a nested key": "a nested tuple is used as a key",
+    "4000 bits in a shape": "a shape that is not a tuple of sizes",
+    "shape without data": "shape and bytes disagree",
     "10**400": "a whole number of 1329 bits",
     "legacy, nested keys": "its list of storages is none",
-    "legacy, many of sparse_tensor": "too many objects for a pickle",
+    "more bytes, zip": "bytes follow its end",
+    "more bytes, legacy": "4 bytes follow its end",
+    "more bytes, pickle": "4 bytes follow its end",
 }
-PEAK = "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"  # in KiB
+# What these describe is inert and takes no memory, or is nothing but a number to this reader, or
+# is in a part of a zip that nobody asks for.
+HARMLESS = {
+    *("bytearray of a size", "list of a range", "array of a size", "copies of bytes"),
+    *("an object that contains itself", "a path of many parts", "LONG_BINPUT", "PUT"),
+    *("a key of a million letters", "a key of four billion letters", "two pickles"),
+    *("torch.Tensor of sizes", "torch.FloatTensor of sizes", "torch.Tensor by NEWOBJ"),
+    *("a storage of a size", "a meta tensor", "legacy, many of sparse_tensor"),
+    *("legacy, many of qtensor", "legacy, many of meta_tensor_no_storage"),
+}
+KIB = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+PEAK = f"print({KIB})"
 # Read every file named on stdin as each command does; print what came of reading it.
 READ_ALL = f"""
 import signal, sys
@@ -60,6 +70,8 @@ from convert.convert_to_d2 import convert_in_memory
 from convert.files import read_file
 from convert.inspect_file import inspect_file
 from moco.errors import DataError, UserError
+import convert.translate, torchvision, safetensors
+imports = {KIB}
 for path in map(str.strip, sys.stdin):
     signal.alarm(60)  # ends the process; the slowest takes five
     print(path, file=sys.stderr)
@@ -74,7 +86,7 @@ for path in map(str.strip, sys.stdin):
         assert 'not fit into memory' not in line, line
         print(line)
     else: print('read')
-{PEAK}
+print({KIB} - imports)
 """
 
 
@@ -89,7 +101,7 @@ def in_a_process(code, *words, **options):
 
 @LINUX
 def test_claims_take_no_memory(tmp_path):
-    """In a process of their own, which must neither die nor reach a gigabyte."""
+    """In a process of their own, which must not die, nor take half a gigabyte over its imports."""
     files = bombs()
     for i, content in enumerate(files.values()):
         (tmp_path / f"{i:03}").write_bytes(content)
@@ -98,11 +110,8 @@ def test_claims_take_no_memory(tmp_path):
     made = dict(zip(files, lines, strict=True))
     for name, reason in REASONS.items():
         assert reason in made[name]
-    # A place in the memo, or a frame's length, is nothing but a number to this reader; and a zip
-    # may have parts that nobody asks for.
-    harmless = {"LONG_BINPUT", "PUT", "FRAME", "two pickles"}
-    assert {name for name, line in made.items() if line == "read"} == harmless
-    assert peak < 1000
+    assert {name for name, line in made.items() if line == "read"} == HARMLESS
+    assert peak < 500
 
 
 def test_a_large_file_may_be_large(tmp_path):
@@ -150,7 +159,7 @@ def test_memory_that_is_not_there(tmp_path, monkeypatch):
         raise MemoryError
 
     torch.save({"a": torch.ones(1)}, tmp_path / "x")
-    monkeypatch.setattr("moco.plain_torch._read_zip", fail)
+    monkeypatch.setattr("moco.torch_files._read_zip", fail)
     with pytest.raises(DataError, match=r"does not fit into memory \(\d+ bytes\)"):
         load_torch(tmp_path / "x")
 
@@ -204,12 +213,10 @@ def seeds():
     legacy = io.BytesIO()
     torch.save(value, legacy, _use_new_zipfile_serialization=False)
     plain = {"model": {"w": np.arange(6, dtype="f4").reshape(2, 3)}, "n": np.float64(2)}
-    storages = pickle.dumps(0, 2) + pickle.dumps([], 2)
     return [
         saved(value),
         zip_of({"data.pkl": pickle.dumps({"a": [1, 2.5, "x"]}, 4), "byteorder": b"little"}),
         legacy.getvalue(),
-        tar_of({"storages": storages, "tensors": pickle.dumps(0, 2), "pickle": b"}."}),
         _safetensors(),
         *(pickle.dumps(plain, protocol) for protocol in range(6)),
     ]
@@ -305,15 +312,22 @@ def test_chance_finds_nothing_but_documented_errors(tmp_path):
 
 
 def test_every_cut_of_a_file(tmp_path):
-    """Each beginning of each format is an error or, where only padding is missing, the file."""
+    """Each beginning of each format is an error."""
     for content in seeds():
         for size in range(1, len(content), max(1, len(content) // 60)):
             (tmp_path / "x").write_bytes(content[:size])
-            try:
+            with pytest.raises(DataError):
                 read_file(tmp_path / "x")
-            except DataError:
-                continue
-            assert content[257:262] == b"ustar"  # ends in blocks of zeros
+
+
+def test_more_bytes_than_the_format_has(tmp_path):
+    """A file that goes on is not the one that was written."""
+    for content in seeds():
+        (tmp_path / "x").write_bytes(content)
+        read_file(tmp_path / "x")
+        (tmp_path / "x").write_bytes(content + b"more")
+        with pytest.raises(DataError):
+            read_file(tmp_path / "x")
 
 
 # How the source reads files.
@@ -456,4 +470,6 @@ def test_what_is_safe_is_not(source):
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_source_unpickles_or_runs_a_file(room):
     for path in sorted((ROOT / room).rglob("*.py")):
-        assert not unsafe_reads(path.read_text()), path.relative_to(ROOT)
+        # The one reader replaces what Python's own would do with an object.
+        reader = {"pickle._Unpickler"} if path == ROOT / "moco" / "unpickler.py" else set()
+        assert unsafe_reads(path.read_text()) == reader, path.relative_to(ROOT)

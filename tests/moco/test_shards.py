@@ -354,8 +354,9 @@ class TestHostile:
         for field, reason in (
             (b"77777777777\0", "goes beyond the end"),
             (b"\x80" + b"\x7f" * 11, "goes beyond the end"),
-            (b"\xff" * 12, "size is not a number"),
-            (b"0000000-012\0", "size is not a number"),
+            (b"\xff" * 12, "goes beyond the end"),
+            (b"\xff" * 10 + b"\xf8\0", "goes beyond the end"),  # -2048: back to the header
+            (b"0000000-012\0", "not a tar, or damaged"),
         ):
             header = bytearray(good[:512])
             header[124:136] = field
@@ -366,13 +367,13 @@ class TestHostile:
                 open_pictures(path)
 
     @pytest.mark.parametrize(
-        "record", [b"99 path=x\n", b"x path=y\n", b"9 size=-1\n", b"11 size=1e3\n", b"0 path=y\n"]
+        "record", [b"99 path=x\n", b"9 size=-1\n", b"11 size=1e3\n", b"0 path=y\n"]
     )
     def test_damaged_extended_headers(self, tmp_path, record):
         with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             add(tar, "PaxHeader", record, type=tarfile.XHDTYPE)
             add(tar, "0.png", png())
-        with pytest.raises(DataError, match=r"damaged|not a number"):
+        with pytest.raises(DataError, match="damaged"):
             open_pictures(tmp_path)
 
     def test_no_tar_compressed_and_joined(self, tmp_path):
@@ -380,9 +381,9 @@ class TestHostile:
         tar = path.read_bytes()
         for content, reason in (
             (gzip.compress(tar), "compressed with gzip, which cannot be read at random"),
-            (b"", "0 bytes, not a tar"),
-            (b"<html>" * 200, "not the header of a tar's member"),
-            (tar + tar, "more data behind the tar's end"),
+            (b"", "not a tar"),
+            (b"<html>" * 200, "not a tar"),
+            (tar + tar, "joined by cat"),
         ):
             path.write_bytes(content)
             with pytest.raises(DataError, match=reason):

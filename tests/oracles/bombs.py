@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.oracles.payloads import Call, saved, tar_of, zip_of
+from tests.oracles.payloads import Call, saved, zip_of
 
 HUGE = 2**62
 LONG = 10**12
@@ -21,7 +22,7 @@ MANY = 1_200_000  # opcodes
 
 def bombs() -> dict[str, bytes]:
     """Name → content. Read without care, most take gigabytes, hours, or the process with them."""
-    return dict([*_pickles(), *_tensors(), *_zips(), *_legacy(), *_tars(), *_safetensors()])
+    return dict([*_pickles(), *_tensors(), *_zips(), *_legacy(), *_joined(), *_safetensors()])
 
 
 def _pickles() -> Iterator[tuple[str, bytes]]:
@@ -221,31 +222,13 @@ def _legacy() -> Iterator[tuple[str, bytes]]:
         )
 
 
-def _tars() -> Iterator[tuple[str, bytes]]:
-    def number(value: int) -> bytes:
-        return pickle.dumps(value, 2)
-
-    kind = b"\x80\x02K\x00X\x03\x00\x00\x00cpuctorch\nFloatStorage\n\x87."
-    tensor = b"\x80\x02K\x01K\x00ctorch\nFloatTensor\n\x87."
-    one = number(1) + kind + struct.pack("<q", 4) + bytes(16) + pickle.dumps([], 2)
-    empty = {"tensors": number(0), "pickle": b"}."}
-    yield (
-        "tar, a storage beyond",
-        tar_of({"storages": number(1) + kind + struct.pack("<q", 2**40), **empty}),
-    )
-    yield "tar, many storages", tar_of({"storages": number(HUGE), **empty})
-    for name, dimensions in (("many", 2**31 - 1), ("negative", -1)):
-        part = number(1) + tensor + struct.pack("<i4x", dimensions)
-        yield f"tar, {name} dimensions", tar_of({"storages": one, "tensors": part, "pickle": b"}."})
-    claim = number(1) + tensor + struct.pack("<i4x3q", 1, 2**40, 1, 0)
-    yield "tar, a tensor beyond", tar_of({"storages": one, "tensors": claim, "pickle": b"}."})
-    yield "tar, many parts", tar_of({str(i): b"" for i in range(1000)})
-    # A header's size is in base 256 where its first bit is set.
-    content = bytearray(tar_of({"storages": b"x", **empty}))
-    content[124:136] = b"\x80" + (2**40).to_bytes(11, "big")
-    blank = content[:148] + b" " * 8 + content[156:512]
-    content[148:156] = b"%06o\0 " % sum(blank)
-    yield "tar, a part of a terabyte", bytes(content)
+def _joined() -> Iterator[tuple[str, bytes]]:
+    value = {"w": torch.ones(1)}
+    legacy = io.BytesIO()
+    torch.save(value, legacy, _use_new_zipfile_serialization=False)
+    yield "more bytes, zip", saved(value) + b"more"
+    yield "more bytes, legacy", legacy.getvalue() + b"more"
+    yield "more bytes, pickle", pickle.dumps({"a": 1}, 2) + b"more"
 
 
 def _safetensors() -> Iterator[tuple[str, bytes]]:

@@ -1,11 +1,7 @@
 """torch.save's formats read without torch.load: what both read is the same, bit by bit."""
 
-import io
 import pickle
-import struct
-import tarfile
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from torch import nn
 
 from moco.errors import DataError
 from moco.fileio import load_pickle, load_torch
-from tests.oracles.payloads import zip_of
+from moco.unpickler import Inert
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
@@ -44,9 +40,8 @@ def values():
         "optimizer": optimizer.state_dict(),
         "rng": torch.get_rng_state(),
         "types": [torch.float16, torch.Size([1, 2]), torch.device("cuda", 1)],
-        "layouts": [torch.strided, torch.sparse_coo],
-        "plain": [1, -(2**70), 1.5, True, None, "ä", b"\xff", (1, (2, 3)), {"a": [{}]}, 1j],
-        "containers": [{1, "a"}, bytearray(b"x"), OrderedDict(b=1, a=2), {(1, "x"): 2, 3: 4}],
+        "plain": [1, -(2**70), 1.5, True, None, "ä", b"\xff", (1, (2, 3)), {"a": [{}]}],
+        "containers": [{1, "a"}, OrderedDict(b=1, a=2), {(1, "x"): 2, 3: 4}],
         "numpy": [np.float64(2.5), np.arange(3, dtype="i2"), np.random.default_rng(0).random(3)],
     }
 
@@ -90,19 +85,6 @@ def test_what_torch_reads(tmp_path, zipped, protocol):
     ours["views"][0][0, 0, 0] = 9  # and can be written
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-def test_negated_and_conjugated_tensors(tmp_path, zipped):
-    """Lazy ones are saved as they were before it, with a bit that says so."""
-    z = torch.randn(2, 3, dtype=torch.complex64)
-    written = {"conj": z.conj(), "neg": z.clone().conj().imag, "both": torch._neg_view(z.conj())}
-    assert written["conj"].is_conj() and written["neg"].is_neg()
-    for name, value in written.items():
-        torch.save({name: value}, tmp_path / "x", _use_new_zipfile_serialization=zipped)
-        ours = load_torch(tmp_path / "x")[name]
-        assert torch.equal(ours, torch.load(tmp_path / "x")[name]) and torch.equal(ours, value)
-        assert not ours.is_conj() and not ours.is_neg()
-
-
 class _Rebuilt:
     """A tensor as torch._utils._rebuild_tensor_v2 makes it, with what torch calls metadata."""
 
@@ -114,85 +96,22 @@ class _Rebuilt:
         return self.value
 
 
-@pytest.mark.parametrize(
-    ("shape", "metadata", "reason"),
-    [
-        ((4,), {"neg": False}, "unknown metadata"),
-        ((4,), {"other": True}, "unknown metadata"),
-        ((4,), [], "unknown metadata"),
-        ((4,), {"conj": True}, "a conjugated tensor of real numbers"),
-        ((2**25,), {"neg": True}, "negated or conjugated tensors claim more"),
-    ],
-)
-def test_other_metadata_is_refused(tmp_path, shape, metadata, reason):
+@pytest.mark.parametrize("metadata", [{"neg": True}, {"conj": True}, {"other": True}, [1]])
+def test_lazily_negated_or_conjugated_tensors_are_inert(tmp_path, metadata):
+    """Their bytes are not their values; no network has one."""
     storage = torch.zeros(4)._typed_storage()
-    some = [_Rebuilt(storage, shape, (0,), metadata) for _ in range(3)]
-    torch.save({"w": some}, tmp_path / "x")
-    with pytest.raises(DataError, match=reason):
+    torch.save({"w": _Rebuilt(storage, (4,), (1,), metadata)}, tmp_path / "x")
+    assert type(load_torch(tmp_path / "x", set())["w"]) is Inert
+    with pytest.raises(DataError, match="refused"):
         load_torch(tmp_path / "x")
 
 
-def test_memory_formats(tmp_path):
-    """Names without a meaning here; this torch itself cannot write them."""
-    name = b"\x80\x02(ctorch\ncontiguous_format\nctorch._utils\n_get_memory_format\n"
-    call = b"X\x13\x00\x00\x00torch.channels_last\x85Rl."
-    (tmp_path / "x").write_bytes(zip_of({"data.pkl": name + call}))
-    assert load_torch(tmp_path / "x") == [torch.contiguous_format, torch.channels_last]
-    (tmp_path / "x").write_bytes(zip_of({"data.pkl": (name + call).replace(b"_last", b"_none")}))
-    with pytest.raises(DataError, match="an unknown memory_format"):
-        load_torch(tmp_path / "x")
-
-
-def write_tar(path: Path, tensors: dict) -> None:
-    """torch 0.1.9, torch/serialization.py, save: a dict of tensors, each with its own storage."""
-    parts = {name: io.BytesIO() for name in ("sys_info", "storages", "tensors", "pickle")}
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value):
-            return str(id(value)) if isinstance(value, torch.Tensor) else None
-
-    def dump(name, value):
-        pickle.dump(value, parts[name], protocol=2)
-
-    def dump_type(name, before, after):
-        """(*before, torch.<after>) as a pickle: Python's own pickler would look the class up."""
-        for value in (b"\x80\x02(", *(pickle.dumps(v, 2)[2:-1] for v in before)):
-            parts[name].write(value)
-        parts[name].write(b"ctorch\n" + after.encode() + b"\nt.")
-
-    dump("sys_info", {"protocol_version": 1000, "little_endian": True})
-    dump("storages", len(tensors))
-    dump("tensors", len(tensors))
-    for i, tensor in enumerate(tensors.values()):
-        dump_type("storages", (i, "cpu"), "FloatStorage")
-        flat = tensor.untyped_storage()
-        parts["storages"].write(struct.pack("<q", flat.nbytes() // 4) + bytes(flat))
-        dump_type("tensors", (id(tensor), i), "FloatTensor")
-        shape, stride = tensor.shape, tensor.stride()
-        parts["tensors"].write(struct.pack("<i4x", len(shape)))
-        parts["tensors"].write(struct.pack(f"<{2 * len(shape) + 1}q", *shape, *stride, 0))
-    dump("storages", [])
-    Pickler(parts["pickle"], protocol=2).dump(tensors)
-    with tarfile.open(path, "w") as tar:
-        for name, part in parts.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(part.getvalue())
-            tar.addfile(info, io.BytesIO(part.getvalue()))
-
-
-def test_the_tar_before_0_1_10(tmp_path):
-    tensors = {"w": torch.randn(2, 3), "t": torch.randn(3, 2).t()}
-    write_tar(tmp_path / "x", tensors)
-    assert_same(torch.load(tmp_path / "x", weights_only=False), load_torch(tmp_path / "x"))
-    assert_same(tensors, load_torch(tmp_path / "x"))
-
-
-def test_tensors_that_nothing_here_could_use_are_not_dense(tmp_path):
+def test_tensors_that_are_not_dense_are_inert(tmp_path):
     quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     sparse = torch.eye(3).to_sparse()
     torch.save({"q": quantised, "s": sparse, "m": torch.ones(2, device="meta")}, tmp_path / "x")
-    loaded = load_torch(tmp_path / "x")
-    assert loaded["q"].is_quantized and loaded["s"].is_sparse and loaded["m"].is_meta
+    loaded = load_torch(tmp_path / "x", set())
+    assert [type(value) for value in loaded.values()] == [Inert] * 3
 
 
 def test_protocols_0_and_1(tmp_path):
@@ -209,18 +128,21 @@ def test_torchscript_has_a_sentence_of_its_own(tmp_path):
         load_torch(tmp_path / "x.pt")
 
 
-def test_a_whole_module_is_named(tmp_path):
+def test_a_whole_module_is_inert_and_named(tmp_path):
     for zipped in (True, False):
         torch.save(nn.Linear(2, 2), tmp_path / "x", _use_new_zipfile_serialization=zipped)
-        with pytest.raises(DataError, match=r"torch\.nn\.modules\.linear\.Linear|whole module"):
-            load_torch(tmp_path / "x")
+        objects = set()
+        module = load_torch(tmp_path / "x", objects)
+        assert module.name in objects and module.name.endswith("linear.Linear")
+        assert module["_parameters"]["weight"].shape == (2, 2)
 
 
-def test_a_pickle_of_tensors_is_named(tmp_path):
+def test_a_pickle_of_tensors_is_inert_and_named(tmp_path):
     """pickle.dump of a state dict holds a whole torch.save file for each tensor."""
     (tmp_path / "x").write_bytes(pickle.dumps({"w": torch.ones(1)}))
-    with pytest.raises(DataError, match=r"torch\._utils\._rebuild|torch\.storage"):
-        load_pickle(tmp_path / "x")
+    objects = set()
+    assert type(load_pickle(tmp_path / "x", objects)["w"]) is Inert
+    assert "torch._utils._rebuild_tensor_v2" in objects
 
 
 def test_a_flipped_bit_is_found(tmp_path):

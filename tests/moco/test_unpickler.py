@@ -6,6 +6,7 @@ of its own.
 
 import _codecs
 import pickle
+import pickletools
 import subprocess
 import sys
 from collections import OrderedDict
@@ -17,6 +18,7 @@ import pytest
 
 from moco.errors import DataError
 from moco.fileio import load_pickle
+from moco.unpickler import Unpickler
 from tests.oracles.payloads import POINTER, Call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -87,35 +89,35 @@ def state(*values: Any) -> Call:
 
 
 def forged() -> list[tuple[Any, str]]:
-    """Values, and why each is refused."""
+    """Values, and why each is refused; "" where it is inert instead."""
     structure = (3, "|", None, ("a",), {"a": (number("f8"), 0)}, 8, 1, 0)
     void = Call(np.dtype, "V8", False, True, state=structure)
-    no_number, no_size = "is not a plain number", "shape and bytes disagree"
+    no_size = "shape and bytes disagree"
     objects = np.dtype("O")
     # What numpy would take for a structured dtype, made to look like the stand-in.
     described = Call(OrderedDict, [("names", ["a"]), ("formats", ["f8"])], state={"itemsize": 8})
     lookalike = Call(OrderedDict, state={"dtype": described})
     return [
-        (Call(np.ndarray, (1,), objects, POINTER), no_number),
-        (state((1,), objects, False, POINTER), no_number),
-        (state((1,), void, False, POINTER), no_number),
-        (state((1,), number("f8", structure), False, POINTER), "forged or structured"),
-        (state((1,), number("f8"), False, [POINTER]), "not an array of plain numbers"),
-        (state((1,), "f8", False, POINTER), "not an array of plain numbers"),
+        (Call(np.ndarray, (1,), objects, POINTER), ""),
+        (state((1,), objects, False, POINTER), ""),
+        (state((1,), void, False, POINTER), ""),
+        (state((1,), number("f8", structure), False, POINTER), no_size),
+        (state((1,), number("f8"), False, [POINTER]), ""),
+        (state((1,), "f8", False, POINTER), ""),
         (state((2**40,), number(), False, POINTER), no_size),
         (state((1,), number(), False, POINTER), no_size),
-        (state((-1, -2), number(), False, POINTER), no_size),
-        (Call(RECONSTRUCT, OrderedDict, (0,), b"b"), "a subclass of numpy.ndarray"),
-        (Call(SCALAR, objects, POINTER), no_number),
+        (state((-1, -2), number(), False, POINTER), "a shape of something else"),
+        (Call(RECONSTRUCT, OrderedDict, (0,), b"b"), ""),
+        (Call(SCALAR, objects, POINTER), ""),
         (Call(SCALAR, number(), POINTER), no_size),
-        (Call(SCALAR, number(), 1.5), "scalar that is not a plain number"),
-        (Call(FROMBUFFER, POINTER, objects, (1,), "C"), no_number),
+        (Call(SCALAR, number(), 1.5), ""),
+        (Call(FROMBUFFER, POINTER, objects, (1,), "C"), ""),
         (Call(FROMBUFFER, POINTER, number(), (2**40,), "C"), no_size),
-        (Call(FROMBUFFER, POINTER, lookalike, (1,), "C"), no_size),
-        (Call(SCALAR, lookalike, POINTER), no_size),
-        (Call(FROMBUFFER, 7, number("f8"), (1,), "C"), "not an array of plain numbers"),
-        (Call(_codecs.encode, "x", "rot13"), "something else than bytes"),
-        (Call(np.ndarray, (2**40,)), "not callable"),
+        (Call(FROMBUFFER, POINTER, lookalike, (1,), "C"), ""),
+        (Call(SCALAR, lookalike, POINTER), ""),
+        (Call(FROMBUFFER, 7, number("f8"), (1,), "C"), ""),
+        (Call(_codecs.encode, "x", "rot13"), "bytes that are not made of text"),
+        (Call(np.ndarray, (2**40,)), ""),
     ]
 
 
@@ -125,22 +127,34 @@ def test_numpy_itself_believes_a_forged_array() -> None:
     assert array.dtype == object
 
 
+# What a reader could do with a value, in a process of its own.
+READ_FORGED = """
+import gc, sys
+import numpy as np
+from moco.errors import DataError
+from moco.fileio import load_pickle
+from moco.unpickler import Inert
+for path in sys.argv[1:]:
+    objects = set()
+    try: (value,) = load_pickle(path, objects)
+    except DataError as error: print(error)
+    else:
+        assert objects and isinstance(value, Inert | np.ndarray), (objects, value)
+        if isinstance(value, np.ndarray): assert (value.dtype.kind, value.size) == ("V", 0)
+        repr(value), list(value), value == value
+        del value
+        gc.collect()
+        print("inert", sorted(objects))
+"""
+
+
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_forged_arrays_are_refused(protocol: int, tmp_path: Path) -> None:
+def test_forged_arrays_are_refused_or_inert(protocol: int, tmp_path: Path) -> None:
     cases = forged()
     for i, (value, _) in enumerate(cases):
         (tmp_path / f"{i:02}").write_bytes(pickle.dumps([value], protocol))
-    code = (
-        "import sys\n"
-        "from moco.errors import DataError\n"
-        "from moco.fileio import load_pickle\n"
-        "for path in sys.argv[1:]:\n"
-        "    try: load_pickle(path)\n"
-        "    except DataError as error: print(error)\n"
-        "    else: print('accepted', path)"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code, *sorted(map(str, tmp_path.iterdir()))],
+        [sys.executable, "-c", READ_FORGED, *sorted(map(str, tmp_path.iterdir()))],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -149,10 +163,22 @@ def test_forged_arrays_are_refused(protocol: int, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == len(cases)
     for (_, reason), line in zip(cases, lines, strict=True):
-        assert reason in line
+        assert reason in line if reason else line.startswith("inert"), line
 
 
 def test_the_message_names_what_was_asked_for(tmp_path: Path) -> None:
+    """Where no class is expected; else it is inert, and listed."""
     (tmp_path / "x").write_bytes(pickle.dumps(Call(print, "x"), 2))
     with pytest.raises(DataError, match=r"refused.*builtin.*\.print"):
         load_pickle(tmp_path / "x")
+    objects: set[str] = set()
+    value = load_pickle(tmp_path / "x", objects)
+    assert (value.name, value.args) == ("__builtin__.print", ("x",))
+    assert objects == {value.name}
+
+
+def test_the_steps_are_known() -> None:
+    """What a later Python adds to its machine has to be looked at before it may touch an object."""
+    known = {opcode.code.encode("latin-1")[0] for opcode in pickletools.opcodes}
+    assert set(Unpickler.dispatch) == known
+    assert pickle.HIGHEST_PROTOCOL == 5
