@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from detection.task import DATA_KEY, load_task
+from detection.task import load_task
 from detection.train_net import main
 from moco.errors import DataError, UserError
 from moco.fileio import TEMPORARY_PREFIX, load_torch
@@ -229,7 +229,7 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
     assert not any("scaled" in note for note in alone.notes)
     assert alone.task == record.task
     different = {key for key, value in record.config.items() if alone.config[key] != value}
-    assert different == {"MODEL.WEIGHTS", "OUTPUT_DIR", DATA_KEY}
+    assert different == {"MODEL.WEIGHTS", "OUTPUT_DIR"}
     for name, content in predictions.items():
         assert (again / "inference" / name).read_bytes() == content, name
     if task == MASKS:
