@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
@@ -27,18 +27,26 @@ _ARCHS = {
 # timm's anti-aliased networks (timm/models/resnet.py, aa_layer); of all in timm 1.0.31 these are
 # the ones that have exactly torchvision's names and shapes.
 _LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
+_MAX_NAME = 200  # of a tensor's name that is shown
 
 
-def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
-    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size."""
+def shape_of(
+    state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size.
+
+    `named`: what torchvision's names are called in the file, for messages.
+    """
     from convert.backbone import NUM_BLOCKS, is_bottleneck
 
     def dims(key: str, count: int) -> tuple[int, ...]:
         if key not in state:
-            raise DataError(f"{where}: {key} is missing; not a ResNet, or not the whole of it")
+            name = shown(named(key), _MAX_NAME)
+            raise DataError(f"{where}: {name} is missing; not a ResNet, or not the whole of it")
         shape = tuple(state[key].shape)
         if len(shape) != count or 0 in shape:
-            raise DataError(f"{where}: {key} has shape {list(shape)}, expected {count} dimensions")
+            name = shown(named(key), _MAX_NAME)
+            raise DataError(f"{where}: {name} has shape {list(shape)}, expected {count} dimensions")
         return shape
 
     blocks = tuple(
@@ -47,7 +55,11 @@ def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
     )
     missing = [stage for stage, count in zip(keymap.STAGES, blocks, strict=True) if not count]
     if missing:
-        raise DataError(f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet")
+        texts = [shown(named(f"{stage}.0.conv1.weight"), _MAX_NAME) for stage in missing]
+        raise DataError(
+            f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet (no "
+            f"{', '.join(texts)})"
+        )
     bottleneck = "layer1.0.conv3.weight" in state
     depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
     if not depths:
@@ -57,7 +69,8 @@ def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
         )
     stem_channels, image_channels, kernel_size, _ = dims("conv1.weight", 4)
     if image_channels != 3:
-        raise DataError(f"{where}: conv1.weight takes {image_channels} channels, expected 3 (RGB)")
+        name = shown(named("conv1.weight"), _MAX_NAME)
+        raise DataError(f"{where}: {name} takes {image_channels} channels, expected 3 (RGB)")
     if bottleneck:
         width = dims("layer1.0.conv1.weight", 4)[0]
         width_per_group = dims("layer1.0.conv2.weight", 4)[1]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from convert.files import is_converted, names, read_file
-from convert.sources import Given, Recognised, count, find_layout
+from convert.networks import network_names
+from convert.sources import Given, Recognised, count
 from convert.translate import fine_tune_command, translate
 from convert.verify import Converted
 from moco.errors import DataError, UserError, shown
@@ -59,7 +60,7 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]],
     except UserError as error:
         problem, found = error, []
         try:
-            choices = [] if is_converted(raw) else list(find_layout(raw, str(path)).networks)
+            choices = [] if is_converted(raw) else network_names(raw, str(path))
         except DataError:
             choices = []
     for choice in choices:

@@ -70,6 +70,8 @@ def translate(src: Path, raw: Any, given: Given) -> tuple[Recognised, Converted]
     except UserError as error:
         raise UserError(f"{src}: {error}") from error
     model = {keymap.to_detectron2(key) or key: value for key, value in found.state.items()}
-    verify.check_model(model, contract, str(src))
+    verify.check_model(
+        model, contract, str(src), lambda key: found.named(keymap.from_detectron2(key) or key)
+    )
     found.warnings.extend(untrained.check_trained(found.state, str(src), folded=contract.bn_folded))
     return found, Converted(model, contract, (*found.notes, *found.warnings))

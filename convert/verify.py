@@ -104,8 +104,15 @@ def target_tensors(contract: InputContract) -> dict[str, Tensor]:
         return build_backbone(contract).state_dict()
 
 
-def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str) -> None:
+def check_model(
+    model: Mapping[str, Tensor],
+    contract: InputContract,
+    where: str,
+    named: Callable[[str], str] = str,
+) -> None:
     """Check every tensor that the contract's backbone needs: there, and nothing else, and sound.
+
+    `named`: what Detectron2's names are called in the file, for messages.
 
     Raises DataError with the names of all offending tensors.
     """
@@ -113,7 +120,7 @@ def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str
     problems: dict[str, list[str]] = {}
 
     def add(problem: str, key: Any) -> None:
-        problems.setdefault(problem, []).append(key)
+        problems.setdefault(problem, []).append(named(key))
 
     for key in expected.keys() - model.keys():
         add("missing", key)
@@ -132,9 +139,7 @@ def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str
             # Biases and means start at zero and may stay there; these do neither.
             add("all zero", key)
     if problems:
-        texts = [
-            f"{what}: {names(sorted(keys, key=str), limit=50)}" for what, keys in problems.items()
-        ]
+        texts = [f"{what}: {names(sorted(keys), limit=50)}" for what, keys in problems.items()]
         raise DataError(f"{where}: not a sound {contract.architecture()} ({'; '.join(texts)})")
 
 
