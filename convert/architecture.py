@@ -1,4 +1,4 @@
-"""Which ResNet tensors are: from their shapes, and what a file claims beside them."""
+"""Which ResNet tensors are, from their shapes and what the user says of the stem."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# torchvision's names -> depth, groups, width per group.
-_ARCHS = {
-    **{f"resnet{depth}": (depth, 1, 64) for depth in (18, 34, 50, 101, 152)},
-    "resnext50_32x4d": (50, 32, 4),
-    "resnext50_32x8d": (50, 32, 8),  # the paper's RX50; torchvision has none
-    "resnext101_32x8d": (101, 32, 8),
-    "resnext101_64x4d": (101, 64, 4),
-    "wide_resnet50_2": (50, 1, 128),
-    "wide_resnet101_2": (101, 1, 128),
-}
-
-
-# timm's anti-aliased networks (timm/models/resnet.py, aa_layer); of all in timm 1.0.31 these are
-# the ones that have exactly torchvision's names and shapes.
-_LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
 _MAX_NAME = 200  # of a tensor's name that is shown
 
 
@@ -113,27 +98,3 @@ def choose_stem(
         f"if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
     )
     return possible[0]
-
-
-def check_arch(arch: Any, shape: Mapping[str, Any], where: str, notes: list[str]) -> None:
-    """A file that names its architecture must mean the one that its tensors have."""
-    if not isinstance(arch, str):
-        return
-    if arch in _LOOK_ALIKES:
-        raise DataError(
-            f"{where}: says arch {arch!r}, which pools where a ResNet has a stride; its tensors "
-            "have the names and shapes of a ResNet that computes something else"
-        )
-    if arch not in _ARCHS and arch != "resnet10":
-        notes.append(f"the file names arch {shown(arch)}; the tensors decide")
-        return
-    depth, groups, width = _ARCHS.get(arch, (10, 1, 64))
-    got = (shape["depth"], shape["num_groups"])
-    # A width of this project's encoders scales all channels, so it is compared for standard stems.
-    if got != (depth, groups) or (
-        shape["stem_out_channels"] == 64 and shape["width_per_group"] != width
-    ):
-        raise DataError(
-            f"{where}: says arch {arch!r}, but its tensors are of ResNet-{shape['depth']} "
-            f"with {shape['num_groups']} groups of {shape['width_per_group']}"
-        )

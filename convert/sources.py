@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
-from convert.architecture import check_arch, choose_stem, shape_of
+from convert.architecture import choose_stem, shape_of
 from convert.contract import FOLDED, InputContract
 from convert.files import holds_arrays, is_array, names, to_tensor
 from convert.layouts import FAIR_STD, Layout, Network
@@ -29,6 +29,7 @@ from convert.networks import (
 )
 from convert.recorded import Recorded
 from moco.errors import DataError, UserError, shown
+from moco.soundness import check_arch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,10 +156,10 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
     if layout.channel_order == "BGR":
         layout = _caffe2_convention(layout, state, shape, where, notes)
     _to_float32(trunk, named, warnings)
-    check_arch(recorded.arch or at(raw, ("arch",)), shape, where, notes)
+    check_arch(recorded.arch or at(raw, ("arch",)), shape, where, notes, warnings)
     if recorded.width is not None and 64 * recorded.width != shape["stem_out_channels"]:
         raise DataError(
-            f"{where}: says width {recorded.width!r}, but conv1.weight has "
+            f"{where}: says width {recorded.width!r}, but {shown(named('conv1.weight'), 200)} has "
             f"{shape['stem_out_channels']} channels instead of 64 x width"
         )
     kernel_size = shape.pop("kernel_size")

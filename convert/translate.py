@@ -6,13 +6,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from convert import keymap, untrained, verify
+from convert import keymap, verify
 from convert.contract import InputContract
 from convert.files import is_converted
 from convert.sources import Given, Recognised, from_contract, recognise
 from convert.verify import Converted
 from moco.errors import UserError
 from moco.fileio import sha256_file
+from moco.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
@@ -70,8 +71,11 @@ def translate(src: Path, raw: Any, given: Given) -> tuple[Recognised, Converted]
     except UserError as error:
         raise UserError(f"{src}: {error}") from error
     model = {keymap.to_detectron2(key) or key: value for key, value in found.state.items()}
+    # Before the numbers: a network that starts with scales of zero is called untrained.
+    found.warnings.extend(
+        check_trained(found.state, str(src), found.named, folded=contract.bn_folded)
+    )
     verify.check_model(
         model, contract, str(src), lambda key: found.named(keymap.from_detectron2(key) or key)
     )
-    found.warnings.extend(untrained.check_trained(found.state, str(src), folded=contract.bn_folded))
     return found, Converted(model, contract, (*found.notes, *found.warnings))
