@@ -1,4 +1,4 @@
-"""Files that are given by mistake: other networks, whole detectors, an index of other files."""
+"""What is given instead of a checkpoint: a run folder; by mistake other networks or detectors."""
 
 from __future__ import annotations
 
@@ -84,15 +84,22 @@ def refuse_detector(top: Iterable[str], every: Iterable[str], where: str) -> Non
         )
 
 
-def refuse_index(path: Path) -> None:
-    """Raise DataError for the JSON that names the files of sharded weights."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(1 << 16)
-    except OSError:
-        return  # the reader names the reason
+def source_file(path: Path) -> Path:
+    """The file itself, or the last checkpoint of a run folder of this project.
+
+    Raises DataError: a folder without one, or the JSON that names the files of sharded weights.
+    """
+    if path.is_dir():
+        from moco.checkpoint import last_checkpoint
+
+        return last_checkpoint(path)
+    if not path.is_file():
+        return path  # the reader names the reason
+    with open(path, "rb") as file:
+        start = file.read(1 << 16)
     if _INDEX.match(start):
         raise DataError(
             f"{path}: the index of sharded weights, which holds no tensors; save the network as "
             "one file, e.g. by save_pretrained(max_shard_size='10GB')"
         )
+    return path

@@ -119,6 +119,26 @@ def remove_old_checkpoints(folder: PathLike, keep: int, milestone_epochs: int) -
         path.unlink()
 
 
+def last_checkpoint(folder: PathLike) -> Path:
+    """The checkpoint that a run folder's pointer names, else the newest by name.
+
+    Raises:
+        DataError: the folder holds no checkpoint.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise DataError(
+            f"{folder}: is a folder without checkpoint_*.pth.tar; give a file, or the folder of a "
+            "run of moco.pretrain, moco.linear or moco.finetune"
+        )
+    pointer = Path(folder) / POINTER_NAME
+    try:
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        name = ""
+    return next((path for path in paths if path.name == name), paths[-1])
+
+
 def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:
     """The query encoder of a checkpoint without its head, in evaluation mode.
 

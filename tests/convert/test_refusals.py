@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from convert.inspect_file import inspect_file
 from convert.sources import recognise
 from convert.verify import read_converted
 from moco.errors import DataError, UserError
+from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_zip, corpus, harmless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -461,3 +463,93 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ") and "refused" in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]
+
+
+# Names of tensors, and of what a file looks like.
+
+
+def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: Any) -> None:
+    """What is missing has no name in the file: its layout's, with the wrappers of the others."""
+    plain = make_resnet(50).state_dict()
+    net = make_resnet(50)
+    numbered = nn.Sequential(*list(net.children())[:-1]).state_dict()
+    unpooled = nn.Sequential(
+        *(m for n, m in net.named_children() if n not in ("maxpool", "fc"))
+    ).state_dict()
+    cases = {
+        "module._orig_mod.layer2.0.downsample.1.bias": wrapped(net, "module._orig_mod."),
+        "net.layer2.0.shortcut.1.bias": {
+            "net." + key.replace("downsample", "shortcut"): value for key, value in plain.items()
+        },
+        "f.5.0.downsample.1.bias": {f"f.{key}": value for key, value in numbered.items()},
+        "f.4.0.downsample.1.bias": {f"f.{key}": value for key, value in unpooled.items()},
+    }
+    for key, state in cases.items():
+        raw = {k: v for k, v in state.items() if k != key}
+        assert len(raw) == len(state) - 1, key
+        assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == key
+        assert recognise(state, "x").named("layer2.0.downsample.1.bias") == key
+    raw = detectron2_layout(net)
+    assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == "res3.0.shortcut.norm.bias"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"), "a ConvNeXt"),
+        (("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"), "a ConvNeXt"),
+        (("model.features.0.0.weight", "model.features.1.0.layer_scale"), "a ConvNeXt"),
+        (("stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"), "a RegNet"),
+        (("stem.conv.weight", "s1.b1.conv1.conv.weight"), "a RegNet"),
+        (
+            (
+                *("visual.conv1.weight", "visual.conv3.weight", "visual.layer1.0.conv1.weight"),
+                "visual.attnpool.positional_embedding",
+            ),
+            "CLIP's ResNet",
+        ),
+        (("visual.class_embedding", "visual.transformer.resblocks.0.ln_1.weight"), "CLIP's vision"),
+        (
+            (
+                "resnet.embedder.embedder.convolution.weight",
+                "resnet.encoder.stages.0.layers.0.layer.0.convolution.weight",
+            ),
+            "in transformers' names",
+        ),
+    ],
+)
+@pytest.mark.parametrize("container", [None, "state_dict"])
+def test_what_an_unknown_layout_looks_like(
+    keys: tuple[str, ...], words: str, container: str | None, refuse: Callable[..., str]
+) -> None:
+    state = {key: torch.ones(4, 3, 3, 3) for key in keys}
+    message = refuse({container: state} if container else state, f"unknown layout: .*{words}")
+    assert "supported are ResNets" in message and "docs/converting.md" in message
+
+
+def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path) -> None:
+    names = {"resnet.embedder.weight": "model-00001-of-00002.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 9}, "weight_map": names}, indent=2))
+    refuse(index, "the index of sharded weights")
+    with pytest.raises(DataError, match="the index of sharded weights"):
+        inspect_file(index)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("backbone.body.conv1.weight", "rpn.head.conv.0.0.weight", "roi_heads.box_head.fc6.weight"),
+        ("backbone.body.conv1.weight", "head.classification_head.conv.0.0.weight"),
+        ("backbone.0.body.conv1.weight", "class_embed.weight"),
+        ("backbone.conv1.weight", "rpn_head.rpn_conv.weight"),
+    ],
+)
+@pytest.mark.parametrize("container", [None, "model", "state_dict"])
+def test_detectors_of_others_are_not_sent_to_an_evaluation(
+    keys: tuple[str, ...], container: str | None, make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    start = keys[0].removesuffix("conv1.weight")
+    state = wrapped(make_resnet(), start) | {key: torch.ones(2, 2, 3, 3) for key in keys[1:]}
+    message = refuse({container: state} if container else state, "a whole detector")
+    assert "--eval-only" not in message
