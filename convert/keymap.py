@@ -271,7 +271,7 @@ _ANY_OWN = re.compile(
     r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII
 )
 # Where modules are numbered, what comes after the last stage is a head.
-OWN = {
+OWN: dict[Callable[[str], str | None], re.Pattern[str]] = {
     from_numbered: re.compile(r"[0-7]\."),
     from_lightly: re.compile(r"[0-5]\."),
     from_unpooled: re.compile(r"[0-6]\."),
