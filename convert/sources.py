@@ -270,7 +270,9 @@ def _take(
     layout, network = chosen.layout, chosen.network
     found: dict[str, tuple[Any, Any]] = {}
     dropped: dict[str, int] = {}
-    unknown, ignored, second = [], [], []
+    unknown: list[Any] = []
+    ignored: list[Any] = []
+    second: list[Any] = []
 
     def set_aside(key: Any, value: Any, rule: str | None) -> None:
         """What is beside the backbone: under its rule, else ignored by its name."""

@@ -50,7 +50,9 @@ def read_spec(state: Mapping[Any, Any]) -> "EncoderSpec":
     from moco.encoder import EncoderSpec
 
     encoder = _part(state, "encoder")
-    arch, stem, width = (encoder.get(name) for name in ("arch", "stem", "width"))
+    arch: Any = encoder.get("arch")
+    stem: Any = encoder.get("stem")
+    width: Any = encoder.get("width")
     for name, value in (("arch", arch), ("stem", stem)):
         if not isinstance(value, str):
             raise _damaged(f"encoder.{name}", value, "a name")
@@ -68,7 +70,9 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
     Raises DataError: the record is missing or damaged.
     """
     image = _part(state, "input")
-    order, mean, std = (image.get(name) for name in ("channel_order", "mean", "std"))
+    order: Any = image.get("channel_order")
+    mean: Any = image.get("mean")
+    std: Any = image.get("std")
     if order not in CHANNEL_ORDERS:
         raise _damaged("input.channel_order", order, f"one of {list(CHANNEL_ORDERS)}")
     for name, values in (("mean", mean), ("std", std)):
