@@ -272,6 +272,9 @@ _ANY_OWN = re.compile(
 )
 # Where modules are numbered, what comes after the last stage is a head.
 OWN: dict[Callable[[str], str | None], re.Pattern[str]] = {
+    # In a flat dict of blobs every name is the network's.
+    from_caffe2: re.compile(""),
+    from_caffe2_folded: re.compile(""),
     from_numbered: re.compile(r"[0-7]\."),
     from_lightly: re.compile(r"[0-5]\."),
     from_unpooled: re.compile(r"[0-6]\."),

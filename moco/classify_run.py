@@ -103,7 +103,6 @@ class ClassifyRun:
             )
         base_lr = learning_rate(cfg, weights.state is None)
         self._notes = _notes(cfg, self._world, base_lr, protocol.frozen)
-        self._notes += [f"the weights: {warning}" for warning in weights.warnings]
         self._learning_rate = LearningRate(
             base=base_lr,
             kind=cfg.SOLVER.SCHEDULE,
