@@ -272,7 +272,8 @@ _ANY_OWN = re.compile(
 )
 # Where modules are numbered, what comes after the last stage is a head.
 OWN: dict[Callable[[str], str | None], re.Pattern[str]] = {
-    # In a flat dict of blobs every name is the network's.
+    # Files for detectors: every name beside the backbone may be a part of one.
+    from_detectron2: re.compile(""),
     from_caffe2: re.compile(""),
     from_caffe2_folded: re.compile(""),
     from_numbered: re.compile(r"[0-7]\."),
