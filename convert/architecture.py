@@ -1,8 +1,8 @@
-"""Which ResNet tensors are: from their shapes, and what a file claims beside them."""
+"""Which ResNet tensors are, from their shapes and what the user says of the stem."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
@@ -12,33 +12,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# torchvision's names -> depth, groups, width per group.
-_ARCHS = {
-    **{f"resnet{depth}": (depth, 1, 64) for depth in (18, 34, 50, 101, 152)},
-    "resnext50_32x4d": (50, 32, 4),
-    "resnext50_32x8d": (50, 32, 8),  # the paper's RX50; torchvision has none
-    "resnext101_32x8d": (101, 32, 8),
-    "resnext101_64x4d": (101, 64, 4),
-    "wide_resnet50_2": (50, 1, 128),
-    "wide_resnet101_2": (101, 1, 128),
-}
+_MAX_NAME = 200  # of a tensor's name that is shown
 
 
-# timm's anti-aliased networks (timm/models/resnet.py, aa_layer); of all in timm 1.0.31 these are
-# the ones that have exactly torchvision's names and shapes.
-_LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
+def shape_of(
+    state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size.
 
-
-def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
-    """Recognise a ResNet from its tensors: InputContract's fields, and the stem's kernel_size."""
+    `named`: what torchvision's names are called in the file, for messages.
+    """
     from convert.backbone import NUM_BLOCKS, is_bottleneck
 
     def dims(key: str, count: int) -> tuple[int, ...]:
         if key not in state:
-            raise DataError(f"{where}: {key} is missing; not a ResNet, or not the whole of it")
+            name = shown(named(key), _MAX_NAME)
+            raise DataError(f"{where}: {name} is missing; not a ResNet, or not the whole of it")
         shape = tuple(state[key].shape)
         if len(shape) != count or 0 in shape:
-            raise DataError(f"{where}: {key} has shape {list(shape)}, expected {count} dimensions")
+            name = shown(named(key), _MAX_NAME)
+            raise DataError(f"{where}: {name} has shape {list(shape)}, expected {count} dimensions")
         return shape
 
     blocks = tuple(
@@ -47,7 +40,11 @@ def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
     )
     missing = [stage for stage, count in zip(keymap.STAGES, blocks, strict=True) if not count]
     if missing:
-        raise DataError(f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet")
+        texts = [shown(named(f"{stage}.0.conv1.weight"), _MAX_NAME) for stage in missing]
+        raise DataError(
+            f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet (no "
+            f"{', '.join(texts)})"
+        )
     bottleneck = "layer1.0.conv3.weight" in state
     depths = [d for d, n in NUM_BLOCKS.items() if n == blocks and is_bottleneck(d) == bottleneck]
     if not depths:
@@ -57,7 +54,8 @@ def shape_of(state: Mapping[str, Tensor], where: str) -> dict[str, Any]:
         )
     stem_channels, image_channels, kernel_size, _ = dims("conv1.weight", 4)
     if image_channels != 3:
-        raise DataError(f"{where}: conv1.weight takes {image_channels} channels, expected 3 (RGB)")
+        name = shown(named("conv1.weight"), _MAX_NAME)
+        raise DataError(f"{where}: {name} takes {image_channels} channels, expected 3 (RGB)")
     if bottleneck:
         width = dims("layer1.0.conv1.weight", 4)[0]
         width_per_group = dims("layer1.0.conv2.weight", 4)[1]
@@ -100,27 +98,3 @@ def choose_stem(
         f"if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
     )
     return possible[0]
-
-
-def check_arch(arch: Any, shape: Mapping[str, Any], where: str, notes: list[str]) -> None:
-    """A file that names its architecture must mean the one that its tensors have."""
-    if not isinstance(arch, str):
-        return
-    if arch in _LOOK_ALIKES:
-        raise DataError(
-            f"{where}: says arch {arch!r}, which pools where a ResNet has a stride; its tensors "
-            "have the names and shapes of a ResNet that computes something else"
-        )
-    if arch not in _ARCHS and arch != "resnet10":
-        notes.append(f"the file names arch {shown(arch)}; the tensors decide")
-        return
-    depth, groups, width = _ARCHS.get(arch, (10, 1, 64))
-    got = (shape["depth"], shape["num_groups"])
-    # A width of this project's encoders scales all channels, so it is compared for standard stems.
-    if got != (depth, groups) or (
-        shape["stem_out_channels"] == 64 and shape["width_per_group"] != width
-    ):
-        raise DataError(
-            f"{where}: says arch {arch!r}, but its tensors are of ResNet-{shape['depth']} "
-            f"with {shape['num_groups']} groups of {shape['width_per_group']}"
-        )

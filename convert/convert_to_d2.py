@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import dataclasses
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from convert import keymap, targets
 from convert.contract import CHANNEL_ORDERS, STEMS, InputContract
 from convert.files import is_converted, read_file
 from convert.layouts import LAYOUTS
+from convert.lookalikes import source_file
 from convert.sources import Given
 from moco.errors import DataError, UserError, run_cli
 from moco.fileio import TEMPORARY_PREFIX, PathLike, sha256_file
@@ -92,15 +92,11 @@ class ConversionReport:
 
     def next_command(self) -> str:
         """Fine-tune a detector from these weights, or classify with them."""
-        path = shlex.quote(str(self.output_path))
-        if self.to == "torchvision":
-            return (
-                "python -m moco.linear --config-file configs/imagenet/linear.yaml "
-                f"--checkpoint {path} DATA.ROOT path/to/imagenet"
-            )
-        from convert.translate import fine_tune_command
+        from convert import translate
 
-        return fine_tune_command(self.contract, self.output_path)
+        if self.to == "torchvision":
+            return translate.classify_command(self.contract, self.output_path)
+        return translate.fine_tune_command(self.contract, self.output_path)
 
 
 def convert_file(
@@ -119,7 +115,8 @@ def convert_file(
     """Convert, verify, and only then put the file at `dst`.
 
     Args:
-        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file.
+        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file; or the folder
+            of a pre-training or classification, whose last checkpoint is taken.
         dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
@@ -135,7 +132,7 @@ def convert_file(
     """
     from convert.detectron2_backbone import Detectron2Backbone
 
-    src, dst = Path(src), Path(dst)
+    src, dst = source_file(Path(src)), Path(dst)
     _check_output(src, dst, to, overwrite)
     given = Given(
         encoder=encoder,
@@ -240,7 +237,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=f"Sources, recognised by content: {sources}, and plain state dicts of a ResNet "
         "under any one prefix. docs/converting.md has the command for each.",
     )
-    parser.add_argument("input", metavar="INPUT", nargs="?", help="checkpoint to convert")
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        nargs="?",
+        help="checkpoint to convert, or a run folder, whose last checkpoint is taken",
+    )
     parser.add_argument(
         "output",
         metavar="OUTPUT",

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert.files import is_array, read_file, to_tensor
-from convert.sources import Given, unwrapped
+from convert.networks import unwrapped
+from convert.sources import Given
 from convert.translate import translate
 from moco.errors import UserError
 

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from convert.files import about_objects, is_converted, names, read_file
-from convert.sources import Given, Recognised, count, find_layout
-from convert.translate import fine_tune_command, translate
+from convert.lookalikes import source_file
+from convert.networks import network_names
+from convert.sources import Given, Recognised, count
+from convert.translate import fine_tune_command, script, translate
 from convert.verify import Converted
 from moco.errors import DataError, UserError, shown
 from moco.fileio import PathLike, named_objects, sha256_file
 from moco.unpickler import Inert
 
-COMMAND = "python convert/convert_to_d2.py"
+COMMAND = "convert/convert_to_d2.py"
 # How many entries of a file are shown.
 MAX_ENTRIES = 12
 
@@ -26,7 +28,7 @@ def inspect_file(path: PathLike) -> str:
     Raises DataError: missing, damaged, or asking to run code. A file that can be read but not
     converted is described, with the reason.
     """
-    path = Path(path)
+    path = source_file(Path(path))
     objects: set[str] = set()
     raw = read_file(path, objects)
     lines = [
@@ -50,7 +52,7 @@ def inspect_file(path: PathLike) -> str:
         lines.append(f"next          {fine_tune_command(found[0][1].contract, path)}")
     else:
         encoder = f" --encoder {found[0][0].encoder}" if problem is not None else ""
-        lines.append(f"next          {COMMAND} {quoted} weights.pth{encoder}")
+        lines.append(f"next          {script(COMMAND)} {quoted} weights.pth{encoder}")
     return "\n".join(lines)
 
 
@@ -63,7 +65,7 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]],
     except UserError as error:
         problem, found = error, []
         try:
-            choices = [] if is_converted(raw) else list(find_layout(raw, str(path)).networks)
+            choices = [] if is_converted(raw) else network_names(raw, str(path))
         except DataError:
             choices = []
     for choice in choices:

@@ -13,7 +13,7 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 
 # torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
 STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
@@ -62,6 +62,7 @@ DROPPED = {
     "head": ("fc.", ""),
     "linear head": ("linear.", ""),  # of CIFAR networks
     "last linear head": ("last_linear.", ""),  # Cadene/pretrained-models.pytorch
+    "numbered head": ("9.", ""),  # the last child of UNPOOLED_STAGES, after a Flatten
     "batch counter": ("", ".num_batches_tracked"),
     "average counter": ("n_averaged", ""),  # torch.optim.swa_utils.AveragedModel
 }
@@ -96,11 +97,14 @@ NUMBERED_STAGES = {"4": "res2", "5": "res3", "6": "res4", "7": "res5"}
 # The same of lightly's own ResNet (lightly/models/resnet.py), whose ReLU is no module, which has no
 # max-pool and whose shortcuts have another name.
 LIGHTLY_STAGES = {"2": "res2", "3": "res3", "4": "res4", "5": "res5"}
-LIGHTLY_BLOCK_MODULES = {
+# Also what CIFAR ResNets call theirs: kuangliu/pytorch-cifar@49b7aa9 models/resnet.py.
+SHORTCUT_BLOCK_MODULES = {
     **{name: new for name, new in BLOCK_MODULES.items() if not name.startswith("downsample")},
     "shortcut.0": "shortcut",
     "shortcut.1": "shortcut.norm",
 }
+# The children without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
+UNPOOLED_STAGES = {"3": "res2", "4": "res3", "5": "res4", "6": "res5"}
 
 # Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py -> torchvision. A block's module is
 # net.<stage>.blocks.<block>.<module>; batch norms are the first of two in a Sequential.
@@ -118,22 +122,6 @@ SIMCLR_V2_BLOCK_MODULES = {
 }
 _SIMCLR_V2_BLOCK = re.compile(r"net\.([1-4])\.blocks\.(\w+)\.([\w.]+)")
 
-# Networks that people also have in such files, and that are none of ours: what they are -> two of
-# their keys, after one prefix.
-_DEEP_STEM = (
-    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
-    "one convolution"
-)
-_TRANSFORMER = "a vision transformer, not a ResNet"
-OTHER_NETWORKS = (
-    (_DEEP_STEM, "conv1.0.weight", "layer1.0.conv1.weight"),  # timm's resnet50d
-    (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
-    (_TRANSFORMER, "patch_embed.proj.weight", "blocks.0.norm1.weight"),  # timm, DINO, MoCo v3
-    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
-    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
-    (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
-)
-
 
 def to_detectron2(key: str) -> str | None:
     """Detectron2's name of a torchvision tensor, or None when the table does not have it."""
@@ -146,8 +134,9 @@ def from_detectron2(key: str) -> str | None:
 
 
 def keep_torchvision(key: str) -> str | None:
-    """The name itself where the table has it: the source's names are torchvision's."""
-    return key if to_detectron2(key) else None
+    """The name itself where the table has it, or None; `shortcut` is taken for `downsample`."""
+    name = _translate(key, STEM_MODULES, STAGES, SHORTCUT_BLOCK_MODULES)
+    return from_detectron2(name) if name else key if to_detectron2(key) else None
 
 
 def from_caffe2(key: str) -> str | None:
@@ -168,7 +157,13 @@ def from_numbered(key: str) -> str | None:
 
 def from_lightly(key: str) -> str | None:
     """Torchvision's name of a tensor of lightly's own ResNet as an nn.Sequential, or None."""
-    name = _translate(key, NUMBERED_STEM, LIGHTLY_STAGES, LIGHTLY_BLOCK_MODULES)
+    name = _translate(key, NUMBERED_STEM, LIGHTLY_STAGES, SHORTCUT_BLOCK_MODULES)
+    return from_detectron2(name) if name else None
+
+
+def from_unpooled(key: str) -> str | None:
+    """Torchvision's name of a tensor of a ResNet's children without the max-pool, or None."""
+    name = _translate(key, NUMBERED_STEM, UNPOOLED_STAGES, BLOCK_MODULES)
     return from_detectron2(name) if name else None
 
 
@@ -201,13 +196,33 @@ def first_rule(key: str, rules: Mapping[str, tuple[str, str]]) -> str | None:
     return None
 
 
-def other_network(keys: Collection[str]) -> str | None:
-    """What OTHER_NETWORKS calls the owner of these keys, or None."""
-    for what, first, second in OTHER_NETWORKS:
-        prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
-        if any(prefix + second in keys for prefix in prefixes):
-            return what
-    return None
+def original(rename: Callable[[str], str | None], name: str, shortcut: bool) -> str:
+    """What a torchvision name is called where `rename` translates from; the inverse of `rename`.
+
+    `shortcut`: the source says `shortcut` for `downsample`. SimCLR v2's and Caffe2's names have no
+    inverse here: theirs is torchvision's.
+    """
+    blocks = SHORTCUT_BLOCK_MODULES if shortcut else BLOCK_MODULES
+    tables = {
+        keep_torchvision: (STEM_MODULES, STAGES, blocks),
+        from_numbered: (NUMBERED_STEM, NUMBERED_STAGES, BLOCK_MODULES),
+        from_lightly: (NUMBERED_STEM, LIGHTLY_STAGES, SHORTCUT_BLOCK_MODULES),
+        from_unpooled: (NUMBERED_STEM, UNPOOLED_STAGES, BLOCK_MODULES),
+    }
+    new = to_detectron2(name)
+    if new is None or rename is from_detectron2:
+        return new or name
+    if rename not in tables:
+        return name
+    return _translate(new, *map(_inverse, tables[rename])) or name
+
+
+def is_own(rename: Callable[[str], str | None], key: str) -> bool:
+    """Whether a key has the name of a part of the backbone where `rename` translates from.
+
+    If `rename` does not know it, the network is another one: nothing beside it is called so.
+    """
+    return OWN.get(rename, _ANY_OWN).match(key) is not None
 
 
 def _translate(
@@ -250,3 +265,18 @@ def _from_caffe2(key: str, norm_tensors: Mapping[str, str]) -> str | None:
 
 def _inverse(table: Mapping[str, str]) -> dict[str, str]:
     return {new: old for old, new in table.items()}
+
+
+_ANY_OWN = re.compile(
+    r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII
+)
+# Where modules are numbered, what comes after the last stage is a head.
+OWN: dict[Callable[[str], str | None], re.Pattern[str]] = {
+    # Files for detectors: every name beside the backbone may be a part of one.
+    from_detectron2: re.compile(""),
+    from_caffe2: re.compile(""),
+    from_caffe2_folded: re.compile(""),
+    from_numbered: re.compile(r"[0-7]\."),
+    from_lightly: re.compile(r"[0-5]\."),
+    from_unpooled: re.compile(r"[0-6]\."),
+}

@@ -4,8 +4,7 @@ One row per layout, most specific first; the first row that fits a file is taken
 what is in it, never by its name. convert/sources.py reads the table, convert/keymap.py has the
 names of tensors. Above each row: the code that writes the file and that normalises its pixels.
 
-Wrappers (`module.` of DistributedDataParallel, `_orig_mod.` of torch.compile) are taken off the
-keys before they are compared, so no row has them.
+Wrappers are taken off the keys before they are compared, so no row has them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,10 @@ from convert import keymap
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
 from convert.recorded import Recorded, mm_configuration, own_record, timm_arguments
 
+# The CIFAR notebook's pixels (0..255, RGB), as configs/pretrain/cifar10_r18_200ep.yaml has them.
+CIFAR_MEAN = (125.307, 122.961, 113.8575)
+CIFAR_STD = (51.5865, 50.847, 51.255)
+
 # MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
 MSRA_MEAN = (103.53, 116.28, 123.675)
 MSRA_STD = (1.0, 1.0, 1.0)
@@ -26,7 +29,10 @@ FAIR_STD = (57.375, 57.12, 58.395)  # BGR
 ZERO_MEAN = (0.0, 0.0, 0.0)
 ZERO_TO_ONE_STD = (255.0, 255.0, 255.0)
 
-WRAPPERS = ("module.", "_orig_mod.")
+# At the start of a key: DistributedDataParallel. At any level: torch.compile, FSDP (torch 2.11
+# torch/distributed/fsdp/_common_utils.py, FSDP_WRAPPED_MODULE) and activation checkpointing.
+WRAPPERS = ("module.",)
+INNER_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +268,17 @@ LAYOUTS: tuple[Layout, ...] = (
         _MOCO_DROPPED,
         # Others name their encoders so, too: Lightning's are plain state dicts here.
         marks={"format": None, "pytorch-lightning_version": None},
+    ),
+    # facebookresearch/moco, branch colab-notebook, moco_cifar10_demo.ipynb: ModelBase (the names:
+    # the children of torchvision's ResNet without its max-pool), train_transform (the pixels), the
+    # last cell (the dict, model_last.pth). SplitBatchNorm has BatchNorm2d's tensors.
+    Layout(
+        "facebookresearch/moco (CIFAR notebook)",
+        {"query": Network("encoder_q.net."), "key": Network("encoder_k.net.")},
+        _MOCO_DROPPED,
+        first=("0.weight", "3.0.conv1.weight"),
+        rename=keymap.from_unpooled,
+        recorded=lambda raw: Recorded(stem="cifar", mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # --- A: self-supervised projects
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from convert.contract import CHANNEL_ORDERS, IMAGENET_MEAN, IMAGENET_STD, STEMS
-from moco.errors import DataError, shown
-
-Triple = tuple[float, float, float]
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD
+from moco.errors import DataError
+from moco.soundness import Triple, read_input, read_spec
 
 # A configuration of mmcv's or mmengine's as text.
 _NUMBERS = r"\s*=\s*\[([^\]]{1,80})\]"
@@ -45,28 +44,18 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
     Raises DataError: it is damaged.
     """
     try:
-        encoder, image = dict(raw["encoder"]), dict(raw["input"])
-        record = Recorded(
-            arch=str(encoder["arch"]),
-            stem=str(encoder["stem"]),
-            width=float(encoder["width"]),
-            channel_order=str(image["channel_order"]),
-            mean=_to_255(image["mean"]),
-            std=_to_255(image["std"]),
-        )
-    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error)[:500].split())[:120]
-        raise DataError(
-            "a moco-transfer checkpoint with a damaged record of its encoder or input "
-            f"({type(error).__name__}: {reason})"
-        ) from error
-    for name, value, choices in (
-        ("stem", record.stem, STEMS),
-        ("channel_order", record.channel_order, CHANNEL_ORDERS),
-    ):
-        if value not in choices:
-            raise DataError(f"{name} {shown(value)}, expected one of {list(choices)}")
-    return record
+        spec = read_spec(raw)
+        order, mean, std = read_input(raw)
+    except DataError as error:
+        raise DataError(f"a moco-transfer checkpoint with {error}") from error
+    return Recorded(
+        arch=spec.arch,
+        stem=spec.stem,
+        width=spec.width,
+        channel_order=order,
+        mean=_to_255(mean),
+        std=_to_255(std),
+    )
 
 
 def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:

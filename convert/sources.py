@@ -1,44 +1,46 @@
-"""Recognise a checkpoint by what is in it, and take the trunk of its network out of it.
+"""Recognise a checkpoint by what is in it, and take the backbone of one network out of it.
 
-A layout is one row of convert/layouts.py; file names and extensions are never looked at. A dict of
-tensors that fits no row but holds a ResNet's names under some prefix is a plain "state dict". Every
-key of the file is mapped by convert/keymap.py or dropped by a rule with a name; anything else is an
-error. The result is in torchvision's names, tensors on the CPU.
+convert/networks.py says which network; file names and extensions are never looked at. Every key of
+the file is mapped by convert/keymap.py, dropped by a rule with a name, or, where it can be no part
+of the backbone and of no second network, ignored and listed; anything else is an error. The result
+is in torchvision's names, tensors on the CPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from convert import keymap
-from convert.architecture import check_arch, choose_stem, shape_of
+from convert.architecture import choose_stem, shape_of
 from convert.contract import FOLDED, InputContract
-from convert.files import describe, holds_arrays, is_array, is_converted, is_state, names, to_tensor
-from convert.layouts import FAIR_STD, LAYOUTS, WRAPPERS, Layout, Network
+from convert.files import holds_arrays, is_array, names, to_tensor
+from convert.layouts import FAIR_STD, Layout, Network
+from convert.networks import (
+    PLAIN,
+    PLAIN_DETECTRON2,
+    Choice,
+    at,
+    choose_network,
+    states,
+    top_rule,
+    unwrapped,
+)
 from convert.recorded import Recorded
 from moco.errors import DataError, UserError, shown
+from moco.soundness import check_arch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-# A dict of tensors that no row of the table names.
-PLAIN = "state dict"
-PLAIN_DETECTRON2 = "Detectron2's names"
-# Starts of keys that only Detectron2's detectors have.
-_DETECTOR = (
-    *("proposal_generator.", "roi_heads.", "sem_seg_head."),
-    *("backbone.stem.", "backbone.bottom_up."),
-)
-# Heads of a plain state dict that are linear where the trunk is a classifier's.
+# Heads of a plain state dict that are linear where the backbone is a classifier's.
 _FLAT_HEADS = ("classifier", "head")
 _MAX_SHARED_BYTES = 64 << 20
-_WRAPPED = re.compile("(?:" + "|".join(map(re.escape, WRAPPERS)) + ")*")
-# How deep in a file a plain state dict is looked for.
-PLAIN_DEPTH = 3
+# What is beside a backbone and belongs to no network. Notes name at most so many.
+IGNORED = "ignored"
+_MAX_IGNORED = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +90,27 @@ class Recognised:
     mean: tuple[float, float, float]  # 0..255, in channel order
     std: tuple[float, float, float]
     stride_in_1x1: bool
+    named: Callable[[str], str]  # a name of `state`, also of what is missing -> as in the file
     notes: list[str]
     warnings: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """What torchvision's names are called in a file; of a missing tensor, what it would be."""
+
+    layout: Layout
+    network: Network
+    keys: Mapping[str, Any]
+
+    def __call__(self, name: str) -> str:
+        if name in self.keys:
+            return str(self.keys[name])
+        first = str(self.keys.get("conv1.weight", ""))
+        start = first.removesuffix(self.layout.first[0])
+        shortcut = any(".shortcut." in str(key) for key in self.keys.values())
+        name = keymap.original(self.layout.rename, name, shortcut)
+        return (start if start != first else self.network.prefix) + name
 
 
 def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
@@ -104,17 +125,19 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
         DataError: not a known layout, or damaged: keys, shapes, or claims that disagree.
         UserError: `given` does not fit this checkpoint.
     """
-    layout = find_layout(raw, where)
-    encoder, choices = _choose_network(layout, raw, given.encoder, where)
-    network = layout.networks[encoder]
-    state = _state_at(raw, network.at)
-    assert state is not None
-    notes: list[str] = [layout.note] if layout.note else []
+    chosen = choose_network(raw, given.encoder, where)
+    layout, network = chosen.layout, chosen.network
+    state = at(raw, network.at)
+    notes = [note for note in (layout.note, chosen.note) if note]
     warnings: list[str] = []
     if layout.name in (PLAIN, PLAIN_DETECTRON2):
         _check_convention(layout, given, where, warnings)
-    trunk, dropped = _take(layout, encoder, state, where)
-    _drop_outside(layout, network, raw, dropped, where)
+    found, dropped, *more = _take(chosen, raw, where, given.encoder is not None)
+    notes += more[0]
+    warnings += more[1]
+    _check_shared([value for _, value in found.values()], where)
+    trunk = {new: to_tensor(key, value, where) for new, (key, value) in found.items()}
+    named = _Names(layout, network, {new: key for new, (key, _) in found.items()})
     filled = _fill_statistics(trunk, notes) if layout.name.endswith(FOLDED) else 0
 
     try:
@@ -129,14 +152,14 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
             f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
             f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
         )
-    shape = shape_of(trunk, where)
+    shape = shape_of(trunk, where, named)
     if layout.channel_order == "BGR":
         layout = _caffe2_convention(layout, state, shape, where, notes)
-    _to_float32(trunk, warnings)
-    check_arch(recorded.arch or _at(raw, ("arch",)), shape, where, notes)
+    _to_float32(trunk, named, warnings)
+    check_arch(recorded.arch or at(raw, ("arch",)), shape, where, notes, warnings)
     if recorded.width is not None and 64 * recorded.width != shape["stem_out_channels"]:
         raise DataError(
-            f"{where}: says width {recorded.width!r}, but conv1.weight has "
+            f"{where}: says width {recorded.width!r}, but {shown(named('conv1.weight'), 200)} has "
             f"{shape['stem_out_channels']} channels instead of 64 x width"
         )
     kernel_size = shape.pop("kernel_size")
@@ -149,25 +172,26 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
             "are assumed: else give --mean, --std"
         )
     keys = {unwrapped(key) for key in state}
-    found = [text for key, text in _HEADS.items() if network.prefix + key in keys]
-    epoch = _at(raw, layout.epoch)
+    heads = [text for key, text in _HEADS.items() if network.prefix + key in keys]
+    epoch = at(raw, layout.epoch)
     stride_in_1x1 = layout.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
     if stride_in_1x1 and shape["depth"] < 50:
         raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
     return Recognised(
         source=layout.name,
-        encoder=encoder,
-        encoders=tuple(choices),
+        encoder=chosen.name,
+        encoders=tuple(chosen.networks),
         state=trunk,
         dropped=dropped,
         filled=filled,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
-        head=found[0] if found else "no fc",
+        head=heads[0] if heads else "no fc",
         shape=shape,
         channel_order=recorded.channel_order or layout.channel_order,
         mean=recorded.mean or layout.mean,
         std=recorded.std or layout.std,
         stride_in_1x1=stride_in_1x1,
+        named=named,
         notes=notes,
         warnings=warnings,
     )
@@ -208,134 +232,10 @@ def from_contract(
         mean=contract.pixel_mean,
         std=contract.pixel_std,
         stride_in_1x1=stride_in_1x1,
+        named=lambda name: keymap.to_detectron2(name) or name,
         notes=[],
         warnings=[],
     )
-
-
-def unwrapped(key: Any) -> str:
-    """A key without the wrappers that training put around its network; "" for what is no text."""
-    if not isinstance(key, str):
-        return ""
-    found = _WRAPPED.match(key)
-    return key[found.end() :] if found else key
-
-
-def _at(raw: Any, path: Iterable[str]) -> Any:
-    """What lies at a path of keys, or None."""
-    for key in path:
-        if not isinstance(raw, Mapping):
-            return None
-        raw = raw.get(key)
-    return raw
-
-
-def _state_at(raw: Any, path: tuple[str, ...]) -> Mapping[Any, Any] | None:
-    state = _at(raw, path)
-    return state if isinstance(state, Mapping) else None
-
-
-def find_layout(raw: Any, where: str) -> Layout:
-    """The row of LAYOUTS that a file fits, or one made for a plain state dict.
-
-    Raises DataError: nothing known, with what was seen; or several networks and no row for them.
-    """
-    _refuse_known(raw, where)
-    for layout in LAYOUTS:
-        if _fits(layout, raw):
-            return layout
-    if plain := _plain(raw):
-        return plain
-    for _, state in states(raw):
-        if what := keymap.other_network({unwrapped(key) for key in state}):
-            raise DataError(f"{where}: cannot be converted: it holds {what}")
-    raise DataError(
-        f"{where}: unknown layout ({describe(raw)}); docs/converting.md has the known ones, and a "
-        "ResNet with torchvision's names under any one prefix is known, too"
-    )
-
-
-def _fits(layout: Layout, raw: Any) -> bool:
-    if not isinstance(raw, Mapping):
-        return False
-    for path, value in layout.marks.items():
-        found = _at(raw, path.split("/"))
-        if (found is None) if value is ... else (type(found) is not type(value) or found != value):
-            return False
-    for network in _present(layout, raw).values():
-        keys = _keys(raw, network)
-        if all(any(key.startswith(start) for key in keys) for start in layout.has):
-            return layout.order is None or _in_order(layout.order, raw, network)
-    return False
-
-
-def _in_order(order: tuple[str, str], raw: Any, network: Network) -> bool:
-    """Whether two keys of a network's state dict are there, in this order."""
-    wanted = [network.prefix + key for key in order]
-    keys = [unwrapped(key) for key in _state_at(raw, network.at) or ()]
-    return [key for key in keys if key in wanted] == wanted
-
-
-def _keys(raw: Any, network: Network) -> set[str]:
-    return {unwrapped(key) for key in _state_at(raw, network.at) or ()}
-
-
-def _present(layout: Layout, raw: Any) -> dict[str, Network]:
-    """The networks of a layout that a file really has."""
-    found = {}
-    for choice, network in layout.networks.items():
-        keys = _keys(raw, network)
-        if all(network.prefix + key in keys for key in layout.first):
-            found[choice] = network
-    return found
-
-
-def _plain(raw: Any) -> Layout | None:
-    """A layout for tensors under names of torchvision's or Detectron2's, wherever they lie."""
-    for name, first, rename in (
-        (PLAIN, ("conv1.weight", "layer1.0.conv1.weight"), keymap.keep_torchvision),
-        (
-            PLAIN_DETECTRON2,
-            ("stem.conv1.weight", "res2.0.conv1.weight"),
-            keymap.from_detectron2,
-        ),
-        (PLAIN, ("0.weight", "2.0.conv1.weight"), keymap.from_lightly),
-        (PLAIN, ("0.weight", "4.0.conv1.weight"), keymap.from_numbered),
-    ):
-        networks = {}
-        for path, state in states(raw):
-            keys = {unwrapped(key) for key in state}
-            for key in sorted(keys):
-                prefix = key.removesuffix(first[1])
-                if not key.endswith(first[1]) or prefix + first[0] not in keys:
-                    continue
-                if not prefix or prefix.endswith("."):
-                    label = ".".join([*path, prefix.removesuffix(".")]).strip(".")
-                    networks[label or "single"] = Network(prefix, path)
-        if len(networks) == 1:
-            networks = {"single": next(iter(networks.values()))}
-        if networks:
-            return Layout(
-                name,
-                networks,
-                keymap.PLAIN_DROPPED,
-                first=first,
-                rename=rename,
-            )
-    return None
-
-
-def states(raw: Any, depth: int = PLAIN_DEPTH) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every dict of tensors in a file with its path, not deeper than `depth` keys."""
-    if not isinstance(raw, Mapping):
-        return
-    if is_state(raw):
-        yield (), raw
-    if depth:
-        for key, value in raw.items():
-            if isinstance(key, str):
-                for path, state in states(value, depth - 1):
-                    yield (key, *path), state
 
 
 def _check_convention(layout: Layout, given: Given, where: str, warnings: list[str]) -> None:
@@ -354,99 +254,142 @@ def _check_convention(layout: Layout, given: Given, where: str, warnings: list[s
         )
 
 
-def _refuse_known(raw: Any, where: str) -> None:
-    """Files that are often given by mistake get their own sentence."""
-    if not isinstance(raw, Mapping):
-        return
-    if not is_converted(raw):
-        inside = raw.get("model")
-        keys = [*raw, *(inside if isinstance(inside, Mapping) else ())]
-        if any(unwrapped(key).startswith(_DETECTOR) for key in keys):
-            raise DataError(
-                f"{where}: a detection model, not a pre-trained backbone; "
-                "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
-            )
-    if isinstance(raw.get("blobs"), Mapping):
-        raise DataError(
-            f"{where}: a detection model of Detectron (Caffe2), not a pre-trained backbone; this "
-            "project does not read those"
-        )
-    caffe2 = any(isinstance(key, str) and key.startswith("res2_0_branch") for key in raw)
-    if caffe2 and not any(_fits(layout, raw) for layout in LAYOUTS):
-        raise DataError(
-            f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
-            "normalised is not known"
-        )
-    version = raw.get("format")
-    formats = {layout.marks.get("format") for layout in LAYOUTS}
-    if isinstance(version, str) and version.startswith("moco-transfer") and version not in formats:
-        raise DataError(f"{where}: format {shown(version)} is not known to this version")
-
-
-def _choose_network(
-    layout: Layout, raw: Any, encoder: str | None, where: str
-) -> tuple[str, list[str]]:
-    """The network to take, and all that could be asked for."""
-    present = list(_present(layout, raw))
-    default = next(iter(layout.networks))
-    if layout.name in (PLAIN, PLAIN_DETECTRON2) and len(present) > 1 and encoder is None:
-        raise DataError(
-            f"{where}: {len(present)} networks, and it is ambiguous which is meant; "
-            f"give --encoder with one of {', '.join(present)}"
-        )
-    if encoder is None and default not in present:
-        raise DataError(
-            f"{where}: no {default} encoder ({layout.networks[default].prefix}*) in this "
-            f"{layout.name} checkpoint; --encoder {present[0]} takes what is there"
-        )
-    if encoder is not None and encoder not in present:
-        choices = "one network" if len(present) == 1 else f"the encoders {', '.join(present)}"
-        raise UserError(
-            f"--encoder {encoder}: {where} is a {layout.name} checkpoint with {choices}"
-        )
-    return encoder or default, present
-
-
 def _take(
-    layout: Layout, encoder: str, state: Mapping[Any, Any], where: str
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Split a state dict into the trunk (torchvision's names) and counts of dropped keys."""
-    network = layout.networks[encoder]
-    others = {
-        f"{choice} encoder": (other.prefix, "")
-        for choice, other in layout.networks.items()
-        if choice != encoder and other.at == network.at and other.prefix
-    }
+    chosen: Choice, raw: Any, where: str, explicit: bool
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, int], list[str], list[str]]:
+    """Find the backbone's tensors, and a rule for everything else in the file.
+
+    Args:
+        explicit: the user named this network, so what else there is cannot be meant.
+
+    Returns torchvision's name -> (key, value); counts by rule; notes; warnings.
+
+    Raises DataError: keys of the backbone that its names do not have; or convolutions beside it
+    that could be a second network.
+    """
+    layout, network = chosen.layout, chosen.network
     found: dict[str, tuple[Any, Any]] = {}
     dropped: dict[str, int] = {}
-    unknown = []
-    nested = {key for path in _paths(layout) if path[:-1] == network.at for key in path[-1:]}
+    unknown: list[Any] = []
+    ignored: list[Any] = []
+    second: list[Any] = []
+
+    def set_aside(key: Any, value: Any, rule: str | None) -> None:
+        """What is beside the backbone: under its rule, else ignored by its name."""
+        if rule is None:
+            (second if _holds_convolutions(value, key) else ignored).append(key)
+        count(dropped, rule or IGNORED)
+
+    state = at(raw, network.at)
     for key, value in state.items():
-        if key in nested:
-            continue  # another network's state dict inside this one
+        if network.at == () and not is_array(value):
+            set_aside(key, value, _rule_outside(chosen, (key,), value))
+            continue
         short = unwrapped(key)
-        name = short.removeprefix(network.prefix) if short.startswith(network.prefix) else ""
-        rule = keymap.drop_rule(name) or keymap.first_rule(short, {**others, **layout.dropped})
+        owner = _owner(chosen, short)
+        name = short.removeprefix(network.prefix) if owner == chosen.name else ""
+        rule = keymap.drop_rule(name) or keymap.first_rule(short, layout.dropped)
         new = layout.rename(name)
         if new in found:
             raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
             found[new] = (key, value)
-        elif network.at == () and not holds_arrays(value):
-            count(dropped, "training record")
+        elif owner not in (None, chosen.name):
+            count(dropped, f"{owner} encoder")
         elif rule in _FLAT_HEADS and _is_convolution(value):
-            unknown.append(key)  # of a segmentation network, whose trunk is dilated
-        elif rule or (network.at == () and (rule := _top_rule(layout, key))):
+            unknown.append(key)  # of a segmentation network, whose backbone is dilated
+        elif rule or (network.at == () and (rule := top_rule(layout, key))):
             count(dropped, rule)
-        else:
+        elif not isinstance(value, Mapping) and keymap.is_own(layout.rename, name):
             unknown.append(key)
+        else:
+            inside = isinstance(value, Mapping)
+            rule = _rule_outside(chosen, (*network.at, key), value) if inside else None
+            set_aside(key, value, rule)
     if unknown:
         raise DataError(
             f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
             f"{names(unknown, limit=50)}; not the ResNet of a {layout.name} checkpoint"
         )
-    _check_shared([value for _, value in found.values()], where)
-    return {new: to_tensor(key, value, where) for new, (key, value) in found.items()}, dropped
+    for depth in range(len(network.at)):
+        above = network.at[:depth]
+        for key, value in at(raw, above).items():
+            if key != network.at[depth]:
+                set_aside(key, value, _rule_outside(chosen, (*above, key), value))
+    if second and not explicit:
+        raise DataError(
+            f"{where}: {names(second)}: convolutions beside the backbone of this {layout.name} "
+            "checkpoint, of another network, or of a segmentation or detection network, whose "
+            "backbone may be dilated; it is ambiguous what is meant; give --encoder with one of "
+            f"{', '.join(chosen.networks)}"
+        )
+    notes, warnings = [], []
+    if ignored + second:
+        text = names([*ignored, *second], limit=_MAX_IGNORED)
+        notes.append(f"{IGNORED}, because the backbone has no place for it: {text}")
+    if second:
+        warnings.append(
+            f"{names(second)} are convolutions, too: if they are a segmentation or detection "
+            "network's, its backbone may be dilated, and this one is not"
+        )
+    return found, dropped, notes, warnings
+
+
+def _owner(chosen: Choice, key: str) -> str | None:
+    """The network of the same dict whose key this is: the one with the longest prefix."""
+    here = {
+        name: network.prefix
+        for name, network in {**chosen.layout.networks, **chosen.networks}.items()
+        if network.at == chosen.network.at and key.startswith(network.prefix)
+    }
+    if chosen.name in here and here[chosen.name] == max(here.values(), key=len):
+        return chosen.name
+    # Without a prefix every key would be its own.
+    rest = {name: prefix for name, prefix in here.items() if prefix}
+    if rest:
+        return max(rest, key=lambda name: len(rest[name]))
+    if chosen.name in here:
+        return chosen.name
+    other = next((name for name in here if chosen.layout.rename(key)), None)
+    return other
+
+
+def _rule_outside(chosen: Choice, path: tuple[str, ...], value: Any) -> str | None:
+    """The rule for what is beside the state dict, at a path of keys; None: there is none."""
+    for name, network in chosen.networks.items():
+        if network.at[: len(path)] == path and name != chosen.name:
+            return f"{name} encoder"
+    if rule := top_rule(chosen.layout, path[-1]):
+        return rule
+    if isinstance(chosen.layout.marks.get("format"), str) or not holds_arrays(value):
+        return "training record"  # the project's own format is versioned
+    return "optimizer" if _is_optimizer(value) else None
+
+
+def _is_optimizer(value: Any, depth: int = 2) -> bool:
+    """Whether a value is the state dict of a torch optimizer, or holds nothing else than some."""
+    if isinstance(value, Mapping) and "param_groups" in value:
+        return True
+    inside = list(value.values()) if isinstance(value, Mapping) else value
+    if not depth or not isinstance(inside, list | tuple):
+        return False
+    known = [_is_optimizer(item, depth - 1) for item in inside]
+    return any(known) and not any(
+        holds_arrays(item) for item, one in zip(inside, known, strict=True) if not one
+    )
+
+
+def _holds_convolutions(value: Any, key: Any) -> bool:
+    """Whether a value is a convolution's weight, larger than 1x1, or a dict that has one."""
+    if is_array(value):
+        name = key.rpartition(".")[2] if isinstance(key, str) else ""
+        return name == "weight" and value.ndim == 4 and max(value.shape[2:]) > 1
+    return any(
+        _holds_convolutions(item, key)
+        for _, state in states(value)
+        for key, item in state.items()
+        if is_array(item)
+    )
 
 
 def _check_shared(values: Iterable[Any], where: str) -> None:
@@ -478,44 +421,6 @@ def _is_convolution(value: Any) -> bool:
 def count(counts: dict[str, int], rule: str) -> None:
     """One more entry under a rule (in place)."""
     counts[rule] = counts.get(rule, 0) + 1
-
-
-def _paths(layout: Layout) -> set[tuple[str, ...]]:
-    return {network.at for network in layout.networks.values()}
-
-
-def _top_rule(layout: Layout, key: Any) -> str | None:
-    for rules in (layout.top, keymap.TOP_DROPPED):
-        for rule, keys in rules.items():
-            if key in keys:
-                return rule
-    return None
-
-
-def _drop_outside(
-    layout: Layout, network: Network, raw: Any, dropped: dict[str, int], where: str
-) -> None:
-    """Count what lies beside the state dict, at each level of the path to it."""
-    choices = {other.at: choice for choice, other in layout.networks.items()}
-    for depth in range(len(network.at)):
-        above = network.at[:depth]
-        for key, value in _at(raw, above).items():
-            if key == network.at[depth]:
-                continue
-            path = (*above, key)
-            inside = [choice for at, choice in choices.items() if at[: depth + 1] == path]
-            if inside:
-                rule = f"{inside[0]} encoder"
-            else:
-                rule = _top_rule(layout, key) or ("" if holds_arrays(value) else "training record")
-            if not rule and isinstance(layout.marks.get("format"), str):
-                rule = "training record"  # the project's own format is versioned
-            if not rule:
-                raise DataError(
-                    f"{where}: tensors under {names([key])}, which a {layout.name} checkpoint does "
-                    "not have; it is ambiguous which network is meant"
-                )
-            count(dropped, rule)
 
 
 def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
@@ -576,7 +481,7 @@ def _caffe2_convention(
     return layout
 
 
-def _to_float32(trunk: dict[str, Tensor], warnings: list[str]) -> None:
+def _to_float32(trunk: dict[str, Tensor], named: Callable[[str], str], warnings: list[str]) -> None:
     """Bring other floating-point types to what the engines train (in place)."""
     import torch
 
@@ -589,7 +494,8 @@ def _to_float32(trunk: dict[str, Tensor], warnings: list[str]) -> None:
         trunk.update({key: trunk[key].float() for key in keys})
         if keys:
             warnings.append(
-                f"{len(keys)} of {len(trunk)} tensors are {dtype} in the file, {how}: {names(keys)}"
+                f"{len(keys)} of {len(trunk)} tensors are {dtype} in the file, {how}: "
+                f"{names(map(named, keys))}"
             )
 
 
@@ -599,4 +505,5 @@ _HEADS = {
     "stem.fc.weight": "linear head",
     "stem.fc.0.weight": "MLP head",
     "fc1000_w": "linear head",
+    "9.weight": "linear head",
 }

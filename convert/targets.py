@@ -86,8 +86,8 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
     return verify.Converted(state, contract)
 
 
-def lost_in_torchvision(contract: InputContract) -> list[str]:
-    """Notes on what a plain state dict does not say, with the options that say it again."""
+def lost_options(contract: InputContract) -> list[str]:
+    """Options of the converter that say again what a plain state dict does not say."""
     options = []
     if contract.channel_order != "RGB":
         options.append(f"--channel-order {contract.channel_order}")
@@ -99,6 +99,12 @@ def lost_in_torchvision(contract: InputContract) -> list[str]:
             options.append(f"--{name} {numbers(values).strip('[]').replace(',', '')}")
     if contract.stem == "stride2":
         options.append("--stem stride2")
+    return options
+
+
+def lost_in_torchvision(contract: InputContract) -> list[str]:
+    """Notes on what a plain state dict does not say, with the options that say it again."""
+    options = lost_options(contract)
     if not options:
         return []
     return [

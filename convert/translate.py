@@ -7,26 +7,83 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from convert import keymap, untrained, verify
-from convert.contract import InputContract
+from convert import keymap, verify
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognised, from_contract, recognise
+from convert.targets import lost_options
 from convert.verify import Converted
 from moco.errors import UserError
 from moco.fileio import sha256_file
+from moco.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
 TORCHVISION_V2 = "11ad3fa6"
 
 
+ROOT = Path(__file__).resolve().parent.parent
+# A task for each kind of block, what its file sets of the network, and the data it has to be told.
+_SMALL = ("R_18_C4_small", {"DEPTH": 18, "RES2_OUT_CHANNELS": 64}, "DATASETS.VOC_DIR path/to/voc ")
+_PAPER = ("R_50_C4_24k", {"DEPTH": 50}, "")
+
+
+def script(path: str) -> str:
+    """The command that runs a file of this project from the current folder."""
+    return f"python {_here(path)}"
+
+
 def fine_tune_command(contract: InputContract, path: Path) -> str:
-    """The command that fine-tunes a small detector from a converted file."""
-    task = "R_50_C4_24k" if contract.depth >= 50 else "R_18_C4_small"
-    return (
-        f"python detection/train_net.py --config-file configs/voc/faster_rcnn_{task}.yaml "
-        f"MODEL.WEIGHTS {shlex.quote(str(path))}"
+    """The whole command that fine-tunes a small detector from a converted file."""
+    task, settings, data = _PAPER if contract.depth >= 50 else _SMALL
+    keys = contract.d2_keys()
+    others = "".join(
+        f"{key} {keys[key]} "
+        for name, value in settings.items()
+        if keys[key := f"MODEL.RESNETS.{name}"] != value
     )
+    config = _here(f"configs/voc/faster_rcnn_{task}.yaml")
+    return (
+        f"{script('detection/train_net.py')} --config-file {config} {data}"
+        f"MODEL.WEIGHTS {shlex.quote(str(path))} {others}OUTPUT_DIR {_run_folder(path)}"
+    )
+
+
+def classify_command(contract: InputContract, path: Path) -> str:
+    """The command that classifies with torchvision's names, or converts them where it cannot."""
+    from moco.classify_weights import read_weights
+
+    file = shlex.quote(str(path))
+    stem = "" if contract.stem == "imagenet" else contract.stem
+    try:
+        read_weights(str(path), stem=stem)
+        readable = contract.channel_order == "RGB"
+    except UserError:
+        readable = False
+    if not readable:
+        options = " ".join(lost_options(contract))
+        return f"{script('convert/convert_to_d2.py')} {file} weights.pth {options}".rstrip()
+    keys = f"MODEL.STEM {stem} " if stem else ""
+    for key, values, usual in (
+        ("MEAN", contract.pixel_mean, IMAGENET_MEAN),
+        ("STD", contract.pixel_std, IMAGENET_STD),
+    ):
+        if values != usual:
+            numbers = ",".join(f"{value / 255:.6g}" for value in values)
+            keys += f"AUG.{key} '({numbers})' "
+    return (
+        f"python -m moco.linear --config-file {_here('configs/imagenet/linear.yaml')} "
+        f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"
+    )
+
+
+def _here(path: str) -> str:
+    """A path in this project as the current folder sees it."""
+    return path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))
+
+
+def _run_folder(path: Path) -> str:
+    return shlex.quote(f"runs/{path.stem}_0")
 
 
 def translate(
@@ -76,6 +133,11 @@ def translate(
     except UserError as error:
         raise UserError(f"{src}: {error}") from error
     model = {keymap.to_detectron2(key) or key: value for key, value in found.state.items()}
-    verify.check_model(model, contract, str(src))
-    found.warnings.extend(untrained.check_trained(found.state, str(src), folded=contract.bn_folded))
+    # Before the numbers: a network that starts with scales of zero is called untrained.
+    found.warnings.extend(
+        check_trained(found.state, str(src), found.named, folded=contract.bn_folded)
+    )
+    verify.check_model(
+        model, contract, str(src), lambda key: found.named(keymap.from_detectron2(key) or key)
+    )
     return found, Converted(model, contract, (*found.notes, *found.warnings))

@@ -20,11 +20,11 @@ from convert import keymap
 from convert.backbone import FEATURES, NUM_BLOCKS, ResNet, is_bottleneck
 from convert.contract import InputContract
 from convert.files import describe, is_converted, names, read_file, to_tensor
+from moco import soundness
 from moco.errors import DataError
 from moco.fileio import PathLike
+from moco.soundness import IMAGE_SIZE_PX, fixed_image
 
-# Height and width differ so that a transposition shows; both are multiples of the largest stride.
-IMAGE_SIZE_PX = (96, 128)
 # Both networks do the same operations in the same order, so equality is expected bit by bit; a
 # backend that is not deterministic may differ by rounding, relative to the largest feature.
 TOLERANCE = 1e-5
@@ -104,8 +104,15 @@ def target_tensors(contract: InputContract) -> dict[str, Tensor]:
         return build_backbone(contract).state_dict()
 
 
-def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str) -> None:
+def check_model(
+    model: Mapping[str, Tensor],
+    contract: InputContract,
+    where: str,
+    named: Callable[[str], str] = str,
+) -> None:
     """Check every tensor that the contract's backbone needs: there, and nothing else, and sound.
+
+    `named`: what Detectron2's names are called in the file, for messages.
 
     Raises DataError with the names of all offending tensors.
     """
@@ -113,7 +120,7 @@ def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str
     problems: dict[str, list[str]] = {}
 
     def add(problem: str, key: Any) -> None:
-        problems.setdefault(problem, []).append(key)
+        problems.setdefault(problem, []).append(named(key))
 
     for key in expected.keys() - model.keys():
         add("missing", key)
@@ -124,17 +131,10 @@ def check_model(model: Mapping[str, Tensor], contract: InputContract, where: str
             add(f"{value.dtype} where {expected[key].dtype} is expected", key)
         elif value.shape != expected[key].shape:
             add(f"shape {list(value.shape)} where {list(expected[key].shape)} is expected", key)
-        elif not bool(torch.isfinite(value).all()):
-            add("NaN or Inf", key)
-        elif key.endswith("running_var") and bool((value < 0).any()):
-            add("negative variance", key)
-        elif key.endswith(("weight", "running_var")) and not bool(value.any()):
-            # Biases and means start at zero and may stay there; these do neither.
-            add("all zero", key)
+        elif wrong := soundness.problem(key, value):
+            add(wrong, key)
     if problems:
-        texts = [
-            f"{what}: {names(sorted(keys, key=str), limit=50)}" for what, keys in problems.items()
-        ]
+        texts = [f"{what}: {names(sorted(keys), limit=50)}" for what, keys in problems.items()]
         raise DataError(f"{where}: not a sound {contract.architecture()} ({'; '.join(texts)})")
 
 
@@ -154,12 +154,6 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
             f"{where}: verification failed: read back, these tensors are not the source's: "
             f"{names(sorted(wrong), limit=50)}"
         )
-
-
-def fixed_image() -> Tensor:
-    """The image that every network is shown: (1, 3, H, W), as if already normalised."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, 3, *IMAGE_SIZE_PX, generator=generator)
 
 
 def check_features(
@@ -207,8 +201,7 @@ def _compare(expected: Tensor, actual: Tensor, stride: int, failed: str) -> Feat
         raise DataError(
             f"{failed}: {expected.shape[1]} channels in the source, {actual.shape[1]} converted"
         )
-    if not bool(torch.isfinite(expected).all()):
-        raise DataError(f"{failed}: the source's own features are not finite")
+    soundness.check_features(expected, failed)
     difference = float((expected - actual).abs().max())
     # Written so that a NaN fails.
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):

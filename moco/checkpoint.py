@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import Tensor
 
-from moco.encoder import EncoderSpec, ResNet, build_backbone
-from moco.errors import DataError
+from moco.encoder import ResNet, build_backbone
+from moco.errors import DataError, shown
 from moco.fileio import PathLike, atomic_torch_save, atomic_write_text, load_torch
 from moco.run import RECORD_NAME
+from moco.soundness import read_spec
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
@@ -161,6 +162,26 @@ def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> 
     print(f"note: resumed from before {names}, which moved to {aside}", flush=True)
 
 
+def last_checkpoint(folder: PathLike) -> Path:
+    """The checkpoint that a run folder's pointer names, else the newest by name.
+
+    Raises:
+        DataError: the folder holds no checkpoint.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise DataError(
+            f"{folder}: is a folder without checkpoint_*.pth.tar; give a file, or the folder of a "
+            "run of moco.pretrain, moco.linear or moco.finetune"
+        )
+    pointer = Path(folder) / POINTER_NAME
+    try:
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        name = ""
+    return next((path for path in paths if path.name == name), paths[-1])
+
+
 def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:
     """The query encoder of a checkpoint without its head, in evaluation mode.
 
@@ -171,16 +192,23 @@ def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.")
     Raises:
         DataError: the tensors do not fit the encoder that the checkpoint names.
     """
-    encoder = state["encoder"]
-    backbone = build_backbone(EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"]))
+    spec = read_spec(state)
     weights: dict[str, Tensor] = {
         name.removeprefix(prefix): tensor
         for name, tensor in state["state_dict"].items()
-        if name.startswith(prefix) and not name.startswith(f"{prefix}fc.")
+        if isinstance(name, str) and name.startswith(prefix) and not name.startswith(f"{prefix}fc.")
     }
+    stem = weights.get("conv1.weight")
+    channels = stem.shape[0] if isinstance(stem, Tensor) and stem.dim() else None
+    if channels != spec.stem_channels:  # before memory is taken for so wide a network
+        raise DataError(
+            f"the checkpoint says width {spec.width:g}, but {prefix}conv1.weight has {channels} "
+            f"channels instead of {spec.stem_channels}"
+        )
+    backbone = build_backbone(spec)
     try:
         backbone.load_state_dict(weights)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"the checkpoint does not hold a {encoder['arch']}: {reason}") from error
+        reason = shown(" ".join(str(error).split()), 300)
+        raise DataError(f"the checkpoint does not hold a {spec.arch}: {reason}") from error
     return backbone.eval()

@@ -141,6 +141,8 @@ def main(protocol: Protocol, argv: Sequence[str] | None = None) -> None:
         weights = read_weights(
             args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH, args.init
         )
+        for warning in weights.warnings if main_process else ():
+            print(f"warning: {warning}", flush=True)
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             checkpoint = classify(cfg, protocol, weights, folder, args.resume, args.extend)

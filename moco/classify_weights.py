@@ -13,11 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moco.checkpoint import CLASSIFIER_FORMAT, FORMAT, PREFIX, load_backbone, load_checkpoint
+from moco.checkpoint import CLASSIFIER_FORMAT, FORMAT, PREFIX, load_checkpoint
 from moco.classify_config import IMAGENET_MEAN, IMAGENET_STD
-from moco.encoder import ARCHS, EncoderSpec, build_backbone
+from moco.encoder import ARCHS, EncoderSpec, ResNet, build_backbone
 from moco.errors import DataError, UserError
 from moco.fileio import PathLike, format_of, load_safetensors, load_torch, sha256_file
+from moco.soundness import (
+    check_arch,
+    check_network,
+    check_trained,
+    problem,
+    read_input,
+    read_spec,
+)
 
 RANDOM = "random"
 ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
@@ -61,6 +69,7 @@ class Weights:
         state: the network's tensors without its head, in torchvision's names; None: random.
         mean, std: what its pixels of 0..1 are normalised by, RGB.
         sha256: of the file. source: of which layout it is.
+        warnings: what a reader of the result has to know of the weights.
     """
 
     init: str
@@ -70,6 +79,17 @@ class Weights:
     std: tuple[float, ...] = IMAGENET_STD
     sha256: str | None = None
     source: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Own(NamedTuple):
+    """The network of a checkpoint of this project, in evaluation mode, and its input (0..1)."""
+
+    spec: EncoderSpec
+    backbone: ResNet
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    warnings: tuple[str, ...]
 
 
 def read_weights(
@@ -85,7 +105,8 @@ def read_weights(
 
     Raises:
         UserError: the network is not determined, or is not the one asked for.
-        DataError: missing, damaged, of an unknown layout, or not the whole of a network.
+        DataError: missing, damaged, of an unknown layout, not the whole of a network, or one that
+            was never trained or overflows.
     """
     if checkpoint == RANDOM:
         if not arch:
@@ -101,12 +122,14 @@ def read_weights(
     if not isinstance(raw, Mapping):
         raise DataError(f"{path}: holds {type(raw).__name__}, expected a checkpoint's dictionary")
     if raw.get("format") in (FORMAT, CLASSIFIER_FORMAT):
-        spec, state, mean, std = _own(path, raw["format"])
-        source = str(raw["format"])
+        own = own_network(path, load_checkpoint(path, raw["format"]))
+        spec, state, mean, std = own.spec, own.backbone.state_dict(), own.mean, own.std
+        source, warnings = str(raw["format"]), own.warnings
     else:
         layout, state = _foreign(path, raw)
         spec = _identify(path, state, arch, stem, width)
         source, mean, std = layout.name, IMAGENET_MEAN, IMAGENET_STD
+        _, warnings = _check(path, spec, state, raw.get("arch"))
     for name, asked, got in (
         ("ARCH", arch, spec.arch),
         ("STEM", stem, spec.stem),
@@ -114,13 +137,10 @@ def read_weights(
     ):
         if asked and asked != got:
             raise UserError(f"MODEL.{name}: got {asked}, but {path} holds a network of {got}")
-    bad = [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]
-    if bad:
-        raise DataError(f"{path}: not finite: {_named(bad)}")
     name = init or init_name(path)
     if name == RANDOM:
         raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")
-    return Weights(name, spec, state, mean, std, sha256_file(path), source)
+    return Weights(name, spec, state, mean, std, sha256_file(path), source, warnings)
 
 
 def init_name(path: Path) -> str:
@@ -134,23 +154,59 @@ def init_name(path: Path) -> str:
     return f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
 
 
-def _own(
-    path: PathLike, form: str
-) -> tuple[EncoderSpec, dict[str, Tensor], tuple[float, ...], tuple[float, ...]]:
-    content = load_checkpoint(path, form)
-    prefix = f"{PREFIX}encoder_q." if form == FORMAT else PREFIX
-    state = load_backbone(content, prefix).state_dict()
+def own_network(path: PathLike, content: Mapping[str, Any]) -> Own:
+    """The network of a checkpoint that `load_checkpoint` read, by the checks of the converter.
+
+    Raises:
+        DataError: a damaged record, tensors that do not fit it, or unsound ones.
+    """
+    prefix = f"{PREFIX}encoder_q." if content["format"] == FORMAT else PREFIX
     try:
-        encoder, image = content["encoder"], content["input"]
-        spec = EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"])
-        mean, std = (tuple(float(v) for v in image[key]) for key in ("mean", "std"))
-    except (KeyError, TypeError, ValueError) as error:
+        spec = read_spec(content)
+        order, mean, std = read_input(content)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if order != "RGB":
+        raise DataError(f"{path}: its network takes {order}, but images are read as RGB here")
+    state = {
+        name.removeprefix(prefix): _tensor(path, name, value)
+        for name, value in content["state_dict"].items()
+        if isinstance(name, str) and name.startswith(prefix) and not name.startswith(prefix + HEAD)
+    }
+    conv1 = state.get("conv1.weight")
+    if conv1 is None or not conv1.dim() or conv1.shape[0] != spec.stem_channels:
+        got = "no" if conv1 is None else conv1.shape[:1].numel()
         raise DataError(
-            f"{path}: a damaged record of its encoder or input ({type(error).__name__}: {error})"
-        ) from error
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        raise DataError(f"{path}: a damaged record of its input (mean {mean}, std {std})")
-    return spec, state, mean, std
+            f"{path}: says width {spec.width:g}, but {prefix}conv1.weight has {got} channels "
+            f"instead of {spec.stem_channels}"
+        )
+    if differences := _differences(state, spec):
+        raise DataError(f"{path}: not a whole {spec.arch}: {_named(differences, quote=False)}")
+    backbone, warnings = _check(path, spec, state, content["arch"])
+    return Own(spec, backbone, mean, std, warnings)
+
+
+def _check(
+    path: PathLike, spec: EncoderSpec, state: Mapping[str, Tensor], arch: Any
+) -> tuple[ResNet, tuple[str, ...]]:
+    """The network of these tensors, in evaluation mode, and warnings; raises DataError."""
+    bad = {name: wrong for name, value in state.items() if (wrong := problem(name, value))}
+    warnings = check_trained(state, str(path))
+    if bad:
+        texts = [f"{wrong}: {name}" for name, wrong in bad.items()]
+        raise DataError(f"{path}: not sound ({_named(texts, quote=False)})")
+    known = ARCHS[spec.arch]
+    shape = {
+        "depth": int("".join(filter(str.isdigit, spec.arch.partition("_")[0]))),
+        "num_groups": known.groups,
+        "width_per_group": known.width_per_group,
+        "stem_out_channels": spec.stem_channels,
+    }
+    check_arch(arch, shape, str(path), [], warnings)
+    backbone = build_backbone(spec).eval()
+    backbone.load_state_dict(dict(state), strict=False)  # whole, but for counters
+    check_network(backbone, str(path))
+    return backbone, tuple(warnings)
 
 
 def _foreign(path: Path, raw: Mapping[Any, Any]) -> tuple[Layout, dict[str, Tensor]]:
@@ -183,11 +239,13 @@ def _foreign(path: Path, raw: Mapping[Any, Any]) -> tuple[Layout, dict[str, Tens
     return layout, state
 
 
-def _tensor(path: Path, key: str, value: Any) -> Tensor:
+def _tensor(path: PathLike, key: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
         raise DataError(f"{path}: {key[:80]!r} is a {type(value).__name__}, expected dense numbers")
     if value.is_complex() or (not value.is_floating_point() and not key.endswith(MAY_BE_MISSING)):
         raise DataError(f"{path}: {key[:80]!r} is of {value.dtype}, expected floating point")
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise DataError(f"{path}: {key[:80]!r} claims more elements than the file holds for it")
     return value
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import DataError, UserError, run_cli
+from moco.errors import DataError, UserError, run_cli, shown
 from moco.fileio import PathLike, format_of
 from moco.pictures import Pictures, check_present, labelled_sets
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 WORKER_TIMEOUT_SECONDS = 600  # a reading process that delivers nothing for so long hangs
+MAX_RECORDED_PX = 4096
 MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
 
 
@@ -172,7 +173,10 @@ def _features(
         except DataError as error:
             # From a reading process the message is a traceback, which ends with the error's own.
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from error
-    gathered = gather_rows(torch.cat(features)).view(W, len(mine), -1)
+    rows = torch.cat(features)
+    if not bool(rows.isfinite().all()):
+        raise DataError("kNN: features are not finite; the weights are damaged or diverged")
+    gathered = gather_rows(rows).view(W, len(mine), -1)
     return gathered.transpose(0, 1).reshape(W * len(mine), -1)[:M]
 
 
@@ -216,17 +220,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_present(args.data, labelled=True)
     print(f"kNN: {args.checkpoint} on {args.data}", flush=True)
 
-    from moco.checkpoint import load_backbone, load_checkpoint
+    from moco.checkpoint import load_checkpoint
+    from moco.classify_weights import own_network
     from moco.config import pick_device
     from moco.run import RunFolder, write_record
 
     state = load_checkpoint(args.checkpoint)
+    own = own_network(args.checkpoint, state)
+    for warning in own.warnings:
+        print(f"warning: {warning}", flush=True)
     keys = state["config"]  # without a flag, as the run's own monitor saw the pictures
-    crop_px = args.crop_px or keys.get("KNN.CROP_PX", 0)  # a run older than these keys has none
-    resize_px = args.resize_px or (0 if args.crop_px else keys.get("KNN.RESIZE_PX", 0))
-    resize, crop = default_sizes(crop_px, resize_px, keys["AUG.CROP_PX"])
-    how = KnnInput(resize, crop, tuple(state["input"]["mean"]), tuple(state["input"]["std"]))
-    backbone = load_backbone(state)
+    # A run older than these keys has none.
+    recorded = {
+        key: _pixels(args.checkpoint, key, keys.get(key, 0))
+        for key in ("KNN.CROP_PX", "KNN.RESIZE_PX", "AUG.CROP_PX")
+    }
+    crop_px = args.crop_px or recorded["KNN.CROP_PX"]
+    resize_px = args.resize_px or (0 if args.crop_px else recorded["KNN.RESIZE_PX"])
+    resize, crop = default_sizes(crop_px, resize_px, recorded["AUG.CROP_PX"])
+    how = KnnInput(resize, crop, own.mean, own.std)
+    backbone = own.backbone
     device = pick_device(args.device)
     if args.output is None:
         print(evaluate(backbone, args.data, how, args.k, args.t, device, args.workers))
@@ -238,6 +251,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         seconds = time.monotonic() - start
         record = _record(result, how, args.checkpoint, args.init, state, seconds)
         print(f"record: {write_record(folder.path, record)}")
+
+
+def _pixels(checkpoint: PathLike, key: str, value: Any) -> int:
+    """A size from a checkpoint's configuration; raises DataError for what is none."""
+    if type(value) is not int or not 0 <= value <= MAX_RECORDED_PX:
+        raise DataError(
+            f"{checkpoint}: its config has {key} {shown(value)}, expected a whole number of "
+            f"0..{MAX_RECORDED_PX}; the checkpoint is damaged"
+        )
+    return value
 
 
 def _record(

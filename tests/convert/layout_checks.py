@@ -1,5 +1,6 @@
 """What is asked of every layout, whoever's it is."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from convert import keymap
 from convert.sources import Given, Recognised, recognise
-from moco.errors import UserError
+from moco.errors import DataError, UserError
 
 
 def assert_is(found: Recognised, network: nn.Module, tensors: int) -> None:
@@ -33,3 +34,38 @@ def check_unknown_encoder(source: Any) -> None:
     """A choice that the file does not have is an error that names it."""
     with pytest.raises(UserError, match="--encoder rabbit"):
         recognise(source.checkpoint, "a.file", Given(encoder="rabbit"))
+
+
+def check_leftovers(checkpoint: Any, path: tuple[str, ...]) -> None:
+    """Keys beside the backbone are listed as ignored; one under its names is refused by name.
+
+    `path`: keys to the default network's state dict.
+    """
+    checkpoint = state = copy.copy(checkpoint)
+    for part in path:
+        state[part] = copy.copy(state[part])
+        state = state[part]
+    before = recognise(checkpoint, "a.file")
+    beside = {key: torch.ones(1) for key in ("surprise.weight", "module.surprise")}
+    state.update(beside)
+    found = recognise(checkpoint, "a.file")
+    assert found.dropped == before.dropped | {"ignored": 2}
+    assert found.state.keys() == before.state.keys()
+    (note,) = (note for note in found.notes if note not in before.notes)
+    assert all(repr(key) in note for key in beside)
+    inside = before.named("layer4.0.conv1.weight") + ".gate"
+    state[inside] = torch.ones(1)
+    with pytest.raises(DataError, match="1 keys that neither") as error:
+        recognise(checkpoint, "a.file")
+    assert repr(inside) in str(error.value)
+
+
+def check_beside(checkpoint: Any) -> None:
+    """What is beside the state dict is listed as ignored, unless it holds convolutions."""
+    before = recognise(checkpoint, "a.file")
+    found = recognise(checkpoint | {"surprise": {"weight": torch.ones(1)}}, "a.file")
+    assert found.dropped == before.dropped | {"ignored": 1}
+    assert any("'surprise'" in note for note in found.notes)
+    with pytest.raises(DataError, match=r"'surprise'.* ambiguous .*--encoder with one of") as error:
+        recognise(checkpoint | {"surprise": {"weight": torch.ones(1, 1, 3, 3)}}, "a.file")
+    assert str(error.value).endswith(f" {', '.join(before.encoders)}")

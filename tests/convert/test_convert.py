@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch import Tensor
 from convert import backbone, convert_to_d2, keymap, targets, verify
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file, main
+from convert.inspect_file import inspect_file
 from convert.sources import recognise
 from convert.verify import read_converted
 from moco.checkpoint import FORMAT, checkpoint_name, load_backbone, save_checkpoint
@@ -438,16 +440,64 @@ def test_report(
     ):
         assert text in out
     assert f"MODEL.WEIGHTS '{dst}'" in out.splitlines()[-1]
+    assert out.splitlines()[-1].endswith("OUTPUT_DIR 'runs/out 1_0'")
 
 
-def test_the_next_command_names_a_config_that_exists(
-    official: Make, save: Save, tmp_path: Path
+@pytest.mark.parametrize(("depth", "base"), [(10, 24), (18, 64), (34, 8), (50, 8)])
+def test_the_next_command_is_complete(
+    depth: int, base: int, make_resnet: Any, save: Save, tmp_path: Path
 ) -> None:
-    for depth in (18, 50):
-        report = convert_file(save(official(depth=depth)), tmp_path / "out.pth")
-        words = report.next_command().split()
-        assert (ROOT / words[1]).parent.is_dir()
-        assert (ROOT / words[words.index("--config-file") + 1]).is_file()
+    """As printed, but for the data: a task takes these weights and has a folder to write to."""
+    from detection.train_net import main as train
+    from tests.oracles.tiny_voc import COLOURS, write_voc
+
+    report = convert_file(save(make_resnet(depth, base=base).state_dict()), tmp_path / "out.pth")
+    words = shlex.split(report.next_command())
+    assert (ROOT / words[1]) == ROOT / "detection" / "train_net.py" and "OUTPUT_DIR" in words
+    data = ["DATASETS.VOC_DIR", str(tmp_path / "voc")]
+    write_voc(tmp_path / "voc", {"trainval": 2, "test": 2}, names=dict.fromkeys(COLOURS, "cat"))
+    assert train(["--check-only", "--engine", "embedded", *words[2:], *data]) == 0
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "stride2"])
+def test_the_next_command_of_torchvisions_names(
+    stem: str, own: Make, save: Save, tmp_path: Path
+) -> None:
+    from moco.classify import parse_args
+    from moco.classify_config import load_classify_cfg, with_weights
+    from moco.classify_weights import read_weights
+    from moco.linear import LINEAR
+
+    report = convert_file(save(own(stem=stem)), tmp_path / "out.pth", to="torchvision")
+    words = shlex.split(report.next_command())
+    assert words[:3] == ["python", "-m", "moco.linear"]
+    args = parse_args(LINEAR, words[3:])
+    cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
+    weights = read_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
+    cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
+    assert weights.spec.stem == stem
+    assert cfg.AUG.MEAN == pytest.approx((0.4, 0.5, 0.6))
+    assert cfg.AUG.STD == pytest.approx((0.2, 0.25, 0.3))
+    assert "OUTPUT_DIR" in args.opts
+
+
+def test_a_run_folder_means_its_last_checkpoint(own: Make, save: Save, tmp_path: Path) -> None:
+    """The one that `last_checkpoint` names, also where a resumed run has left later ones."""
+    for epoch in (0, 2, 10):
+        save({**own(), "epoch": epoch}, checkpoint_name(epoch))
+    assert convert_file(tmp_path, tmp_path / "out.pth").epoch == 10
+    assert "epoch 10" in inspect_file(tmp_path)
+    for pointer, epoch in (
+        (checkpoint_name(2), 2),
+        (checkpoint_name(5), 10),
+        (f"../{tmp_path.name}/{checkpoint_name(0)}", 10),
+    ):
+        (tmp_path / "last_checkpoint").write_text(pointer)
+        report = convert_file(tmp_path, tmp_path / "out.pth")
+        assert (report.epoch, report.source_path.parent) == (epoch, tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="without checkpoint"):
+        convert_file(tmp_path / "empty", tmp_path / "out.pth")
 
 
 def test_run_as_a_script_from_any_folder(official: Make, save: Save, tmp_path: Path) -> None:

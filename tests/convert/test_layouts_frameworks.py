@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -21,7 +20,13 @@ from convert.files import read_file
 from convert.sources import Given, Recognised, recognise
 from convert.verify import read_converted
 from moco.errors import DataError
-from tests.convert.layout_checks import assert_is, check_encoder, check_unknown_encoder
+from tests.convert.layout_checks import (
+    assert_is,
+    check_beside,
+    check_encoder,
+    check_leftovers,
+    check_unknown_encoder,
+)
 from tests.oracles import layouts_frameworks
 from tests.oracles.layouts_fair import EPOCH, Made
 from tests.oracles.resnets import headless, make_resnet, randomise
@@ -216,19 +221,12 @@ def test_unknown_encoder(name: str) -> None:
 
 @LAYOUTS
 def test_leftover_keys_are_named(name: str) -> None:
-    checkpoint, at = copy.copy(made(name).checkpoint), EXPECTED[name].at
-    keys = ["surprise.weight", "layer4.9.gate.weight", "module.surprise"]
-    checkpoint[at] = checkpoint[at] | {key: torch.ones(1) for key in keys}
-    with pytest.raises(DataError, match="3 keys that neither") as error:
-        recognise(checkpoint, "a.file")
-    assert all(repr(key) in str(error.value) for key in keys)
+    check_leftovers(made(name).checkpoint, (EXPECTED[name].at,))
 
 
 @LAYOUTS
-def test_unknown_tensors_beside_it_are_named(name: str) -> None:
-    checkpoint = made(name).checkpoint | {"surprise": {"weight": torch.ones(1)}}
-    with pytest.raises(DataError, match="surprise"):
-        recognise(checkpoint, "a.file")
+def test_tensors_beside_it_are_named(name: str) -> None:
+    check_beside(made(name).checkpoint)
 
 
 @pytest.mark.parametrize(

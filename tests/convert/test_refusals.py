@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import re
@@ -21,8 +22,10 @@ from torchvision import models
 
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
+from convert.sources import recognise
 from convert.verify import read_converted
 from moco.errors import DataError, UserError
+from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -67,28 +70,52 @@ def edit(checkpoint: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("layer3__1__conv2__weight", None, r"missing: 'res4\.1\.conv2\.weight'"),
-        ("bn1__running_mean", None, r"missing: 'stem\.conv1\.norm\.running_mean'"),
+        (
+            "layer3__1__conv2__weight",
+            None,
+            r"missing: .*_q\.layer3\.1\.conv2\.weight'",
+        ),
+        ("bn1__running_mean", None, r"missing: 'module\.encoder_q\.bn1\.running_mean'"),
         ("layer1__0__extra", torch.zeros(1), r"1 keys.*'module\.encoder_q\.layer1\.0\.extra'"),
         ("layer1__0__conv1__bias", torch.zeros(8), r"'module\.encoder_q\.layer1\.0\.conv1\.bias'"),
         ("layer4__2__conv1__weight", torch.ones(64, 64, 3, 3), r"\[2, 2, 2, 3\] basic blocks"),
         ("layer2__0__conv1__weight", lambda t: t.transpose(0, 1), r"shape \[8, 16, 3, 3\] where"),
-        ("layer1__1__bn2__bias", lambda t: t[:4], r"shape \[4\] where \[8\].*conv2\.norm\.bias"),
+        (
+            "layer1__1__bn2__bias",
+            lambda t: t[:4],
+            r"shape \[4\] where \[8\].*_q\.layer1\.1\.bn2",
+        ),
         ("layer1__1__bn2__bias", lambda t: t.int(), r"int32 where torch\.float32"),
-        ("conv1__weight", lambda t: t.cfloat(), r"complex64 where torch\.float32.*stem\.conv1"),
-        ("layer4__0__conv1__weight", lambda t: t * torch.nan, r"NaN or Inf: 'res5\.0\.conv1"),
-        ("bn1__running_var", lambda t: t / 0, r"NaN or Inf: 'stem\.conv1\.norm\.running_var'"),
-        ("bn1__running_var", lambda t: -t, r"negative variance: 'stem\.conv1\.norm"),
-        ("layer2__0__conv2__weight", torch.zeros_like, r"all zero: 'res3\.0\.conv2\.weight'"),
-        ("layer2__0__bn2__weight", torch.zeros_like, r"all zero: 'res3\.0\.conv2\.norm\.weight'"),
+        (
+            "conv1__weight",
+            lambda t: t.cfloat(),
+            r"complex64 where torch\.float32.*_q\.conv1",
+        ),
+        (
+            "layer4__0__conv1__weight",
+            lambda t: t * torch.nan,
+            r"NaN or Inf: .*_q\.layer4\.0\.conv1",
+        ),
+        ("bn1__running_var", lambda t: t / 0, r"NaN or Inf: 'module\.encoder_q\.bn1\.running_var'"),
+        ("bn1__running_var", lambda t: -t, r"negative variance: 'module\.encoder_q\.bn1"),
+        (
+            "layer2__0__conv2__weight",
+            torch.zeros_like,
+            r"all zero: 'module\.encoder_q\.layer2\.0\.conv2\.weight'",
+        ),
+        (
+            "layer2__0__bn2__weight",
+            torch.zeros_like,
+            r"all zero: 'module\.encoder_q\.layer2\.0\.bn2\.weight'",
+        ),
         ("layer2__0__bn2__weight", 3.0, r"is a float, expected a tensor"),
         ("layer2__0__bn2__weight", lambda t: t.to_sparse(), r"not a dense tensor"),
         ("layer2__0__bn2__weight", lambda t: t.to("meta"), r"not a dense tensor"),
         ("conv1__weight", lambda t: t[:, :1], r"takes 1 channels, expected 3"),
         ("conv1__weight", lambda t: t[..., :5, :5], r"is 5x5, expected 7x7 or 3x3"),
-        ("conv1__weight", lambda t: t[0], r"conv1\.weight has shape .* expected 4 dimensions"),
+        ("conv1__weight", lambda t: t[0], r"_q\.conv1\.weight' has shape .* expected 4 dimensions"),
         ("conv1__weight", lambda t: t[..., :3], r"\[8, 3, 7, 3\] where \[8, 3, 7, 7\]"),
-        ("layer1__0__conv2__weight", lambda t: t[:0], r"layer1\.0\.conv2\.weight has shape \[0,"),
+        ("layer1__0__conv2__weight", lambda t: t[:0], r"layer1\.0\.conv2\.weight' has shape \[0,"),
     ],
 )
 def test_one_wrong_tensor(
@@ -112,8 +139,8 @@ def test_all_problems_are_listed_at_once(official: Any, refuse: Callable[..., st
         layer4__1__bn1__weight=lambda t: t[:3],
     )
     message = refuse(checkpoint, "not a sound ResNet-18")
-    for key in ("res4.1.conv2.weight", "stem.conv1.norm.bias", "res5.1.conv1.norm.weight"):
-        assert repr(key) in message
+    for key in ("layer3.1.conv2.weight", "bn1.bias", "layer4.1.bn1.weight"):
+        assert repr(Q + key) in message
 
 
 def test_a_tensor_larger_than_its_storage(official: Any, refuse: Callable[..., str]) -> None:
@@ -121,21 +148,21 @@ def test_a_tensor_larger_than_its_storage(official: Any, refuse: Callable[..., s
     refuse(edit(official(), bn1__weight=huge), "claims more elements than the file holds")
 
 
-def test_keys_outside_the_encoders(official: Any, refuse: Callable[..., str]) -> None:
+def test_keys_outside_the_encoders(official: Any) -> None:
     checkpoint = official()
     checkpoint["state_dict"]["module.predictor.weight"] = torch.ones(2, 2)
     checkpoint["state_dict"][3] = torch.ones(2)
-    message = refuse(checkpoint, "2 keys that neither the map nor a drop rule knows")
-    assert "'module.predictor.weight', 3" in message
+    (note,) = recognise(checkpoint, "x").notes
+    assert note.startswith("ignored") and note.endswith("'module.predictor.weight', 3")
 
 
 def test_a_second_network_is_ambiguous(
     official: Any, make_resnet: Any, refuse: Callable[..., str]
 ) -> None:
     ema = {**official(), "state_dict_ema": make_resnet().state_dict()}
-    refuse(ema, "tensors under 'state_dict_ema'.*ambiguous")
+    refuse(ema, "ambiguous.* --encoder with one of query, key, state_dict_ema$")
     both = {**official(), **make_resnet().state_dict()}
-    refuse(both, "tensors under 'conv1.weight', which a facebookresearch/moco .* ambiguous")
+    refuse(both, "ambiguous.* --encoder with one of query, key, single$")
 
 
 def test_numbers_and_texts_beside_the_state_are_harmless(
@@ -208,10 +235,10 @@ def test_an_unknown_arch_is_decided_by_the_tensors(
         (lambda c: c["input"].pop("mean"), "damaged record.*mean"),
         (lambda c: c["input"].update(std=[0.2, 0.2]), "damaged record"),
         (lambda c: c["input"].update(mean=["a", "b", "c"]), "damaged record"),
-        (lambda c: c["input"].update(channel_order="XYZ"), "channel_order 'XYZ'"),
-        (lambda c: c["encoder"].update(stem="vgg"), "stem 'vgg'"),
-        (lambda c: c["input"].update(std=[0, 0, 0]), "pixel_std"),
-        (lambda c: c["encoder"].update(width=1.0), "says width 1.0, but conv1.weight has 8"),
+        (lambda c: c["input"].update(channel_order="XYZ"), "channel_order: got 'XYZ'"),
+        (lambda c: c["encoder"].update(stem="vgg"), "stem: got 'vgg'"),
+        (lambda c: c["input"].update(std=[0, 0, 0]), "input.std"),
+        (lambda c: c["encoder"].update(width=1.0), "says width 1.0, but .*conv1.weight' has 8"),
         (lambda c: c["encoder"].update(arch="resnet34"), "says arch 'resnet34'"),
         (lambda c: c.update(format="moco-transfer/9"), "format 'moco-transfer/9' is not known"),
     ],
@@ -444,3 +471,93 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"error: {tmp_path / 'x.pth'}: ")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]
+
+
+# Names of tensors, and of what a file looks like.
+
+
+def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: Any) -> None:
+    """What is missing has no name in the file: its layout's, with the wrappers of the others."""
+    plain = make_resnet(50).state_dict()
+    net = make_resnet(50)
+    numbered = nn.Sequential(*list(net.children())[:-1]).state_dict()
+    unpooled = nn.Sequential(
+        *(m for n, m in net.named_children() if n not in ("maxpool", "fc"))
+    ).state_dict()
+    cases = {
+        "module._orig_mod.layer2.0.downsample.1.bias": wrapped(net, "module._orig_mod."),
+        "net.layer2.0.shortcut.1.bias": {
+            "net." + key.replace("downsample", "shortcut"): value for key, value in plain.items()
+        },
+        "f.5.0.downsample.1.bias": {f"f.{key}": value for key, value in numbered.items()},
+        "f.4.0.downsample.1.bias": {f"f.{key}": value for key, value in unpooled.items()},
+    }
+    for key, state in cases.items():
+        raw = {k: v for k, v in state.items() if k != key}
+        assert len(raw) == len(state) - 1, key
+        assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == key
+        assert recognise(state, "x").named("layer2.0.downsample.1.bias") == key
+    raw = detectron2_layout(net)
+    assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == "res3.0.shortcut.norm.bias"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (("stem.0.weight", "stages.0.blocks.0.conv_dw.weight"), "a ConvNeXt"),
+        (("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"), "a ConvNeXt"),
+        (("model.features.0.0.weight", "model.features.1.0.layer_scale"), "a ConvNeXt"),
+        (("stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"), "a RegNet"),
+        (("stem.conv.weight", "s1.b1.conv1.conv.weight"), "a RegNet"),
+        (
+            (
+                *("visual.conv1.weight", "visual.conv3.weight", "visual.layer1.0.conv1.weight"),
+                "visual.attnpool.positional_embedding",
+            ),
+            "CLIP's ResNet",
+        ),
+        (("visual.class_embedding", "visual.transformer.resblocks.0.ln_1.weight"), "CLIP's vision"),
+        (
+            (
+                "resnet.embedder.embedder.convolution.weight",
+                "resnet.encoder.stages.0.layers.0.layer.0.convolution.weight",
+            ),
+            "in transformers' names",
+        ),
+    ],
+)
+@pytest.mark.parametrize("container", [None, "state_dict"])
+def test_what_an_unknown_layout_looks_like(
+    keys: tuple[str, ...], words: str, container: str | None, refuse: Callable[..., str]
+) -> None:
+    state = {key: torch.ones(4, 3, 3, 3) for key in keys}
+    message = refuse({container: state} if container else state, f"unknown layout: .*{words}")
+    assert "supported are ResNets" in message and "docs/converting.md" in message
+
+
+def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path) -> None:
+    names = {"resnet.embedder.weight": "model-00001-of-00002.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 9}, "weight_map": names}, indent=2))
+    refuse(index, "the index of sharded weights")
+    with pytest.raises(DataError, match="the index of sharded weights"):
+        inspect_file(index)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("backbone.body.conv1.weight", "rpn.head.conv.0.0.weight", "roi_heads.box_head.fc6.weight"),
+        ("backbone.body.conv1.weight", "head.classification_head.conv.0.0.weight"),
+        ("backbone.0.body.conv1.weight", "class_embed.weight"),
+        ("backbone.conv1.weight", "rpn_head.rpn_conv.weight"),
+    ],
+)
+@pytest.mark.parametrize("container", [None, "model", "state_dict"])
+def test_detectors_of_others_are_not_sent_to_an_evaluation(
+    keys: tuple[str, ...], container: str | None, make_resnet: Any, refuse: Callable[..., str]
+) -> None:
+    start = keys[0].removesuffix("conv1.weight")
+    state = wrapped(make_resnet(), start) | {key: torch.ones(2, 2, 3, 3) for key in keys[1:]}
+    message = refuse({container: state} if container else state, "a whole detector")
+    assert "--eval-only" not in message

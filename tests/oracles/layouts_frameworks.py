@@ -228,6 +228,32 @@ def torchvision_references(*, ema: bool = True) -> Made:
     return Made(checkpoint, {"ema": average, "model": net})
 
 
+def cifar_notebook() -> Made:
+    """facebookresearch/moco, branch colab-notebook: ModelBase, ModelMoCo and the saved dict.
+
+    A ResNet-18 whose children, with a 3x3 conv1, without the max-pool and with a Flatten before fc,
+    are the list `net`; SplitBatchNorm has BatchNorm2d's tensors. The epoch counts from 1.
+    """
+    nets = {"query": make_resnet(stem="cifar"), "key": make_resnet(stem="cifar", seed=1)}
+    model = nn.Module()
+    for name, net in zip(("encoder_q", "encoder_k"), nets.values(), strict=True):
+        children: list[nn.Module] = []
+        for child, module in net.named_children():
+            if child == "maxpool":
+                continue
+            if child == "fc":
+                children.append(nn.Flatten(1))
+            children.append(module)
+        base = nn.Module()
+        base.net = nn.Sequential(*children)
+        setattr(model, name, base)
+    model.register_buffer("queue", nn.functional.normalize(torch.randn(16, 32), dim=0))
+    model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+    return Made(
+        {"epoch": 200, "state_dict": model.state_dict(), "optimizer": sgd_state(model)}, nets
+    )
+
+
 def wrapped(net: nn.Module, *wrappers: str, container: str | None = None) -> dict[str, Any]:
     """A plain state dict under wrappers of training and perhaps one key."""
     state = {"".join(wrappers) + key: value for key, value in net.state_dict().items()}

@@ -1,0 +1,105 @@
+"""What is given instead of a checkpoint: a run folder; by mistake other networks or detectors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from moco.errors import DataError
+
+_DEEP_STEM = (
+    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
+    "one convolution"
+)
+_CLIP = "CLIP's ResNet, whose stem is three 3x3 convolutions and whose pooling is attention"
+_TRANSFORMER = "a vision transformer, not a ResNet"
+_TRANSFORMERS_RESNET = (
+    "a ResNet or RegNet in transformers' names; timm and torchvision have ResNets"
+)
+_CONVNEXT, _REGNET = "a ConvNeXt, not a ResNet", "a RegNet, not a ResNet"
+# What a network is -> two of its keys, after one prefix. The first row that fits is taken.
+OTHER_NETWORKS = (
+    (_CLIP, "conv3.weight", "attnpool.positional_embedding"),  # openai/CLIP, open_clip
+    (_DEEP_STEM, "conv1.0.weight", "layer1.0.conv1.weight"),  # timm's resnet50d
+    (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
+    (_TRANSFORMER, "patch_embed.proj.weight", "blocks.0.norm1.weight"),  # timm, DINO, MoCo v3
+    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
+    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
+    (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
+    (f"CLIP's {_TRANSFORMER[2:]}", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
+    (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
+    (_CONVNEXT, "stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),  # timm
+    (_CONVNEXT, "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),  # facebookresearch
+    (_CONVNEXT, "features.0.0.weight", "features.1.0.layer_scale"),  # torchvision
+    (_CONVNEXT, "embeddings.patch_embeddings.weight", "encoder.stages.0.layers.0.dwconv.weight"),
+    (_REGNET, "stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"),  # torchvision
+    (_REGNET, "stem.conv.weight", "s1.b1.conv1.conv.weight"),  # timm
+    (
+        _TRANSFORMERS_RESNET,
+        "embedder.embedder.convolution.weight",
+        "encoder.stages.0.layers.0.layer.0.convolution.weight",
+    ),
+)
+SUPPORTED = (
+    "supported are ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width); "
+    "docs/converting.md has the known ones, and a ResNet with torchvision's or Detectron2's names "
+    "under any one prefix is known, too"
+)
+
+# Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
+_DETECTRON2 = re.compile(
+    r"proposal_generator\.|roi_heads\.|sem_seg_head\.|backbone\.(stem|bottom_up)\."
+)
+_OTHERS = re.compile(r"(?:^|\.)(backbone\.(0\.)?body|(rpn|bbox|roi|decode|mask)_head)\.")
+_INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
+
+
+def other_network(keys: Collection[str]) -> str | None:
+    """What OTHER_NETWORKS calls the owner of these keys, or None."""
+    for what, first, second in OTHER_NETWORKS:
+        prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
+        if any(prefix + second in keys for prefix in prefixes):
+            return what
+    return None
+
+
+def refuse_detector(top: Iterable[str], every: Iterable[str], where: str) -> None:
+    """Raise DataError for a whole detector or segmentation network.
+
+    Args:
+        top: keys at the top of the file and under "model", where Detectron2 has them.
+        every: keys of all its dicts of tensors.
+    """
+    if any(_OTHERS.search(key) for key in every):
+        raise DataError(
+            f"{where}: a whole detector or segmentation network of torchvision, DETR or "
+            "MMDetection, not a pre-trained backbone, and this project evaluates only Detectron2's "
+            "and its own; give the weights that its training started from"
+        )
+    if any(_DETECTRON2.match(key) for key in top):
+        raise DataError(
+            f"{where}: a detection model, not a pre-trained backbone; "
+            "give it to detection/train_net.py as MODEL.WEIGHTS with --eval-only"
+        )
+
+
+def source_file(path: Path) -> Path:
+    """The file itself, or the last checkpoint of a run folder of this project.
+
+    Raises DataError: a folder without one, or the JSON that names the files of sharded weights.
+    """
+    if path.is_dir():
+        from moco.checkpoint import last_checkpoint
+
+        return last_checkpoint(path)
+    if not path.is_file():
+        return path  # the reader names the reason
+    with open(path, "rb") as file:
+        start = file.read(1 << 16)
+    if _INDEX.match(start):
+        raise DataError(
+            f"{path}: the index of sharded weights, which holds no tensors; save the network as "
+            "one file, e.g. by save_pretrained(max_shard_size='10GB')"
+        )
+    return path
