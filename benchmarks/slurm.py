@@ -39,7 +39,15 @@ from benchmarks.claims import Claim
 from benchmarks.executors import HOST, PORT, RANK, VISIBLE, Launch, Process, Room
 from benchmarks.jobs import ONE_THREAD, last_iteration, last_line
 from benchmarks.suite import RunSpec
-from benchmarks.suite_folder import DONE, FAILED, RUNNING, State, SuiteFolder, read_json
+from benchmarks.suite_folder import (
+    CHECKPOINT,
+    DONE,
+    FAILED,
+    RUNNING,
+    State,
+    SuiteFolder,
+    read_json,
+)
 from benchmarks.suite_runner import LOG_START, MAX_FRUITLESS, QUEUED, STARTS, note_start
 from moco.errors import LockedError, Preempted, UserError
 from moco.fileio import atomic_write_json
@@ -704,12 +712,12 @@ class RunJob:
         return None
 
     def _note_begin(self, claim: Claim, folder: SuiteFolder, here: "JobEnvironment") -> int:
-        """Say in the claim who is at the run; how often it has begun at the same iteration."""
+        """Say in the claim who is at the run; how often it has begun at the same checkpoint."""
         path = folder.claim(self.spec)
         before = claims.read(path)
         folder.note_claim(claim, self.spec)
         now = claims.read(path)
-        same = before.get("iteration") == now["iteration"]
+        same = before.get(CHECKPOINT) == now[CHECKPOINT]
         starts = int(before.get(STARTS, 0)) + 1 if same else 1
         claim.write({**now, STARTS: starts, "job": here.job_id})
         return starts
@@ -718,8 +726,8 @@ class RunJob:
         """Whether to leave it to the runner what becomes of a run that does not get on."""
         folder = SuiteFolder(self.folder)
         noted = claims.read(folder.claim(self.spec))
-        got_on = last_iteration(folder.metrics(self.spec)) > float(noted.get("iteration", 0.0))
-        return not got_on and int(noted.get(STARTS, 0)) >= MAX_FRUITLESS
+        same = folder.checkpoint(self.spec) == noted.get(CHECKPOINT)
+        return same and int(noted.get(STARTS, 0)) >= MAX_FRUITLESS
 
     def _words(self, here: "JobEnvironment") -> list[str]:
         if self.machines == 1:

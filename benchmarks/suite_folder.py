@@ -45,6 +45,8 @@ SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
 RUNS, TABLES, INITS = "runs", "tables", "inits"
 LOG_NAME, CLAIM_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"
+POINTER_NAME = "last_checkpoint"  # all programs write the newest one's name there
+CHECKPOINT = "checkpoint"  # in a lock file: the newest checkpoint when the process began
 SCHEMA = 1
 # A later call may ask for more of these, never for less or for something else.
 MAY_GROW = ("trials", "inits", "engines")
@@ -102,6 +104,17 @@ class SuiteFolder:
     def metrics(self, spec: RunSpec) -> Path:
         return self.run(spec) / METRICS_NAME
 
+    def checkpoint(self, spec: RunSpec) -> str:
+        """The name of a run's newest checkpoint; empty before the first.
+
+        Another name is progress. `metrics.json` is not: what it tells after the newest checkpoint
+        is done again, and what it does not tell yet may be saved.
+        """
+        try:
+            return (self.run(spec) / POINTER_NAME).read_text().strip()
+        except OSError:
+            return ""
+
     def lock(self) -> AbstractContextManager[None]:
         """For what two runners must not do at the same time; held for moments."""
         return claims.alone(self.path / LOCK_NAME)
@@ -147,8 +160,9 @@ class SuiteFolder:
 
     def _whole_seconds(self, spec: RunSpec, record: RunRecord) -> float:
         """A detection run that was continued has only its last process's in its record: 0."""
-        began_at = float(claims.read(self.claim(spec)).get("iteration", 0.0))
-        return 0.0 if spec.program == DETECTION and began_at else record.seconds
+        began = claims.read(self.claim(spec))
+        resumed = began.get(CHECKPOINT) or began.get("iteration")
+        return 0.0 if spec.program == DETECTION and resumed else record.seconds
 
     def note_claim(self, claim: Claim, spec: RunSpec) -> None:
         """Say who is at a run, for ``--status``."""
@@ -159,6 +173,7 @@ class SuiteFolder:
             "utc": now.strftime("%Y-%m-%d %H:%M UTC"),
             "time": now.timestamp(),
             "iteration": last_iteration(self.metrics(spec)),
+            CHECKPOINT: self.checkpoint(spec),
         }
         claim.write(content)
 

@@ -21,6 +21,7 @@ from benchmarks.executors import Executor, Launch, Process, Room
 from benchmarks.jobs import Display, Job, last_iteration, last_line, time_left
 from benchmarks.suite import Measured, RunSpec, estimate
 from benchmarks.suite_folder import (
+    CHECKPOINT,
     DONE,
     FAILED,
     RUNNING,
@@ -35,10 +36,10 @@ SHOW_SECONDS = 1.0
 LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
 STOP_SECONDS = 120.0  # for processes that were asked to save and end
-MAX_FRUITLESS = 3  # interruptions in a row without an iteration more
+MAX_FRUITLESS = 3  # interruptions in a row without a new checkpoint
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
 QUEUED = "queued"  # a job of a cluster that has not begun
-STARTS = "starts"  # in a job's claim: how often it was begun from the same iteration
+STARTS = "starts"  # in a job's claim: how often it was begun from the same checkpoint
 LOG_START = "log_start"  # in a job's claim: where in the log its process begins
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A process that ends so was asked to by somebody: it is continued.
@@ -52,6 +53,7 @@ class _Mine:
 
     Attributes:
         claim: None while a job has it, or may take it at any moment.
+        checkpoint: the newest one when the process began.
     """
 
     spec: RunSpec
@@ -59,7 +61,7 @@ class _Mine:
     claim: Claim | None
     room: Room | None
     log_start: int
-    began_at: float
+    checkpoint: str
     started: float
 
     def release(self) -> None:
@@ -164,7 +166,7 @@ class Runner:
         process = self._executor.adopt(spec)
         if process is None:
             return False
-        self._watch(_Mine(spec, process, None, None, 0, 0.0, time.monotonic()))
+        self._watch(_Mine(spec, process, None, None, 0, "", time.monotonic()))
         return True
 
     def _watch(self, mine: _Mine) -> None:
@@ -228,8 +230,9 @@ class Runner:
         words = tuple(self._command(spec))
         start = 0 if self._executor.remote else note_start(log, words)
         began_at = last_iteration(self._folder.metrics(spec))
+        checkpoint = self._folder.checkpoint(spec)
         process = self._executor.start(Launch(words, log, (claim,), run=spec), room)
-        self._watch(_Mine(spec, process, claim, room, start, began_at, time.monotonic()))
+        self._watch(_Mine(spec, process, claim, room, start, checkpoint, time.monotonic()))
         kind = QUEUED if self._executor.remote else RUNNING
         self._states[spec.name] = State(kind, began_at, began_at=began_at)
         return True
@@ -256,7 +259,7 @@ class Runner:
             mine.release()
             return False
         noted = claims.read(path)
-        mine.began_at = float(noted.get("iteration", 0.0))
+        mine.checkpoint = str(noted.get(CHECKPOINT, ""))
         mine.log_start = int(noted.get(LOG_START, 0))
         return True
 
@@ -278,7 +281,7 @@ class Runner:
             self._states[spec.name] = state
             return
         if interrupted:
-            error = f"it was interrupted {MAX_FRUITLESS} times without an iteration in between"
+            error = f"it was interrupted {MAX_FRUITLESS} times without a new checkpoint in between"
             error += f"; {mine.process.why()}" if mine.process.why() else ""
         elif code < 0:
             error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
@@ -291,7 +294,7 @@ class Runner:
 
     def _is_fruitless(self, mine: _Mine) -> bool:
         """Whether a run is interrupted again and again without getting on."""
-        if self._stopping or last_iteration(self._folder.metrics(mine.spec)) > mine.began_at:
+        if self._stopping or self._folder.checkpoint(mine.spec) != mine.checkpoint:
             self._fruitless.pop(mine.spec.name, None)
             return False
         count = self._fruitless.get(mine.spec.name, 0) + 1

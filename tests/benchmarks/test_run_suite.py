@@ -630,7 +630,16 @@ def test_interrupted_again_and_again_without_getting_on(lab, capsys):
     with pytest.raises(run_suite.SuiteFailed):
         lab.main(own, "--trials", "1")
     assert set(lab.count("start").values()) == {2 * suite_runner.MAX_FRUITLESS}
-    assert "it was interrupted 3 times without an iteration" in capsys.readouterr().err
+    assert "it was interrupted 3 times without a new checkpoint" in capsys.readouterr().err
+
+
+def test_a_new_checkpoint_is_progress(tmp_path, monkeypatch):
+    """metrics.json has a line every 20 iterations, and preemption may come more often."""
+    monkeypatch.chdir(ROOT)
+    lab = Lab(tmp_path, inits=("often",), trials=1)
+    lab.run()
+    assert set(lab.count("resume").values()) == {ITERATIONS - 1}
+    assert lab.states() == {"done": 2}
 
 
 @pytest.mark.parametrize(

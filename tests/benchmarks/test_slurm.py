@@ -376,7 +376,7 @@ def test_cancelled_again_and_again(lab, capsys):
         lab.run("--trials", "1")
     assert len(cancelled) == 4 * suite_runner.MAX_FRUITLESS
     said = capsys.readouterr().err
-    text = r"it was interrupted 3 times without an iteration in between; job \d+(_\d)? left "
+    text = r"it was interrupted 3 times without a new checkpoint in between; job \d+(_\d)? left "
     assert len(re.findall(text + r"the queue \(CANCELLED\), see \S+_0_log\.err", said)) == 4
     assert not lab.notes() and not lab.events()
 
@@ -406,7 +406,15 @@ def test_preempted_again_and_again(lab, capsys):
     assert len(lab.cluster.calls("scontrol")) == 4 * (suite_runner.MAX_FRUITLESS - 1)
     assert list(lab.cluster.scripts()) == ["100"] and len(set(signalled)) == 4
     said = capsys.readouterr().err
-    assert said.count("it was interrupted 3 times without an iteration in between") == 4
+    assert said.count("it was interrupted 3 times without a new checkpoint in between") == 4
+
+
+def test_preempted_more_often_than_it_logs(tmp_path, lab):
+    """Its jobs end each time from a new checkpoint, so others are submitted until it is done."""
+    lab = SlurmLab(tmp_path, inits=("often",), trials=1)
+    lab.run()
+    assert set(lab.count("resume").values()) == {ITERATIONS - 1}
+    assert lab.states() == {"done": 2}
 
 
 class Here:
