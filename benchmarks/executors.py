@@ -65,6 +65,9 @@ class Process(Protocol):
     def why(self) -> str:
         """What is known about its end beside its log; empty: nothing."""
 
+    def cancelled(self) -> bool:
+        """Whether somebody took it out of the queue while this runner watched it."""
+
     def in_charge(self) -> bool:
         """Whether its end is still to be judged; another runner may have done it."""
 
@@ -158,6 +161,9 @@ class LocalProcess:
 
     def why(self) -> str:
         return ""
+
+    def cancelled(self) -> bool:
+        return False
 
     def in_charge(self) -> bool:
         return True

@@ -311,7 +311,7 @@ def report(
     """The tables as files and on the terminal, what failed, and the next command.
 
     Raises:
-        SuiteFailed: some runs failed.
+        SuiteFailed: some runs failed, or their jobs were cancelled.
     """
     write_tables(folder, specs, baseline)
     failed = [spec for spec in specs if states[spec.name].kind == "failed"]
@@ -321,6 +321,14 @@ def report(
         raise SuiteFailed(
             f"{len(failed)} of {len(specs)} runs failed and are in no number; mend what is named "
             "above, then the same command with --retry-failed"
+        )
+    cancelled = [spec for spec in specs if not states[spec.name].settled]
+    for spec in cancelled:
+        print(f"cancelled: {spec.title}: {states[spec.name].text}", file=sys.stderr)
+    if cancelled:
+        raise SuiteFailed(
+            f"the jobs of {len(cancelled)} of {len(specs)} runs were cancelled; the same command "
+            "submits them again, and they resume from their checkpoints"
         )
 
 

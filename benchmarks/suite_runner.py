@@ -270,6 +270,10 @@ class Runner:
         if state.kind == DONE or (self._executor.remote and folder.failure(spec)):
             self._settle(spec, state)
             return
+        if mine.process.cancelled():
+            # Whoever did that does not want it back; the next call submits it again.
+            self._states[spec.name] = replace(state, text=mine.process.why())
+            return
         interrupted = code in _INTERRUPTED or (self._stopping and code != 0)
         if interrupted and not self._is_fruitless(mine):
             self._open[spec.name] = spec

@@ -39,7 +39,8 @@ def install(path: Path) -> dict[str, str]:
         # -I -S: a fast start, as a test calls them some hundred times.
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {name} "$@"\n')
         program.chmod(0o755)
-    return {"PATH": f"{path}:{os.environ['PATH']}", "FAKE_SLURM": str(path / "state")}
+    own = {"FAKE_SLURM": str(path / "state"), "SLURM_CONF": str(path / "slurm.conf")}
+    return {"PATH": f"{path}:{os.environ['PATH']}", **own}
 
 
 class Cluster:
@@ -249,12 +250,9 @@ def squeue(state: Path, arguments: list[str]) -> int:
 
 
 def sacct(state: Path, arguments: list[str]) -> int:
-    wanted = [arguments[i + 1] for i, word in enumerate(arguments) if word == "-j"]
-    print("JobID|State|NodeList")
-    for job in Cluster(state.parent).jobs().values():
-        if str(job["array"]) in wanted:
-            print(f"{job['id']}|{job['state']}|node1")
-    return 0
+    """As where there is no accounting."""
+    print("Slurm accounting storage is disabled", file=sys.stderr)
+    return 1
 
 
 def scancel(state: Path, arguments: list[str]) -> int:
@@ -269,6 +267,10 @@ def scancel(state: Path, arguments: list[str]) -> int:
 
 
 def scontrol(state: Path, arguments: list[str]) -> int:
+    if arguments[:3] == ["--oneliner", "show", "job"]:
+        job = Cluster(state.parent).jobs()[arguments[3]]
+        print(f"JobId={job['order']} JobState={job['state']} Reason=None")
+        return 0
     assert arguments[0] == "requeue", arguments
     if (state / "refuse-requeue").exists():
         return 1
@@ -281,6 +283,7 @@ def scontrol(state: Path, arguments: list[str]) -> int:
 def main() -> int:
     name, *arguments = sys.argv[1:]
     state = Path(os.environ["FAKE_SLURM"])
+    assert os.environ.get("SLURM_CONF") == str(state.parent / "slurm.conf"), "is the cluster known?"
     with open(state / "calls", "a") as calls:
         calls.write(f"{' '.join([name, *arguments])}\n")
     programs = {"control": control, "sbatch": sbatch, "srun": srun, "squeue": squeue}
