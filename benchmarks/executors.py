@@ -20,6 +20,7 @@ from typing import Protocol
 
 from benchmarks.claims import Claim
 from benchmarks.jobs import ONE_THREAD
+from benchmarks.keep import ALL
 from benchmarks.suite import RunSpec
 from moco.errors import UserError
 
@@ -38,6 +39,7 @@ class Launch:
         log: stdout and stderr are appended to it.
         claims: locks that the process has to keep as long as it lives.
         run: what the process computes, for executors that have to find it again.
+        keep: which of its checkpoints stay, where the executor has to see to that.
     """
 
     command: tuple[str, ...]
@@ -45,6 +47,7 @@ class Launch:
     claims: tuple[Claim, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     run: RunSpec | None = None
+    keep: str = ALL
 
 
 class Process(Protocol):

@@ -39,6 +39,7 @@ from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import HOST, PORT, RANK, VISIBLE, Launch, Process, Room
 from benchmarks.jobs import ONE_THREAD, last_iteration, last_line
+from benchmarks.keep import ALL, remove_checkpoints
 from benchmarks.suite import RunSpec
 from benchmarks.suite_folder import (
     CHECKPOINT,
@@ -49,7 +50,14 @@ from benchmarks.suite_folder import (
     SuiteFolder,
     read_json,
 )
-from benchmarks.suite_runner import LOG_START, MAX_FRUITLESS, QUEUED, STARTS, note_start
+from benchmarks.suite_runner import (
+    KEEP_SECONDS,
+    LOG_START,
+    MAX_FRUITLESS,
+    QUEUED,
+    STARTS,
+    note_start,
+)
 from moco.errors import LockedError, Preempted, UserError
 from moco.fileio import atomic_write_json
 
@@ -375,7 +383,7 @@ class SlurmExecutor:
         run = launch.run
         process = SlurmProcess(self, self._note(run))
         machines, save = self.machines(run.gpus), self._options.save_seconds
-        job = RunJob(self._folder.path, run, launch.command, machines, save)
+        job = RunJob(self._folder.path, run, launch.command, machines, save, launch.keep)
         self._pending.append((process, job))
         self._watched.append(process)
         return process
@@ -543,6 +551,11 @@ def ask_queue(ids: Sequence[str]) -> dict[str, tuple[str, str]] | None:
     return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
 
 
+def _is_running(id_: str) -> bool:
+    """Whether a job is neither cancelled, nor out of time, nor already put back by Slurm."""
+    return (ask_queue([id_]) or {}).get(id_, ("",))[0] == "RUNNING"
+
+
 def last_state(id_: str) -> str:
     """How a job that has left the queue ended, as Slurm says it.
 
@@ -601,6 +614,7 @@ class RunJob:
         folder: of the suite.
         words: of the process, with RANK, HOST and PORT to be filled in.
         save_seconds: how long it may take to save.
+        keep: which checkpoints stay, see benchmarks/keep.py.
     """
 
     folder: Path
@@ -608,6 +622,7 @@ class RunJob:
     words: tuple[str, ...]
     machines: int
     save_seconds: float
+    keep: str = ALL
 
     def __call__(self) -> int:
         from submitit import JobEnvironment
@@ -620,13 +635,15 @@ class RunJob:
             code = self._lead(here, asked)
             if code == 0 or not asked:
                 return self._leave(here, code)
-        if (ask_queue([here.job_id]) or {}).get(here.job_id, ("",))[0] == "RUNNING":
+        if _is_running(here.job_id):
             if self._is_fruitless():
                 return self._leave(here, code)
             try:
                 hand_over(_preemption(here))  # submitit's: back into the queue, and out
             except (RuntimeError, OSError, subprocess.SubprocessError):
-                return self._leave(here, Preempted.exit_code)  # not put back; the runner will
+                # What puts a job back is ended together with the job, and seems to have failed.
+                if _is_running(here.job_id):
+                    return self._leave(here, Preempted.exit_code)  # not put back; the runner will
         # Cancelled, or out of time, or put back by Slurm. No result is left, so the queue counts.
         raise SystemExit(Preempted.exit_code)
 
@@ -677,9 +694,12 @@ class RunJob:
         board.tell(here.global_rank, begins=True)
         with open(log, "ab") as file:
             process = self._start(words, file, claim)
-            failed_since = math.inf
+            failed_since, tidied = math.inf, time.monotonic()
             while process.poll() is None and not asked:
                 time.sleep(POLL_SECONDS)
+                if time.monotonic() - tidied > KEEP_SECONDS:
+                    tidied = time.monotonic()
+                    remove_checkpoints(folder.run(spec), self.keep, done=False)
                 if board.failed() and failed_since == math.inf:
                     failed_since = time.monotonic()
                 if time.monotonic() - failed_since > PARTNER_SECONDS:
@@ -690,6 +710,8 @@ class RunJob:
                 rank, code = board.failed()[0]
                 text = f"error: the process on machine {rank} ended with exit code {code}"
                 file.write(f"{text}; see {board.log(rank)}\n".encode())
+        if folder.state(spec, mine=True).kind == DONE:
+            remove_checkpoints(folder.run(spec), self.keep, done=True)
         return code
 
     def _follow(self, here: "JobEnvironment", asked: list[int]) -> int:

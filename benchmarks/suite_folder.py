@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.jobs import last_iteration
+from benchmarks.keep import newest_name
 from benchmarks.results import Results, Unusable
 from benchmarks.suite import (
     DETECTION,
@@ -45,7 +46,6 @@ SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
 RUNS, TABLES, INITS = "runs", "tables", "inits"
 LOG_NAME, CLAIM_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"
-POINTER_NAME = "last_checkpoint"  # all programs write the newest one's name there
 CHECKPOINT = "checkpoint"  # in a lock file: the newest checkpoint when the process began
 SCHEMA = 1
 # A later call may ask for more of these, never for less or for something else.
@@ -110,10 +110,7 @@ class SuiteFolder:
         Another name is progress. `metrics.json` is not: what it tells after the newest checkpoint
         is done again, and what it does not tell yet may be saved.
         """
-        try:
-            return (self.run(spec) / POINTER_NAME).read_text().strip()
-        except OSError:
-            return ""
+        return newest_name(self.run(spec))
 
     def lock(self) -> AbstractContextManager[None]:
         """For what two runners must not do at the same time; held for moments."""
@@ -260,6 +257,11 @@ class SuiteFolder:
             raise UserError(f"{path}: schema: got {content.get('schema')}, expected {SCHEMA}")
         return content, tuple(_spec(run) for run in content["runs"])
 
+    def data_before(self) -> dict[str, str] | None:
+        """Task → digest of its own folders of data, as the folder was made; None: it is new."""
+        tasks = read_json(self.path / SUITE_NAME).get("tasks")
+        return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
+
     def link(self, inits: Mapping[str, Init]) -> dict[str, str]:
         """Init → what its runs are given: the word ``random``, or a link called after the init."""
         given = {}
@@ -352,8 +354,13 @@ def asked(
     engines: Sequence[str],
     gpus: int | None,
     version: str,
+    data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What ``suite.json`` holds, for :meth:`SuiteFolder.agree`."""
+    """What ``suite.json`` holds, for :meth:`SuiteFolder.agree`.
+
+    Args:
+        data: task → digest of its own folders of data; empty: it has none.
+    """
     tasks = {
         task.name: {
             "config": task.config.name,
@@ -362,6 +369,7 @@ def asked(
             "random_keys": without_places(dict(task.random_overrides)),
             "engines": list(task.engines),
             "without": list(task.without),
+            **({"data": data[task.name]} if data and data[task.name] else {}),
         }
         for task in suite.tasks
     }

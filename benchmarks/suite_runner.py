@@ -19,6 +19,7 @@ from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import Executor, Launch, Process, Room
 from benchmarks.jobs import Display, Job, last_iteration, last_line, time_left
+from benchmarks.keep import ALL, remove_checkpoints
 from benchmarks.suite import Measured, RunSpec, estimate
 from benchmarks.suite_folder import (
     CHECKPOINT,
@@ -31,6 +32,7 @@ from benchmarks.suite_folder import (
 from moco.errors import LockedError, Preempted, UserError
 
 POLL_SECONDS = 0.2
+KEEP_SECONDS = 60.0  # between two looks for checkpoints that need not be kept
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
 SHOW_SECONDS = 1.0
 LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
@@ -80,6 +82,7 @@ class Runner:
         retry_failed: try failed runs once more; else they are only reported.
         measured: speeds of earlier runs on this hardware, for the time left.
         stop_seconds: how long processes may take to save when the runner is asked to stop.
+        keep: which checkpoints of the runs that are computed stay, see benchmarks/keep.py.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Runner:
         retry_failed: bool = False,
         measured: Sequence[Measured] = (),
         stop_seconds: float = STOP_SECONDS,
+        keep: str = ALL,
     ) -> None:
         self._folder, self._executor, self._command = folder, executor, command
         self._specs = tuple(specs)
@@ -105,7 +109,8 @@ class Runner:
         self._fruitless: dict[str, int] = {}
         self._asked: list[int] = []
         self._stopping = False
-        self._next_survey = self._next_show = 0.0
+        self._keep = keep
+        self._next_survey = self._next_show = self._next_tidy = 0.0
 
     def run(self) -> dict[str, State]:
         """Work until every run is done or failed; returns their states by name.
@@ -127,6 +132,7 @@ class Runner:
                     self._reap()
                     self._survey()
                     self._start()
+                    self._tidy()
                     self._show(display)
                     if self._open or self._mine:
                         time.sleep(POLL_SECONDS)
@@ -144,8 +150,19 @@ class Runner:
         seen = spec.name in self._states  # else it was done before, and is among the measured
         if seen and (own := speed(spec, state, DONE)):
             self._measured.append(own)
+        if seen and state.kind == DONE:
+            remove_checkpoints(self._folder.run(spec), self._keep, done=True)
         self._states[spec.name] = state
         self._open.pop(spec.name, None)
+
+    def _tidy(self) -> None:
+        """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
+        now = time.monotonic()
+        if now < self._next_tidy or self._executor.remote:
+            return
+        self._next_tidy = now + KEEP_SECONDS
+        for mine in self._mine.values():
+            remove_checkpoints(self._folder.run(mine.spec), self._keep, done=False)
 
     def _survey(self) -> None:
         """Look at the runs that are not ours."""
@@ -231,7 +248,7 @@ class Runner:
         start = 0 if self._executor.remote else note_start(log, words)
         began_at = last_iteration(self._folder.metrics(spec))
         checkpoint = self._folder.checkpoint(spec)
-        process = self._executor.start(Launch(words, log, (claim,), run=spec), room)
+        process = self._executor.start(Launch(words, log, (claim,), run=spec, keep=self._keep), room)
         self._watch(_Mine(spec, process, claim, room, start, checkpoint, time.monotonic()))
         kind = QUEUED if self._executor.remote else RUNNING
         self._states[spec.name] = State(kind, began_at, began_at=began_at)

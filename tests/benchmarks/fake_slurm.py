@@ -9,7 +9,7 @@ FAKE_SLURM:
     <array>.sh     the script that was submitted
     hold           while it is there, no job starts
     refuse         sbatch answers with what it says; refuse-test: sbatch --test-only does;
-                   refuse-requeue: scontrol requeue does
+                   refuse-requeue: scontrol requeue does; kill-requeue: it is ended with the job
     calls          one line for each call of a program
 
     python fake_slurm.py PROGRAM ARGUMENTS...        what a program on PATH calls, see install()
@@ -201,6 +201,7 @@ def control(state: Path, arguments: list[str]) -> int:
             now["tasks"] = []
             if now["requeue"]:
                 now["state"], now["restarts"] = "PENDING", now["restarts"] + 1
+                now["requeue"] = False
             elif now["state"] in IN_QUEUE:
                 now["state"] = "COMPLETED" if code == 0 else "FAILED"
 
@@ -244,8 +245,9 @@ def squeue(state: Path, arguments: list[str]) -> int:
         return 1
     for job in known:
         node = "node1" if job["state"] == "RUNNING" else ""
+        shown = "COMPLETING" if job.get("requeue") else job["state"]
         line = values["format"].replace("%i", job["id"])
-        print(line.replace("%T", job["state"]).replace("%N", node))
+        print(line.replace("%T", shown).replace("%N", node))
     return 0
 
 
@@ -277,7 +279,7 @@ def scontrol(state: Path, arguments: list[str]) -> int:
     with change(state, arguments[1]) as job:
         job["requeue"] = True
     Cluster(state.parent).signal_tasks(arguments[1], signal.SIGTERM)
-    return 0
+    return 143 if (state / "kill-requeue").exists() else 0
 
 
 def main() -> int:

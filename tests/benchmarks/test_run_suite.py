@@ -642,6 +642,48 @@ def test_a_new_checkpoint_is_progress(tmp_path, monkeypatch):
     assert lab.states() == {"done": 2}
 
 
+def kept(lab: Lab) -> set[tuple[str, ...]]:
+    """The checkpoints in the folders of the runs."""
+    folders = lab.out.glob("runs/*/*/*")
+    return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
+
+
+def test_which_checkpoints_stay(lab, capsys):
+    lab.run("--dry-run")
+    line = "disk for checkpoints: 8.0 GB with --keep final, 16.0 GB with last, 64.0 GB with all; "
+    assert line in capsys.readouterr().out
+    every = tuple(f"model_{number:07d}.pth" for number in range(1, ITERATIONS + 1))
+    lab.run("--trials", "1", "--keep", "all")
+    assert kept(lab) == {every}
+    lab.run()
+    assert kept(lab) == {every, every[-1:]}, "what was done before is left alone"
+    lab.run("--keep", "last")
+    assert kept(lab) == {every[-2:], every[-1:]}, "unless a policy is asked for"
+    lab.run("--keep", "final")
+    assert kept(lab) == {every[-1:]}
+
+
+def test_of_a_run_that_goes_on_two_checkpoints_stay(lab, monkeypatch):
+    monkeypatch.setattr(suite_runner, "KEEP_SECONDS", 0.0)
+    numbers: list[int] = []
+
+    def count() -> None:
+        numbers.extend(len(names) for names in kept(lab))
+
+    monkeypatch.setattr(suite_runner.Runner, "_tidy", after(suite_runner.Runner._tidy, count))
+    lab.run("--trials", "1", delay=0.2)
+    assert max(numbers) <= 3  # one may come between the two looks
+    assert set(lab.count("done").values()) == {1} and kept(lab) == {("model_0000008.pth",)}
+
+
+def after(method, hook):
+    def both(self) -> None:
+        method(self)
+        hook()
+
+    return both
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [

@@ -29,7 +29,7 @@ from detection import train_net
 from moco.errors import LockedError, Preempted, UserError
 from tests.benchmarks.fake_slurm import Cluster, install
 from tests.benchmarks.fake_trainer import ITERATIONS, backend
-from tests.benchmarks.test_run_suite import ROOT, Lab, is_alive
+from tests.benchmarks.test_run_suite import ROOT, Lab, is_alive, kept
 
 QUICK = {"LOOK_SECONDS": 0.1, "QUEUE_SECONDS": 0.5, "GONE_SECONDS": 0.5}
 RUNNER = f"""
@@ -174,6 +174,17 @@ def test_the_script_that_is_submitted(lab, monkeypatch):
     assert not lab.events()
 
 
+def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
+    """Without a runner that would do it."""
+    runner = lab.start("--trials", "1", delay=0.1)
+    lab.wait_for(lambda: len(lab.notes()) == 4, 60)
+    runner.kill()
+    lab.wait_for(lambda: len(lab.count("done")) == 4, 60)
+    jobs = lab.cluster.jobs
+    lab.wait_for(lambda: {job["state"] for job in jobs().values()} == {"COMPLETED"}, 60)
+    assert kept(lab) == {("model_0000008.pth",)}
+
+
 def test_submitits_local_executor(lab, tables, monkeypatch):
     """The same jobs without any Slurm."""
     monkeypatch.setattr(slurm, "CLUSTER", "local")
@@ -203,6 +214,23 @@ def test_preemption_and_time_limit(lab):
     lab.run("--trials", "1")
     lab.assert_once(4)
     assert list(lab.cluster.scripts()) == ["100"], "nothing was submitted again"
+
+
+def test_put_back_once(lab, monkeypatch):
+    """Slurm ends all of a job that is put back, also the program that has asked for it."""
+    (lab.cluster.state / "kill-requeue").touch()
+    preempted: list[str] = []
+
+    def preempt_one() -> bool:
+        if not preempted and lab.count("iteration-2"):
+            preempted.append(next(iter(lab.count("iteration-2"))))
+            lab.cluster.signal_tasks(lab.notes()[preempted[0]], signal.SIGTERM)
+        return False
+
+    Stop(monkeypatch, preempt_one)
+    lab.run("--trials", "1", delay=0.3)
+    assert list(lab.count("resume")) == preempted and len(lab.cluster.jobs()) == 4
+    lab.assert_once(4)
 
 
 def test_preempted_by_sigterm_alone(lab):
