@@ -122,7 +122,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         return
     specs = _known_lengths(folder, specs)
     folder.agree(content, specs)
-    given = folder.link(inits)
+    given = folder.copy_weights(inits)
     runs = {spec.name: replace(spec, weights=given[spec.init]) for spec in specs}
 
     def words(spec: "RunSpec") -> "Sequence[str]":

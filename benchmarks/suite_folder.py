@@ -1,7 +1,7 @@
 """A suite's folder: what was asked, and how far each run is. Nothing is read from logs.
 
 suite.json               what was asked, agreed on by every call on this folder
-inits/<name>.pth         links to the weights, so that a run is named after its init
+inits/<name>.pth         copies of the weights, so that a run is named after its init
 runs/<task>/<init>/seed<k>-<id>/
     run.json             by the run itself, last: a run is done when this says so
     suite.log            what its processes printed
@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ from benchmarks.suite import (
     without_places,
 )
 from moco.errors import DataError, UserError
-from moco.fileio import TEMPORARY_PREFIX, atomic_write_json, sha256_file
+from moco.fileio import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 from moco.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
@@ -262,22 +263,23 @@ class SuiteFolder:
         tasks = read_json(self.path / SUITE_NAME).get("tasks")
         return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
 
-    def link(self, inits: Mapping[str, Init]) -> dict[str, str]:
-        """Init → what its runs are given: the word ``random``, or a link called after the init."""
+    def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
+        """Init → what its runs are given: the word ``random``, or a copy called after the init.
+
+        A copy, since a link to where the weights are on one machine leads nowhere on another.
+        """
         given = {}
-        for name, init in inits.items():
-            if init.weights == RANDOM:
-                given[name] = RANDOM
-                continue
-            target = Path(init.weights).resolve()
-            link = self.path / INITS / f"{name}{_ending(target.name)}"
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not (link.is_symlink() and link.resolve() == target):
-                temporary = link.with_name(f".{link.name}.{os.getpid()}")
-                temporary.unlink(missing_ok=True)
-                temporary.symlink_to(target)
-                os.replace(temporary, link)
-            given[name] = str(link)
+        with self.lock():
+            for name, init in inits.items():
+                if init.weights == RANDOM:
+                    given[name] = RANDOM
+                    continue
+                source = Path(init.weights)
+                copy = self.path / INITS / f"{name}{_ending(source.name)}"
+                if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != init.sha256:
+                    with open(source, "rb") as file:
+                        atomic_write(copy, lambda out, file=file: shutil.copyfileobj(file, out))
+                given[name] = str(copy)
         return given
 
     def _check_folder(self) -> None:

@@ -151,8 +151,8 @@ def test_a_suite_to_its_tables_and_nothing_twice(lab, capsys):
     tables = lab.tables()
     assert {"table.md", "table.csv", "table.tex", "table.html"} <= set(tables)
     # A run is named after its init, and its weights are those that were given.
-    link = lab.out / "inits" / "mine.pth"
-    assert link.resolve() == lab.path / "mine.pth"
+    copy = lab.out / "inits" / "mine.pth"
+    assert copy.read_text() == "weights of mine" and not copy.is_symlink()
     (lab.out / "tables" / ".tmp-half").write_text("of a runner that was killed while writing")
     lab.run()
     assert len(lab.events()) == 8 * (2 + ITERATIONS)
@@ -165,6 +165,26 @@ def test_more_trials_and_inits_come_on_top(lab):
     (lab.path / "new.pth").write_text("other weights")
     lab.run("--trials", "2", "--init", f"new={lab.path / 'new.pth'}")
     assert len(lab.count("done")) == 12 and set(lab.count("done").values()) == {1}
+
+
+def test_weights_at_another_place_on_another_machine(lab):
+    """What a run was given stays there for the machines that continue it."""
+    lab.run("--trials", "1")
+    copy = lab.out / "inits" / "mine.pth"
+    (lab.path / "mine.pth").rename(lab.path / "elsewhere.pth")
+    lab.inits = ["--init", "random", "--init", f"mine={lab.path / 'elsewhere.pth'}"]
+    lab.run()
+    assert copy.read_text() == "weights of mine"
+    (lab.path / "elsewhere.pth").unlink()
+    assert copy.read_text() == "weights of mine"
+    assert len(lab.count("done")) == 8 and set(lab.count("done").values()) == {1}
+    # What an earlier version has left, and what is damaged, is replaced.
+    (lab.path / "elsewhere.pth").write_text("weights of mine")
+    for damage in (lambda: copy.symlink_to("nowhere.pth"), lambda: copy.write_text("half")):
+        copy.unlink()
+        damage()
+        lab.run()
+        assert copy.read_text() == "weights of mine" and not copy.is_symlink()
 
 
 def test_kill_9_at_ten_moments(lab):
