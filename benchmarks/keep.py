@@ -4,6 +4,7 @@ A run writes one every CHECKPOINT_PERIOD, 36 in the longest schedules. Only the 
 from, and only the last one is what the tables are about.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     def age(path: Path) -> tuple[bool, float, float]:
         match = _NAME.fullmatch(path.name)
         assert match
-        numbers = [float(part) if part.isdecimal() else float("inf") for part in match.groups("inf")]
-        return path.name == newest, min(numbers[:2]), numbers[2]
+        final, epoch, step = (float(n) if n.isdecimal() else math.inf for n in match.groups("inf"))
+        return path.name == newest, min(final, epoch), step
 
     return sorted((p for p in folder.glob("*.pth*") if _NAME.fullmatch(p.name)), key=age)
 
@@ -82,14 +83,15 @@ def disk_line(
     """
     found = {spec.name: checkpoints.get((spec.task, spec.engine, spec.init)) for spec in specs}
     known = [each for each in found.values() if each is not None]
-    parts = []
+    parts: list[str] = []
     for policy in sorted(KEEP, key=lambda name: name != keep):
         number = number_kept(policy, done=True)
         total = sum(each.num_bytes * min(number or each.number, each.number) for each in known)
         parts.append(f"{_gigabytes(total)} with {'' if parts else '--keep '}{policy}")
     unknown = dict.fromkeys(spec.task for spec in specs if found[spec.name] is None)
     missing = f"; how much {', '.join(unknown)} takes is not known" if unknown else ""
-    near = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    path = folder.absolute()
+    near = next(place for place in (path, *path.parents) if place.exists())
     free = _gigabytes(shutil.disk_usage(near).free)
     return f"disk for checkpoints: {', '.join(parts)}{missing}; {free} are free in {near}"
 

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import HOST, PORT, RANK, VISIBLE, Launch, Process, Room
-from benchmarks.jobs import ONE_THREAD, last_iteration, last_line
+from benchmarks.jobs import ONE_THREAD, last_line
 from benchmarks.keep import ALL, remove_checkpoints
 from benchmarks.suite import RunSpec
 from benchmarks.suite_folder import (
@@ -562,15 +562,16 @@ def last_state(id_: str) -> str:
     The controller knows that for some minutes; after that only accounting does, where there is any.
     """
     for command, pattern in (
-        (["scontrol", "--oneliner", "show", "job", id_], r"\bJobState=(\S+)"),
-        (["sacct", "--noheader", "--parsable2", "--allocations", "--format=State", "-j", id_], r".+"),
+        ("scontrol --oneliner show job", r"\bJobState=(\S+)"),
+        ("sacct --noheader --parsable2 --allocations --format=State -j", r"(\S+)"),
     ):
+        words = [*command.split(), id_]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0 and (match := re.search(pattern, done.stdout)):
-            return match[match.lastindex or 0]
+            return match[1]
     return "nothing more is known"
 
 

@@ -1,8 +1,8 @@
 """A suite: which tasks, initialisations and trials make a table, expanded into runs. Pure.
 
 ``configs/suites/*.yaml`` is read here; everything else is a function of its arguments. A run's id
-is a hash of what makes its numbers: the task's keys, what is in its own folder of data, the weights'
-bytes, the engine, the seed and the version of this project.
+is a hash of what makes its numbers: the task's keys, what is in a custom folder of data, the bytes
+of the weights, the engine, the seed and the version of this project.
 """
 
 import ast

@@ -241,7 +241,8 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
     called = f"{task.name} on {task.test.name}"
     iterations = int(task.cfg.SOLVER.MAX_ITER)
-    written = Checkpoints(_detector_bytes(task), 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD)
+    number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
+    written = Checkpoints(_detector_bytes(task), number)
     return _Outcome("", iterations, tuple(notes), called, written)
 
 
@@ -250,8 +251,9 @@ def _detector_bytes(task: "Task") -> int:
     import torch
 
     if task.engine == DETECTRON2:
-        import detection.d2.trainer  # noqa: F401 - registers what this project adds
-        from detectron2.modeling import build_model
+        from detection.d2.trainer import Trainer
+
+        build_model = Trainer.build_model
     else:
         from detection.embedded.build import build_model
     cfg = task.cfg.clone()

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ class SuiteFolder:
                 copy = self.path / INITS / f"{name}{_ending(source.name)}"
                 if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != init.sha256:
                     with open(source, "rb") as file:
-                        atomic_write(copy, lambda out, file=file: shutil.copyfileobj(file, out))
+                        atomic_write(copy, partial(shutil.copyfileobj, file))
                 given[name] = str(copy)
         return given
 

@@ -6,6 +6,7 @@ a folder with others.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,7 +170,7 @@ class Runner:
         now = time.monotonic()
         if now < self._next_survey:
             return
-        self._next_survey = now + SURVEY_SECONDS
+        first, self._next_survey = not self._next_survey, now + SURVEY_SECONDS
         for spec in list(self._open.values()):
             state = self._folder.state(spec)
             if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec, state)):
@@ -177,6 +178,13 @@ class Runner:
             self._states[spec.name] = state
             if not state.settled:
                 self._adopt(spec)
+        busy = [spec for spec in self._open.values() if self._states[spec.name].kind == RUNNING]
+        if first and busy:
+            print(
+                f"note: {', '.join(spec.title for spec in busy)}: computed by processes of another "
+                "call, which may have been killed; they are waited for",
+                file=sys.stderr,
+            )
 
     def _adopt(self, spec: RunSpec) -> bool:
         """Watch the job that another runner has submitted for a run, if there is one."""
@@ -248,7 +256,8 @@ class Runner:
         start = 0 if self._executor.remote else note_start(log, words)
         began_at = last_iteration(self._folder.metrics(spec))
         checkpoint = self._folder.checkpoint(spec)
-        process = self._executor.start(Launch(words, log, (claim,), run=spec, keep=self._keep), room)
+        launch = Launch(words, log, (claim,), run=spec, keep=self._keep)
+        process = self._executor.start(launch, room)
         self._watch(_Mine(spec, process, claim, room, start, checkpoint, time.monotonic()))
         kind = QUEUED if self._executor.remote else RUNNING
         self._states[spec.name] = State(kind, began_at, began_at=began_at)

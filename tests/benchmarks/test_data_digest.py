@@ -103,7 +103,8 @@ def test_ids(key, tmp_path, monkeypatch):
     assert ids(str(first)) == ids("$DETECTRON2_DATASETS/copy")
     own, known = zip(ids(str(first)), ids(str(other)), strict=True)
     assert own[0] != own[1] and known[0] == known[1]
-    plain = expand(suite_of(tmp_path), {"random": Init("random", None)}, 1, ["embedded"], version="1")
+    inits = {"random": Init("random", None)}
+    plain = expand(suite_of(tmp_path), inits, 1, ["embedded"], version="1")
     assert known[0] == plain[1].id, "a task of a known dataset keeps its id"
 
 
@@ -119,7 +120,7 @@ def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):
     assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 2
     (tmp_path / "moved" / "JPEGImages" / "1.jpg").write_text("other pixels")
     folder_digest.cache_clear()
-    with pytest.raises(UserError, match="was made by another call .tasks: a: data was "):
+    with pytest.raises(UserError, match="tasks: a: data was "):
         lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))
     # A folder of an earlier version, which did not look at the data, keeps its ids.
     path = lab.out / "suite.json"

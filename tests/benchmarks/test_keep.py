@@ -26,7 +26,7 @@ def fill(folder: Path, names: list[str], newest: str) -> None:
 @pytest.mark.parametrize("names", [DETECTION, CLASSIFIER])
 @pytest.mark.parametrize(
     ("keep", "done", "number"),
-    [("final", True, 1), ("final", False, 2), ("last", True, 2), ("last", False, 2), ("all", True, 4)],
+    [("final", True, 1), ("final", False, 2), ("last", True, 2), ("all", True, 4)],
 )
 def test_what_stays(names, keep, done, number, tmp_path):
     fill(tmp_path, names, names[-1])

@@ -218,7 +218,7 @@ def test_kill_9_at_ten_moments(lab):
     assert lab.count("resume"), "no run was continued"
 
 
-def test_processes_of_a_killed_runner_are_waited_for(lab):
+def test_processes_of_a_killed_runner_are_waited_for(lab, capsys):
     runner = lab.start(delay=0.5)
     lab.wait_for(lambda: len(lab.count("iteration-1")) == 2)
     runner.kill()
@@ -229,7 +229,10 @@ def test_processes_of_a_killed_runner_are_waited_for(lab):
     # They keep their places, so the next runner starts nothing beside them.
     busy = LocalExecutor(lab.out, ["0", "1"], cpu=True)
     assert busy.reserve(0) is None
+    capsys.readouterr()
     lab.run()
+    said = capsys.readouterr().err
+    assert "note: a random seed 0 (embedded), a mine seed 0 (embedded): computed by proc" in said
     assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 8
     assert lab.count("start") == lab.count("done") and not lab.count("resume")
     events = lab.events()
