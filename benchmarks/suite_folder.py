@@ -260,7 +260,12 @@ class SuiteFolder:
         return content, tuple(_spec(run) for run in content["runs"])
 
     def data_before(self) -> dict[str, str] | None:
-        """Task → digest of its own folders of data, as the folder was made; None: it is new."""
+        """Task → digest of its own folders of data, as the folder was made; None: it is new.
+
+        Raises:
+            UserError: the folder is none, or cannot be written.
+        """
+        self._check_folder()
         tasks = read_json(self.path / SUITE_NAME).get("tasks")
         return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
 

@@ -107,6 +107,12 @@ PRIVATE = (
         "how torch.load itself restores a negated tensor",
     ),
     Private(
+        "torch.nn.Module",
+        "_metadata",
+        "moco/plain_pickle.py",
+        "the versions of modules, an attribute of the state dicts that a Module saves and reads",
+    ),
+    Private(
         "torch",
         "_foreach_lerp_",
         "moco/mechanisms/momentum_queue.py",
@@ -144,9 +150,15 @@ def defined(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if on_self(node) else set()
     return names
+
+
+def on_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
 def used(tree: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
@@ -154,8 +166,7 @@ def used(tree: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Attribute):
-            on_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            names = [] if on_self and node.attr in inherited else [node.attr]
+            names = [] if on_self(node) and node.attr in inherited else [node.attr]
         elif isinstance(node, ast.ImportFrom):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -209,6 +220,6 @@ def test_it_is_there_and_used(each: Private):
     except ModuleNotFoundError:
         module, _, name = each.owner.rpartition(".")
         owner = getattr(importlib.import_module(module), name)
-    there = hasattr(owner, each.name) or f"self.{each.name}" in inspect.getsource(owner)
+    there = hasattr(owner, each.name) or f".{each.name}" in inspect.getsource(owner)
     assert there, f"{each.owner} has no {each.name} any more; used in {each.file}: {each.why}"
     assert each.name in (ROOT / each.file).read_text(), f"{each.file} does not use it: remove it"
