@@ -20,6 +20,7 @@ from typing import Protocol
 
 from benchmarks.claims import Claim
 from benchmarks.jobs import ONE_THREAD
+from benchmarks.keep import ALL
 from benchmarks.suite import RunSpec
 from moco.distributed import usable_cores
 from moco.errors import UserError
@@ -39,6 +40,7 @@ class Launch:
         log: stdout and stderr are appended to it.
         claims: locks that the process has to keep as long as it lives.
         run: what the process computes, for executors that have to find it again.
+        keep: which of its checkpoints stay, where the executor has to see to that.
     """
 
     command: tuple[str, ...]
@@ -46,6 +48,7 @@ class Launch:
     claims: tuple[Claim, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     run: RunSpec | None = None
+    keep: str = ALL
 
 
 class Process(Protocol):
@@ -65,6 +68,9 @@ class Process(Protocol):
 
     def why(self) -> str:
         """What is known about its end beside its log; empty: nothing."""
+
+    def cancelled(self) -> bool:
+        """Whether somebody took it out of the queue while this runner watched it."""
 
     def in_charge(self) -> bool:
         """Whether its end is still to be judged; another runner may have done it."""
@@ -159,6 +165,9 @@ class LocalProcess:
 
     def why(self) -> str:
         return ""
+
+    def cancelled(self) -> bool:
+        return False
 
     def in_charge(self) -> bool:
         return True

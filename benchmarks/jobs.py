@@ -2,8 +2,12 @@
 
 Each job is an ordinary command line whose output goes to its own log file. How far a job has come
 is read from the ``metrics.json`` that it writes; nothing else passes between the processes.
+
+Beside its log is a lock file that a job's process holds. Where a call is killed with SIGKILL its
+processes continue, and the next call takes them over instead of starting others beside them.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -17,12 +21,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn
 
+from benchmarks import claims
+from benchmarks.claims import Claim
 from moco import stop
-from moco.errors import UserError
+from moco.errors import Preempted, UserError
 from moco.progress import LINE_EVERY_SECONDS, format_seconds
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = 30.0
+LOCK_ENDING = ".lock"
 TAIL_BYTES = 1 << 18  # the AP of each of a thousand classes fits on one line
 # Torch and its libraries read these; more threads on one small job only get in each other's way.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -38,6 +45,7 @@ class Job:
         expected_seconds: on one core; only the time left depends on it.
         after: names of jobs that must be done first.
         metrics: file of JSON lines with ``iteration``, and the number of ``iterations`` in all.
+        is_done: whether the job needs no process, asked after one of an earlier call has ended.
     """
 
     name: str
@@ -47,6 +55,11 @@ class Job:
     after: tuple[str, ...] = ()
     metrics: Path | None = None
     iterations: int = 0
+    is_done: Callable[[], bool] = lambda: False
+
+    @property
+    def lock(self) -> Path:
+        return self.log.with_suffix(LOCK_ENDING)
 
     def fraction(self) -> float:
         """Share of the iterations that the job has logged, 0..1."""
@@ -63,13 +76,48 @@ class JobFailed(UserError):
         self.exit_code = exit_code
 
 
+class _Orphan:
+    """The process of an earlier call that was killed, known by the lock that it holds."""
+
+    def __init__(self, lock: Path) -> None:
+        self._lock = lock
+
+    def poll(self) -> int | None:
+        return None if claims.held(self._lock) else 0
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = math.inf) -> None:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self._lock), timeout)
+            time.sleep(POLL_SECONDS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = claims.read(self._lock).get("pid")
+        if pid and self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
 @dataclass
 class _Running:
-    process: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes] | _Orphan"
     log: IO[bytes]
     started: float
     initial: float  # fraction that an earlier, interrupted call had done
     fraction: float
+    claim: Claim | None = None  # None: the process of an earlier call has it
+
+    def close(self) -> None:
+        self.log.close()
+        if self.claim is not None:
+            self.claim.release()
 
 
 @dataclass
@@ -156,6 +204,11 @@ def run_jobs(
     return board.seconds
 
 
+def processes_left(logs: Path) -> list[str]:
+    """Jobs with logs in a folder whose processes outlived the call that started them."""
+    return sorted(p.stem for p in logs.glob(f"*{LOCK_ENDING}") if claims.held(p))
+
+
 def time_left(
     jobs: Sequence[Job], left: Mapping[str, float], running: Collection[str], workers: int
 ) -> float:
@@ -206,13 +259,25 @@ def _start_ready(board: _Board, env: Mapping[str, str]) -> None:
         if job.name in board.seconds or job.name in board.running:
             continue
         if all(name in board.seconds for name in job.after):
-            job.log.parent.mkdir(parents=True, exist_ok=True)
-            log = open(job.log, "wb")  # noqa: SIM115 - closed when the process ends
-            process = subprocess.Popen(
-                job.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(env)
-            )
-            done = job.fraction()
-            board.running[job.name] = _Running(process, log, time.monotonic(), done, done)
+            claim = Claim.take(job.lock)
+            log = open(job.log, "ab")  # noqa: SIM115 - closed when the process ends
+            process: subprocess.Popen[bytes] | _Orphan = _Orphan(job.lock)
+            if claim is None:
+                note = "is still computed by a process of an earlier call that was killed"
+                print(f"note: {job.name} {note}; waiting for it", file=sys.stderr, flush=True)
+            else:
+                log.truncate(0)
+                process = subprocess.Popen(
+                    job.command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=dict(env),
+                    pass_fds=[claim.fd],
+                )
+                claim.write({"pid": process.pid})
+            done, now = job.fraction(), time.monotonic()
+            board.running[job.name] = _Running(process, log, now, done, done, claim)
 
 
 def _look_after(board: _Board, job: Job, now: float) -> None:
@@ -221,8 +286,10 @@ def _look_after(board: _Board, job: Job, now: float) -> None:
     code = run.process.poll()
     if code is None:
         return
-    run.log.close()
+    run.close()
     del board.running[job.name]
+    if run.claim is None and not job.is_done():
+        return  # it did not come to its end, and is started as any other
     if code != 0:
         reason = f"it was killed by signal {-code}" if code < 0 else last_line(job.log)
         raise JobFailed(
@@ -242,7 +309,7 @@ def _stop(running: Collection[_Running]) -> None:
         except subprocess.TimeoutExpired:
             run.process.kill()
             run.process.wait()
-        run.log.close()
+        run.close()
 
 
 def last_iteration(path: Path) -> float:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.jobs import Job, run_jobs, time_left
+from benchmarks.jobs import Job, processes_left, run_jobs, time_left
 from benchmarks.prepare import limit_voc, training_pictures, voc_splits
 from benchmarks.tables import format_gap
 from moco.cfgnode import read_yaml
 from moco.distributed import usable_cores
-from moco.errors import UserError, printable, run_cli
+from moco.errors import LockedError, UserError, printable, run_cli
 from moco.fileio import atomic_write_json
 from moco.progress import format_seconds
 from moco.run import METRICS_NAME, RECORD_NAME, read_record
@@ -206,6 +206,11 @@ def claim(plan: Plan, overwrite: bool) -> None:
         before = json.loads(path.read_text())
         changed = [key for key, value in plan.settings().items() if before.get(key) != value]
         if overwrite:
+            if left := processes_left(plan.out / "logs"):
+                raise LockedError(
+                    f"{plan.out}: {', '.join(left)} is still computed by a process of an earlier "
+                    "call; wait for it, or continue that call and stop it with Ctrl-C"
+                )
             _remove_own(plan.out)
         elif changed:
             raise UserError(
@@ -246,14 +251,16 @@ def pictures_job(plan: Plan) -> Job:
     else:
         command = _module("benchmarks.synthetic", plan.pictures.parent, "--trainval", 0)
         command += _options(SMOKE_PICTURES) if plan.smoke else []
-    return Job(PICTURES, lambda: command, plan.log("pictures"), PICTURES_SECONDS)
+    log, is_done = plan.log("pictures"), plan.pictures.exists
+    return Job(PICTURES, lambda: command, log, PICTURES_SECONDS, is_done=is_done)
 
 
 def scenes_job(plan: Plan) -> Job:
     """Draws the labelled scenes."""
     command = _module("benchmarks.synthetic", plan.scenes.parent, "--pictures", 0)
     command += _options(SMOKE_SCENES) if plan.smoke else []
-    return Job(SCENES, lambda: command, plan.log("scenes"), SCENES_SECONDS)
+    log, is_done = plan.log("scenes"), plan.scenes.exists
+    return Job(SCENES, lambda: command, log, SCENES_SECONDS, is_done=is_done)
 
 
 def pretrain_job(plan: Plan) -> Job:
@@ -276,7 +283,16 @@ def pretrain_job(plan: Plan) -> Job:
     seconds = OWN_PRETRAIN_SECONDS if own else PRETRAIN_SECONDS
     metrics = plan.pretrain / METRICS_NAME
     iterations = _iterations(PRETRAIN_CONFIG, "MAX_ITERS", keys)
-    return Job(PRETRAIN, command, plan.log("pretrain"), seconds, (PICTURES,), metrics, iterations)
+    return Job(
+        PRETRAIN,
+        command,
+        plan.log("pretrain"),
+        seconds,
+        (PICTURES,),
+        metrics,
+        iterations,
+        lambda: is_done(plan.pretrain),
+    )
 
 
 def convert_job(plan: Plan) -> Job:
@@ -286,7 +302,8 @@ def convert_job(plan: Plan) -> Job:
         newest = (plan.pretrain / POINTER_NAME).read_text().strip()
         return _module("convert.convert_to_d2", plan.pretrain / newest, plan.weights)
 
-    return Job(CONVERT, command, plan.log("convert"), CONVERT_SECONDS, (PRETRAIN,))
+    log, is_done = plan.log("convert"), plan.weights.exists
+    return Job(CONVERT, command, log, CONVERT_SECONDS, (PRETRAIN,), is_done=is_done)
 
 
 def detection_job(plan: Plan, init: str, seed: int) -> Job:
@@ -316,6 +333,7 @@ def detection_job(plan: Plan, init: str, seed: int) -> Job:
         after,
         folder / METRICS_NAME,
         iterations,
+        lambda: is_done(folder),
     )
 
 

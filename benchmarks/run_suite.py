@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.keep import FINAL, KEEP, disk_line, remove_checkpoints
 from moco.errors import UserError, printable, run_cli
 from moco.progress import format_seconds
 
@@ -78,6 +79,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         Preempted: stopped by a signal.
         SuiteFailed: after everything else: some runs failed.
     """
+    from benchmarks.data_digest import data_digests
     from benchmarks.executors import make_executor
     from benchmarks.suite import expand, parse_inits, with_options
     from benchmarks.suite_checks import option_pairs
@@ -92,7 +94,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated)
     engines = backend.choose_engines(args.engine)
-    version = project_version()
+    version, data = project_version(), data_digests(suite, folder.data_before())
     specs = expand(
         suite,
         inits,
@@ -101,9 +103,10 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         version=version,
         gpus=args.gpus_per_run,
         available=executor.gpus,
+        data=data,
     )
     machines = {size: executor.machines(size) for size in sorted({spec.gpus for spec in specs})}
-    content = asked(suite, inits, args.trials, engines, args.gpus_per_run, version)
+    content = asked(suite, inits, args.trials, engines, args.gpus_per_run, version, data)
     folder.check(content)
     opening = f"{suite.title or suite.name}: {_counted(len(specs), 'run')}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
@@ -113,11 +116,14 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
     measured = measured_runs(folder, specs, hardware)
     if args.dry_run:
         print(listing(folder, specs, measured, executor, args.retry_failed))
+        open_ = [spec for spec in specs if not folder.state(spec).settled]
+        if open_:
+            print(disk_line(open_, findings.checkpoints, args.keep or FINAL, folder.path))
         print("\nchecked every task, data set and weights file; nothing was started")
         return
     specs = _known_lengths(folder, specs)
     folder.agree(content, specs)
-    given = folder.link(inits)
+    given = folder.copy_weights(inits)
     runs = {spec.name: replace(spec, weights=given[spec.init]) for spec in specs}
 
     def words(spec: "RunSpec") -> "Sequence[str]":
@@ -132,7 +138,12 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         retry_failed=args.retry_failed,
         measured=measured,
         stop_seconds=args.stop_seconds,
+        keep=args.keep or FINAL,
     ).run()
+    if args.keep:  # else runs that were done before stay as they are
+        for spec in specs:
+            if states[spec.name].kind == "done":
+                remove_checkpoints(folder.run(spec), args.keep, done=True)
     report(folder, specs, states, baseline)
 
 
@@ -311,7 +322,7 @@ def report(
     """The tables as files and on the terminal, what failed, and the next command.
 
     Raises:
-        SuiteFailed: some runs failed.
+        SuiteFailed: some runs failed, or their jobs were cancelled.
     """
     write_tables(folder, specs, baseline)
     failed = [spec for spec in specs if states[spec.name].kind == "failed"]
@@ -321,6 +332,14 @@ def report(
         raise SuiteFailed(
             f"{len(failed)} of {len(specs)} runs failed and are in no number; mend what is named "
             "above, then the same command with --retry-failed"
+        )
+    cancelled = [spec for spec in specs if not states[spec.name].settled]
+    for spec in cancelled:
+        print(f"cancelled: {spec.title}: {states[spec.name].text}", file=sys.stderr)
+    if cancelled:
+        raise SuiteFailed(
+            f"the jobs of {len(cancelled)} of {len(specs)} runs were cancelled; the same command "
+            "submits them again, and they resume from their checkpoints"
         )
 
 
@@ -433,6 +452,12 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--status", action="store_true", help="how far the suite in DIR is")
     result.add_argument(
         "--retry-failed", action="store_true", help="try runs that failed before once more"
+    )
+    result.add_argument(
+        "--keep",
+        choices=KEEP,
+        help="checkpoints that stay: the final one of each run (default), its last two, or all; "
+        "given by name, also of runs that were done before",
     )
     result.add_argument(
         "--seconds-per-iteration",

@@ -8,9 +8,10 @@ job.json    which job is in charge of the run; written once it is submitted, rem
 
 A job takes its run's claim itself when it begins, on whatever machine that is, and looks at the
 run's record first: whatever was submitted twice is computed once. (The file system must have locks
-that all machines see, as NFS and Lustre do unless they were mounted without.) It ends by the signal
-that Slurm sends before it takes the machine away: the run saves, the job puts itself back into the
-queue under its old number, and goes on from there.
+that all machines see, as NFS and Lustre do unless they were mounted without.) On the signal that
+Slurm sends before it takes the machine away, whichever that is, the run saves. While the job still
+counts as running it then puts itself back into the queue under its old number and resumes there;
+one that is completing was cancelled, or is put back by Slurm itself.
 
 submitit's own files are below ``jobs/`` in the suite's folder. A job unpickles there what submitit
 has written for it; the runner unpickles nothing.
@@ -37,10 +38,26 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import HOST, PORT, RANK, VISIBLE, Launch, Process, Room
-from benchmarks.jobs import ONE_THREAD, last_iteration, last_line
+from benchmarks.jobs import ONE_THREAD, last_line
+from benchmarks.keep import ALL, remove_checkpoints
 from benchmarks.suite import RunSpec
-from benchmarks.suite_folder import DONE, FAILED, RUNNING, State, SuiteFolder, read_json
-from benchmarks.suite_runner import LOG_START, MAX_FRUITLESS, QUEUED, STARTS, note_start
+from benchmarks.suite_folder import (
+    CHECKPOINT,
+    DONE,
+    FAILED,
+    RUNNING,
+    State,
+    SuiteFolder,
+    read_json,
+)
+from benchmarks.suite_runner import (
+    KEEP_SECONDS,
+    LOG_START,
+    MAX_FRUITLESS,
+    QUEUED,
+    STARTS,
+    note_start,
+)
 from moco.errors import LockedError, Preempted, UserError
 from moco.fileio import atomic_write_json
 
@@ -242,6 +259,8 @@ class SlurmProcess:
         self._gone_since: float | None = None
         self._code: int | None = None
         self._why = ""
+        self._was_queued = bool(not id_)
+        self._cancelled = False
 
     def accept(self, id_: str) -> None:
         """It was submitted."""
@@ -262,12 +281,14 @@ class SlurmProcess:
             self._code = self._read()
         elif look.queue is None or look.queue_at <= self._since or self.id in look.queue:
             self._gone_since = None
+            self._was_queued |= look.queue is not None and self.id in look.queue
         elif self._gone_since is None:
             self._gone_since = now
         elif now - self._gone_since >= GONE_SECONDS:
             self._code = -signal.SIGTERM
-            state = self._executor.last_state(self.id)
+            state = last_state(self.id)
             self._why = f"job {self.id} left the queue ({state}), see {self._log()}"
+            self._cancelled = self._was_queued and state.startswith("CANCELLED")
         if self._code is not None:
             self._executor.let_go(self)
         return self._code
@@ -299,6 +320,9 @@ class SlurmProcess:
 
     def why(self) -> str:
         return self._why
+
+    def cancelled(self) -> bool:
+        return self._cancelled
 
     def in_charge(self) -> bool:
         return str(read_json(self._note).get("job")) == self.id
@@ -359,7 +383,7 @@ class SlurmExecutor:
         run = launch.run
         process = SlurmProcess(self, self._note(run))
         machines, save = self.machines(run.gpus), self._options.save_seconds
-        job = RunJob(self._folder.path, run, launch.command, machines, save)
+        job = RunJob(self._folder.path, run, launch.command, machines, save, launch.keep)
         self._pending.append((process, job))
         self._watched.append(process)
         return process
@@ -378,7 +402,7 @@ class SlurmExecutor:
                 ids = self._send(group, size)
             except UserError as error:
                 if not self._has_sent:
-                    raise UserError(f"{error}; check --slurm, and try again") from error
+                    raise
                 print(f"note: {error}; trying again in {RETRY_SECONDS:g} s", file=sys.stderr)
                 self._not_before = time.monotonic() + RETRY_SECONDS
                 for process, _ in group:
@@ -390,18 +414,14 @@ class SlurmExecutor:
         self._has_sent = self._has_sent or bool(pending)
 
     def _send(self, group: "Sequence[tuple[SlurmProcess, RunJob]]", gpus: int) -> list[str]:
-        from submitit.helpers import clean_env
-
         submitter = self._submitter(gpus)
         try:
-            # Else a job that is submitted from within a job would take over some of its variables.
-            with clean_env(), submitter.batch():
+            with _own_environment(), submitter.batch():
                 jobs = [submitter.submit(job) for _, job in group]
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
             raise UserError(
                 f"sbatch refused {len(group)} job{'s'[: len(group) > 1]}: "
-                f"{lines[-1] if lines else type(error).__name__}"
+                f"{_said(str(error)) or type(error).__name__}; {_advice(gpus)}"
             ) from error
         if CLUSTER == "local":
             self._local |= {job.job_id: job for job in jobs}
@@ -415,16 +435,17 @@ class SlurmExecutor:
             script = submitter._make_submission_file_text("true", "")  # the one that will be sent
             command = ["sbatch", "--test-only"]
             try:
-                done = subprocess.run(
-                    command, input=script, capture_output=True, text=True, timeout=120
-                )
+                with _own_environment():
+                    done = subprocess.run(
+                        command, input=script, capture_output=True, text=True, timeout=120
+                    )
             except (OSError, subprocess.TimeoutExpired) as error:
                 found[f"sbatch --test-only: {error}"] = None
                 continue
             if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if line.strip()]
-                said = lines[-1] if lines else f"exit code {done.returncode}"
-                found[f"sbatch would refuse jobs of {gpus} GPUs: {said}; check --slurm"] = None
+                said = _said(done.stderr) or f"exit code {done.returncode}"
+                problem = f"sbatch would refuse jobs of {gpus} GPUs: {said}; {_advice(gpus)}"
+                found[problem] = None
         return list(found)
 
     def _submitter(self, gpus: int) -> "AutoExecutor":
@@ -495,14 +516,6 @@ class SlurmExecutor:
             look.queue_at = now
         return look
 
-    def last_state(self, id_: str) -> str:
-        """How a job ended, for people, where the cluster keeps account of that."""
-        if CLUSTER == "local" or shutil.which("sacct") is None:
-            return "nothing more is known"
-        from submitit import SlurmJob
-
-        return SlurmJob(self.jobs_folder, id_).watcher.get_state(id_, mode="force")
-
     def _local_queue(self) -> dict[str, tuple[str, str]]:
         return {id_: ("RUNNING", "") for id_, job in self._local.items() if not job.done()}
 
@@ -536,6 +549,30 @@ def ask_queue(ids: Sequence[str]) -> dict[str, tuple[str, str]] | None:
         return {} if "Invalid job id" in done.stderr else None
     rows = [line.strip().split("|") for line in done.stdout.splitlines() if line.strip()]
     return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+
+
+def _is_running(id_: str) -> bool:
+    """Whether a job is neither cancelled, nor out of time, nor already put back by Slurm."""
+    return (ask_queue([id_]) or {}).get(id_, ("",))[0] == "RUNNING"
+
+
+def last_state(id_: str) -> str:
+    """How a job that has left the queue ended, as Slurm says it.
+
+    The controller knows that for some minutes; after that only accounting does, where there is any.
+    """
+    for command, pattern in (
+        ("scontrol --oneliner show job", r"\bJobState=(\S+)"),
+        ("sacct --noheader --parsable2 --allocations --format=State -j", r"(\S+)"),
+    ):
+        words = [*command.split(), id_]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and (match := re.search(pattern, done.stdout)):
+            return match[1]
+    return "nothing more is known"
 
 
 def with_jobs(folder: SuiteFolder, states: Mapping[RunSpec, State]) -> dict[str, State]:
@@ -578,6 +615,7 @@ class RunJob:
         folder: of the suite.
         words: of the process, with RANK, HOST and PORT to be filled in.
         save_seconds: how long it may take to save.
+        keep: which checkpoints stay, see benchmarks/keep.py.
     """
 
     folder: Path
@@ -585,6 +623,7 @@ class RunJob:
     words: tuple[str, ...]
     machines: int
     save_seconds: float
+    keep: str = ALL
 
     def __call__(self) -> int:
         from submitit import JobEnvironment
@@ -595,15 +634,18 @@ class RunJob:
             if here.global_rank:
                 return self._follow(here, asked)
             code = self._lead(here, asked)
-            if code == 0 or not asked or self._is_fruitless():
+            if code == 0 or not asked:
                 return self._leave(here, code)
-        if _preemption(here) in asked:
+        if _is_running(here.job_id):
+            if self._is_fruitless():
+                return self._leave(here, code)
             try:
                 hand_over(_preemption(here))  # submitit's: back into the queue, and out
             except (RuntimeError, OSError, subprocess.SubprocessError):
-                return self._leave(here, Preempted.exit_code)  # not put back; the runner will
-        # SIGTERM alone may be scancel's: whether the job begins again is for Slurm to say, or for
-        # the runner. No result is left, so the queue is what counts.
+                # What puts a job back is ended together with the job, and seems to have failed.
+                if _is_running(here.job_id):
+                    return self._leave(here, Preempted.exit_code)  # not put back; the runner will
+        # Cancelled, or out of time, or put back by Slurm. No result is left, so the queue counts.
         raise SystemExit(Preempted.exit_code)
 
     def checkpoint(self) -> "DelayedSubmission":
@@ -653,9 +695,12 @@ class RunJob:
         board.tell(here.global_rank, begins=True)
         with open(log, "ab") as file:
             process = self._start(words, file, claim)
-            failed_since = math.inf
+            failed_since, tidied = math.inf, time.monotonic()
             while process.poll() is None and not asked:
                 time.sleep(POLL_SECONDS)
+                if time.monotonic() - tidied > KEEP_SECONDS:
+                    tidied = time.monotonic()
+                    remove_checkpoints(folder.run(spec), self.keep, done=False)
                 if board.failed() and failed_since == math.inf:
                     failed_since = time.monotonic()
                 if time.monotonic() - failed_since > PARTNER_SECONDS:
@@ -666,6 +711,8 @@ class RunJob:
                 rank, code = board.failed()[0]
                 text = f"error: the process on machine {rank} ended with exit code {code}"
                 file.write(f"{text}; see {board.log(rank)}\n".encode())
+        if folder.state(spec, mine=True).kind == DONE:
+            remove_checkpoints(folder.run(spec), self.keep, done=True)
         return code
 
     def _follow(self, here: "JobEnvironment", asked: list[int]) -> int:
@@ -704,12 +751,12 @@ class RunJob:
         return None
 
     def _note_begin(self, claim: Claim, folder: SuiteFolder, here: "JobEnvironment") -> int:
-        """Say in the claim who is at the run; how often it has begun at the same iteration."""
+        """Say in the claim who is at the run; how often it has begun at the same checkpoint."""
         path = folder.claim(self.spec)
         before = claims.read(path)
         folder.note_claim(claim, self.spec)
         now = claims.read(path)
-        same = before.get("iteration") == now["iteration"]
+        same = before.get(CHECKPOINT) == now[CHECKPOINT]
         starts = int(before.get(STARTS, 0)) + 1 if same else 1
         claim.write({**now, STARTS: starts, "job": here.job_id})
         return starts
@@ -718,8 +765,8 @@ class RunJob:
         """Whether to leave it to the runner what becomes of a run that does not get on."""
         folder = SuiteFolder(self.folder)
         noted = claims.read(folder.claim(self.spec))
-        got_on = last_iteration(folder.metrics(self.spec)) > float(noted.get("iteration", 0.0))
-        return not got_on and int(noted.get(STARTS, 0)) >= MAX_FRUITLESS
+        same = folder.checkpoint(self.spec) == noted.get(CHECKPOINT)
+        return same and int(noted.get(STARTS, 0)) >= MAX_FRUITLESS
 
     def _words(self, here: "JobEnvironment") -> list[str]:
         if self.machines == 1:
@@ -811,6 +858,26 @@ def _noted(asked: list[int], numbers: Sequence[signal.Signals]) -> Iterator[Any]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Without what a job that submits another one would hand on, but with what the user has set."""
+    from submitit.helpers import clean_env
+
+    own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or k.startswith("SBATCH_")}
+    with clean_env():
+        os.environ.update(own)
+        yield
+
+
+def _said(text: str) -> str:
+    """The last line that is not empty: what a program of Slurm says in the end."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _advice(gpus: int) -> str:
+    return "check --slurm" + (" (gpus_per_node=0 on a cluster without GPUs)" if gpus else "")
 
 
 def _bases(ids: Any) -> list[str]:

@@ -1,8 +1,8 @@
 """A suite: which tasks, initialisations and trials make a table, expanded into runs. Pure.
 
 ``configs/suites/*.yaml`` is read here; everything else is a function of its arguments. A run's id
-is a hash of what makes its numbers: the task's keys, the weights' bytes, the engine, the seed and
-the version of this project.
+is a hash of what makes its numbers: the task's keys, what is in a custom folder of data, the bytes
+of the weights, the engine, the seed and the version of this project.
 """
 
 import ast
@@ -30,7 +30,7 @@ MAX_TRIALS = 100
 # What a run sets by itself; neither a suite nor the command line may.
 SET_PER_RUN = ("OUTPUT_DIR", "SEED", "MODEL.WEIGHTS")
 # Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
-# not in a run's id, so that a suite can be continued on another machine.
+# not in a run's id, so that a suite can be continued on another machine; what is in the folders is.
 PLACES = (
     *("MODEL.DEVICE", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS"),
     *("DATASETS.VOC_DIR", "DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS"),
@@ -294,6 +294,7 @@ def expand(
     version: str,
     gpus: int | None = None,
     available: int = 0,
+    data: Mapping[str, str] | None = None,
 ) -> tuple[RunSpec, ...]:
     """Tasks x initialisations x trials x engines, in an order with a first trial of all first.
 
@@ -303,6 +304,7 @@ def expand(
         version: of the project.
         gpus: of one run; None: as many as its task is meant for, if there are so many.
         available: number of GPUs; 0: everything runs on the CPU.
+        data: task → digest of its own folders of data, from benchmarks/data_digest.py.
 
     Raises:
         UserError: no run at all, an engine that a task cannot run on, more GPUs than there are.
@@ -320,8 +322,9 @@ def expand(
                 if not task.wants(name):
                     continue
                 for engine in engines_of(task, engines):
-                    size = gpus or task.gpus
-                    runs.append(_run(task, name, init, seed, engine, version, min(size, available)))
+                    size = min(gpus or task.gpus, available)
+                    digest = (data or {}).get(task.name, "")
+                    runs.append(_run(task, name, init, seed, engine, version, size, digest))
     if not runs:
         raise UserError(
             f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no initialisation'}; "
@@ -331,9 +334,19 @@ def expand(
 
 
 def run_id(
-    task: SuiteTask, init: str, sha256: str | None, engine: str, seed: int, version: str
+    task: SuiteTask,
+    init: str,
+    sha256: str | None,
+    engine: str,
+    seed: int,
+    version: str,
+    data: str = "",
 ) -> str:
-    """The first 10 hex digits of the hash of everything that makes a run's numbers."""
+    """The first 10 hex digits of the hash of everything that makes a run's numbers.
+
+    Args:
+        data: digest of the task's own folders of data; empty for the known datasets.
+    """
     content = {
         "task": task.name,  # two tasks may differ in a folder of data alone
         "program": task.program,
@@ -342,16 +355,21 @@ def run_id(
         "engine": engine,
         "seed": seed,
         "version": version,
+        **({"data": data} if data else {}),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def task_keys(task: SuiteTask, init: str) -> dict[str, Any]:
     """The keys of a task's file (and its bases) and overrides, flat, without places."""
+    keys = all_keys(task, init).items()
+    return without_places({key: _plain(value) for key, value in keys if key not in SET_PER_RUN})
+
+
+def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
+    """The keys of a task's file (and its bases) and overrides, flat."""
     keys = flatten(read_yaml(task.config))
-    keys |= {key: parsed(value) for key, value in task.keys(init)}
-    keys = {key: _plain(value) for key, value in keys.items() if key not in SET_PER_RUN}
-    return without_places(keys)
+    return keys | {key: parsed(value) for key, value in task.keys(init)}
 
 
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -406,9 +424,16 @@ def estimate(spec: RunSpec, measured: Iterable[Measured]) -> Estimate:
 
 
 def _run(
-    task: SuiteTask, name: str, init: Init, seed: int, engine: str, version: str, gpus: int
+    task: SuiteTask,
+    name: str,
+    init: Init,
+    seed: int,
+    engine: str,
+    version: str,
+    gpus: int,
+    data: str,
 ) -> RunSpec:
-    digits = run_id(task, name, init.sha256, engine, seed, version)
+    digits = run_id(task, name, init.sha256, engine, seed, version, data)
     return RunSpec(
         id=digits,
         name=f"{task.name}/{name}/seed{seed}-{digits}",

@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from benchmarks.keep import Checkpoints
 from benchmarks.suite import (
     DETECTION,
     DETECTRON2,
@@ -26,6 +27,11 @@ from benchmarks.suite import (
 )
 from moco.cfgnode import split_assignments
 from moco.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from detection.task import Task
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _T = TypeVar("_T")
@@ -40,12 +46,14 @@ class Findings:
         notes: what a reader of the numbers should know, one line each.
         iterations: (task, engine, init) → length of the run.
         hardware: of this machine as run records have it.
+        checkpoints: (task, engine, init) → what such a run writes.
     """
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     iterations: dict[tuple[str, str, str], int] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    checkpoints: dict[tuple[str, str, str], Checkpoints] = field(default_factory=dict)
 
 
 def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
@@ -105,7 +113,7 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     trials = {(spec.task, spec.engine, spec.init): spec for spec in reversed(specs)}
     problems: dict[str, list[str]] = {}  # what → which
     notes: dict[str, None] = {}
-    iterations = {}
+    iterations, checkpoints = {}, {}
     called: dict[str, list[str]] = {}
     sound = set()  # (task, engine) whose data and keys were read to the end
     for key, spec in reversed(trials.items()):
@@ -115,6 +123,8 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
             problems.setdefault(found.problem, []).append(f"{spec.task} from {spec.init}{engine}")
         else:
             iterations[key] = found.iterations
+            if found.checkpoints is not None:
+                checkpoints[key] = found.checkpoints
             notes |= dict.fromkeys(found.notes)
             called.setdefault(found.called, []).append(spec.task)
             sound.add(key[:2])
@@ -128,17 +138,19 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
                 who += [] if any(name.startswith(f"{task} from") for name in who) else [task]
     lines = [f"{_some(who)}: {what}" for what, who in problems.items()]
     lines += _same_names(called)
-    return Findings(tuple(lines), tuple(notes), iterations, provenance()["hardware"])
+    hardware = provenance()["hardware"]
+    return Findings(tuple(lines), tuple(notes), iterations, hardware, checkpoints)
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """Of one run: the problem, or nothing; its length; notes; what tables call its task."""
+    """Of one run: the problem, or nothing; its length; notes; what tables call its task; files."""
 
     problem: str = ""
     iterations: int = 0
     notes: tuple[str, ...] = ()
     called: str = ""
+    checkpoints: Checkpoints | None = None
 
 
 def _outcome(spec: RunSpec) -> _Outcome:
@@ -162,11 +174,13 @@ def _same_names(tasks: Mapping[str, Sequence[str]]) -> list[str]:
 
 def command_keys(spec: RunSpec) -> list[str]:
     """The ``KEY VALUE`` words of a run's overrides, with the data's folder filled in."""
+    return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
+
+
+def with_datasets_folder(text: str) -> str:
+    """A value with the folder of datasets in the place of its variable."""
     root = os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
-    words = []
-    for key, value in spec.overrides:
-        words += [key, value.replace(f"${DATASETS_VARIABLE}", root)]
-    return words
+    return text.replace(f"${DATASETS_VARIABLE}", root)
 
 
 def option_pairs(
@@ -228,7 +242,32 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     check_processes(task.cfg, Processes(processes))
     notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
     called = f"{task.name} on {task.test.name}"
-    return _Outcome("", int(task.cfg.SOLVER.MAX_ITER), tuple(notes), called)
+    iterations = int(task.cfg.SOLVER.MAX_ITER)
+    number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
+    written = Checkpoints(_detector_bytes(task), number)
+    return _Outcome("", iterations, tuple(notes), called, written)
+
+
+def _detector_bytes(task: "Task") -> int:
+    """Of a checkpoint: the network, and a momentum for every parameter that is trained."""
+    import torch
+
+    if task.engine == DETECTRON2:
+        from detection.d2.trainer import Trainer
+
+        build_model = Trainer.build_model
+    else:
+        from detection.embedded.build import build_model
+    cfg = task.cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = "meta"  # shapes alone
+    with torch.device("meta"):
+        return _saved_bytes(build_model(cfg))
+
+
+def _saved_bytes(model: "nn.Module") -> int:
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
 
 
 def _about_weights(note: str) -> bool:
@@ -236,12 +275,15 @@ def _about_weights(note: str) -> bool:
 
 
 def _check_moco(spec: RunSpec) -> _Outcome:
+    import torch
+
     from moco.classify_config import load_classify_cfg, with_weights
     from moco.classify_data import open_labelled
+    from moco.classify_run import build_classifier
     from moco.classify_weights import read_weights
 
-    defaults = _protocol(spec.program).defaults
-    cfg = load_classify_cfg(defaults, str(spec.config), command_keys(spec))
+    protocol = _protocol(spec.program)
+    cfg = load_classify_cfg(protocol.defaults, str(spec.config), command_keys(spec))
     processes = max(spec.gpus, 1)
     batch = cfg.SOLVER.BATCH_SIZE
     if batch % processes:
@@ -249,8 +291,8 @@ def _check_moco(spec: RunSpec) -> _Outcome:
             f"SOLVER.BATCH_SIZE: got {batch}, expected a multiple of the {processes} processes"
         )
     init = "" if spec.weights == RANDOM else spec.init
-    model = cfg.MODEL
-    weights = read_weights(spec.weights, model.ARCH, model.STEM, model.WIDTH, init)
+    network = cfg.MODEL
+    weights = read_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
     with_weights(cfg, weights.spec, weights.mean, weights.std)
     if not cfg.DATA.ROOT:
         raise UserError(
@@ -263,7 +305,11 @@ def _check_moco(spec: RunSpec) -> _Outcome:
             f"{cfg.DATA.ROOT}: {len(sets.train)} pictures are less than one batch of {batch}"
         )
     steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
-    return _Outcome("", steps, (), f"{cfg.TASK or spec.program}_{weights.spec.name}")
+    called = f"{cfg.TASK or spec.program}_{weights.spec.name}"
+    with torch.device("meta"):  # shapes alone
+        model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
+    written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
+    return _Outcome("", steps, (), called, written)
 
 
 def _advice(spec: RunSpec, error: str) -> str:

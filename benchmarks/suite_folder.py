@@ -1,7 +1,7 @@
 """A suite's folder: what was asked, and how far each run is. Nothing is read from logs.
 
 suite.json               what was asked, agreed on by every call on this folder
-inits/<name>.pth         links to the weights, so that a run is named after its init
+inits/<name>.pth         copies of the weights, so that a run is named after its init
 runs/<task>/<init>/seed<k>-<id>/
     run.json             by the run itself, last: a run is done when this says so
     suite.log            what its processes printed
@@ -14,18 +14,21 @@ import importlib.metadata
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.jobs import last_iteration
+from benchmarks.keep import newest_name
 from benchmarks.results import Results, Unusable
 from benchmarks.suite import (
     DETECTION,
@@ -38,13 +41,14 @@ from benchmarks.suite import (
     without_places,
 )
 from moco.errors import DataError, UserError
-from moco.fileio import TEMPORARY_PREFIX, atomic_write_json, sha256_file
+from moco.fileio import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 from moco.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
 RUNS, TABLES, INITS = "runs", "tables", "inits"
 LOG_NAME, CLAIM_NAME, FAILED_NAME = "suite.log", ".claim", "failed.json"
 DONE, RUNNING, FAILED, STOPPED, WAITING = "done", "running", "failed", "interrupted", "waiting"
+CHECKPOINT = "checkpoint"  # in a lock file: the newest checkpoint when the process began
 SCHEMA = 1
 # A later call may ask for more of these, never for less or for something else.
 MAY_GROW = ("trials", "inits", "engines")
@@ -102,6 +106,14 @@ class SuiteFolder:
     def metrics(self, spec: RunSpec) -> Path:
         return self.run(spec) / METRICS_NAME
 
+    def checkpoint(self, spec: RunSpec) -> str:
+        """The name of a run's newest checkpoint; empty before the first.
+
+        Another name is progress. `metrics.json` is not: what it tells after the newest checkpoint
+        is done again, and what it does not tell yet may be saved.
+        """
+        return newest_name(self.run(spec))
+
     def lock(self) -> AbstractContextManager[None]:
         """For what two runners must not do at the same time; held for moments."""
         return claims.alone(self.path / LOCK_NAME)
@@ -147,8 +159,9 @@ class SuiteFolder:
 
     def _whole_seconds(self, spec: RunSpec, record: RunRecord) -> float:
         """A detection run that was continued has only its last process's in its record: 0."""
-        began_at = float(claims.read(self.claim(spec)).get("iteration", 0.0))
-        return 0.0 if spec.program == DETECTION and began_at else record.seconds
+        began = claims.read(self.claim(spec))
+        resumed = began.get(CHECKPOINT) or began.get("iteration")
+        return 0.0 if spec.program == DETECTION and resumed else record.seconds
 
     def note_claim(self, claim: Claim, spec: RunSpec) -> None:
         """Say who is at a run, for ``--status``."""
@@ -159,6 +172,7 @@ class SuiteFolder:
             "utc": now.strftime("%Y-%m-%d %H:%M UTC"),
             "time": now.timestamp(),
             "iteration": last_iteration(self.metrics(spec)),
+            CHECKPOINT: self.checkpoint(spec),
         }
         claim.write(content)
 
@@ -245,22 +259,33 @@ class SuiteFolder:
             raise UserError(f"{path}: schema: got {content.get('schema')}, expected {SCHEMA}")
         return content, tuple(_spec(run) for run in content["runs"])
 
-    def link(self, inits: Mapping[str, Init]) -> dict[str, str]:
-        """Init → what its runs are given: the word ``random``, or a link called after the init."""
+    def data_before(self) -> dict[str, str] | None:
+        """Task → digest of its own folders of data, as the folder was made; None: it is new.
+
+        Raises:
+            UserError: the folder is none, or cannot be written.
+        """
+        self._check_folder()
+        tasks = read_json(self.path / SUITE_NAME).get("tasks")
+        return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
+
+    def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
+        """Init → what its runs are given: the word ``random``, or a copy called after the init.
+
+        A copy, since a link to where the weights are on one machine leads nowhere on another.
+        """
         given = {}
-        for name, init in inits.items():
-            if init.weights == RANDOM:
-                given[name] = RANDOM
-                continue
-            target = Path(init.weights).resolve()
-            link = self.path / INITS / f"{name}{_ending(target.name)}"
-            link.parent.mkdir(parents=True, exist_ok=True)
-            if not (link.is_symlink() and link.resolve() == target):
-                temporary = link.with_name(f".{link.name}.{os.getpid()}")
-                temporary.unlink(missing_ok=True)
-                temporary.symlink_to(target)
-                os.replace(temporary, link)
-            given[name] = str(link)
+        with self.lock():
+            for name, init in inits.items():
+                if init.weights == RANDOM:
+                    given[name] = RANDOM
+                    continue
+                source = Path(init.weights)
+                copy = self.path / INITS / f"{name}{_ending(source.name)}"
+                if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != init.sha256:
+                    with open(source, "rb") as file:
+                        atomic_write(copy, partial(shutil.copyfileobj, file))
+                given[name] = str(copy)
         return given
 
     def _check_folder(self) -> None:
@@ -337,8 +362,13 @@ def asked(
     engines: Sequence[str],
     gpus: int | None,
     version: str,
+    data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What ``suite.json`` holds, for :meth:`SuiteFolder.agree`."""
+    """What ``suite.json`` holds, for :meth:`SuiteFolder.agree`.
+
+    Args:
+        data: task → digest of its own folders of data; empty: it has none.
+    """
     tasks = {
         task.name: {
             "config": task.config.name,
@@ -347,6 +377,7 @@ def asked(
             "random_keys": without_places(dict(task.random_overrides)),
             "engines": list(task.engines),
             "without": list(task.without),
+            **({"data": data[task.name]} if data and data[task.name] else {}),
         }
         for task in suite.tasks
     }

@@ -6,6 +6,7 @@ a folder with others.
 """
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from benchmarks import claims
 from benchmarks.claims import Claim
 from benchmarks.executors import Executor, Launch, Process, Room
 from benchmarks.jobs import Display, Job, last_iteration, last_line, time_left
+from benchmarks.keep import ALL, remove_checkpoints
 from benchmarks.suite import Measured, RunSpec, estimate
 from benchmarks.suite_folder import (
+    CHECKPOINT,
     DONE,
     FAILED,
     RUNNING,
@@ -31,15 +34,16 @@ from moco.errors import LockedError, Preempted, UserError
 from moco.stop import signals_by_name
 
 POLL_SECONDS = 0.2
+KEEP_SECONDS = 60.0  # between two looks for checkpoints that need not be kept
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
 SHOW_SECONDS = 1.0
 LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
 STOP_SECONDS = 120.0  # for processes that were asked to save and end
-MAX_FRUITLESS = 3  # interruptions in a row without an iteration more
+MAX_FRUITLESS = 3  # interruptions in a row without a new checkpoint
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
 QUEUED = "queued"  # a job of a cluster that has not begun
-STARTS = "starts"  # in a job's claim: how often it was begun from the same iteration
+STARTS = "starts"  # in a job's claim: how often it was begun from the same checkpoint
 LOG_START = "log_start"  # in a job's claim: where in the log its process begins
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
@@ -53,6 +57,7 @@ class _Mine:
 
     Attributes:
         claim: None while a job has it, or may take it at any moment.
+        checkpoint: the newest one when the process began.
     """
 
     spec: RunSpec
@@ -60,7 +65,7 @@ class _Mine:
     claim: Claim | None
     room: Room | None
     log_start: int
-    began_at: float
+    checkpoint: str
     started: float
 
     def release(self) -> None:
@@ -79,6 +84,7 @@ class Runner:
         retry_failed: try failed runs once more; else they are only reported.
         measured: speeds of earlier runs on this hardware, for the time left.
         stop_seconds: how long processes may take to save when the runner is asked to stop.
+        keep: which checkpoints of the runs that are computed stay, see benchmarks/keep.py.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Runner:
         retry_failed: bool = False,
         measured: Sequence[Measured] = (),
         stop_seconds: float = STOP_SECONDS,
+        keep: str = ALL,
     ) -> None:
         self._folder, self._executor, self._command = folder, executor, command
         self._specs = tuple(specs)
@@ -104,7 +111,8 @@ class Runner:
         self._fruitless: dict[str, int] = {}
         self._asked: list[int] = []
         self._stopping = False
-        self._next_survey = self._next_show = 0.0
+        self._keep = keep
+        self._next_survey = self._next_show = self._next_tidy = 0.0
 
     def run(self) -> dict[str, State]:
         """Work until every run is done or failed; returns their states by name.
@@ -126,6 +134,7 @@ class Runner:
                     self._reap()
                     self._survey()
                     self._start()
+                    self._tidy()
                     self._show(display)
                     if self._open or self._mine:
                         time.sleep(POLL_SECONDS)
@@ -143,15 +152,26 @@ class Runner:
         seen = spec.name in self._states  # else it was done before, and is among the measured
         if seen and (own := speed(spec, state, DONE)):
             self._measured.append(own)
+        if seen and state.kind == DONE:
+            remove_checkpoints(self._folder.run(spec), self._keep, done=True)
         self._states[spec.name] = state
         self._open.pop(spec.name, None)
+
+    def _tidy(self) -> None:
+        """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
+        now = time.monotonic()
+        if now < self._next_tidy or self._executor.remote:
+            return
+        self._next_tidy = now + KEEP_SECONDS
+        for mine in self._mine.values():
+            remove_checkpoints(self._folder.run(mine.spec), self._keep, done=False)
 
     def _survey(self) -> None:
         """Look at the runs that are not ours."""
         now = time.monotonic()
         if now < self._next_survey:
             return
-        self._next_survey = now + SURVEY_SECONDS
+        first, self._next_survey = not self._next_survey, now + SURVEY_SECONDS
         for spec in list(self._open.values()):
             state = self._folder.state(spec)
             if state.kind == DONE or (state.kind == FAILED and not self._may_retry(spec, state)):
@@ -159,13 +179,20 @@ class Runner:
             self._states[spec.name] = state
             if not state.settled:
                 self._adopt(spec)
+        busy = [spec for spec in self._open.values() if self._states[spec.name].kind == RUNNING]
+        if first and busy:
+            print(
+                f"note: {', '.join(spec.title for spec in busy)}: computed by processes of another "
+                "call, which may have been killed; they are waited for",
+                file=sys.stderr,
+            )
 
     def _adopt(self, spec: RunSpec) -> bool:
         """Watch the job that another runner has submitted for a run, if there is one."""
         process = self._executor.adopt(spec)
         if process is None:
             return False
-        self._watch(_Mine(spec, process, None, None, 0, 0.0, time.monotonic()))
+        self._watch(_Mine(spec, process, None, None, 0, "", time.monotonic()))
         return True
 
     def _watch(self, mine: _Mine) -> None:
@@ -229,8 +256,10 @@ class Runner:
         words = tuple(self._command(spec))
         start = 0 if self._executor.remote else note_start(log, words)
         began_at = last_iteration(self._folder.metrics(spec))
-        process = self._executor.start(Launch(words, log, (claim,), run=spec), room)
-        self._watch(_Mine(spec, process, claim, room, start, began_at, time.monotonic()))
+        checkpoint = self._folder.checkpoint(spec)
+        launch = Launch(words, log, (claim,), run=spec, keep=self._keep)
+        process = self._executor.start(launch, room)
+        self._watch(_Mine(spec, process, claim, room, start, checkpoint, time.monotonic()))
         kind = QUEUED if self._executor.remote else RUNNING
         self._states[spec.name] = State(kind, began_at, began_at=began_at)
         return True
@@ -257,7 +286,7 @@ class Runner:
             mine.release()
             return False
         noted = claims.read(path)
-        mine.began_at = float(noted.get("iteration", 0.0))
+        mine.checkpoint = str(noted.get(CHECKPOINT, ""))
         mine.log_start = int(noted.get(LOG_START, 0))
         return True
 
@@ -267,6 +296,10 @@ class Runner:
         state = folder.state(spec, mine=True)
         if state.kind == DONE or (self._executor.remote and folder.failure(spec)):
             self._settle(spec, state)
+            return
+        if mine.process.cancelled():
+            # Whoever did that does not want it back; the next call submits it again.
+            self._states[spec.name] = replace(state, text=mine.process.why())
             return
         interrupted = code in _INTERRUPTED or (self._stopping and code != 0)
         if interrupted and not self._is_fruitless(mine):
@@ -279,7 +312,7 @@ class Runner:
             self._states[spec.name] = state
             return
         if interrupted:
-            error = f"it was interrupted {MAX_FRUITLESS} times without an iteration in between"
+            error = f"it was interrupted {MAX_FRUITLESS} times without a new checkpoint in between"
             error += f"; {mine.process.why()}" if mine.process.why() else ""
         elif code < 0:
             error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
@@ -292,7 +325,7 @@ class Runner:
 
     def _is_fruitless(self, mine: _Mine) -> bool:
         """Whether a run is interrupted again and again without getting on."""
-        if self._stopping or last_iteration(self._folder.metrics(mine.spec)) > mine.began_at:
+        if self._stopping or self._folder.checkpoint(mine.spec) != mine.checkpoint:
             self._fruitless.pop(mine.spec.name, None)
             return False
         count = self._fruitless.get(mine.spec.name, 0) + 1

@@ -9,7 +9,7 @@ FAKE_SLURM:
     <array>.sh     the script that was submitted
     hold           while it is there, no job starts
     refuse         sbatch answers with what it says; refuse-test: sbatch --test-only does;
-                   refuse-requeue: scontrol requeue does
+                   refuse-requeue: scontrol requeue does; kill-requeue: it is ended with the job
     calls          one line for each call of a program
 
     python fake_slurm.py PROGRAM ARGUMENTS...        what a program on PATH calls, see install()
@@ -39,7 +39,8 @@ def install(path: Path) -> dict[str, str]:
         # -I -S: a fast start, as a test calls them some hundred times.
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {name} "$@"\n')
         program.chmod(0o755)
-    return {"PATH": f"{path}:{os.environ['PATH']}", "FAKE_SLURM": str(path / "state")}
+    own = {"FAKE_SLURM": str(path / "state"), "SLURM_CONF": str(path / "slurm.conf")}
+    return {"PATH": f"{path}:{os.environ['PATH']}", **own}
 
 
 class Cluster:
@@ -200,6 +201,7 @@ def control(state: Path, arguments: list[str]) -> int:
             now["tasks"] = []
             if now["requeue"]:
                 now["state"], now["restarts"] = "PENDING", now["restarts"] + 1
+                now["requeue"] = False
             elif now["state"] in IN_QUEUE:
                 now["state"] = "COMPLETED" if code == 0 else "FAILED"
 
@@ -243,18 +245,16 @@ def squeue(state: Path, arguments: list[str]) -> int:
         return 1
     for job in known:
         node = "node1" if job["state"] == "RUNNING" else ""
+        shown = "COMPLETING" if job.get("requeue") else job["state"]
         line = values["format"].replace("%i", job["id"])
-        print(line.replace("%T", job["state"]).replace("%N", node))
+        print(line.replace("%T", shown).replace("%N", node))
     return 0
 
 
 def sacct(state: Path, arguments: list[str]) -> int:
-    wanted = [arguments[i + 1] for i, word in enumerate(arguments) if word == "-j"]
-    print("JobID|State|NodeList")
-    for job in Cluster(state.parent).jobs().values():
-        if str(job["array"]) in wanted:
-            print(f"{job['id']}|{job['state']}|node1")
-    return 0
+    """As where there is no accounting."""
+    print("Slurm accounting storage is disabled", file=sys.stderr)
+    return 1
 
 
 def scancel(state: Path, arguments: list[str]) -> int:
@@ -269,18 +269,23 @@ def scancel(state: Path, arguments: list[str]) -> int:
 
 
 def scontrol(state: Path, arguments: list[str]) -> int:
+    if arguments[:3] == ["--oneliner", "show", "job"]:
+        job = Cluster(state.parent).jobs()[arguments[3]]
+        print(f"JobId={job['order']} JobState={job['state']} Reason=None")
+        return 0
     assert arguments[0] == "requeue", arguments
     if (state / "refuse-requeue").exists():
         return 1
     with change(state, arguments[1]) as job:
         job["requeue"] = True
     Cluster(state.parent).signal_tasks(arguments[1], signal.SIGTERM)
-    return 0
+    return 143 if (state / "kill-requeue").exists() else 0
 
 
 def main() -> int:
     name, *arguments = sys.argv[1:]
     state = Path(os.environ["FAKE_SLURM"])
+    assert os.environ.get("SLURM_CONF") == str(state.parent / "slurm.conf"), "is the cluster known?"
     with open(state / "calls", "a") as calls:
         calls.write(f"{' '.join([name, *arguments])}\n")
     programs = {"control": control, "sbatch": sbatch, "srun": srun, "squeue": squeue}

@@ -9,6 +9,7 @@ event, to a journal that all processes append to. Its numbers depend on task, in
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import run_suite
+from benchmarks.keep import Checkpoints
 from benchmarks.run_suite import Backend, main
 from benchmarks.suite import RunSpec
 from benchmarks.suite_checks import Findings
@@ -32,11 +34,16 @@ HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
 def backend(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Backend:
-    """Runs of ``ITERATIONS`` iterations of ``delay`` seconds; an init called ``bad*`` fails."""
+    """Runs of ``ITERATIONS`` iterations of ``delay`` seconds; an init called ``bad*`` fails.
+
+    Those of an init called ``often*`` are preempted after each iteration, and log nothing before
+    the last one.
+    """
 
     def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         lengths = {(spec.task, spec.engine, spec.init): ITERATIONS for spec in specs}
-        return Findings(tuple(problems), (), lengths, HARDWARE)
+        sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}
+        return Findings(tuple(problems), (), lengths, HARDWARE, sizes)
 
     def command(spec: RunSpec, folder: Path) -> list[str]:
         fields = asdict(spec) | {"config": str(spec.config), "delay": delay}
@@ -63,8 +70,9 @@ def train(argv: Sequence[str] | None) -> int:
 
     try:
         with RunFolder(folder, resume=True) as run:
-            saved = folder / "checkpoint"
-            start = int(saved.read_text()) if saved.exists() else 0
+            saved = folder / "last_checkpoint"
+            start = int(re.sub(r"\D", "", saved.read_text())) if saved.exists() else 0
+            often = spec["init"].startswith("often")
             note("start" if start == 0 else "resume")
             for iteration in range(start + 1, spec["iterations"] + 1):
                 while iteration > HELD and journal.with_name(HOLD).exists() and not asked:
@@ -73,10 +81,12 @@ def train(argv: Sequence[str] | None) -> int:
                 if spec["init"].startswith("bad") and iteration == 3:
                     print("error: the loss is nan at iteration 3", file=sys.stderr, flush=True)
                     return 4
-                run.log({"iteration": iteration, "total_loss": 1.0 / iteration})
-                atomic_write_text(saved, str(iteration))
+                if iteration == spec["iterations"] or not often:
+                    run.log({"iteration": iteration, "total_loss": 1.0 / iteration})
+                atomic_write_text(folder / f"model_{iteration:07d}.pth", "weights")
+                atomic_write_text(saved, f"model_{iteration:07d}.pth")
                 note(f"iteration-{iteration}")
-                if asked:
+                if asked or (often and iteration < spec["iterations"]):
                     note("saved")
                     raise Preempted("stopped by SIGTERM")
             write_record(folder, record(spec))

@@ -11,10 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs import Job, JobFailed, _Board, _Running, last_line, run_jobs, time_left
+from benchmarks.jobs import (
+    Job,
+    JobFailed,
+    _Board,
+    _Running,
+    last_line,
+    processes_left,
+    run_jobs,
+    time_left,
+)
 from moco.errors import Preempted
 
 pytestmark = pytest.mark.race
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def job(tmp_path: Path, name: str, code: str = "pass", seconds: float = 1.0, **more) -> Job:
@@ -60,6 +70,61 @@ def test_children_have_one_thread_and_no_bar(tmp_path):
     code = "import os; print(os.environ['OMP_NUM_THREADS'], os.environ['MOCO_PROGRESS'])"
     run_jobs([job(tmp_path, "a", code)], workers=1)
     assert (tmp_path / "a.log").read_text() == "1 off\n"
+
+
+def note_pid(tmp_path: Path) -> str:
+    path = str(tmp_path / "pid")
+    return f"import os, pathlib, time; pathlib.Path({path!r}).write_text(str(os.getpid()))"
+
+
+def killed_call(tmp_path: Path, code: str) -> int:
+    """A call that was killed with SIGKILL while its only job runs; the job's process."""
+    program = (
+        "import sys; from pathlib import Path; from benchmarks.jobs import Job, run_jobs\n"
+        f"command = [sys.executable, '-c', {code!r}]\n"
+        f"run_jobs([Job('a', lambda: command, Path({str(tmp_path / 'a.log')!r}), 1.0)], 1)"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.02)
+    assert processes_left(tmp_path) == ["a"]
+    caller.kill()
+    caller.wait()
+    return int((tmp_path / "pid").read_text())
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_the_process_of_a_killed_call_is_taken_over(tmp_path, capsys, ends_well):
+    """Waited for, and started again only if it did not come to its end."""
+    out, go = tmp_path / "out", tmp_path / "go"
+    code = (
+        f"{note_pid(tmp_path)}\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.02)\n"
+        f"{ends_well} and open({str(out)!r}, 'a').write('first ')"
+    )
+    killed_call(tmp_path, code)
+    assert processes_left(tmp_path) == ["a"]
+    again = f"open({str(out)!r}, 'a').write('second ')"
+    timer = threading.Timer(0.5, go.touch)
+    timer.start()
+    run_jobs([job(tmp_path, "a", again, is_done=out.exists)], workers=1)
+    timer.join()
+    assert out.read_text() == ("first " if ends_well else "second ")
+    assert "note: a is still computed by a process of an earlier call" in capsys.readouterr().err
+    assert not processes_left(tmp_path)
+
+
+def test_the_process_of_a_killed_call_is_stopped(tmp_path):
+    """With the call that has taken it over."""
+    pid = killed_call(tmp_path, f"{note_pid(tmp_path)}; time.sleep(60)")
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(Preempted):
+        run_jobs([job(tmp_path, "a")], workers=1)
+    assert not processes_left(tmp_path)
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            time.sleep(0.02)
 
 
 def test_a_failure_is_one_line_and_stops_the_rest(tmp_path):

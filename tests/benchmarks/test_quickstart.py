@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import quickstart
 from benchmarks.aggregate import aggregate
+from benchmarks.claims import Claim
 from benchmarks.quickstart import (
     Plan,
     check_sources,
@@ -24,7 +25,7 @@ from benchmarks.quickstart import (
 )
 from benchmarks.results import collect
 from moco.cfgnode import read_yaml
-from moco.errors import DataError, UserError
+from moco.errors import DataError, LockedError, UserError
 from tests.benchmarks.fake_runs import write_pair, write_run
 
 
@@ -170,6 +171,12 @@ def test_a_folder_belongs_to_one_setting(tmp_path):
     (out / "data").mkdir()
     (out / "table.md").touch()
     (out / "mine.txt").touch()
+    (other.out / "logs").mkdir()
+    lock = Claim.take(other.out / "logs" / "moco-0.lock")
+    assert lock is not None
+    with pytest.raises(LockedError, match="moco-0 is still computed by a process of an earlier"):
+        claim(other, overwrite=True)
+    lock.release()
     claim(other, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["mine.txt", "quickstart.json"]
     assert json.loads((out / "quickstart.json").read_text())["images"] == str(tmp_path)

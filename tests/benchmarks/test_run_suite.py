@@ -159,8 +159,8 @@ def test_a_suite_to_its_tables_and_nothing_twice(lab, capsys):
     tables = lab.tables()
     assert {"table.md", "table.csv", "table.tex", "table.html"} <= set(tables)
     # A run is named after its init, and its weights are those that were given.
-    link = lab.out / "inits" / "mine.pth"
-    assert link.resolve() == lab.path / "mine.pth"
+    copy = lab.out / "inits" / "mine.pth"
+    assert copy.read_text() == "weights of mine" and not copy.is_symlink()
     (lab.out / "tables" / ".tmp-half").write_text("of a runner that was killed while writing")
     lab.run()
     assert len(lab.events()) == 8 * (2 + ITERATIONS)
@@ -173,6 +173,26 @@ def test_more_trials_and_inits_come_on_top(lab):
     (lab.path / "new.pth").write_text("other weights")
     lab.run("--trials", "2", "--init", f"new={lab.path / 'new.pth'}")
     assert len(lab.count("done")) == 12 and set(lab.count("done").values()) == {1}
+
+
+def test_weights_at_another_place_on_another_machine(lab):
+    """What a run was given stays there for the machines that continue it."""
+    lab.run("--trials", "1")
+    copy = lab.out / "inits" / "mine.pth"
+    (lab.path / "mine.pth").rename(lab.path / "elsewhere.pth")
+    lab.inits = ["--init", "random", "--init", f"mine={lab.path / 'elsewhere.pth'}"]
+    lab.run()
+    assert copy.read_text() == "weights of mine"
+    (lab.path / "elsewhere.pth").unlink()
+    assert copy.read_text() == "weights of mine"
+    assert len(lab.count("done")) == 8 and set(lab.count("done").values()) == {1}
+    # What an earlier version has left, and what is damaged, is replaced.
+    (lab.path / "elsewhere.pth").write_text("weights of mine")
+    for damage in (lambda: copy.symlink_to("nowhere.pth"), lambda: copy.write_text("half")):
+        copy.unlink()
+        damage()
+        lab.run()
+        assert copy.read_text() == "weights of mine" and not copy.is_symlink()
 
 
 @pytest.mark.race
@@ -205,7 +225,7 @@ def test_kill_9_at_ten_moments(lab):
 
 
 @pytest.mark.race
-def test_processes_of_a_killed_runner_are_waited_for(lab):
+def test_processes_of_a_killed_runner_are_waited_for(lab, capsys):
     lab.hold()
     runner = lab.start()
     lab.wait_for(lambda: len(lab.count("iteration-2")) == 2)
@@ -217,8 +237,11 @@ def test_processes_of_a_killed_runner_are_waited_for(lab):
     # They keep their places, so the next runner starts nothing beside them.
     busy = LocalExecutor(lab.out, ["0", "1"], cpu=True)
     assert busy.reserve(0) is None
+    capsys.readouterr()
     lab.go()
     lab.run()
+    said = capsys.readouterr().err
+    assert "note: a random seed 0 (embedded), a mine seed 0 (embedded): computed by proc" in said
     assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 8
     assert lab.count("start") == lab.count("done") and not lab.count("resume")
     events = lab.events()
@@ -664,7 +687,58 @@ def test_interrupted_again_and_again_without_getting_on(lab, capsys):
     with pytest.raises(run_suite.SuiteFailed):
         lab.main(own, "--trials", "1")
     assert set(lab.count("start").values()) == {2 * suite_runner.MAX_FRUITLESS}
-    assert "it was interrupted 3 times without an iteration" in capsys.readouterr().err
+    assert "it was interrupted 3 times without a new checkpoint" in capsys.readouterr().err
+
+
+def test_a_new_checkpoint_is_progress(tmp_path, monkeypatch):
+    """metrics.json has a line every 20 iterations, and preemption may come more often."""
+    monkeypatch.chdir(ROOT)
+    lab = Lab(tmp_path, inits=("often",), trials=1)
+    lab.run()
+    assert set(lab.count("resume").values()) == {ITERATIONS - 1}
+    assert lab.states() == {"done": 2}
+
+
+def kept(lab: Lab) -> set[tuple[str, ...]]:
+    """The checkpoints in the folders of the runs."""
+    folders = lab.out.glob("runs/*/*/*")
+    return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
+
+
+def test_which_checkpoints_stay(lab, capsys):
+    lab.run("--dry-run")
+    line = "disk for checkpoints: 8.0 GB with --keep final, 16.0 GB with last, 64.0 GB with all; "
+    assert line in capsys.readouterr().out
+    every = tuple(f"model_{number:07d}.pth" for number in range(1, ITERATIONS + 1))
+    lab.run("--trials", "1", "--keep", "all")
+    assert kept(lab) == {every}
+    lab.run()
+    assert kept(lab) == {every, every[-1:]}, "what was done before is left alone"
+    lab.run("--keep", "last")
+    assert kept(lab) == {every[-2:], every[-1:]}, "unless a policy is asked for"
+    lab.run("--keep", "final")
+    assert kept(lab) == {every[-1:]}
+
+
+def test_of_a_run_that_goes_on_two_checkpoints_stay(lab, monkeypatch):
+    monkeypatch.setattr(suite_runner, "KEEP_SECONDS", 0.0)
+    numbers: list[int] = []
+
+    def count() -> None:
+        numbers.extend(len(names) for names in kept(lab))
+
+    monkeypatch.setattr(suite_runner.Runner, "_tidy", after(suite_runner.Runner._tidy, count))
+    lab.run("--trials", "1", delay=0.2)
+    assert max(numbers) <= 3  # one may come between the two looks
+    assert set(lab.count("done").values()) == {1} and kept(lab) == {("model_0000008.pth",)}
+
+
+def after(method, hook):
+    def both(self) -> None:
+        method(self)
+        hook()
+
+    return both
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from detection import train_net
 from moco.errors import LockedError, Preempted, UserError
 from tests.benchmarks.fake_slurm import Cluster, install
 from tests.benchmarks.fake_trainer import ITERATIONS, backend
-from tests.benchmarks.test_run_suite import ROOT, Lab, is_alive
+from tests.benchmarks.test_run_suite import ROOT, Lab, is_alive, kept
 
 pytestmark = pytest.mark.race
 QUICK = {"LOOK_SECONDS": 0.1, "QUEUE_SECONDS": 0.5, "GONE_SECONDS": 0.5}
@@ -175,6 +175,17 @@ def test_the_script_that_is_submitted(lab, monkeypatch):
     assert not lab.events()
 
 
+def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
+    """Without a runner that would do it."""
+    runner = lab.start("--trials", "1", delay=0.1)
+    lab.wait_for(lambda: len(lab.notes()) == 4)
+    runner.kill()
+    lab.wait_for(lambda: len(lab.count("done")) == 4)
+    jobs = lab.cluster.jobs
+    lab.wait_for(lambda: {job["state"] for job in jobs().values()} == {"COMPLETED"})
+    assert kept(lab) == {("model_0000008.pth",)}
+
+
 def test_submitits_local_executor(lab, tables, monkeypatch):
     """The same jobs without any Slurm."""
     monkeypatch.setattr(slurm, "CLUSTER", "local")
@@ -207,6 +218,45 @@ def test_preemption_and_time_limit(lab):
     lab.run("--trials", "1")
     lab.assert_once(4)
     assert list(lab.cluster.scripts()) == ["100"], "nothing was submitted again"
+
+
+def test_put_back_once(lab, monkeypatch):
+    """Slurm ends all of a job that is put back, also the program that has asked for it."""
+    (lab.cluster.state / "kill-requeue").touch()
+    preempted: list[str] = []
+
+    def preempt_one() -> bool:
+        if not preempted and lab.count("iteration-2"):
+            preempted.append(next(iter(lab.count("iteration-2"))))
+            lab.cluster.signal_tasks(lab.notes()[preempted[0]], signal.SIGTERM)
+        if lab.count("saved"):
+            lab.go()
+        return False
+
+    Stop(monkeypatch, preempt_one)
+    lab.hold()
+    lab.run("--trials", "1")
+    assert list(lab.count("resume")) == preempted and len(lab.cluster.jobs()) == 4
+    lab.assert_once(4)
+
+
+def test_preempted_by_sigterm_alone(lab):
+    """A grace time sends nothing else, and nobody watches: the job puts itself back."""
+    lab.hold()
+    runner = lab.start("--trials", "1")
+    lab.wait_for(lambda: len(lab.count("iteration-2")) == 4)
+    preempted = next(iter(lab.count("iteration-2")))
+    job = lab.notes()[preempted]
+    runner.kill()
+    runner.wait()
+    lab.cluster.signal_tasks(job, signal.SIGTERM)
+    lab.wait_for(lambda: lab.count("saved"))
+    lab.go()
+    lab.wait_for(lambda: len(lab.count("done")) == 4)
+    assert list(lab.count("saved")) == list(lab.count("resume")) == [preempted]
+    assert lab.cluster.calls("scontrol") == [f"scontrol requeue {job}"]
+    assert lab.cluster.jobs()[job]["restarts"] == 1
+    lab.assert_once(4)
 
 
 def test_runner_killed_while_jobs_run(lab, tables, capsys):
@@ -354,8 +404,8 @@ def test_a_job_that_cannot_be_put_back(lab, monkeypatch):
     lab.assert_once(4)
 
 
-def test_cancelled_and_lost_jobs_go_on(lab):
-    """scancel, and a node that is gone: each run goes on in another job, from what it had saved."""
+def test_a_lost_job_goes_on_and_a_cancelled_one_with_the_next_call(lab):
+    """Both from what they had saved; who cancels a job does not want it back at once."""
     lab.hold()
     runner = lab.start("--trials", "1")
     lab.wait_for(lambda: len(lab.count("iteration-2")) == 4)
@@ -365,31 +415,37 @@ def test_cancelled_and_lost_jobs_go_on(lab):
     lab.cluster.lose(jobs[lost])
     lab.wait_for(lambda: lab.count("saved"))
     lab.go()
-    assert runner.wait(300) == 0, (lab.path / "runner.log").read_text()
-    assert not lab.cluster.calls("scontrol"), "a cancelled job has put itself back into the queue"
-    assert list(lab.count("saved")) == [cancelled]
+    log = lab.path / "runner.log"
+    assert runner.wait(300) == 1, log.read_text()
+    assert f"job {jobs[cancelled]} left the queue (CANCELLED), see " in log.read_text()
+    assert "sacct" not in log.read_text() and "accounting" not in log.read_text()
+    requeued = [call for call in lab.cluster.calls("scontrol") if "requeue" in call]
+    assert not requeued, "a cancelled job has put itself back into the queue"
+    assert list(lab.count("saved")) == [cancelled] and list(lab.count("resume")) == [lost]
+    assert lab.states() == {"done": 3, "interrupted": 1} and len(lab.cluster.jobs()) == 5
+    lab.run("--trials", "1")
     assert set(lab.count("resume")) == {cancelled, lost} and len(lab.cluster.jobs()) == 6
     lab.assert_once(4)
 
 
-def test_cancelled_again_and_again(lab, capsys):
+def test_lost_again_and_again(lab, capsys):
     lab.cluster.hold()
-    cancelled = []
+    lost = []
 
-    def cancel_all() -> bool:
+    def lose_all() -> bool:
         for id_, job in lab.cluster.jobs().items():
             if job["state"] == "PENDING" and id_ in lab.notes().values():
-                subprocess.run(["scancel", id_], check=True)
-                cancelled.append(id_)
+                lab.cluster.lose(id_)
+                lost.append(id_)
         return False
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(run_suite.SuiteFailed):
-        Stop(patch, cancel_all)
+        Stop(patch, lose_all)
         lab.run("--trials", "1")
-    assert len(cancelled) == 4 * suite_runner.MAX_FRUITLESS
+    assert len(lost) == 4 * suite_runner.MAX_FRUITLESS
     said = capsys.readouterr().err
-    text = r"it was interrupted 3 times without an iteration in between; job \d+(_\d)? left "
-    assert len(re.findall(text + r"the queue \(CANCELLED\), see \S+_0_log\.err", said)) == 4
+    text = r"it was interrupted 3 times without a new checkpoint in between; job \d+(_\d)? left "
+    assert len(re.findall(text + r"the queue \(NODE_FAIL\), see \S+_0_log\.err", said)) == 4
     assert not lab.notes() and not lab.events()
 
 
@@ -418,7 +474,15 @@ def test_preempted_again_and_again(lab, capsys):
     assert len(lab.cluster.calls("scontrol")) == 4 * (suite_runner.MAX_FRUITLESS - 1)
     assert list(lab.cluster.scripts()) == ["100"] and len(set(signalled)) == 4
     said = capsys.readouterr().err
-    assert said.count("it was interrupted 3 times without an iteration in between") == 4
+    assert said.count("it was interrupted 3 times without a new checkpoint in between") == 4
+
+
+def test_preempted_more_often_than_it_logs(tmp_path, lab):
+    """Its jobs end each time from a new checkpoint, so others are submitted until it is done."""
+    lab = SlurmLab(tmp_path, inits=("often",), trials=1)
+    lab.run()
+    assert set(lab.count("resume").values()) == {ITERATIONS - 1}
+    assert lab.states() == {"done": 2}
 
 
 class Here:
@@ -616,8 +680,11 @@ def test_sbatch_refuses(lab, capfd, monkeypatch):
     with pytest.raises(UserError, match=f"nothing was started: sbatch would refuse .*: {refuse}"):
         lab.run("--dry-run")
     assert not lab.out.exists()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="gpus_per_node=0"):
+        patch.setattr(suite, "expand", sized({"a": 1, "b": 1}))
+        lab.run("--dry-run", "--slurm", "gpus_per_node=1")
     (lab.cluster.state / "refuse-test").rename(lab.cluster.state / "refuse")
-    with pytest.raises(UserError, match=f"sbatch refused 8 jobs: {refuse}; check --slurm, and"):
+    with pytest.raises(UserError, match=f"sbatch refused 8 jobs: {refuse}; check --slurm"):
         lab.run()
     assert not lab.notes() and not list(lab.out.glob("runs/*/*/*/failed.json"))
     # Later, when it has worked before, it is tried again.
@@ -637,7 +704,7 @@ def test_sbatch_refuses(lab, capfd, monkeypatch):
     said: list[str] = []
     Stop(monkeypatch, refuse_twice)
     lab.run("--workers", "4")
-    assert "partition specified; trying again in 0.5 s\n" in "".join(said)
+    assert "specified; check --slurm; trying again in 0.5 s\n" in "".join(said)
     lab.assert_once(8)
 
 

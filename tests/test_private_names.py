@@ -1,0 +1,225 @@
+"""Names that other packages keep private and this project uses nevertheless, all of them.
+
+Such a name may go with any release of its package. This list is the one place to look at then: it
+says what each is needed for. The tests say which one is gone, and that no other is used.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("benchmarks", "convert", "detection", "moco")
+
+
+class Private(NamedTuple):
+    """A name, the class or module that has it, the file that uses it, and why."""
+
+    owner: str
+    name: str
+    file: str
+    why: str
+
+
+PRIVATE = (
+    Private(
+        "submitit.SlurmExecutor",
+        "_valid_parameters",
+        "benchmarks/slurm.py",
+        "the keys of --slurm, which there are no others to ask for",
+    ),
+    Private(
+        "submitit.AutoExecutor",
+        "_executor",
+        "benchmarks/slurm.py",
+        "leads to the next one",
+    ),
+    Private(
+        "submitit.SlurmExecutor",
+        "_make_submission_file_text",
+        "benchmarks/slurm.py",
+        "sbatch --test-only gets the very script that would be submitted",
+    ),
+    Private(
+        "detectron2.utils.comm",
+        "_LOCAL_PROCESS_GROUP",
+        "detection/d2/trainer.py",
+        "a second training in one process starts from nothing",
+    ),
+    Private(
+        "detectron2.utils.comm",
+        "_get_global_gloo_group",
+        "detection/d2/trainer.py",
+        "likewise",
+    ),
+    Private(
+        "detectron2.engine.DefaultTrainer",
+        "_trainer",
+        "detection/d2/trainer.py",
+        "the loop inside, whose data loader is resumed",
+    ),
+    Private(
+        "detectron2.engine.DefaultTrainer",
+        "_trainer",
+        "detection/d2/standing.py",
+        "likewise",
+    ),
+    Private(
+        "detectron2.engine.SimpleTrainer",
+        "_data_loader_iter",
+        "detection/d2/standing.py",
+        "the position in the data is part of a checkpoint",
+    ),
+    Private(
+        "detectron2.engine.hooks.EvalHook",
+        "_do_eval",
+        "detection/d2/standing.py",
+        "an evaluation that a stop has cut off is made up for",
+    ),
+    Private(
+        "detectron2.engine.hooks.PreciseBN",
+        "_data_iter",
+        "detection/d2/precise_bn.py",
+        "each estimate begins with the same batches",
+    ),
+    Private(
+        "detectron2.checkpoint.DetectionCheckpointer",
+        "_load_file",
+        "detection/d2/checkpoint.py",
+        "overridden: files are read without unpickling what is in them",
+    ),
+    Private(
+        "torch.nn.modules.batchnorm",
+        "_NormBase",
+        "detection/embedded/solver.py",
+        "the base class by which Detectron2 chooses parameters without weight decay",
+    ),
+    Private(
+        "torch",
+        "_neg_view",
+        "moco/plain_torch.py",
+        "how torch.load itself restores a negated tensor",
+    ),
+    Private(
+        "torch.nn.Module",
+        "_metadata",
+        "moco/plain_pickle.py",
+        "the versions of modules, an attribute of the state dicts that a Module saves and reads",
+    ),
+    Private(
+        "torch",
+        "_foreach_lerp_",
+        "moco/mechanisms/momentum_queue.py",
+        "one kernel for all parameters, as torch's own optimizers have it",
+    ),
+    Private(
+        "torchvision.models.detection",
+        "_utils",
+        "detection/embedded/boxes.py",
+        "BoxCoder and Matcher, the parts of torchvision's detectors",
+    ),
+    Private(
+        "torchvision.models.ResNet",
+        "_make_layer",
+        "convert/verify.py",
+        "a stage of another width than torchvision's constructors build",
+    ),
+)
+# What only looks private: the methods of named tuples.
+PUBLIC = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in {"_", *PUBLIC}
+
+
+def product_files() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Names that a file defines: functions, classes, variables, attributes of self."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if on_self(node) else set()
+    return names
+
+
+def on_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def used(tree: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
+    """Private names that a file uses and that neither it nor the project defines."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [] if on_self(node) and node.attr in inherited else [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
+            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            names = [text for text in texts if isinstance(text, str)]
+        yield from (name for name in names if is_private(name) and name not in own)
+
+
+def test_no_other_is_used():
+    trees = {path: ast.parse(path.read_text()) for path in product_files()}
+    inherited = set().union(*map(defined, trees.values()))
+    listed = {(each.file, each.name) for each in PRIVATE}
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path, tree in trees.items()
+        for name in used(tree, defined(tree), inherited)
+    }
+    assert found <= listed, f"not in the list: {sorted(found - listed)}"
+
+
+def test_no_other_is_overridden():
+    """A method that happens to be called as a private one of its base class replaces it."""
+    listed = {(each.file, each.name) for each in PRIVATE}
+    found = set()
+    for path in product_files():
+        if "d2" in path.parts and "detectron2" not in sys.modules:
+            pytest.importorskip("detectron2")
+        if path.name == "__main__.py" or "class " not in path.read_text():
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = importlib.import_module(name)
+        classes = [c for c in vars(module).values() if inspect.isclass(c)]
+        for cls in (c for c in classes if c.__module__ == module.__name__):
+            foreign = [b for b in cls.__mro__[1:] if not b.__module__.startswith(PACKAGES)]
+            found |= {
+                (str(path.relative_to(ROOT)), own)
+                for own, value in vars(cls).items()
+                for base in foreign
+                if is_private(own) and inspect.isfunction(value) and own in vars(base)
+            }
+    assert found <= listed, f"not in the list: {sorted(found - listed)}"
+
+
+@pytest.mark.parametrize("each", PRIVATE, ids=lambda each: f"{each.owner}.{each.name}")
+def test_it_is_there_and_used(each: Private):
+    pytest.importorskip(each.owner.split(".")[0])
+    try:
+        owner = importlib.import_module(each.owner)
+    except ModuleNotFoundError:
+        module, _, name = each.owner.rpartition(".")
+        owner = getattr(importlib.import_module(module), name)
+    there = hasattr(owner, each.name) or f".{each.name}" in inspect.getsource(owner)
+    assert there, f"{each.owner} has no {each.name} any more; used in {each.file}: {each.why}"
+    assert each.name in (ROOT / each.file).read_text(), f"{each.file} does not use it: remove it"
