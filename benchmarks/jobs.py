@@ -24,7 +24,7 @@ from typing import IO, NoReturn
 from benchmarks import claims
 from benchmarks.claims import Claim
 from moco import stop
-from moco.errors import Preempted, UserError
+from moco.errors import UserError
 from moco.progress import LINE_EVERY_SECONDS, format_seconds
 
 POLL_SECONDS = 0.3
