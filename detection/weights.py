@@ -26,7 +26,8 @@ from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
 from moco.cfgnode import flatten, read_yaml
 from moco.errors import DataError, UserError
-from moco.fileio import PathLike
+from moco.fileio import PathLike, named_objects
+from moco.unpickler import Inert
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -294,6 +295,10 @@ def read_trained(path: PathLike) -> dict[str, Tensor]:
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
     if not isinstance(model, Mapping) or not model:
         raise DataError(f"{path}: not a trained detector; expected a mapping with key 'model'")
+    if objects := [value.name for value in model.values() if isinstance(value, Inert)]:
+        raise DataError(
+            f"{path}: not a trained detector; it holds objects, made by {named_objects(objects)}"
+        )
     try:
         return {str(name): torch.as_tensor(value) for name, value in model.items()}
     except (TypeError, ValueError, RuntimeError) as error:

@@ -223,7 +223,7 @@ def _load(
         ) from error
     except Exception as error:
         if foreign := _foreign(path):
-            raise DataError(f"{path}: not weights, but {foreign}") from error
+            raise DataError(f"{path}: this is {foreign}") from error
         raise DataError(f"{path}: not {form} or damaged ({_reason(path, error)})") from error
     if objects is not None:
         objects |= found
@@ -264,7 +264,7 @@ def _foreign(path: PathLike) -> str | None:
             return "an archive of numpy arrays (.npz): torch.save a dict of named tensors"
         if not name.partition("/")[2].startswith(("data", "version", "byteorder", ".")):
             return "a zip archive of other files: unpack it and give the file inside"
-    return "a text file" if _TEXT.fullmatch(start) else None
+    return "a text file, which holds no tensors" if _TEXT.fullmatch(start) else None
 
 
 def _reason(path: PathLike, error: Exception) -> str:

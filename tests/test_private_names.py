@@ -101,15 +101,21 @@ PRIVATE = (
         "the base class by which Detectron2 chooses parameters without weight decay",
     ),
     Private(
-        "torch",
-        "_neg_view",
-        "moco/plain_torch.py",
-        "how torch.load itself restores a negated tensor",
+        "pickle",
+        "_Unpickler",
+        "moco/unpickler.py",
+        "the unpickler that is written in Python, whose every step can be replaced",
+    ),
+    Private(
+        "torch.storage",
+        "_dtype_to_storage_type_map",
+        "moco/torch_files.py",
+        "the names of storages in a checkpoint",
     ),
     Private(
         "torch.nn.Module",
         "_metadata",
-        "moco/plain_pickle.py",
+        "moco/unpickler.py",
         "the versions of modules, an attribute of the state dicts that a Module saves and reads",
     ),
     Private(

@@ -88,7 +88,8 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
     """(width, height) in pixels from a picture's header, as it is shown (EXIF orientation).
 
     Args:
-        source: the file, or its bytes; with bytes ``where`` names it.
+        source: the file; or the bytes of a mask, which ``where`` names and whose mode is checked
+            where its labels are read.
 
     Raises:
         DataError: not an image, or of more than 8 bits.
@@ -96,7 +97,8 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             width, height = image.size
-            check_bits(image, where or source)
+            if not isinstance(source, bytes):
+                check_bits(image, source)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
     except DataError:
         raise

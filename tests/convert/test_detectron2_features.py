@@ -117,8 +117,10 @@ def test_one_changed_weight_in_the_file_is_found(
 
 
 @pytest.mark.usefixtures("detectron2")
-def test_a_file_of_two_formats_runs_nothing(converted: Converted, tmp_path: Path) -> None:
-    """A tar of torch's to one reader; a pickle, from the first member's name on, to another."""
+def test_a_file_of_two_formats_runs_nothing(
+    converted: Converted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tar to one reader; a pickle, from the first member's name on, to another."""
     from detection.d2.checkpoint import SafeCheckpointer
 
     content = {
@@ -127,8 +129,9 @@ def test_a_file_of_two_formats_runs_nothing(converted: Converted, tmp_path: Path
         "matching_heuristics": True,
         "contract": converted.contract.to_dict(),
     }
+    monkeypatch.chdir(tmp_path)
     marker = tmp_path / "m"
-    name = f"cos\nsystem\n(S'touch {marker}'\ntR."
+    name = f"cos\nsystem\n(S'touch {marker.name}'\ntR."
     path = tmp_path / "w.pkl"
     none = pickle.dumps(0, 2)
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -141,11 +144,12 @@ def test_a_file_of_two_formats_runs_nothing(converted: Converted, tmp_path: Path
             info = tarfile.TarInfo(member)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    main([str(path), str(tmp_path / "out.pth")])
-    backbone = build_backbone(converted.contract)
-    SafeCheckpointer(backbone).load(str(path))
-    key = "stem.conv1.weight"
-    assert torch.equal(backbone.state_dict()[key], converted.model[key])
+    for read in (
+        lambda: main([str(path), str(tmp_path / "out.pth")]),
+        lambda: SafeCheckpointer(build_backbone(converted.contract)).load(str(path)),
+    ):
+        with pytest.raises(DataError, match=r"w\.pkl: damaged or made to mislead"):
+            read()
     assert not marker.exists()
     with open(path, "rb") as file:
         pickle.load(file)

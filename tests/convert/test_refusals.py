@@ -319,11 +319,11 @@ def test_numpy_state_dicts_are_read(make_resnet: Any, tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"", "empty"),
-        (b"epoch,loss\n1,2\n" * 100, "not weights, but a text file"),
-        ("Größe: 1\n".encode(), "not weights, but a text file"),
+        (b"epoch,loss\n1,2\n" * 100, "this is a text file"),
+        ("Größe: 1\n".encode(), "this is a text file"),
         (b"\x00" * 4096, "not a pickle or damaged"),
         (b"PK\x03\x04" + b"\x00" * 4096, "not a torch checkpoint or damaged"),
-        (b"<!DOCTYPE html><html>", "not weights, but a web page"),
+        (b"<!DOCTYPE html><html>", "this is a web page"),
         (b"\x89PNG\r\n\x1a\n" + b"\x00" * 64, "not a pickle or damaged"),
     ],
 )

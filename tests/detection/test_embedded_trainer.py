@@ -552,5 +552,5 @@ def test_a_picture_that_breaks_on_the_way_is_named(voc: Path, tmp_path: Path) ->
     own = write_voc(tmp_path / "own", {"train": 4, "val": 1})
     for path in (own / "JPEGImages").glob("*.jpg"):
         path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(DataError, match=r"\.jpg: cannot be read as a picture"):
+    with pytest.raises(DataError, match=r"\.jpg: cannot be read as an image"):
         run(own, tmp_path / "out")

@@ -133,11 +133,11 @@ def test_damaged_files_are_named(files):
         (binary / "data_batch_3.bin", bytes(3072), "3072 bytes, expected a multiple of 3073"),
         (binary / "data_batch_3.bin", bytes(3073), "1 pictures, 1 labels"),
         (binary / "data_batch_3.bin", b"\x0a" * 3073 * 4, "labels outside 0..9"),
-        (pickled / "data_batch_3", pickle.dumps(print), "refused, because loading it would run"),
+        (pickled / "data_batch_3", pickle.dumps(print), "refused, .*builtins.print"),
         (pickled / "data_batch_3", pickle.dumps([1]), r"expected data \(N, 3072\) uint8"),
         (pickled / "data_batch_3", python2_batch(rows, [1]), "2 pictures, 1 labels"),
         (pickled / "data_batch_3", python2_batch(rows, [1, 99]), "labels outside"),
-        (pickled / "data_batch_3", b"not a pickle", "not a pickle or damaged"),
+        (pickled / "data_batch_3", b"not a pickle", "this is a text file"),
     ]
     for path, content, reason in cases:
         before = path.read_bytes()

@@ -176,7 +176,7 @@ def test_files_that_are_no_weights(tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         read_weights(str(tmp_path / "nowhere.pth"))
     (tmp_path / "text.pth").write_text("random")
-    with pytest.raises(DataError, match="not a torch checkpoint"):
+    with pytest.raises(DataError, match=r"text\.pth: this is a text file"):
         read_weights(str(tmp_path / "text.pth"))
     (tmp_path / "empty.pth").touch()
     with pytest.raises(DataError, match="0 bytes"):
@@ -192,7 +192,7 @@ class Evil:
 
 def test_nothing_in_a_file_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="refused"):
+    with pytest.raises(DataError, match="unknown layout"):
         read_weights(save(tmp_path, {"state_dict": Evil()}))
     assert not (tmp_path / "evil-was-here").exists()
 

@@ -188,7 +188,7 @@ def test_what_people_take_for_weights_is_named(tmp_path, content, reason):
     path = tmp_path / "weights"
     path.write_bytes(content)
     load = fileio.load_torch if fileio.format_of(path) == "torch" else fileio.load_pickle
-    with pytest.raises(DataError, match=rf"weights: not weights, but {reason}") as caught:
+    with pytest.raises(DataError, match=rf"weights: this is {reason}") as caught:
         load(path)
     assert str(caught.value).isprintable()
 

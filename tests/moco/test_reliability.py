@@ -416,8 +416,11 @@ class TestUsedFolder:
 
     @pytest.mark.parametrize("module", ["moco.pretrain", "moco.linear"])
     def test_second_writer(self, tmp_path, module):
-        flags = ["--checkpoint", "x"] if module == "moco.linear" else []
-        command = [sys.executable, "-m", module, *flags, "OUTPUT_DIR", tmp_path / "run"]
+        checkpoint = tmp_path / "x.pth.tar"
+        checkpoint.write_bytes(b"PK\x03\x04")
+        flags = ["--checkpoint", checkpoint] if module == "moco.linear" else []
+        pairs = ["DATA.ROOT", tmp_path, "OUTPUT_DIR", tmp_path / "run"]
+        command = [sys.executable, "-m", module, *flags, *pairs]
 
         (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported')")
         path = {**os.environ, "PYTHONPATH": str(tmp_path)}

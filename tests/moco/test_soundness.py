@@ -25,7 +25,8 @@ def classified(path):
 
 
 def by_neighbors(path):
-    """Refused, or the folder of images that is not there is what fails."""
+    """Refused, or the folder without images is what fails."""
+    (path.parent / "no-images").mkdir()
     knn(["--checkpoint", str(path), "--data", str(path.parent / "no-images")])
 
 
