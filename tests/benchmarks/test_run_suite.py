@@ -200,7 +200,7 @@ def test_kill_9_at_ten_moments(lab):
     """Killed ten times, with or without its processes: the same bytes, and no trial twice."""
     lab.with_tables = True
     lab.run(delay=0.02)
-    tables, order = lab.tables(), [event[:2] for event in lab.events() if event[0] == "done"]
+    tables, num_runs = lab.tables(), len(lab.count("done"))
     shutil.rmtree(lab.out)
     lab.journal.unlink()
     moments = random.Random(0)
@@ -217,7 +217,8 @@ def test_kill_9_at_ten_moments(lab):
     last = lab.start()
     assert last.wait(300) == 0, (lab.path / "runner.log").read_text()
     assert lab.tables() == tables
-    assert sorted(lab.count("done").items()) == sorted((name, 1) for _, name in order)
+    # A process may be killed between its record and its note of it.
+    assert lab.states() == {"done": num_runs} and set(lab.count("done").values()) == {1}
     # An iteration is noted after it was saved: what was killed later than that is never done again.
     noted = Counter(event[:2] for event in lab.events() if event[0].startswith("iteration"))
     assert set(noted.values()) == {1}, "a trial was begun anew"
