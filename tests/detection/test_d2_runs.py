@@ -133,7 +133,9 @@ def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_pa
     assert (record.status, record.iterations) == ("done", 12)
     assert not any("resumed with other values" in note for note in record.notes)
     after = lines(folder)
-    assert [line["iteration"] for line in after if "lr" in line] == list(range(12))
+    # Detectron2 writes the line of an iteration after its checkpoint: the kill may come in between.
+    found = [line["iteration"] for line in after if "lr" in line]
+    assert found in (list(range(12)), [n for n in range(12) if n != newest])
     for line in before + after:
         if "lr" in line:
             assert line["lr"] == pytest.approx(rate(line["iteration"]), rel=1e-9), line
