@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from detection.metrics import HEADLINE
-from moco.checkpoint import set_aside
+from moco.checkpoint import POINTER_NAME, set_aside
+from moco.errors import UserError
 from moco.run import METRICS_NAME, RECORD_NAME, drop_metrics
 
 WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
@@ -41,6 +42,21 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
         return whole or line["iteration"] < done - 1 or "total_loss" not in line
 
     drop_metrics(folder, done - 1, due)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run, or None before the first.
+
+    Raises:
+        UserError: `last_checkpoint` names a file outside the folder.
+    """
+    record = folder / POINTER_NAME
+    if not record.is_file():
+        return None
+    name = record.read_text().strip()
+    if Path(name).name != name:
+        raise UserError(f"{record}: {name!r} is not the name of a file in this folder")
+    return folder / name
 
 
 def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:

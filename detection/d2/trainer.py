@@ -60,7 +60,7 @@ from detection.processes import (
     run_in_others,
 )
 from detection.random_state import private_random
-from detection.resuming import counting, resume_from, set_iterations
+from detection.resuming import counting, last_checkpoint, resume_from, set_iterations
 from detection.weights import (
     Coverage,
     EngineResult,
@@ -188,7 +188,7 @@ class Trainer(DefaultTrainer):
     def _leave_unreadable(self, error: DataError) -> None:
         """Save what was trained; on all ranks."""
         self.checkpoint_hook.save_unreadable(self.iter)
-        last, doctor = _last_checkpoint(self.cfg.OUTPUT_DIR), doctor_command(self.cfg)
+        last, doctor = last_checkpoint(Path(self.cfg.OUTPUT_DIR)), doctor_command(self.cfg)
         raise UnreadableError(resumable(error, last, doctor)) from error
 
     def build_hooks(self) -> list[HookBase]:
@@ -355,11 +355,6 @@ def _augmented(cfg: CfgNode, model: nn.Module) -> dict[str, float]:
     results = Trainer.test(cfg, GeneralizedRCNNWithTTA(cfg, model), [evaluator])
     metrics = _canonical(flatten_results_dict(results))
     return {name.replace("/", "_TTA/", 1): value for name, value in metrics.items()}
-
-
-def _last_checkpoint(folder: str) -> Path | None:
-    pointer = Path(folder) / "last_checkpoint"
-    return pointer.with_name(pointer.read_text()) if pointer.is_file() else None
 
 
 def _canonical(results: Mapping[str, float]) -> dict[str, float]:

@@ -18,12 +18,12 @@ from torch import nn
 from detection.random_state import State, random_state
 from detection.weights import load_trained
 from moco import distributed
+from moco.checkpoint import POINTER_NAME
 from moco.errors import UserError
 from moco.fileio import atomic_torch_save, atomic_write_text, load_torch
 
 logger = logging.getLogger(__name__)
 
-LAST = "last_checkpoint"
 FINAL = "model_final.pth"
 
 
@@ -48,24 +48,9 @@ def save_checkpoint(
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         standing = {"iteration": iteration, "random": ranks, "recent": dict(recent)}
         atomic_torch_save(path, {**content, **standing})
-        atomic_write_text(folder / LAST, name)
+        atomic_write_text(folder / POINTER_NAME, name)
     distributed.barrier()
     return path
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint of a run, or None before the first.
-
-    Raises:
-        UserError: `last_checkpoint` names a file outside the folder.
-    """
-    record = folder / LAST
-    if not record.is_file():
-        return None
-    name = record.read_text().strip()
-    if Path(name).name != name:
-        raise UserError(f"{record}: {name!r} is not the name of a file in this folder")
-    return folder / name
 
 
 @dataclass

@@ -31,7 +31,6 @@ from detection.datasets.doctor_custom import command as doctor_command
 from detection.embedded.build import build_model
 from detection.embedded.checkpoint import (
     FINAL,
-    last_checkpoint,
     load_checkpoint,
     save_checkpoint,
 )
@@ -58,7 +57,7 @@ from detection.processes import (
     run_in_others,
 )
 from detection.random_state import State, private_random, restore_random
-from detection.resuming import counting, evaluation_is_missing, resume_from
+from detection.resuming import counting, evaluation_is_missing, last_checkpoint, resume_from
 from detection.weights import EngineResult, load_converted, load_trained, read_trained
 from moco import distributed
 from moco.errors import DataError, NumericError

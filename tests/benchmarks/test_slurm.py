@@ -220,15 +220,14 @@ def test_preemption_and_time_limit(lab):
     assert list(lab.cluster.scripts()) == ["100"], "nothing was submitted again"
 
 
-def test_put_back_once(lab, monkeypatch):
-    """Slurm ends all of a job that is put back, also the program that has asked for it."""
-    (lab.cluster.state / "kill-requeue").touch()
+def run_with_one_preempted(lab, monkeypatch, number):
+    """The suite to its end, one job of which gets a signal once; the names of such runs."""
     preempted: list[str] = []
 
     def preempt_one() -> bool:
         if not preempted and lab.count("iteration-2"):
             preempted.append(next(iter(lab.count("iteration-2"))))
-            lab.cluster.signal_tasks(lab.notes()[preempted[0]], signal.SIGTERM)
+            lab.cluster.signal_tasks(lab.notes()[preempted[0]], number)
         if lab.count("saved"):
             lab.go()
         return False
@@ -236,6 +235,13 @@ def test_put_back_once(lab, monkeypatch):
     Stop(monkeypatch, preempt_one)
     lab.hold()
     lab.run("--trials", "1")
+    return preempted
+
+
+def test_put_back_once(lab, monkeypatch):
+    """Slurm ends all of a job that is put back, also the program that has asked for it."""
+    (lab.cluster.state / "kill-requeue").touch()
+    preempted = run_with_one_preempted(lab, monkeypatch, signal.SIGTERM)
     assert list(lab.count("resume")) == preempted and len(lab.cluster.jobs()) == 4
     lab.assert_once(4)
 
@@ -386,19 +392,7 @@ def test_a_job_that_submitit_cannot_run(lab, capsys, monkeypatch):
 def test_a_job_that_cannot_be_put_back(lab, monkeypatch):
     """Where the cluster does not allow it, the runner submits another."""
     (lab.cluster.state / "refuse-requeue").touch()
-    preempted: list[str] = []
-
-    def preempt_one() -> bool:
-        if not preempted and lab.count("iteration-2"):
-            preempted.append(next(iter(lab.count("iteration-2"))))
-            lab.cluster.signal_tasks(lab.notes()[preempted[0]], signal.SIGUSR2)
-        if lab.count("saved"):
-            lab.go()
-        return False
-
-    Stop(monkeypatch, preempt_one)
-    lab.hold()
-    lab.run("--trials", "1")
+    preempted = run_with_one_preempted(lab, monkeypatch, signal.SIGUSR2)
     assert list(lab.count("resume")) == preempted == list(lab.count("saved"))
     assert len(lab.cluster.calls("scontrol")) == 1 and len(lab.cluster.jobs()) == 5
     lab.assert_once(4)
