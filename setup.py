@@ -1,9 +1,9 @@
 """Packaging. Detectron2 is not in the package index; README.md says how it is installed."""
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 STUBS = ["types-PyYAML", "types-tabulate", "types-tqdm"]
-# One author and young: pinned, and compared with the package of the data set in the tests.
+# One author and young: pinned, and compared with the package of the dataset in the tests.
 LVIS = ["hotcoco==1.3.0"]
 CITYSCAPES = ["cityscapesscripts", "shapely"]
 SLURM = ["submitit>=1.5.4"]  # for run_suite --executor slurm
@@ -15,18 +15,10 @@ setup(
     "MoCo (arXiv 1911.05722) as a Detectron2 plugin: pre-training, conversion, transfer, tables.",
     license="MIT",
     python_requires=">=3.11",
-    packages=[
-        "moco",
-        "moco.mechanisms",
-        "convert",
-        "detection",
-        "detection.d2",
-        "detection.datasets",
-        "detection.embedded",
-        "benchmarks",
-        "benchmarks.speed",
-    ],
-    package_data={"benchmarks": ["paper.yaml"], "detection": ["recipes.yaml"]},
+    packages=find_packages(
+        include=["moco*", "convert*", "detection*", "benchmarks*"], exclude=["benchmarks.speed"]
+    ),
+    package_data={"benchmarks.report": ["paper.yaml"], "detection.config": ["recipes.yaml"]},
     install_requires=[
         # torch.load(weights_only=True) of earlier versions can be made to run code
         # (CVE-2025-32434, CVE-2026-24747).

@@ -8,10 +8,10 @@ RUNS are folders of ``detection/train_net.py``, ``moco.linear``, ``moco.finetune
 Without ``--out`` the table is only printed. Folders may come from other machines: a record holds
 all that a table needs, and what its paths lead to need not be here. They may come from untrusted
 people, too: in every output a record's texts are texts and no markup, formula or path
-(benchmarks/escape.py).
+(benchmarks/report/escape.py).
 
 ``--diff`` compares two such folders, say of two machines or of two versions: what changed per task,
-initialisation and metric, what appeared or vanished, and where the protocols differ.
+initialization and metric, what appeared or vanished, and where the protocols differ.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco.errors import UserError, run_cli
+from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
-    from benchmarks.aggregate import Table
-    from benchmarks.results import Results
+    from benchmarks.report.aggregate import Table
+    from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
 EACH = "each"
@@ -40,12 +40,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.diff is not None:
         diff(args.diff[0], args.diff[1], args.engine, args.out)
         return
-    from benchmarks.results import collect
-    from benchmarks.tables import to_terminal
+    from benchmarks.report.records import collect
+    from benchmarks.report.tables import to_terminal
 
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine)
-    print(to_terminal(tables, results.unusable, colour=sys.stdout.isatty()))
+    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
     if args.out is not None:
         for path in write_files(args.out, tables, results, formats):
             print(f"wrote {path}")
@@ -62,7 +62,7 @@ def make_tables(
     Raises:
         UserError: no finished run, no runs of that engine, or what must not be averaged.
     """
-    from benchmarks.aggregate import aggregate
+    from benchmarks.report.aggregate import aggregate
 
     if not results.transfer:
         reasons = "; ".join(f"{item.folder}: {item.reason}" for item in results.unusable[:3])
@@ -85,9 +85,9 @@ def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -
     Raises:
         UserError: what :func:`make_tables` refuses; the message names the folder.
     """
-    from benchmarks import compare
-    from benchmarks.results import collect
-    from moco.fileio import atomic_write_text
+    from benchmarks.report import compare
+    from benchmarks.report.records import collect
+    from moco.common.files import atomic_write_text
 
     sides = []
     for folder in (a, b):
@@ -111,11 +111,11 @@ def write_files(
     out: Path, tables: Sequence["Table"], results: "Results", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
     """Write the table in each format and the figures into ``out``; returns the paths."""
-    from benchmarks import plots
-    from benchmarks import tables as render
-    from benchmarks.aggregate import stems
-    from benchmarks.report_html import to_html
-    from moco.fileio import atomic_write_text
+    from benchmarks.report import plots
+    from benchmarks.report import tables as render
+    from benchmarks.report.aggregate import stems
+    from benchmarks.report.html import to_html
+    from moco.common.files import atomic_write_text
 
     figures = []
     for table, stem in zip(tables, stems(tables), strict=True):

@@ -1,4 +1,4 @@
-"""The curves of pre-training runs in one picture: loss, pretext accuracy, learning rate, kNN.
+"""The curves of pre-training runs in one image: loss, pretext accuracy, learning rate, kNN.
 
     python -m benchmarks.plot_curves RUN [RUN ...] --output curves.png
 
@@ -9,11 +9,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import escape
-from benchmarks.plots import COLOURS, Curve, new_figure, read_curve, save_figure
-from moco.errors import DataError, UserError, run_cli
-from moco.fileio import PathLike
-from moco.run import METRICS_NAME
+from benchmarks.report import escape
+from benchmarks.report.plots import COLOURS, Curve, new_figure, read_curve, save_figure
+from moco.common.errors import DataError, UserError, run_cli
+from moco.common.files import PathLike
+from moco.common.run import METRICS_NAME
 
 # Name in metrics.json -> title of the panel.
 PANELS = {
@@ -43,7 +43,7 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
 
 
 def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None:
-    """One panel for each quantity; runs, by label, in colours of their own."""
+    """One panel for each quantity; runs, by label, in colors of their own."""
     panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
     for axis, name in zip(axes, panels, strict=True):

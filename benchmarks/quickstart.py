@@ -1,8 +1,8 @@
-"""The whole chain in minutes on a CPU: pictures → MoCo → conversion → detector → table.
+"""The whole chain in minutes on a CPU: images → MoCo → conversion → detector → table.
 
-    python -m benchmarks.quickstart                       generated pictures
-    python -m benchmarks.quickstart --images DIR          pre-train on one's own pictures
-    python -m benchmarks.quickstart --voc DIR             fine-tune on one's own VOC-layout data set
+    python -m benchmarks.quickstart                       generated images
+    python -m benchmarks.quickstart --images DIR          pre-train on one's own images
+    python -m benchmarks.quickstart --voc DIR             fine-tune on one's own VOC-layout dataset
 
 It runs the same command lines that a user would (moco.pretrain, convert.convert_to_d2,
 detection.train_net, one process and one thread each) and averages the records that they write.
@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.jobs import Job, processes_left, run_jobs, time_left
-from benchmarks.prepare import limit_voc, training_pictures, voc_splits
-from benchmarks.tables import format_gap
-from moco.cfgnode import read_yaml
-from moco.distributed import usable_cores
-from moco.errors import LockedError, UserError, printable, run_cli
-from moco.fileio import atomic_write_json
-from moco.progress import format_seconds
-from moco.run import METRICS_NAME, RECORD_NAME, read_record
+from benchmarks.report.tables import format_gap
+from benchmarks.suites.jobs import Job, processes_left, run_jobs, time_left
+from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
+from moco.common.cfgnode import read_yaml
+from moco.common.distributed import usable_cores
+from moco.common.errors import LockedError, UserError, printable, run_cli
+from moco.common.files import atomic_write_json
+from moco.common.progress import format_seconds
+from moco.common.run import METRICS_NAME, RECORD_NAME, read_record
 
 if TYPE_CHECKING:
-    from benchmarks.aggregate import Table
+    from benchmarks.report.aggregate import Table
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PRETRAIN_CONFIG = CONFIGS / "pretrain" / "quickstart.yaml"
@@ -43,20 +43,20 @@ POINTER_NAME = "last_checkpoint"
 INITS = ("random", "moco")
 BATCH, QUEUE = 64, 512  # as in PRETRAIN_CONFIG
 SEEDS, OWN_SEEDS = 5, 3  # trials per row; real scenes take longer
-PICTURES_MIN = 64
-VOC_LIMITS = (2000, 300)  # pictures to train and to test on
+IMAGES_MIN = 64
+VOC_LIMITS = (2000, 300)  # images to train and to test on
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "logs")
 OWN_PATTERNS = ("table.*", "runs.csv", "loss-*.png", "ap-*.png")
 
-PICTURES, SCENES, PRETRAIN, CONVERT = "pictures", "scenes", "pre-train", "convert"
+IMAGES, SCENES, PRETRAIN, CONVERT = "images", "scenes", "pre-train", "convert"
 # On one idle core; only the estimate of the time left depends on them.
-PICTURES_SECONDS, SCENES_SECONDS, CONVERT_SECONDS = 12.0, 3.0, 6.0
+IMAGES_SECONDS, SCENES_SECONDS, CONVERT_SECONDS = 12.0, 3.0, 6.0
 PRETRAIN_SECONDS, OWN_PRETRAIN_SECONDS = 240.0, 290.0
 TUNE_SECONDS, OWN_TUNE_SECONDS = 50.0, 110.0
 
 # KEY VALUE pairs on top of the two YAML files: for real photographs and scenes, and for --smoke.
-OWN_PICTURES = {
+OWN_IMAGES = {
     "AUG.CROP_PX": "64",
     "AUG.CROP_SCALE": "(0.2, 1.0)",
     "AUG.GRAY_PROB": "0.2",
@@ -69,7 +69,7 @@ OWN_SCENES = {
     "INPUT.MIN_SIZE_TEST": "224",
     "INPUT.MAX_SIZE_TEST": "360",
 }
-SMOKE_PICTURES = {"pictures": 64, "knn-train": 16, "knn-val": 8}
+SMOKE_IMAGES = {"images": 64, "knn-train": 16, "knn-val": 8}
 SMOKE_SCENES = {"trainval": 8, "test": 6}
 SMOKE_VOC_LIMITS = (8, 6)
 SMOKE_PRETRAIN = {
@@ -103,8 +103,8 @@ class Plan:
     seeds: tuple[int, ...]
 
     @property
-    def pictures(self) -> Path:
-        return self.out / "data" / "pictures"
+    def pretrain_images(self) -> Path:
+        return self.out / "data" / "images"
 
     @property
     def scenes(self) -> Path:
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = make_plan(args)
     check_sources(plan)
     workers = args.workers or min(usable_cores(), len(plan.seeds) + 1)
-    from moco.run import RunFolder
+    from moco.common.run import RunFolder
 
     start, cpu_start = time.monotonic(), _child_cpu_seconds()
     with RunFolder(plan.out, resume=True):
@@ -182,16 +182,16 @@ def check_sources(plan: Plan) -> None:
     if plan.voc is not None:
         voc_splits(plan.voc)
     if plan.images is not None:
-        from moco.pictures import find_images
+        from moco.data.images import find_images
 
         number, source = len(find_images(plan.images)), f"--images {plan.images}"
     elif plan.voc is not None:
-        number, source = len(training_pictures(plan.voc)), f"--voc {plan.voc}"
+        number, source = len(training_images(plan.voc)), f"--voc {plan.voc}"
     else:
         return
-    if number < PICTURES_MIN:
+    if number < IMAGES_MIN:
         raise UserError(
-            f"{source}: {number} pictures to pre-train on, expected at least {PICTURES_MIN}"
+            f"{source}: {number} images to pre-train on, expected at least {IMAGES_MIN}"
         )
 
 
@@ -215,7 +215,7 @@ def claim(plan: Plan, overwrite: bool) -> None:
         elif changed:
             raise UserError(
                 f"{plan.out} was made with another --{', --'.join(changed)}; "
-                "choose another --out, or start anew with --overwrite"
+                "choose another --out, or start from scratch with --overwrite"
             )
     elif others := sorted(p.name for p in plan.out.iterdir() if not p.name.startswith(".")):
         raise UserError(f"{plan.out} holds other files ({others[0]}); choose another --out")
@@ -231,7 +231,7 @@ def make_jobs(plan: Plan) -> list[Job]:
         for init in INITS
     }
     jobs = [
-        *([] if plan.pictures.exists() else [pictures_job(plan)]),
+        *([] if plan.pretrain_images.exists() else [images_job(plan)]),
         *([] if plan.scenes.exists() else [scenes_job(plan)]),
         *([] if is_done(plan.pretrain) else [pretrain_job(plan)]),
         *tunings["random"],
@@ -242,22 +242,24 @@ def make_jobs(plan: Plan) -> list[Job]:
     return [replace(job, after=tuple(n for n in job.after if n in names)) for job in jobs]
 
 
-def pictures_job(plan: Plan) -> Job:
-    """Draws the pictures to pre-train on, or makes small copies of the user's."""
+def images_job(plan: Plan) -> Job:
+    """Draws the images to pre-train on, or makes small copies of the user's."""
     if plan.images is not None:
-        command = _module("benchmarks.prepare", "pictures", plan.images, plan.pictures)
+        command = _module("benchmarks.suites.prepare", "images", plan.images, plan.pretrain_images)
     elif plan.voc is not None:
-        command = _module("benchmarks.prepare", "voc-pictures", plan.voc, plan.pictures)
+        command = _module("benchmarks.suites.prepare", "voc-images", plan.voc, plan.pretrain_images)
     else:
-        command = _module("benchmarks.synthetic", plan.pictures.parent, "--trainval", 0)
-        command += _options(SMOKE_PICTURES) if plan.smoke else []
-    log, is_done = plan.log("pictures"), plan.pictures.exists
-    return Job(PICTURES, lambda: command, log, PICTURES_SECONDS, is_done=is_done)
+        command = _module(
+            "benchmarks.suites.synthetic", plan.pretrain_images.parent, "--trainval", 0
+        )
+        command += _options(SMOKE_IMAGES) if plan.smoke else []
+    log, is_done = plan.log("images"), plan.pretrain_images.exists
+    return Job(IMAGES, lambda: command, log, IMAGES_SECONDS, is_done=is_done)
 
 
 def scenes_job(plan: Plan) -> Job:
-    """Draws the labelled scenes."""
-    command = _module("benchmarks.synthetic", plan.scenes.parent, "--pictures", 0)
+    """Draws the labeled scenes."""
+    command = _module("benchmarks.suites.synthetic", plan.scenes.parent, "--images", 0)
     command += _options(SMOKE_SCENES) if plan.smoke else []
     log, is_done = plan.log("scenes"), plan.scenes.exists
     return Job(SCENES, lambda: command, log, SCENES_SECONDS, is_done=is_done)
@@ -266,17 +268,17 @@ def scenes_job(plan: Plan) -> Job:
 def pretrain_job(plan: Plan) -> Job:
     """``python -m moco.pretrain``, continued where it was interrupted."""
     own = plan.images is not None or plan.voc is not None
-    keys: dict[str, object] = {"DATA.ROOT": plan.pictures, "OUTPUT_DIR": plan.pretrain}
+    keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
     if own:
-        keys |= OWN_PICTURES
+        keys |= OWN_IMAGES
     else:
-        keys["DATA.KNN_ROOT"] = plan.pictures.with_name("knn")
+        keys["DATA.KNN_ROOT"] = plan.pretrain_images.with_name("knn")
     if plan.smoke:
         keys |= SMOKE_PRETRAIN
 
     def command() -> list[str]:
         if own and not plan.smoke:
-            keys["MOCO.K"] = queue_length(len(list(plan.pictures.iterdir())))
+            keys["MOCO.K"] = queue_length(len(list(plan.pretrain_images.iterdir())))
         flags = ["--resume", "--config-file", PRETRAIN_CONFIG]
         return _module("moco.pretrain", *flags) + _pairs(keys)
 
@@ -288,7 +290,7 @@ def pretrain_job(plan: Plan) -> Job:
         command,
         plan.log("pretrain"),
         seconds,
-        (PICTURES,),
+        (IMAGES,),
         metrics,
         iterations,
         lambda: is_done(plan.pretrain),
@@ -337,19 +339,19 @@ def detection_job(plan: Plan, init: str, seed: int) -> Job:
     )
 
 
-def queue_length(num_pictures: int) -> int:
-    """K for few pictures: whole batches, at most half the data, so that a key's own picture is
+def queue_length(num_images: int) -> int:
+    """K for few images: whole batches, at most half the data, so that a key's own image is
     seldom among its negatives."""
-    return max(BATCH, min(QUEUE, num_pictures // 2 // BATCH * BATCH))
+    return max(BATCH, min(QUEUE, num_images // 2 // BATCH * BATCH))
 
 
 def announcement(plan: Plan, jobs: Sequence[Job], workers: int) -> str:
     """What is about to happen."""
-    pictures = plan.images or plan.voc or "generated pictures"
+    images = plan.images or plan.voc or "generated images"
     scenes = plan.voc or "generated scenes"
     seeds = ", ".join(map(str, plan.seeds))
     lines = [
-        f"Pre-train on {pictures}, then fine-tune a detector on {scenes} "
+        f"Pre-train on {images}, then fine-tune a detector on {scenes} "
         f"from {' and from '.join(INITS)} weights, seeds {seeds}.",
         f"{len(jobs)} steps to do, {workers} at a time, one thread each; "
         f"logs in {plan.out / 'logs'}.",
@@ -365,15 +367,15 @@ def announcement(plan: Plan, jobs: Sequence[Job], workers: int) -> str:
 
 def report(plan: Plan) -> None:
     """Print the table, write every file, name them and what to do next."""
-    from benchmarks.aggregate import aggregate
     from benchmarks.make_table import write_files
-    from benchmarks.results import collect
-    from benchmarks.tables import to_terminal
+    from benchmarks.report.aggregate import aggregate
+    from benchmarks.report.records import collect
+    from benchmarks.report.tables import to_terminal
 
     folders = [plan.run_folder(init, seed) for init in INITS for seed in plan.seeds]
     results = collect([plan.pretrain, *folders])
     tables = aggregate(results.transfer, baseline="random")
-    print(to_terminal(tables, results.unusable, colour=sys.stdout.isatty()))
+    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
     print(f"\n{verdict(tables[0])}")
     for run in results.pretraining:
         metrics = run.record.metrics.items()
@@ -413,10 +415,10 @@ def next_commands(plan: Plan) -> str:
     more += ["--smoke"] if plan.smoke else []
     return f"""
 Next, on your own data:
-  python -m benchmarks.quickstart --images path/to/pictures --out {again}
+  python -m benchmarks.quickstart --images path/to/images --out {again}
   python -m benchmarks.quickstart --voc path/to/voc_layout --out {again}
 or step by step, longer and larger:
-  python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT path/to/pictures
+  python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT path/to/images
 More seeds for this table (finished runs are not repeated):
   python -m benchmarks.quickstart {shlex.join(more)}"""
 
@@ -436,14 +438,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--out", type=Path, default=Path("quickstart_out"), help="(%(default)s)")
     result.add_argument(
-        "--images", type=Path, metavar="DIR", help="pre-train on the pictures in this folder"
+        "--images", type=Path, metavar="DIR", help="pre-train on the images in this folder"
     )
     result.add_argument(
         "--voc",
         type=Path,
         metavar="DIR",
-        help="fine-tune on this VOC-layout data set, its classes read from its annotations; "
-        "without --images, pre-train on its training pictures",
+        help="fine-tune on this VOC-layout dataset, its classes read from its annotations; "
+        "without --images, pre-train on its training images",
     )
     result.add_argument(
         "--seeds", type=int, help=f"trials per row ({SEEDS}; {OWN_SEEDS} with --voc)"

@@ -17,20 +17,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.keep import FINAL, KEEP, disk_line, remove_checkpoints
-from moco.errors import UserError, printable, run_cli
-from moco.progress import format_seconds
+from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
+from moco.common.errors import UserError, printable, run_cli
+from moco.common.progress import format_seconds
 
 if TYPE_CHECKING:
-    from benchmarks.executors import Executor
-    from benchmarks.suite import Measured, RunSpec, Suite
-    from benchmarks.suite_checks import Findings
-    from benchmarks.suite_folder import State, SuiteFolder
+    from benchmarks.suites.checks import Findings
+    from benchmarks.suites.executors.local import Executor
+    from benchmarks.suites.folder import State, SuiteFolder
+    from benchmarks.suites.suite import Measured, RunSpec, Suite
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
 EXECUTORS = ("auto", "local", "cpu", "slurm")
 OUTPUT = Path("output")
-DRAWN_PICTURES = 4  # with predictions, for the report
+DRAWN_IMAGES = 4  # with predictions, for the report
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # torchrun would otherwise die of the last two
 
 
@@ -47,7 +47,7 @@ class Backend:
     Attributes:
         resolve_names: init → weights, with names that are not files made files.
         choose_engines: the value of ``--engine`` → engines for detection.
-        check: every task, data set, weights file; whether on GPUs.
+        check: every task, dataset, weights file; whether on GPUs.
         command: the words that start or continue a run in a folder; on several machines, their
             number is a third argument.
     """
@@ -60,8 +60,8 @@ class Backend:
 
 def main(argv: Sequence[str] | None = None, backend: Backend | None = None) -> None:
     args = build_parser().parse_args(argv)
-    from benchmarks.suite import load_suite
-    from benchmarks.suite_folder import SuiteFolder
+    from benchmarks.suites.folder import SuiteFolder
+    from benchmarks.suites.suite import load_suite
 
     suite = load_suite(args.suite)
     folder = SuiteFolder(args.output or OUTPUT / suite.name)
@@ -79,12 +79,12 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         Preempted: stopped by a signal.
         SuiteFailed: after everything else: some runs failed.
     """
-    from benchmarks.data_digest import data_digests
-    from benchmarks.executors import make_executor
-    from benchmarks.suite import expand, parse_inits, with_options
-    from benchmarks.suite_checks import option_pairs
-    from benchmarks.suite_folder import asked, identify, project_version
-    from benchmarks.suite_runner import Runner, measured_runs
+    from benchmarks.suites.checks import option_pairs
+    from benchmarks.suites.data_digest import data_digests
+    from benchmarks.suites.executors.local import make_executor
+    from benchmarks.suites.folder import asked, identify, project_version
+    from benchmarks.suites.runner import Runner, measured_runs
+    from benchmarks.suites.suite import expand, parse_inits, with_options
 
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
     executor = make_executor(args.executor, folder.path, args.workers, args.slurm)
@@ -119,7 +119,7 @@ def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend
         open_ = [spec for spec in specs if not folder.state(spec).settled]
         if open_:
             print(disk_line(open_, findings.checkpoints, args.keep or FINAL, folder.path))
-        print("\nchecked every task, data set and weights file; nothing was started")
+        print("\nchecked every task, dataset and weights file; nothing was started")
         return
     specs = _known_lengths(folder, specs)
     folder.agree(content, specs)
@@ -158,7 +158,7 @@ def check_open(
     Raises:
         UserError: all that would fail, one line for each.
     """
-    from benchmarks.suite_checks import Findings
+    from benchmarks.suites.checks import Findings
 
     open_ = [spec for spec in specs if folder.state(spec).kind != "done"]
     if not open_:
@@ -185,7 +185,7 @@ def with_length(spec: "RunSpec", findings: "Findings") -> "RunSpec":
 
 def training_programs() -> Backend:
     """The programs of this project. Torch is imported by processes of their own only."""
-    from benchmarks import suite_checks as checks
+    from benchmarks.suites import checks
 
     def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
         if not any("://" in name for name in weights.values()):
@@ -204,11 +204,12 @@ def training_programs() -> Backend:
 def command(spec: "RunSpec", folder: Path, machines: int = 1) -> list[str]:
     """The words that start a run of this project's programs, or continue it.
 
-    On several machines each has to put in what only it knows, see :mod:`benchmarks.executors`.
+    On several machines each has to put in what only it knows, see
+    :mod:`benchmarks.suites.executors.local`.
     """
-    from benchmarks.executors import HOST, PORT, RANK
-    from benchmarks.suite import DETECTION, RANDOM
-    from benchmarks.suite_checks import command_keys
+    from benchmarks.suites.checks import command_keys
+    from benchmarks.suites.executors.local import HOST, PORT, RANK
+    from benchmarks.suites.suite import DETECTION, RANDOM
 
     keys = [*command_keys(spec), "OUTPUT_DIR", str(folder), "SEED", str(spec.seed)]
     if spec.program == DETECTION:
@@ -218,7 +219,7 @@ def command(spec: "RunSpec", folder: Path, machines: int = 1) -> list[str]:
             flags += ["--num-machines", str(machines), "--machine-rank", RANK]
             flags += ["--dist-url", f"tcp://{HOST}:{PORT}"]
         if spec.seed == 0:  # the report shows one trial's
-            flags += ["--visualize", str(DRAWN_PICTURES)]
+            flags += ["--visualize", str(DRAWN_IMAGES)]
         words = ["-m", "detection.train_net", *flags, "--config-file", str(spec.config)]
         return [sys.executable, *words, *keys, "MODEL.WEIGHTS", spec.weights]
     launcher = []
@@ -247,8 +248,8 @@ def listing(
     """Every run with what it takes from its beginning, and what is left of all."""
     from tabulate import tabulate
 
-    from benchmarks.suite import estimate
-    from benchmarks.suite_runner import foresee, fraction, places_for
+    from benchmarks.suites.runner import foresee, fraction, places_for
+    from benchmarks.suites.suite import estimate
 
     unit = "GPU hours" if executor.gpus else "CPU hours"
     states = {spec.name: folder.state(spec) for spec in specs}
@@ -291,8 +292,8 @@ def status(folder: "SuiteFolder") -> None:
     """How far every run is; reads only."""
     from tabulate import tabulate
 
-    from benchmarks.slurm import with_jobs
-    from benchmarks.suite_runner import fraction
+    from benchmarks.suites.executors.slurm import with_jobs
+    from benchmarks.suites.runner import fraction
 
     content, specs = folder.asked()
     states = with_jobs(folder, {spec: folder.state(spec) for spec in specs})
@@ -348,8 +349,8 @@ def write_tables(
 ) -> list[Path]:
     """Write and print the tables of the finished runs; the paths."""
     from benchmarks.make_table import EACH, make_tables, write_files
-    from benchmarks.suite_folder import remove_stale
-    from benchmarks.tables import to_terminal
+    from benchmarks.report.tables import to_terminal
+    from benchmarks.suites.folder import remove_stale
 
     results = folder.results(specs)
     if not results.transfer:
@@ -365,7 +366,7 @@ def write_tables(
     with folder.lock():  # another runner may have come to its end as well
         remove_stale(folder.tables)
         files = write_files(folder.tables, tables, results)
-    print(to_terminal(tables, results.unusable, colour=sys.stdout.isatty()))
+    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
     print("\nFiles:")
     for path in files:
         print(f"  {path}")
@@ -398,7 +399,7 @@ def parse_stated(words: Sequence[str]) -> dict[str, float]:
 def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.run_suite",
-        description="Fine-tune every task of a suite from every initialisation in several trials, "
+        description="Fine-tune every task of a suite from every initialization in several trials, "
         "and write the tables. Interrupted, the same command goes on; several may share a folder.",
     )
     result.add_argument("suite", type=Path, metavar="SUITE", help="e.g. configs/suites/voc.yaml")
@@ -501,7 +502,7 @@ def _known_lengths(folder: "SuiteFolder", specs: "Sequence[RunSpec]") -> "tuple[
 
 
 def _left(folder: "SuiteFolder", specs: "Sequence[RunSpec]", states: "Mapping[str, State]") -> str:
-    from benchmarks.suite_runner import foresee, measured_runs
+    from benchmarks.suites.runner import foresee, measured_runs
 
     running = [spec for spec in specs if states[spec.name].kind == "running"]
     if not running and any(state.kind == "queued" for state in states.values()):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moco.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, shown
 
 VERSION = 1
 DEPTHS = (10, 18, 34, 50, 101, 152)

@@ -4,7 +4,7 @@
     python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
 
 Reads what self-supervised projects, torchvision, timm and Detectron2 write (docs/converting.md),
-recognised by content. Writes Detectron2's names with the input contract beside them, or with
+recognized by content. Writes Detectron2's names with the input contract beside them, or with
 `--to torchvision` a plain state dict. The file appears only after it was read back, compared with
 the source and shown to give the same features.
 """
@@ -25,14 +25,15 @@ if not __package__:
     # Run as a script, Python looks for modules in this folder instead of the repository.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from convert import keymap, targets
+from convert import targets
 from convert.contract import CHANNEL_ORDERS, STEMS, InputContract
+from convert.families import keymap
 from convert.files import is_converted, read_file
 from convert.layouts import LAYOUTS
 from convert.lookalikes import source_file
 from convert.sources import Given
-from moco.errors import DataError, UserError, run_cli
-from moco.fileio import TEMPORARY_PREFIX, PathLike, sha256_file
+from moco.common.errors import DataError, UserError, run_cli
+from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
 
 if TYPE_CHECKING:
     from convert.verify import Converted, FeatureCheck
@@ -123,7 +124,7 @@ def convert_file(
         encoder: one of the layout's networks, e.g. "query" or "key"; None: the layout's default.
         mean, std: three numbers, 0..255 in channel order, instead of the source's.
         channel_order: "RGB" or "BGR" instead of the source's; a mean and std that are not given
-            stay with their colours.
+            stay with their colors.
         stride_in_1x1: where the source's bottlenecks have their stride, if not where its layout
             says.
         stem: "cifar" or "stride2" for a 3x3 stem of a source that does not say.
@@ -234,7 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="convert_to_d2.py",
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
-        epilog=f"Sources, recognised by content: {sources}, and plain state dicts of a ResNet "
+        epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a ResNet "
         "under any one prefix. docs/converting.md has the command for each.",
     )
     parser.add_argument(
@@ -292,7 +293,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--channel-order",
         choices=CHANNEL_ORDERS,
-        help="order of the colours the network was trained on (default: the source's)",
+        help="order of the colors the network was trained on (default: the source's)",
     )
     parser.add_argument(
         "--stride-in-1x1",

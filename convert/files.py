@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import DataError, shown
-from moco.fileio import (
+from moco.common.errors import DataError, shown
+from moco.common.files import (
     PathLike,
     format_of,
     harmful_objects,
@@ -18,7 +18,7 @@ from moco.fileio import (
     load_torch,
     named_objects,
 )
-from moco.unpickler import Inert
+from moco.common.unpickler import Inert
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,14 +9,14 @@ from convert.files import is_array, read_file, to_tensor
 from convert.networks import unwrapped
 from convert.sources import Given
 from convert.translate import translate
-from moco.errors import UserError
+from moco.common.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from moco.initial_weights import InitialWeights
+    from moco.pretraining.initial_weights import InitialWeights
 
 # What facebookresearch/moco and this project save beside the query encoder's backbone.
 _BESIDE = ("encoder_q.fc.", "encoder_k.", "queue")
@@ -31,9 +31,9 @@ def read_initial_weights(path: Path, stem: str) -> InitialWeights:
     Raises:
         UserError, DataError: not recognized, damaged, or a network that pre-training cannot have.
     """
-    from moco.classify_weights import init_name
-    from moco.fileio import sha256_file
-    from moco.initial_weights import InitialWeights, check_queue
+    from moco.classification.weights import init_name
+    from moco.common.files import sha256_file
+    from moco.pretraining.initial_weights import InitialWeights, check_queue
 
     raw = read_file(path)
     try:

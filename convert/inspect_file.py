@@ -10,12 +10,12 @@ from typing import Any
 from convert.files import about_objects, is_converted, names, read_file
 from convert.lookalikes import source_file
 from convert.networks import network_names
-from convert.sources import Given, Recognised, count
+from convert.sources import Given, Recognized, count
 from convert.translate import fine_tune_command, script, translate
 from convert.verify import Converted
-from moco.errors import DataError, UserError, shown
-from moco.fileio import PathLike, named_objects, sha256_file
-from moco.unpickler import Inert
+from moco.common.errors import DataError, UserError, shown
+from moco.common.files import PathLike, named_objects, sha256_file
+from moco.common.unpickler import Inert
 
 COMMAND = "convert/convert_to_d2.py"
 # How many entries of a file are shown.
@@ -56,7 +56,7 @@ def inspect_file(path: PathLike) -> str:
     return "\n".join(lines)
 
 
-def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]], UserError | None]:
+def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
     """Every network that a conversion could take, the default first, and what is wrong."""
     problem = None
     try:
@@ -77,12 +77,12 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognised, Converted]],
 
 
 def _describe(
-    found: list[tuple[Recognised, Converted]], converted: bool, problem: bool
+    found: list[tuple[Recognized, Converted]], converted: bool, problem: bool
 ) -> list[str]:
-    recognised, model = found[0]
+    recognized, model = found[0]
     contract = model.contract
-    epoch = "" if recognised.epoch is None else f", epoch {recognised.epoch}"
-    lines = [f"source        {recognised.source}{epoch}, {recognised.head}"]
+    epoch = "" if recognized.epoch is None else f", epoch {recognized.epoch}"
+    lines = [f"source        {recognized.source}{epoch}, {recognized.head}"]
     for number, (one, its) in enumerate(found):
         parameters = sum(
             value.numel()
@@ -98,8 +98,8 @@ def _describe(
     lines.append(f"contract      {contract.convention()}")
     if converted:
         lines.append(f"from          a file with sha256 {contract.source_sha256}")
-    lines += [f"note          {note}" for note in recognised.notes]
-    lines += [f"warning       {warning}" for warning in recognised.warnings]
+    lines += [f"note          {note}" for note in recognized.notes]
+    lines += [f"warning       {warning}" for warning in recognized.warnings]
     return lines
 
 

@@ -1,8 +1,9 @@
 """THE table of checkpoint layouts: who writes which keys, and how its networks see pixels.
 
 One row per layout, most specific first; the first row that fits a file is taken. A file is known by
-what is in it, never by its name. convert/sources.py reads the table, convert/keymap.py has the
-names of tensors. Above each row: the code that writes the file and that normalises its pixels.
+what is in it, never by its name. convert/sources.py reads the table, convert/families/keymap.py
+has the
+names of tensors. Above each row: the code that writes the file and that normalizes its pixels.
 
 Wrappers are taken off the keys before they are compared, so no row has them.
 """
@@ -13,8 +14,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from convert import keymap
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
+from convert.families import keymap
 from convert.recorded import Recorded, mm_configuration, own_record, timm_arguments
 
 # The CIFAR notebook's pixels (0..255, RGB), as configs/pretrain/cifar10_r18_200ep.yaml has them.
@@ -45,7 +46,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One checkpoint layout: how it is recognised and which of its tensors are the trunk."""
+    """One checkpoint layout: how it is recognized and which of its tensors are the backbone."""
 
     name: str
     # Choice of --encoder -> network; the first is the one that the project itself transfers.
@@ -60,7 +61,7 @@ class Layout:
     top: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     # Two tensors (after the prefix) that show that a network is there.
     first: tuple[str, str] = ("conv1.weight", "layer1.0.conv1.weight")
-    # Its names -> torchvision's, None for everything that is not the trunk.
+    # Its names -> torchvision's, None for everything that is not the backbone.
     rename: Callable[[str], str | None] = keymap.keep_torchvision
     epoch: tuple[str, ...] = ("epoch",)  # path to the number of epochs finished
     epoch_offset: int = 0  # 1 where the file numbers its epochs from 0
@@ -162,10 +163,10 @@ _LIGHTLY_DROPPED = {
 
 _VISSL_TRUNK = Network("_feature_blocks.", ("classy_state_dict", "base_model", "model", "trunk"))
 _VISSL: dict[str, Any] = {
-    # The loss's own (MoCo's queue, DINO's centre) and its network's head.
+    # The loss's own (MoCo's queue, DINO's center) and its network's head.
     "dropped": {
         "queue": ("queue", ""),
-        "centre of the loss": ("center", ""),
+        "center of the loss": ("center", ""),
         "head": ("moco_encoder.heads.", ""),
         "teacher's head": ("momentum_teacher.module.heads.", ""),
     },
@@ -245,7 +246,7 @@ def _caffe2(name: str, norm_tensor: str, rename: Callable[[str], str | None]) ->
 
 
 LAYOUTS: tuple[Layout, ...] = (
-    # moco/checkpoint.py
+    # moco/engine/checkpoint.py
     Layout(
         "moco-transfer",
         {"query": Network("encoder_q."), "key": Network("encoder_k.")},
@@ -253,7 +254,7 @@ LAYOUTS: tuple[Layout, ...] = (
         marks={"format": "moco-transfer/1"},
         recorded=own_record,
     ),
-    # moco/classify_run.py: what moco.linear and moco.finetune write.
+    # moco/classification/run.py: what moco.linear and moco.finetune write.
     Layout(
         "moco-transfer classifier",
         {"single": Network()},
@@ -387,7 +388,8 @@ LAYOUTS: tuple[Layout, ...] = (
         top={"loss": ("dino_loss",)},
     ),
     # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
-    # base_ssl_model.py:414 and trunks/resnext.py:144 (the names), configs/config/pretrain/simclr/
+    # base_ssl_model.py:414 and backbones/resnext.py:144 (the names),
+    # configs/config/pretrain/simclr/
     # simclr_8node_resnet.yaml:34 (the pixels, as in all of pretrain/; INPUT_TYPE "bgr" is not in
     # the file). The loss holds MoCo's key encoder (hooks/moco_hooks.py:58) and DINO's teacher
     # (hooks/hook_utils.py:33-60), which VISSL's DINO configs evaluate.
@@ -585,7 +587,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "anti-aliased and caffe-style networks have the same ones",
     ),
     # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
-    # its docstring gives colours, mean, std and the stride's place.
+    # its docstring gives colors, mean, std and the stride's place.
     Layout("detectron2/torchvision", **_D2_LAYOUT, marks={"__author__": "torchvision"}),
     # facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py; what it belongs to
     # is in *_moco.yaml beside it.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 _DEEP_STEM = (
     "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
@@ -90,7 +90,7 @@ def source_file(path: Path) -> Path:
     Raises DataError: a folder without one, or the JSON that names the files of sharded weights.
     """
     if path.is_dir():
-        from moco.checkpoint import last_checkpoint
+        from moco.engine.checkpoint import last_checkpoint
 
         return last_checkpoint(path)
     if not path.is_file():

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from convert import keymap
+from convert.families import keymap
 from convert.files import describe, is_converted, is_state, names
 from convert.layouts import INNER_WRAPPERS, LAYOUTS, WRAPPERS, Layout, Network
 from convert.lookalikes import SUPPORTED, other_network, refuse_detector
-from moco.errors import DataError, UserError, shown
-from moco.unpickler import Inert
+from moco.common.errors import DataError, UserError, shown
+from moco.common.unpickler import Inert
 
 # A dict of tensors that no row of the table names.
 PLAIN = "state dict"
@@ -294,7 +294,7 @@ def _refuse_known(raw: Any, where: str) -> None:
     if caffe2 and not any(_fits(layout, raw) for layout in LAYOUTS):
         raise DataError(
             f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
-            "normalised is not known"
+            "normalized is not known"
         )
     version = raw.get("format")
     formats = {layout.marks.get("format") for layout in LAYOUTS}

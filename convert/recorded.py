@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
-from moco.errors import DataError
-from moco.soundness import Triple, read_input, read_spec
+from moco.common.errors import DataError
+from moco.modeling.soundness import Triple, read_input, read_spec
 
 # A configuration of mmcv's or mmengine's as text.
 _NUMBERS = r"\s*=\s*\[([^\]]{1,80})\]"
@@ -23,7 +23,7 @@ class Recorded:
     """What a file says; None where it says nothing.
 
     Attributes:
-        arch, stem, width: of this project's encoders (moco/encoder.py).
+        arch, stem, width: of this project's encoders (moco/modeling/encoder.py).
         channel_order, mean, std: 0..255, in that order.
         other: ways in which the file's network is not what its layout is documented to be.
     """
@@ -39,7 +39,7 @@ class Recorded:
 
 
 def own_record(raw: Mapping[Any, Any]) -> Recorded:
-    """What moco/checkpoint.py writes about the encoder and its input.
+    """What moco/engine/checkpoint.py writes about the encoder and its input.
 
     Raises DataError: it is damaged.
     """

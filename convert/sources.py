@@ -1,7 +1,8 @@
-"""Recognise a checkpoint by what is in it, and take the backbone of one network out of it.
+"""Recognize a checkpoint by what is in it, and take the backbone of one network out of it.
 
 convert/networks.py says which network; file names and extensions are never looked at. Every key of
-the file is mapped by convert/keymap.py, dropped by a rule with a name, or, where it can be no part
+the file is mapped by convert/families/keymap.py, dropped by a rule with a name, or, where it can
+be no part
 of the backbone and of no second network, ignored and listed; anything else is an error. The result
 is in torchvision's names, tensors on the CPU.
 """
@@ -12,9 +13,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert import keymap
-from convert.architecture import choose_stem, shape_of
 from convert.contract import FOLDED, InputContract
+from convert.families import keymap
+from convert.families.resnet import choose_stem, shape_of
 from convert.files import holds_arrays, is_array, names, to_tensor
 from convert.layouts import FAIR_STD, Layout, Network
 from convert.networks import (
@@ -28,8 +29,8 @@ from convert.networks import (
     unwrapped,
 )
 from convert.recorded import Recorded
-from moco.errors import DataError, UserError, shown
-from moco.soundness import check_arch
+from moco.common.errors import DataError, UserError, shown
+from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,8 +75,8 @@ class Given:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recognised:
-    """The trunk of a recognised checkpoint and what the file says about it."""
+class Recognized:
+    """The backbone of a recognized checkpoint and what the file says about it."""
 
     source: str
     encoder: str
@@ -113,8 +114,8 @@ class _Names:
         return (start if start != first else self.network.prefix) + name
 
 
-def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
-    """Find the layout of an opened checkpoint and take its trunk.
+def recognize(raw: Any, where: str, given: Given = Given()) -> Recognized:
+    """Find the layout of an opened checkpoint and take its backbone.
 
     Args:
         raw: what `read_file` returned.
@@ -136,9 +137,9 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
     notes += more[0]
     warnings += more[1]
     _check_shared([value for _, value in found.values()], where)
-    trunk = {new: to_tensor(key, value, where) for new, (key, value) in found.items()}
+    backbone = {new: to_tensor(key, value, where) for new, (key, value) in found.items()}
     named = _Names(layout, network, {new: key for new, (key, _) in found.items()})
-    filled = _fill_statistics(trunk, notes) if layout.name.endswith(FOLDED) else 0
+    filled = _fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
 
     try:
         recorded = layout.recorded(raw) if layout.recorded else Recorded()
@@ -152,10 +153,10 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
             f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
             f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
         )
-    shape = shape_of(trunk, where, named)
+    shape = shape_of(backbone, where, named)
     if layout.channel_order == "BGR":
         layout = _caffe2_convention(layout, state, shape, where, notes)
-    _to_float32(trunk, named, warnings)
+    _to_float32(backbone, named, warnings)
     check_arch(recorded.arch or at(raw, ("arch",)), shape, where, notes, warnings)
     if recorded.width is not None and 64 * recorded.width != shape["stem_out_channels"]:
         raise DataError(
@@ -177,11 +178,11 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
     stride_in_1x1 = layout.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
     if stride_in_1x1 and shape["depth"] < 50:
         raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
-    return Recognised(
+    return Recognized(
         source=layout.name,
         encoder=chosen.name,
         encoders=tuple(chosen.networks),
-        state=trunk,
+        state=backbone,
         dropped=dropped,
         filled=filled,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
@@ -199,8 +200,8 @@ def recognise(raw: Any, where: str, given: Given = Given()) -> Recognised:
 
 def from_contract(
     model: Mapping[str, Tensor], contract: InputContract, where: str, given: Given
-) -> Recognised:
-    """The trunk of a converted file (Detectron2's names), to be written in another format.
+) -> Recognized:
+    """The backbone of a converted file (Detectron2's names), to be written in another format.
 
     Raises UserError: `given` contradicts what the contract says about the network.
     """
@@ -218,7 +219,7 @@ def from_contract(
             *("num_groups", "width_per_group"),
         )
     }
-    return Recognised(
+    return Recognized(
         source=contract.source,
         encoder=contract.encoder,
         encoders=(contract.encoder,),
@@ -249,7 +250,7 @@ def _check_convention(layout: Layout, given: Given, where: str, warnings: list[s
         )
     if missing and set(missing) != {"--stride-in-1x1"}:
         warnings.append(
-            "the file does not say how its pixels were normalised: ImageNet's RGB mean and std are "
+            "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
             f"assumed, as torchvision's ResNets have them; else give {' '.join(missing[:3])}"
         )
 
@@ -423,17 +424,17 @@ def count(counts: dict[str, int], rule: str) -> None:
     counts[rule] = counts.get(rule, 0) + 1
 
 
-def _fill_statistics(trunk: dict[str, Tensor], notes: list[str]) -> int:
+def _fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
     """Give every BN without statistics those it starts with (in place); their number."""
     import torch
 
     missing = {}
-    for key, value in trunk.items():
+    for key, value in backbone.items():
         module, _, tensor = key.rpartition(".")
         if tensor == "bias":  # only batch norms have one
             missing[f"{module}.running_mean"] = torch.zeros_like(value)
             missing[f"{module}.running_var"] = torch.ones_like(value)
-    trunk.update(missing)
+    backbone.update(missing)
     notes.append(
         f"BN statistics start at 0 and 1 ({len(missing)} tensors): in this file they are folded "
         "into scale and bias, which is right for FrozenBN only"
@@ -481,7 +482,9 @@ def _caffe2_convention(
     return layout
 
 
-def _to_float32(trunk: dict[str, Tensor], named: Callable[[str], str], warnings: list[str]) -> None:
+def _to_float32(
+    backbone: dict[str, Tensor], named: Callable[[str], str], warnings: list[str]
+) -> None:
     """Bring other floating-point types to what the engines train (in place)."""
     import torch
 
@@ -490,11 +493,11 @@ def _to_float32(trunk: dict[str, Tensor], named: Callable[[str], str], warnings:
         (torch.bfloat16, "widened to float32 without a change of value"),
         (torch.float64, "rounded to float32"),
     ):
-        keys = [key for key, value in trunk.items() if value.dtype == dtype]
-        trunk.update({key: trunk[key].float() for key in keys})
+        keys = [key for key, value in backbone.items() if value.dtype == dtype]
+        backbone.update({key: backbone[key].float() for key in keys})
         if keys:
             warnings.append(
-                f"{len(keys)} of {len(trunk)} tensors are {dtype} in the file, {how}: "
+                f"{len(keys)} of {len(backbone)} tensors are {dtype} in the file, {how}: "
                 f"{names(map(named, keys))}"
             )
 

@@ -15,10 +15,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from convert import keymap
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
-from moco.errors import UserError
-from moco.fileio import atomic_torch_save, atomic_write, cannot_write
+from convert.families import keymap
+from moco.common.errors import UserError
+from moco.common.files import atomic_torch_save, atomic_write, cannot_write
 
 if TYPE_CHECKING:
     from torch import Tensor

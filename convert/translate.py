@@ -7,15 +7,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from convert import keymap, verify
+from convert import verify
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
+from convert.families import keymap
 from convert.files import about_objects, is_converted
-from convert.sources import Given, Recognised, from_contract, recognise
+from convert.sources import Given, Recognized, from_contract, recognize
 from convert.targets import lost_options
 from convert.verify import Converted
-from moco.errors import UserError
-from moco.fileio import sha256_file
-from moco.soundness import check_trained
+from moco.common.errors import UserError
+from moco.common.files import sha256_file
+from moco.modeling.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
@@ -51,7 +52,7 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
 
 def classify_command(contract: InputContract, path: Path) -> str:
     """The command that classifies with torchvision's names, or converts them where it cannot."""
-    from moco.classify_weights import read_weights
+    from moco.classification.weights import read_weights
 
     file = shlex.quote(str(path))
     stem = "" if contract.stem == "imagenet" else contract.stem
@@ -88,8 +89,8 @@ def _run_folder(path: Path) -> str:
 
 def translate(
     src: Path, raw: Any, given: Given, objects: Collection[str] = ()
-) -> tuple[Recognised, Converted]:
-    """Recognise, translate, give a contract, and check every tensor.
+) -> tuple[Recognized, Converted]:
+    """Recognize, translate, give a contract, and check every tensor.
 
     Args:
         src: the file, for its sha256 and for messages.
@@ -106,7 +107,7 @@ def translate(
         source_sha256 = earlier.contract.source_sha256
         found = from_contract(earlier.model, earlier.contract, str(src), given)
     else:
-        found = recognise(raw, str(src), given)
+        found = recognize(raw, str(src), given)
     for known, new in zip((found.notes, found.warnings), about_objects(objects), strict=True):
         known.extend(new)
     if sha256.startswith(TORCHVISION_V2):

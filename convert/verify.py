@@ -1,7 +1,8 @@
 """Proof that a converted file is what it says: read back, inverted, and shown an image.
 
 `read_converted` is also how the detection room opens converted weights. The source network of the
-feature check is torchvision's own ResNet, the target convert/backbone.py, which share no code.
+feature check is torchvision's own ResNet, the target convert/families/resnet_network.py, which
+share no code.
 
 Shapes: N = 1 image, C channels, H W pixels.
 """
@@ -16,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
-from convert import keymap
-from convert.backbone import FEATURES, NUM_BLOCKS, ResNet, is_bottleneck
 from convert.contract import InputContract
+from convert.families import keymap
+from convert.families.resnet_network import FEATURES, NUM_BLOCKS, ResNet, is_bottleneck
 from convert.files import describe, is_converted, names, read_file, to_tensor
-from moco import soundness
-from moco.errors import DataError
-from moco.fileio import PathLike
-from moco.soundness import IMAGE_SIZE_PX, fixed_image
+from moco.common.errors import DataError
+from moco.common.files import PathLike
+from moco.modeling import soundness
+from moco.modeling.soundness import IMAGE_SIZE_PX, fixed_image
 
 # Both networks do the same operations in the same order, so equality is expected bit by bit; a
 # backend that is not deterministic may differ by rounding, relative to the largest feature.
@@ -86,7 +87,7 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
 
 
 def build_backbone(contract: InputContract) -> ResNet:
-    """The trunk that a contract describes, with all features."""
+    """The backbone that a contract describes, with all features."""
     return ResNet(
         contract.depth,
         stem=contract.stem,

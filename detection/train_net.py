@@ -18,14 +18,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from moco import distributed
-from moco.command import parse_with_pairs
-from moco.errors import Preempted, UserError, run_cli
+from moco.common import distributed
+from moco.common.command import parse_with_pairs
+from moco.common.errors import Preempted, UserError, run_cli
 
 if TYPE_CHECKING:
-    from detection.processes import Processes
-    from detection.task import Task
-    from detection.weights import EngineResult
+    from detection.config.task import Task
+    from detection.engine.processes import Processes
+    from detection.engine.weights import EngineResult
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="continue the run in OUTPUT_DIR, if it has begun"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="start anew in a folder that is not empty"
+        "--overwrite", action="store_true", help="start from scratch in a folder that is not empty"
     )
     parser.add_argument(
         "--eval-only",
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="draw the predictions on N test pictures, into OUTPUT_DIR/inference/visualize",
+        help="draw the predictions on N test images, into OUTPUT_DIR/inference/visualize",
     )
     parser.add_argument(
         "--import",
@@ -98,13 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_with_pairs(build_parser(), argv)
     main_process = distributed.launched_rank() == 0
 
-    from detection.task import CONFIG_NAME, check_early, load_task
-    from detection.weights import trained_config
-    from moco.fileio import atomic_write_text
-    from moco.run import RunFolder, check_unused, write_record
+    from detection.config.task import CONFIG_NAME, check_early, load_task
+    from detection.engine.weights import trained_config
+    from moco.common.files import atomic_write_text
+    from moco.common.run import RunFolder, check_unused, write_record
 
     if args.visualize < 0:
-        raise UserError(f"--visualize: got {args.visualize}, expected a number of pictures")
+        raise UserError(f"--visualize: got {args.visualize}, expected a number of images")
     if distributed.restarted() and not args.eval_only:  # torchrun --max-restarts: one had died
         args.resume, args.overwrite = True, False
     config_file, opts = args.config_file, args.opts
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_process:
         print(f"engine: {engine} ({reason})", *imported, sep="\n", flush=True)
 
-    from detection.processes import check_processes  # imports torch
+    from detection.engine.processes import check_processes  # imports torch
 
     several = processes(args, engine)
     with TemporaryDirectory(prefix="detection-") as scratch:
@@ -185,7 +185,7 @@ def describe(task: "Task") -> str:
     """What is about to run, line by line."""
     from detection.datasets.doctor_custom import command as doctor_command
 
-    data = [f"{split.name} ({len(split.records)} pictures)" for split in task.train]
+    data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
     number = len(task.recipe.deviations)
@@ -193,7 +193,7 @@ def describe(task: "Task") -> str:
     lines = [
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
-        f"({len(task.test.records)} pictures), {len(classes)} classes: {shown}",
+        f"({len(task.test.records)} images), {len(classes)} classes: {shown}",
         *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
         *_weights_and_schedule(task),
         *(f"note: {note}" for note in task.notes),
@@ -208,13 +208,13 @@ def _weights_and_schedule(task: "Task") -> list[str]:
     if not task.train:
         return []
     cfg, solver = task.cfg, task.cfg.SOLVER
-    source = task.weights.contract.source if task.weights else "random initialisation"
+    source = task.weights.contract.source if task.weights else "random initialization"
     mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
     stride = "1x1" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3"
     steps = ", ".join(map(str, solver.STEPS))
     return [
         f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
-        f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} pictures, learning rate "
+        f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
         f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
     ]
 
@@ -300,7 +300,7 @@ def processes(args: argparse.Namespace, engine: str) -> "Processes":
     Raises:
         UserError: both do, or torchrun asks Detectron2, which starts its processes itself.
     """
-    from detection.processes import Processes, torchrun_processes
+    from detection.engine.processes import Processes, torchrun_processes
 
     started = torchrun_processes()
     if started is None:
@@ -317,8 +317,8 @@ def processes(args: argparse.Namespace, engine: str) -> "Processes":
 
 def done(task: "Task", result: "EngineResult") -> Any:
     """The record of a finished run."""
-    from detection.evaluators import metric_kinds
-    from detection.metrics import for_record
+    from detection.evaluation.evaluators import metric_kinds
+    from detection.evaluation.metrics import for_record
 
     metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
     coverage = result.coverage.to_dict() if result.coverage else None
@@ -335,7 +335,7 @@ def done(task: "Task", result: "EngineResult") -> Any:
 
 def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
     """The record of a run that ended without numbers; the last note says why."""
-    from detection.resuming import iterations_before
+    from detection.engine.resuming import iterations_before
 
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     return _record(
@@ -350,9 +350,9 @@ def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
 
 
 def _record(task: "Task", **outcome: Any) -> Any:
-    from detection.task import protocol_sha256, resolved_config
-    from moco.fileio import sha256_file
-    from moco.run import RunRecord, provenance
+    from detection.config.task import protocol_sha256, resolved_config
+    from moco.common.files import sha256_file
+    from moco.common.run import RunRecord, provenance
 
     named = task.cfg.MODEL.WEIGHTS
     sha256 = sha256_file(named) if Path(named).is_file() else None
@@ -381,7 +381,7 @@ def _record(task: "Task", **outcome: Any) -> Any:
 
 def report(task: "Task", metrics: Any, path: Path, eval_only: bool) -> None:
     """The last lines: the numbers, the files, and what to do next."""
-    from detection.metrics import headline
+    from detection.evaluation.metrics import headline
 
     print(f"{task.test.name}: {headline(metrics)}")
     if eval_only:

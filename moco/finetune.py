@@ -15,8 +15,8 @@ epochs, over the 100 epochs that the paper's other classifiers have.
 
 from collections.abc import Sequence
 
-from moco import classify
-from moco.errors import run_cli
+from moco.classification import classify
+from moco.common.errors import run_cli
 
 FINETUNE = classify.Protocol(
     kind="finetune",
@@ -30,7 +30,7 @@ FINETUNE = classify.Protocol(
         "SOLVER.WEIGHT_DECAY": 1e-4,
         "SOLVER.MILESTONES_EPOCHS": (30, 60, 90),
     },
-    description="End-to-end fine-tuning for classification. Keys: moco/classify_config.py.",
+    description="End-to-end fine-tuning for classification. Keys: moco/classification/config.py.",
 )
 
 

@@ -1,13 +1,13 @@
 """kNN classification of frozen features: how good they are, without training anything.
 
 The protocol of InstDisc (arXiv 1805.01978, sec. 3.4), as in MoCo's CIFAR notebook: the k nearest
-training pictures by cosine similarity s vote with weight exp(s / t).
+training images by cosine similarity s vote with weight exp(s / t).
 
     python -m moco.knn --checkpoint output/pretrain/checkpoint_0199.pth.tar --data ROOT
 
 ROOT holds train/<class>/* and val/<class>/*, or CIFAR-10's own files.
 
-N batch, D feature dimension, M number of training pictures.
+N batch, D feature dimension, M number of training images.
 """
 
 import argparse
@@ -17,28 +17,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import DataError, UserError, run_cli, shown
-from moco.fileio import PathLike, format_of
-from moco.pictures import Pictures, check_present, labelled_sets
+from moco.common.errors import DataError, UserError, run_cli, shown
+from moco.common.files import PathLike, format_of
+from moco.data.images import Images, check_present, labeled_sets
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from moco.run import RunRecord
+    from moco.common.run import RunRecord
 
 
-WORKER_TIMEOUT_SECONDS = 600  # a reading process that delivers nothing for so long hangs
+WORKER_TIMEOUT_SECONDS = 600  # a data-loader worker that delivers nothing for so long hangs
 MAX_RECORDED_PX = 4096
 MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
 
 
 @dataclass(frozen=True)
 class KnnInput:
-    """How pictures are fed to the encoder.
+    """How images are fed to the encoder.
 
-    The shorter side is resized to ``resize_px``, the centre ``crop_px`` x ``crop_px`` is taken and
-    normalised by ``mean`` and ``std`` (RGB, of 0..1).
+    The shorter side is resized to ``resize_px``, the center ``crop_px`` x ``crop_px`` is taken and
+    normalized by ``mean`` and ``std`` (RGB, of 0..1).
     """
 
     resize_px: int
@@ -49,14 +49,14 @@ class KnnInput:
     def __post_init__(self) -> None:
         if not self.resize_px >= self.crop_px > 0:
             raise UserError(
-                f"kNN: a crop of {self.crop_px} px does not fit a picture resized to "
+                f"kNN: a crop of {self.crop_px} px does not fit an image resized to "
                 f"{self.resize_px} px; set the resize at least as large"
             )
 
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Top-1 in 0..100, and what it was measured on; ``k`` after limiting it to the pictures."""
+    """Top-1 in 0..100, and what it was measured on; ``k`` after limiting it to the images."""
 
     top1: float
     k: int
@@ -68,7 +68,7 @@ class KnnResult:
     def __str__(self) -> str:
         return (
             f"kNN top-1 {self.top1:.1f}% (k={self.k}, t={self.t}; {self.num_train} train, "
-            f"{self.num_val} val pictures, {self.num_classes} classes, "
+            f"{self.num_val} val images, {self.num_classes} classes, "
             f"chance {100 / self.num_classes:.1f}%)"
         )
 
@@ -104,19 +104,19 @@ def evaluate(
     workers: int = 0,
     batch: int = 64,
 ) -> KnnResult:
-    """kNN accuracy on ``root/val`` with the pictures of ``root/train`` as neighbours.
+    """kNN accuracy on ``root/val`` with the images of ``root/train`` as neighbors.
 
-    Each process of a run encodes its part of the pictures; all get the result.
+    Each process of a run encodes its part of the images; all get the result.
 
     Args:
         backbone: images (N, 3, H, W) → features (N, D); is moved to ``device``.
 
     Raises:
-        DataError: folders missing, different classes, pictures that cannot be decoded.
+        DataError: folders missing, different classes, images that cannot be decoded.
     """
     import torch
 
-    data = labelled_sets(root)
+    data = labeled_sets(root)
     num_classes = len(data.classes)
     backbone = backbone.to(device).eval()
     train = _features(backbone, data.train, how, device, workers, batch)
@@ -134,7 +134,7 @@ def evaluate(
 
 def _features(
     backbone: "nn.Module",
-    pictures: Pictures,
+    images: Images,
     how: KnnInput,
     device: "torch.device",
     workers: int,
@@ -144,17 +144,17 @@ def _features(
     import torch
     import torch.nn.functional as F
 
-    from moco.augment import normalize
-    from moco.data import CentreCrops
-    from moco.distributed import gather_rows, is_main, rank, world_size
-    from moco.progress import Progress
-    from moco.stop import ignore_stop_signals
-    from moco.training import read_ahead
+    from moco.common.distributed import gather_rows, is_main, rank, world_size
+    from moco.common.progress import Progress
+    from moco.data.augment import normalize
+    from moco.data.views import CenterCrops
+    from moco.engine.stop import ignore_stop_signals
+    from moco.engine.training import read_ahead
 
-    M, W = len(pictures), world_size()
-    # Picture i is process i % W's; the last ones are encoded twice where M is no multiple of W.
+    M, W = len(images), world_size()
+    # Image i is process i % W's; the last ones are encoded twice where M is no multiple of W.
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
-    crops = torch.utils.data.Subset(CentreCrops(pictures, how.resize_px, how.crop_px), mine)
+    crops = torch.utils.data.Subset(CenterCrops(images, how.resize_px, how.crop_px), mine)
     loader = torch.utils.data.DataLoader(
         crops,
         batch_size=batch,
@@ -171,7 +171,7 @@ def _features(
                 features.append(F.normalize(backbone(x), dim=1))
                 bar.update(len(pixels))
         except DataError as error:
-            # From a reading process the message is a traceback, which ends with the error's own.
+            # From a data-loader worker the message is a traceback, which ends with the error's own.
             raise DataError(str(error).rsplit("DataError: ", 1)[-1].strip()) from error
     rows = torch.cat(features)
     if not bool(rows.isfinite().all()):
@@ -192,14 +192,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="ROOT",
         help="train/<class>/* and val/<class>/*, or CIFAR-10's own files",
     )
-    parser.add_argument("--k", type=int, default=200, help="neighbours (default: %(default)s)")
+    parser.add_argument("--k", type=int, default=200, help="neighbors (default: %(default)s)")
     parser.add_argument("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
     parser.add_argument(
         "--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)"
     )
-    parser.add_argument("--crop-px", type=int, default=0, help="centre crop (default: the run's)")
+    parser.add_argument("--crop-px", type=int, default=0, help="center crop (default: the run's)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
-    parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
+    parser.add_argument("-j", "--workers", type=int, default=0, help="data-loader workers")
     parser.add_argument(
         "--output", metavar="DIR", help="folder for run.json, which benchmarks.make_table reads"
     )
@@ -217,19 +217,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
     format_of(args.checkpoint)
-    check_present(args.data, labelled=True)
+    check_present(args.data, labeled=True)
     print(f"kNN: {args.checkpoint} on {args.data}", flush=True)
 
-    from moco.checkpoint import load_checkpoint
-    from moco.classify_weights import own_network
-    from moco.config import pick_device
-    from moco.run import RunFolder, write_record
+    from moco.classification.weights import own_network
+    from moco.common.run import RunFolder, write_record
+    from moco.engine.checkpoint import load_checkpoint
+    from moco.pretraining.config import pick_device
 
     state = load_checkpoint(args.checkpoint)
     own = own_network(args.checkpoint, state)
     for warning in own.warnings:
         print(f"warning: {warning}", flush=True)
-    keys = state["config"]  # without a flag, as the run's own monitor saw the pictures
+    keys = state["config"]  # without a flag, as the run's own monitor saw the images
     # A run older than these keys has none.
     recorded = {
         key: _pixels(args.checkpoint, key, keys.get(key, 0))
@@ -272,11 +272,11 @@ def _record(
     seconds: float,
 ) -> "RunRecord":
     """For tables; the seed is that of the pre-training, there is no other."""
-    from moco.cfgnode import cfg_sha256
-    from moco.classify_weights import init_name
-    from moco.encoder import EncoderSpec
-    from moco.fileio import sha256_file
-    from moco.run import RunRecord, provenance
+    from moco.classification.weights import init_name
+    from moco.common.cfgnode import cfg_sha256
+    from moco.common.files import sha256_file
+    from moco.common.run import RunRecord, provenance
+    from moco.modeling.encoder import EncoderSpec
 
     encoder = state["encoder"]
     spec = EncoderSpec(encoder["arch"], encoder["stem"], encoder["width"])

@@ -4,7 +4,7 @@
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 A fully-connected layer and softmax are trained on the globally pooled features; 1-crop top-1 on the
-validation pictures. The network is in evaluation mode, so that BN's statistics stay, too; that not
+validation images. The network is in evaluation mode, so that BN's statistics stay, too; that not
 a bit of it changed is asserted after each epoch.
 
 From the paper: 100 epochs, learning rate 30, weight decay 0. From the official main_lincls.py,
@@ -14,8 +14,8 @@ weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) an
 
 from collections.abc import Sequence
 
-from moco import classify
-from moco.errors import run_cli
+from moco.classification import classify
+from moco.common.errors import run_cli
 
 LINEAR = classify.Protocol(
     kind="linear",
@@ -28,7 +28,7 @@ LINEAR = classify.Protocol(
         "SOLVER.WEIGHT_DECAY": 0.0,
         "SOLVER.MILESTONES_EPOCHS": (60, 80),
     },
-    description="Linear classification on frozen features. Keys: moco/classify_config.py.",
+    description="Linear classification on frozen features. Keys: moco/classification/config.py.",
 )
 
 

@@ -1,8 +1,9 @@
 """Pre-training with momentum contrast: the command line and the loop.
 
-    python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/pictures
+    python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/images
 
-moco/config.py describes every key. OUTPUT_DIR gets ``config.yaml``, ``checkpoint_%04d.pth.tar``,
+moco/pretraining/config.py describes every key. OUTPUT_DIR gets ``config.yaml``,
+``checkpoint_%04d.pth.tar``,
 ``last_checkpoint`` (the newest one's name), ``metrics.json`` (a JSON line per log step) and, when
 all is done, ``run.json``. The same command with ``--resume`` goes on where a run was interrupted;
 on a CPU, with as many threads, the result is that of an uninterrupted run to the last bit.
@@ -13,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco import command
-from moco.errors import run_cli
+from moco.common import command
+from moco.common.errors import run_cli
 
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
-    from moco.initial_weights import InitialWeights
-    from moco.run import RunFolder
+    from moco.common.run import RunFolder
+    from moco.pretraining.initial_weights import InitialWeights
 
 # Flags of the official code, and a few of this project's, as other names of keys.
 VALUES = {
@@ -50,10 +51,10 @@ def pretrain(
     """Train, save, evaluate; returns the path of the last checkpoint.
 
     Args:
-        cfg: checked keys (:func:`moco.config.load_pretrain_cfg`).
+        cfg: checked keys (:func:`moco.pretraining.config.load_pretrain_cfg`).
         folder: open and locked.
-        resume: None to start anew, ``"auto"`` for the newest checkpoint in the folder (a new
-            start where there is none), or the path of a checkpoint.
+        resume: None to start from scratch, ``"auto"`` for the newest checkpoint in the folder (from
+            scratch where there is none), or the path of a checkpoint.
         other_processes: resume although the checkpoint was made by another number of processes.
         extend: the checkpoint's run may have been a shorter one.
         weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
@@ -62,8 +63,8 @@ def pretrain(
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
         Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
     """
-    from moco.pretrain_run import PretrainRun
-    from moco.stop import stop_signals
+    from moco.engine.stop import stop_signals
+    from moco.pretraining.run import PretrainRun
 
     run = PretrainRun(cfg, folder, resume, other_processes, extend, weights)
     run.evaluate_if_missed()
@@ -83,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = command.training_parser(
         "python -m moco.pretrain",
-        "MoCo pre-training, in one process or torchrun's. Keys: moco/config.py.",
+        "MoCo pre-training, in one process or torchrun's. Keys: moco/pretraining/config.py.",
         VALUES,
     )
     parser.add_argument(
@@ -113,11 +114,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command ``python -m moco.pretrain``."""
     args = parse_args(argv)
 
-    from moco import distributed
-    from moco.config import check_processes, load_pretrain_cfg, pick_device
-    from moco.fileio import format_of
-    from moco.pictures import check_present
-    from moco.run import RunFolder
+    from moco.common import distributed
+    from moco.common.files import format_of
+    from moco.common.run import RunFolder
+    from moco.data.images import check_present
+    from moco.pretraining.config import check_processes, load_pretrain_cfg, pick_device
 
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
         args.resume, args.overwrite = args.resume or command.AUTO, False
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_processes(cfg, distributed.launched_processes())
     check_present(cfg.DATA.ROOT)
     if cfg.DATA.KNN_ROOT:
-        check_present(cfg.DATA.KNN_ROOT, labelled=True)
+        check_present(cfg.DATA.KNN_ROOT, labeled=True)
     if args.resume not in (None, command.AUTO):
         format_of(args.resume)
     main_process = distributed.launched_rank() == 0

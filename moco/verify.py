@@ -1,12 +1,12 @@
-"""Are the pictures whole? Decodes each as training does, and compares files with recorded hashes.
+"""Are the images whole? Decodes each as training does, and compares files with recorded hashes.
 
     python -m moco.verify ROOT --write      # once, when the data are known to be good
     python -m moco.verify ROOT              # later, or on the copy
 
-A bit that flips inside a JPEG mostly decodes to another picture without any error, so only a hash
+A bit that flips inside a JPEG mostly decodes to another image without any error, so only a hash
 tells. ``ROOT/SHA256SUMS`` lists every file below ROOT whose name does not start with a dot, in the
 format of ``sha256sum``, which can check it, too (``cd ROOT && sha256sum -c SHA256SUMS``). It is
-optional: without it the pictures are only decoded.
+optional: without it the images are only decoded.
 """
 
 import argparse
@@ -18,32 +18,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moco.errors import DataError, UserError, run_cli
-from moco.fileio import PathLike, atomic_write_text, sha256_file
+from moco.common.errors import DataError, UserError, run_cli
+from moco.common.files import PathLike, atomic_write_text, sha256_file
 
 if TYPE_CHECKING:
-    from moco.pictures import Pictures
+    from moco.data.images import Images
 
 SUMS_NAME = "SHA256SUMS"
 MAX_NAMED = 20
-_CHUNK = 64  # items per message of a reading process
+_CHUNK = 64  # items per message of a data-loader worker
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
-def bad_pictures(root: PathLike, workers: int = 0) -> tuple[int, list[str]]:
-    """Number of pictures that training would find, and why those that it cannot read are bad.
+def bad_images(root: PathLike, workers: int = 0) -> tuple[int, list[str]]:
+    """Number of images that training would find, and why those that it cannot read are bad.
 
     Args:
         root: what DATA.ROOT may be. workers: processes.
 
     Raises:
-        DataError: there are no pictures.
+        DataError: there are no images.
     """
-    from moco.pictures import open_pictures
+    from moco.data.images import open_images
 
-    pictures = open_pictures(root)
-    problems = _each(partial(_problem, pictures), range(len(pictures)), "decode", workers)
-    return len(pictures), [found for found in problems if found]
+    images = open_images(root)
+    problems = _each(partial(_problem, images), range(len(images)), "decode", workers)
+    return len(images), [found for found in problems if found]
 
 
 def write_sums(root: PathLike, workers: int = 0) -> int:
@@ -105,9 +105,9 @@ def _names(root: PathLike) -> list[str]:
     return sorted(set(names) - {SUMS_NAME})
 
 
-def _problem(pictures: "Pictures", index: int) -> str:
+def _problem(images: "Images", index: int) -> str:
     try:
-        pictures.read(index)
+        images.read(index)
     except DataError as error:
         return str(error)
     return ""
@@ -137,8 +137,8 @@ def _each(
     """``function`` of each item, in processes if wanted."""
     from torch.utils.data import DataLoader
 
-    from moco.progress import Progress
-    from moco.training import as_it_is, read_ahead
+    from moco.common.progress import Progress
+    from moco.engine.training import as_it_is, read_ahead
 
     loader: Any = DataLoader(
         _Results(function, items),  # type: ignore[arg-type]  # map-style by its methods
@@ -158,11 +158,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m moco.verify",
-        description="Decode every picture, and compare the files with recorded hashes.",
+        description="Decode every image, and compare the files with recorded hashes.",
     )
     parser.add_argument("root", metavar="ROOT", help="what DATA.ROOT is")
     parser.add_argument("--write", action="store_true", help=f"record hashes in ROOT/{SUMS_NAME}")
-    parser.add_argument("-j", "--workers", type=int, default=0, help="reading processes")
+    parser.add_argument("-j", "--workers", type=int, default=0, help="data-loader workers")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.write and not root.is_dir():
         raise UserError(f"{root}: --write needs a folder, for {SUMS_NAME} in it")
     print(f"verify: {root}", flush=True)
-    total, problems = bad_pictures(root, args.workers)
-    print(f"{total} pictures, {len(problems)} bad")
+    total, problems = bad_images(root, args.workers)
+    print(f"{total} images, {len(problems)} bad")
     if (root / SUMS_NAME).is_file() and not args.write:
         changed = changed_files(root, args.workers)
         print(f"{SUMS_NAME}: {len(changed)} differences")

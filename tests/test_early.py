@@ -49,7 +49,7 @@ CASES = (
 # One process for all of them: what one has imported, the next would report.
 CODE = """
 import importlib, json, sys
-from moco.errors import UserError
+from moco.common.errors import UserError
 for module, *argv in json.load(sys.stdin):
     try:
         importlib.import_module(module).main(argv)

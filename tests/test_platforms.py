@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from moco.distributed import usable_cores
+from moco.common.distributed import usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = sorted(
@@ -20,7 +20,7 @@ COMMANDS = sorted(
 # What torch and others need of these, they have imported before.
 WITHOUT_POSIX = """
 import os, signal, sys
-import detection.embedded.trainer, benchmarks.report_html, tensorboard, filelock, subprocess
+import detection.embedded.trainer, benchmarks.report.html, tensorboard, filelock, subprocess
 import convert.convert_to_d2, moco.finetune, moco.knn, scipy.optimize, torchvision, multiprocessing
 for name in [n for n in sys.modules if n.split(".")[0] in ("moco", "convert", "detection",
                                                            "benchmarks")]:
@@ -119,4 +119,4 @@ def test_verify_where_workers_are_spawned(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "3 pictures, 0 bad" in done.stdout and "3 files" in done.stdout
+    assert "3 images, 0 bad" in done.stdout and "3 files" in done.stdout

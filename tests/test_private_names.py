@@ -31,19 +31,19 @@ PRIVATE = (
     Private(
         "submitit.SlurmExecutor",
         "_valid_parameters",
-        "benchmarks/slurm.py",
+        "benchmarks/suites/executors/slurm.py",
         "the keys of --slurm, which there are no others to ask for",
     ),
     Private(
         "submitit.AutoExecutor",
         "_executor",
-        "benchmarks/slurm.py",
+        "benchmarks/suites/executors/slurm.py",
         "leads to the next one",
     ),
     Private(
         "submitit.SlurmExecutor",
         "_make_submission_file_text",
-        "benchmarks/slurm.py",
+        "benchmarks/suites/executors/slurm.py",
         "sbatch --test-only gets the very script that would be submitted",
     ),
     Private(
@@ -67,19 +67,19 @@ PRIVATE = (
     Private(
         "detectron2.engine.DefaultTrainer",
         "_trainer",
-        "detection/d2/standing.py",
+        "detection/d2/state.py",
         "likewise",
     ),
     Private(
         "detectron2.engine.SimpleTrainer",
         "_data_loader_iter",
-        "detection/d2/standing.py",
+        "detection/d2/state.py",
         "the position in the data is part of a checkpoint",
     ),
     Private(
         "detectron2.engine.hooks.EvalHook",
         "_do_eval",
-        "detection/d2/standing.py",
+        "detection/d2/state.py",
         "an evaluation that a stop has cut off is made up for",
     ),
     Private(
@@ -103,25 +103,25 @@ PRIVATE = (
     Private(
         "pickle",
         "_Unpickler",
-        "moco/unpickler.py",
+        "moco/common/unpickler.py",
         "the unpickler that is written in Python, whose every step can be replaced",
     ),
     Private(
         "torch.storage",
         "_dtype_to_storage_type_map",
-        "moco/torch_files.py",
+        "moco/common/torch_files.py",
         "the names of storages in a checkpoint",
     ),
     Private(
         "torch.nn.Module",
         "_metadata",
-        "moco/unpickler.py",
+        "moco/common/unpickler.py",
         "the versions of modules, an attribute of the state dicts that a Module saves and reads",
     ),
     Private(
         "torch",
         "_foreach_lerp_",
-        "moco/mechanisms/momentum_queue.py",
+        "moco/modeling/mechanisms/momentum_queue.py",
         "one kernel for all parameters, as torch's own optimizers have it",
     ),
     Private(

@@ -7,7 +7,7 @@
     python -m benchmarks.speed detection                           the engines, the evaluators
 
 Our side and the other in turn, so that what else the machine does meets both; the smallest
-processor time of several rounds counts, and of that only the ratio.
+CPU time of several rounds counts, and of that only the ratio.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from moco.errors import UserError, run_cli
+from moco.common.errors import UserError, run_cli
 
 SUITES = ("pretrain", "convert", "detection")
 MIN_ROUNDS = 5
@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("suite", choices=SUITES, help="what is measured")
     parser.add_argument("--goals", metavar="C1,C6", help="only these, e.g. C1,C6; default: all")
     parser.add_argument(
-        "--images", metavar="DIR", help="pretrain: JPEG pictures; default: generated ones"
+        "--images", metavar="DIR", help="pretrain: JPEG images; default: generated ones"
     )
     parser.add_argument(
         "--rounds", type=int, default=MIN_ROUNDS, help=f"of each timing, default {MIN_ROUNDS}"
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from benchmarks.speed import convert, detection, pretrain
     from benchmarks.speed.report import markdown, text, with_section
-    from moco.fileio import atomic_write_text
+    from moco.common.files import atomic_write_text
 
     suite = {"pretrain": pretrain, "convert": convert, "detection": detection}[args.suite]
     goals = args.goals.split(",") if args.goals else list(suite.GOALS)

@@ -16,13 +16,13 @@ from torch import Tensor
 from benchmarks.speed.measure import children_seconds, description, interleaved, wall_seconds
 from benchmarks.speed.report import Row, duration
 from convert.detectron2_backbone import installed
-from moco.encoder import EncoderSpec, build_encoder
+from moco.modeling.encoder import EncoderSpec, build_encoder
 
 TITLE = "Conversion"
 ABOUT = """
 Each conversion is a process of its own, from the file to the verified file, in turn with the least
 that any conversion has to do: a process that imports torch and torchvision, reads the file with
-`torch.load` and writes the tensors of one network with `torch.save`. The smallest processor time of
+`torch.load` and writes the tensors of one network with `torch.save`. The smallest CPU time of
 all rounds was taken. Memory is the peak of a process over what it has after its imports.
 """
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def plain_state(spec: EncoderSpec, seed: int = 0) -> dict[str, Tensor]:
     """torchvision's state dict, every tensor random, the same for the same seed."""
     torch.manual_seed(seed)
     state: dict[str, Tensor] = build_encoder(spec, 1000, mlp=False).state_dict()
-    return randomised(state)
+    return randomized(state)
 
 
 def official(spec: EncoderSpec) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def official(spec: EncoderSpec) -> dict[str, Any]:
     state = {
         f"module.{name}.{key}": value
         for name, encoder in encoders.items()
-        for key, value in randomised(encoder.state_dict()).items()
+        for key, value in randomized(encoder.state_dict()).items()
     }
     state["module.queue"] = torch.randn(DIM, QUEUE_LENGTH)
     state["module.queue_ptr"] = torch.zeros(1, dtype=torch.long)
@@ -121,7 +121,7 @@ def official(spec: EncoderSpec) -> dict[str, Any]:
     }
 
 
-def randomised(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def randomized(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Batch norms as of a trained network (in place): no start values, and sums that stay small."""
     for key, value in state.items():
         if value.dim() == 1:
@@ -141,7 +141,7 @@ def seconds(setting: Setting, goal: str, name: str) -> list[Row]:
     return [
         Row(
             goal,
-            f"convert and verify {name}, {mebibytes(path)}; processor time",
+            f"convert and verify {name}, {mebibytes(path)}; CPU time",
             duration(found["ours"]),
             duration(found["minimum"]),
             f"{ratio:.2f}",

@@ -23,12 +23,12 @@ from detection.datasets.layout import DATASETS_VARIABLE
 
 TITLE = "Detection"
 ABOUT = """
-The embedded engine (ours) ÷ Detectron2 (the reference) in processor time, both built from the same
+The embedded engine (ours) ÷ Detectron2 (the reference) in CPU time, both built from the same
 task file, with the same weights, on the same batch and from the same random numbers; in turn in one
-process, the smallest of all rounds. Small pictures and few regions keep the network's share small.
-An iteration is all that each trainer does for it but reading the pictures, the optimizer's step and
+process, the smallest of all rounds. Small images and few regions keep the network's share small.
+An iteration is all that each trainer does for it but reading the images, the optimizer's step and
 gradient clipping among it; Detectron2 without the hooks of its trainer. Inference goes as far as
-boxes, masks and keypoints in the original picture. The pictures come from each engine's own loader,
+boxes, masks and keypoints in the original image. The images come from each engine's own loader,
 without processes of its own.
 
 A goal is met by the ratio rounded to two digits. In brackets the noise: by how much the second
@@ -74,7 +74,7 @@ QUICK: Mapping[str, Any] = {
     "INPUT.MIN_SIZE_TRAIN": (96,),
     "INPUT.MIN_SIZE_TEST": 96,
 }
-# Whole pictures at the task's largest size: reading one costs nothing else.
+# Whole images at the task's largest size: reading one costs nothing else.
 PIPELINE: Mapping[str, Any] = {"MODEL.DEVICE": "cpu", "DATALOADER.NUM_WORKERS": 0}
 GPU_KEYS: Mapping[str, Any] = {"SOLVER.AMP.ENABLED": True, "MODEL.CHANNELS_LAST": True}
 UNTRIED = "this measurement has never run: no GPU was at hand when it was written"
@@ -85,7 +85,7 @@ class Setting:
     """What to measure with.
 
     Args:
-        scratch: folder for data sets and logs.
+        scratch: folder for datasets and logs.
         rounds: of each timing.
         quick: tiny sizes.
     """
@@ -110,7 +110,7 @@ class Setting:
         """Both engines with the same weights.
 
         Raises:
-            ValueError: they read different pictures (a fault of an engine).
+            ValueError: they read different images (a fault of an engine).
         """
         if name not in self.pairs:
             config, keys = TASKS[name]
@@ -121,7 +121,7 @@ class Setting:
                 ours = engines.embedded(cfg)
                 cfg = engines.task_config("detectron2", config, keys, folder)
                 theirs = engines.detectron2(cfg)
-            check_same_pictures(ours, theirs)
+            check_same_images(ours, theirs)
             engines.with_trained_look(ours)
             theirs.model.load_state_dict(ours.model.state_dict())
             self.pairs[name] = ours, theirs
@@ -135,7 +135,7 @@ class Setting:
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """While open, the generated data sets are Detectron2's."""
+        """While open, the generated datasets are Detectron2's."""
         before = os.environ.get(DATASETS_VARIABLE)
         os.environ[DATASETS_VARIABLE] = str(self.datasets)
         try:
@@ -150,7 +150,7 @@ class Setting:
         small = ", ".join(f"{key} {value}" for key, value in SMALL.items())
         return [
             *description(self.rounds),
-            f"R50, random weights, generated pictures; the task files with {small}; FCN-16s on "
+            f"R50, random weights, generated images; the task files with {small}; FCN-16s on "
             f"crops of {TASKS['FCN-16s'][1]['INPUT.SEM_SEG_CROP_SIZE']} px",
         ]
 
@@ -181,13 +181,13 @@ def inference(setting: Setting) -> list[Row]:
         same = "equal" if same_prediction(found, theirs.infer()) else "DIFFERENT"
         number = f"{len(found['scores'])} detections" if "scores" in found else "label map"
         seconds = every_round({REFERENCE: theirs.infer, OURS: ours.infer}, setting.rounds)
-        what = f"inference of a picture, {name}; {number}, {same}"
+        what = f"inference of an image, {name}; {number}, {same}"
         rows.append(ratio_row("D2", what, seconds))
     return rows
 
 
 def pipeline(setting: Setting) -> list[Row]:
-    """D3: the generated pictures once, with the task's largest size in place of a random one."""
+    """D3: the generated images once, with the task's largest size in place of a random one."""
     rows = []
     for name in ("Faster R-CNN C4, extra BN", "Mask R-CNN FPN", "Keypoint R-CNN FPN", "FCN-16s"):
         config, keys = TASKS[name]
@@ -198,7 +198,7 @@ def pipeline(setting: Setting) -> list[Row]:
             folder = setting.folder(name)
             cfg = engines.task_config("embedded", config, keys, folder)
             ours = engines.embedded_batches(cfg)
-            count = len(list((setting.datasets / "pictures").iterdir())) // cfg.SOLVER.IMS_PER_BATCH
+            count = len(list((setting.datasets / "images").iterdir())) // cfg.SOLVER.IMS_PER_BATCH
             theirs = engines.detectron2_batches(
                 engines.task_config("detectron2", config, keys, folder)
             )
@@ -207,19 +207,19 @@ def pipeline(setting: Setting) -> list[Row]:
                 OURS: partial(_fetch, ours, count),
             }
             seconds = every_round(contenders, setting.rounds)
-        pictures = count * cfg.SOLVER.IMS_PER_BATCH
-        seconds = {side: [value / pictures for value in all_] for side, all_ in seconds.items()}
-        rows.append(ratio_row("D3", f"a training picture, {name}", seconds))
+        images = count * cfg.SOLVER.IMS_PER_BATCH
+        seconds = {side: [value / images for value in all_] for side, all_ in seconds.items()}
+        rows.append(ratio_row("D3", f"a training image, {name}", seconds))
     return rows
 
 
 def evaluation(setting: Setting) -> list[Row]:
     """C9."""
     folder = setting.folder("evaluation")
-    pictures = 30 if setting.quick else 4952
-    rows = [evaluators.voc_row(pictures, 3 if setting.quick else 20, folder, setting.rounds)]
-    pictures = 8 if setting.quick else 1000
-    return rows + evaluators.coco_rows(pictures, 30, folder, setting.rounds)
+    images = 30 if setting.quick else 4952
+    rows = [evaluators.voc_row(images, 3 if setting.quick else 20, folder, setting.rounds)]
+    images = 8 if setting.quick else 1000
+    return rows + evaluators.coco_rows(images, 30, folder, setting.rounds)
 
 
 def gpu_training(setting: Setting) -> list[Row]:
@@ -246,7 +246,7 @@ def gpu_training(setting: Setting) -> list[Row]:
         side.model.train()
     steps = {name: side.step for name, side in sides.items()}
     seconds = interleaved(steps, setting.rounds, "cuda")
-    what = "training iteration, VOC C4 at 800 px, 2 pictures, AMP and channels_last, engine"
+    what = "training iteration, VOC C4 at 800 px, 2 images, AMP and channels_last, engine"
     return [
         replace(faster("G9", f"{what} {name}", seconds, REFERENCE, name, 1.3), note=UNTRIED)
         for name in ("embedded", "detectron2")
@@ -262,8 +262,8 @@ GOALS: Mapping[str, Callable[[Setting], list[Row]]] = {
 }
 WITH_DETECTRON2 = {
     "D1": "training iteration ÷ Detectron2's",
-    "D2": "inference of a picture ÷ Detectron2's",
-    "D3": "a training picture ÷ Detectron2's",
+    "D2": "inference of an image ÷ Detectron2's",
+    "D3": "a training image ÷ Detectron2's",
     "G9": "training iteration with AMP and channels_last ÷ Detectron2's default",
 }
 
@@ -310,8 +310,8 @@ def _fetch(batches: Iterator[Any], count: int) -> None:
         pass
 
 
-def check_same_pictures(ours: engines.Side, theirs: engines.Side) -> None:
-    """Raise ValueError where the engines' loaders give different pictures."""
+def check_same_images(ours: engines.Side, theirs: engines.Side) -> None:
+    """Raise ValueError where the engines' loaders give different images."""
     for mine, other in (
         (ours.train_batch, theirs.train_batch),
         (ours.test_batch, theirs.test_batch),

@@ -1,4 +1,4 @@
-"""One training iteration, one picture's inference, one batch of pictures: of either engine.
+"""One training iteration, one image's inference, one batch of images: of either engine.
 
 Both sides of the measurements of detection, built from the same task as their users get them.
 """
@@ -16,12 +16,12 @@ from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import update_bn_stats
 from torch import nn
 
-from detection.task import load_task
-from moco.stop import StopRequest
+from detection.config.task import load_task
+from moco.engine.stop import StopRequest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SEED = 0
-# Of the classifier's first weights, to give some tens of detections per picture.
+# Of the classifier's first weights, to give some tens of detections per image.
 SCORE_SCALE = 20.0
 
 
@@ -32,7 +32,7 @@ class Side:
     Attributes:
         step: one training iteration on the same batch, as far as the fetch: losses, gradients,
             clipping, optimizer, schedule, log.
-        infer: one picture's prediction in the form that both engines share.
+        infer: one image's prediction in the form that both engines share.
         train_batch, test_batch: what the engine's own loaders give first.
     """
 
@@ -57,7 +57,7 @@ def embedded(cfg: CfgNode) -> Side:
     from detection.embedded.evaluate import to_prediction
     from detection.embedded.pipeline import build_evaluation
     from detection.embedded.trainer import Trainer
-    from detection.norms import with_process_norms
+    from detection.modeling.norms import with_process_norms
 
     cfg = with_process_norms(cfg, 1)
     torch.manual_seed(cfg.SEED)
@@ -114,7 +114,7 @@ def detectron2_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
 
 
 def with_trained_look(side: Side) -> None:
-    """Statistics of BN as they are on pictures, and scores that differ from each other (in place).
+    """Statistics of BN as they are on images, and scores that differ from each other (in place).
 
     What a network at random does not have: its maps grow from block to block, and no detection
     passes the threshold.

@@ -14,12 +14,12 @@ import numpy as np
 from benchmarks.speed import reference_voc, scenes
 from benchmarks.speed.measure import interleaved
 from benchmarks.speed.report import Row, faster
-from detection import voc_eval
-from detection.coco_eval import COCOEvaluator
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
-from detection.predictions import Prediction
-from detection.predictions import Row as Instance
+from detection.evaluation import voc as voc_eval
+from detection.evaluation.coco import COCOEvaluator
+from detection.evaluation.predictions import Prediction
+from detection.evaluation.predictions import Row as Instance
 
 WANTED = 7
 OFFICIAL, OURS = "official", "ours"
@@ -29,16 +29,16 @@ class VOCPredictions:
     """A whole test split with its predictions, for both evaluators.
 
     Args:
-        num_pictures: VOC2007's test has 4952.
-        num_false: false alarms per picture.
+        num_images: VOC2007's test has 4952.
+        num_false: false alarms per image.
     """
 
-    def __init__(self, num_pictures: int, num_false: int) -> None:
+    def __init__(self, num_images: int, num_false: int) -> None:
         rng = np.random.default_rng(0)
         self.truth: dict[str, voc_eval.GroundTruth] = {}
         self.objects: dict[str, reference_voc.Objects] = {}
         self.predictions: dict[str, Prediction] = {}
-        for number in range(num_pictures):
+        for number in range(num_images):
             image_id, num_classes = f"{number:06d}", len(VOC_CLASSES)
             scene = scenes.random_scene(rng, num_classes, mean_objects=3.0)
             inclusive = scene.boxes + np.array([1, 1, 0, 0])
@@ -57,7 +57,7 @@ class VOCPredictions:
         return sum(len(p["scores"]) for p in self.predictions.values())
 
     def ours(self) -> dict[str, float]:
-        """AP, AP50, AP75 by detection/voc_eval.py, over all classes as the official code."""
+        """AP, AP50, AP75 by detection/evaluation/voc.py, over all classes as the official code."""
         detections = voc_eval.VOCDetections(len(VOC_CLASSES))
         for image_id, found in self.predictions.items():
             detections.add(image_id, found["boxes"], found["scores"], found["classes"])
@@ -77,11 +77,11 @@ class VOCPredictions:
 
 
 class COCOPredictions:
-    """Pictures in COCO's format with their predicted boxes; `folder` gets the files."""
+    """Images in COCO's format with their predicted boxes; `folder` gets the files."""
 
-    def __init__(self, num_pictures: int, num_false: int, folder: Path) -> None:
+    def __init__(self, num_images: int, num_false: int, folder: Path) -> None:
         rng = np.random.default_rng(0)
-        ids = [str(number) for number in range(1, num_pictures + 1)]
+        ids = [str(number) for number in range(1, num_images + 1)]
         split = [scenes.random_scene(rng, len(COCO_CATEGORIES), 7.0) for _ in ids]
         self.path = folder / "truth.json"
         scenes.write_coco(self.path, ids, split, COCO_CATEGORIES)
@@ -98,7 +98,7 @@ class COCOPredictions:
             self.evaluator.add({"image_id": int(image_id)}, found)
 
     def ours(self) -> dict[str, float]:
-        """AP, AP50, AP75 by detection/coco_eval.py, which writes the predictions, too."""
+        """AP, AP50, AP75 by detection/evaluation/coco.py, which writes the predictions, too."""
         metrics = self.evaluator.evaluate()
         return {name: metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")}
 
@@ -128,16 +128,16 @@ class COCOPredictions:
         return [dict(row) for row in self.evaluator.rows]  # pycocotools writes into them
 
 
-def voc_row(num_pictures: int, num_false: int, folder: Path, rounds: int) -> Row:
+def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Row:
     """From predictions in memory to the AP over ten thresholds."""
-    given = VOCPredictions(num_pictures, num_false)
+    given = VOCPredictions(num_images, num_false)
     contenders: dict[str, Callable[[], object]] = {
         OFFICIAL: partial(given.official, folder),
         OURS: given.ours,
     }
     agree = _agreement(given.ours(), given.official(folder))
     what = (
-        f"VOC's AP at ten thresholds, {num_pictures} pictures, {given.num_detections} detections; "
+        f"VOC's AP at ten thresholds, {num_images} images, {given.num_detections} detections; "
         f"official: voc_eval called 20 x 10 times; {agree}"
     )
     return _only_if_equal(
@@ -145,16 +145,16 @@ def voc_row(num_pictures: int, num_false: int, folder: Path, rounds: int) -> Row
     )
 
 
-def coco_rows(num_pictures: int, num_false: int, folder: Path, rounds: int) -> list[Row]:
+def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Row]:
     """From predictions in COCO's format in memory to AP."""
-    given = COCOPredictions(num_pictures, num_false, folder)
+    given = COCOPredictions(num_images, num_false, folder)
     expected = given.official()
     contenders: dict[str, Callable[[], object]] = {OFFICIAL: given.official, OURS: given.ours}
     with contextlib.suppress(ImportError):
         given.compiled()
         contenders["compiled"] = given.compiled
     seconds = interleaved(contenders, rounds)
-    number = f"{num_pictures} pictures, {len(given.evaluator.rows)} detections"
+    number = f"{num_images} images, {len(given.evaluator.rows)} detections"
     agree = _agreement(given.ours(), expected)
     what = f"COCO's AP of boxes, {number}; official: pycocotools; {agree}"
     rows = [_only_if_equal(faster("C9", what, seconds, OFFICIAL, OURS, WANTED), agree)]
@@ -165,7 +165,7 @@ def coco_rows(num_pictures: int, num_false: int, folder: Path, rounds: int) -> l
 
 
 def _coco_metrics(evaluation: Any) -> dict[str, float]:
-    """Means as in detection/coco_eval.py, which takes them from Detectron2."""
+    """Means as in detection/evaluation/coco.py, which takes them from Detectron2."""
     evaluation.evaluate()
     evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, [0], [2]]  # (T, R, K, 1)

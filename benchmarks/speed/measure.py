@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from moco.run import provenance
+from moco.common.run import provenance
 
 Clock = Callable[[Callable[[], object]], float]
 
@@ -21,7 +21,7 @@ def interleaved(
 ) -> dict[str, float]:
     """Seconds that each contender takes; in every round each of them runs once.
 
-    On a CPU the processor time of this process, the smallest of all rounds: whatever else runs can
+    On a CPU the CPU time of this process, the smallest of all rounds: whatever else runs can
     only add to it. On a GPU the median of the times between two events.
 
     Args:

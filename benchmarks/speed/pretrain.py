@@ -21,31 +21,31 @@ from benchmarks.speed import reference, scaling
 from benchmarks.speed.measure import copy_bytes_per_second, description, interleaved
 from benchmarks.speed.report import Row, at_least, at_most, duration, faster
 from benchmarks.speed.shuffle import received_bytes
-from moco.augment import NUM_PARAMS, V1, V2, Augmentation, apply_colors, draw_colors
-from moco.data import Views
-from moco.encoder import EncoderSpec, build_encoder
-from moco.grouped_bn import GroupedBatchNorm2d
-from moco.loss import info_nce
-from moco.mechanisms.base import Dictionary, LookUp
-from moco.mechanisms.momentum_queue import MomentumQueue
-from moco.pictures import find_images, open_pictures
+from moco.data.augment import NUM_PARAMS, V1, V2, Augmentation, apply_colors, draw_colors
+from moco.data.images import find_images, open_images
+from moco.data.views import Views
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.grouped_bn import GroupedBatchNorm2d
+from moco.modeling.loss import info_nce
+from moco.modeling.mechanisms.base import Dictionary, LookUp
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 
 TITLE = "Pre-training"
 ABOUT = """
-Only ratios count: both sides ran in turn in one process, and the smallest processor time (on a GPU:
+Only ratios count: both sides ran in turn in one process, and the smallest CPU time (on a GPU:
 the median) of all rounds was taken. The reference is `benchmarks/speed/reference.py`, a plain
 transcription of the official code; lightly is the package of that name.
 """
 DIM, M, T, LR = 128, 0.999, 0.07, 0.03
-IMAGENET_PX, IMAGENET_BYTES = (500, 375), 110_000  # of a typical picture of ImageNet
+IMAGENET_PX, IMAGENET_BYTES = (500, 375), 110_000  # of a typical image of ImageNet
 REFERENCE, OURS, PEER, MATMUL = "reference", "ours", "lightly", "matmul"
 NEEDS_GPU = "needs a GPU"
-# Bytes that one picture moves through a GPU's memory in a step of ResNet-50 at 224 px, operation by
+# Bytes that one image moves through a GPU's memory in a step of ResNet-50 at 224 px, operation by
 # operation in bfloat16; a count on paper.
-BYTES_PER_PICTURE = 650e6
+BYTES_PER_IMAGE = 650e6
 # Why something stays below its goal; printed where it does.
 WHY = {
-    "C1": "decoding takes 40% of our time; the colours are one pass over the picture for each "
+    "C1": "decoding takes 40% of our time; the colors are one pass over the image for each "
     "elementary operation, and a kernel compiled for them would make it a single one",
     "C3": "decoding takes two thirds of our time, and the same library does it on both sides",
     "C4": "what remains is how much faster this processor multiplies in bf16 than in fp32: see "
@@ -68,8 +68,8 @@ class Setting:
     """What to measure with.
 
     Args:
-        scratch: folder for pictures.
-        images: folder with JPEG pictures, None to generate some.
+        scratch: folder for images.
+        images: folder with JPEG images, None to generate some.
         rounds: of each timing.
         quick: tiny sizes.
     """
@@ -105,14 +105,14 @@ class Setting:
         return 32 if self.quick else 224
 
     @cached_property
-    def pictures(self) -> Path:
+    def photographs(self) -> Path:
         """A folder ``<class>/*.jpg``."""
-        root = self.scratch / "pictures"
+        root = self.scratch / "images"
         folder = root / "0"
         folder.mkdir(parents=True)
         count = 4 if self.quick else 48
         if self.images is None:
-            generate_pictures(folder, count)
+            generate_images(folder, count)
         else:
             for i, path in enumerate(find_images(self.images)[:count]):
                 (folder / f"{i:03d}{path.suffix}").symlink_to(path.resolve())
@@ -125,7 +125,7 @@ class Setting:
 
     @cached_property
     def resnet18_seconds(self) -> dict[str, float]:
-        """The same at 64 pixels, four times the pictures."""
+        """The same at 64 pixels, four times the images."""
         return self._steps("resnet18", "imagenet", 64 if not self.quick else 32, self.batch // 4)
 
     @cached_property
@@ -145,8 +145,8 @@ class Setting:
     def description(self) -> list[str]:
         """Hardware, versions, command; what was read."""
         lines = description(self.rounds)
-        if "pictures" in vars(self):
-            lines.append(f"pictures: {_describe(self.pictures)}")
+        if "photographs" in vars(self):
+            lines.append(f"images: {_describe(self.photographs)}")
         return lines
 
     def _steps(self, arch: str, stem: str, crop_px: int, batch: int) -> dict[str, float]:
@@ -210,37 +210,37 @@ def queries_and_keys(N: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
 
 
 def two_views(setting: Setting) -> list[Row]:
-    """C1: decode, crop, colours, normalisation of both views, one process, one thread."""
+    """C1: decode, crop, colors, normalization of both views, one process, one thread."""
     rows = []
     for kind, aug in (("v1", V1), ("v2", V2)):
-        official = reference.loader(str(setting.pictures), kind, 16)
+        official = reference.loader(str(setting.photographs), kind, 16)
         contenders: dict[str, Callable[[], object]] = {
             REFERENCE: partial(list, official),
-            OURS: partial(_our_loader, setting.pictures, aug, with_colors=True),
+            OURS: partial(_our_loader, setting.photographs, aug, with_colors=True),
         }
-        peer = _lightly_loader(setting.pictures, kind)
+        peer = _lightly_loader(setting.photographs, kind)
         if peer is not None:
             contenders[PEER] = partial(list, peer)
-        seconds = _per_picture(setting, interleaved(contenders, setting.rounds))
+        seconds = _per_image(setting, interleaved(contenders, setting.rounds))
         rows.append(faster("C1", f"two views of a JPEG, {kind}", seconds, REFERENCE, OURS, 3))
         rows.append(_peer(f"two views of a JPEG, {kind}", seconds))
     return rows
 
 
 def decode_and_crop(setting: Setting) -> list[Row]:
-    """C3: what is left to the CPU when the colours are done on the training device."""
+    """C3: what is left to the CPU when the colors are done on the training device."""
     rows = []
     for kind, aug in (("v1", V1), ("v2", V2)):
-        official = reference.loader(str(setting.pictures), kind, 16)
+        official = reference.loader(str(setting.photographs), kind, 16)
         seconds = interleaved(
             {
                 REFERENCE: partial(list, official),
-                OURS: partial(_our_loader, setting.pictures, aug, with_colors=False),
+                OURS: partial(_our_loader, setting.photographs, aug, with_colors=False),
             },
             setting.rounds,
         )
-        what = f"two views of a JPEG, {kind}, ours without colours (done on the device)"
-        rows.append(faster("C3", what, _per_picture(setting, seconds), REFERENCE, OURS, 4))
+        what = f"two views of a JPEG, {kind}, ours without colors (done on the device)"
+        rows.append(faster("C3", what, _per_image(setting, seconds), REFERENCE, OURS, 4))
     return rows
 
 
@@ -386,7 +386,7 @@ def shuffle(setting: Setting) -> list[Row]:
     """C8: what reaches a process for the keys of one step, in the mean over two processes."""
     n = 2 if setting.quick else 32
     found = received_bytes(2, n, setting.crop_px, DIM, setting.queue_length, setting.scratch)
-    what = f"bytes per process and step for the keys, 2 processes of {n} pictures"
+    what = f"bytes per process and step for the keys, 2 processes of {n} images"
     rows = []
     for name, key, wanted in (
         ("shuffle by index", "index", 500.0),
@@ -415,7 +415,7 @@ def shuffle(setting: Setting) -> list[Row]:
 def overhead(setting: Setting) -> list[Row]:
     """C10: the share of everything that is not an encoder, for the recipe's batch.
 
-    The encoders' time per picture is that of the timed step, whose batch is smaller; the rest is
+    The encoders' time per image is that of the timed step, whose batch is smaller; the rest is
     measured at the recipe's batch.
     """
     step = OurStep(setting.encoder("resnet50"), setting.queue_length, torch.bfloat16)
@@ -432,7 +432,7 @@ def overhead(setting: Setting) -> list[Row]:
     encoders = (whole - rest["small"]) / setting.step_batch * setting.batch
     share = rest["recipe"] / (rest["recipe"] + encoders)
     what = (
-        f"share of colours, loss, optimiser, momentum update and queue in a step of "
+        f"share of colors, loss, optimizer, momentum update and queue in a step of "
         f"ResNet-50, {setting.crop_px} px, bf16, N={setting.batch}"
     )
     return [at_most("C10", what, share, 0.03, duration(rest["recipe"]), duration(encoders))]
@@ -456,7 +456,7 @@ def gpu_step(setting: Setting) -> list[Row]:
     seconds = interleaved(steps, setting.rounds, "cuda")
     what = f"step, ResNet-50, {P} px, N={N}, K={K}"
     bandwidth = copy_bytes_per_second(setting.rounds, "cuda", 1 << (20 if setting.quick else 32))
-    rate, floor = N / seconds[OURS], bandwidth / BYTES_PER_PICTURE
+    rate, floor = N / seconds[OURS], bandwidth / BYTES_PER_IMAGE
     memory = {name: f"{value / 2**30:.1f} GiB" for name, value in peak.items()}
     share = peak[OURS] / peak["autocast"]
     return [
@@ -464,7 +464,7 @@ def gpu_step(setting: Setting) -> list[Row]:
         faster("G1", f"{what}, against autocast", seconds, "autocast", OURS, 1.6),
         at_least(
             "G2",
-            f"pictures per second, of what the measured {bandwidth / 1e12:.2f} TB/s allow",
+            f"images per second, of what the measured {bandwidth / 1e12:.2f} TB/s allow",
             rate / floor,
             0.3,
             f"{rate:.0f}",
@@ -490,7 +490,7 @@ def gpu_colors(setting: Setting) -> list[Row]:
         "cuda",
     )
     share = seconds["colors"] / (seconds["colors"] + seconds["step"])
-    what = f"share of the colours of two views, v2, in a step of ResNet-50, {P} px, N={N}"
+    what = f"share of the colors of two views, v2, in a step of ResNet-50, {P} px, N={N}"
     return [at_most("G6", what, share, 0.05, *map(duration, seconds.values()))]
 
 
@@ -513,7 +513,7 @@ GPU_GOALS = {
     "G1": "step ÷ the reference's (G1), share of the memory bandwidth (G2), peak memory (G8)",
     "G4": "momentum update",
     "G5": "grouped BN ÷ plain BN",
-    "G6": "share of the colours in a step",
+    "G6": "share of the colors in a step",
 }
 # What this command does not measure, and why.
 UNMEASURED = {
@@ -546,18 +546,18 @@ def measure(setting: Setting, goals: Sequence[str]) -> list[Row]:
 
 
 def _our_loader(root: Path, aug: Augmentation, with_colors: bool) -> None:
-    """Two views of all pictures, in batches of 16 of them."""
-    pictures = open_pictures(root)
-    views = Views(pictures, aug, seed=0)
-    for first in range(0, len(pictures), 16):
-        indices = range(first, min(first + 16, len(pictures)))
+    """Two views of all images, in batches of 16 of them."""
+    images = open_images(root)
+    views = Views(images, aug, seed=0)
+    for first in range(0, len(images), 16):
+        indices = range(first, min(first + 16, len(images)))
         batch = views.__getitems__([(0, i, view) for view in (0, 1) for i in indices])
         if with_colors:
             apply_colors(batch.pixels, batch.params, aug, reference.MEAN, reference.STD)
 
 
-def _per_picture(setting: Setting, seconds: Mapping[str, float]) -> dict[str, float]:
-    count = len(find_images(setting.pictures))
+def _per_image(setting: Setting, seconds: Mapping[str, float]) -> dict[str, float]:
+    count = len(find_images(setting.photographs))
     return {name: value / count for name, value in seconds.items()}
 
 
@@ -636,7 +636,7 @@ def _official_step(setting: Setting, dtype: torch.dtype | None) -> reference.Ste
     return reference.Step(setting.encoder("resnet50").cuda(), queue, M, T, LR, dtype)
 
 
-def generate_pictures(folder: Path, count: int) -> None:
+def generate_images(folder: Path, count: int) -> None:
     """JPEG files of ImageNet's typical size in pixels and bytes, with a photograph's spectrum."""
     W, H = IMAGENET_PX
     rng = np.random.default_rng(0)

@@ -1,9 +1,10 @@
 """What the official MoCo code does (facebookresearch/moco, main_moco.py and its package), plainly.
 
-The other side of the measurements, written for them; tests/benchmarks/test_speed.py holds that it
-computes the same as ours. Loader: torchvision's transforms on PIL pictures, one after the other.
+The other side of the measurements, written for them; tests/benchmarks/speed/test_speed.py holds
+that it
+computes the same as ours. Loader: torchvision's transforms on PIL images, one after the other.
 Step: float32 in the default memory layout, einsum logits, a copy of the queue, cross-entropy, a
-Python loop for the momentum update. Between processes: all pictures to all processes.
+Python loop for the momentum update. Between processes: all images to all processes.
 
 N batch, C dimension, K length of the queue, W processes, n = N / W.
 """
@@ -26,8 +27,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class RandomBlur:
     """PIL's blur with a random radius."""
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
-        return picture.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
 
 
 class TwoCrops:
@@ -36,8 +37,8 @@ class TwoCrops:
     def __init__(self, transform: T.Compose) -> None:
         self._transform = transform
 
-    def __call__(self, picture: Image.Image) -> list[Tensor]:
-        return [self._transform(picture), self._transform(picture)]
+    def __call__(self, image: Image.Image) -> list[Tensor]:
+        return [self._transform(image), self._transform(image)]
 
 
 def transform(kind: str, crop_px: int = 224) -> T.Compose:
@@ -100,7 +101,7 @@ class Step:
     """The training step of one process; the key encoder follows at the start of the next step.
 
     Args:
-        encoder: pictures → (N, C); becomes the query encoder.
+        encoder: images → (N, C); becomes the query encoder.
         autocast: to this dtype; None as the official code.
     """
 
@@ -152,8 +153,8 @@ def shuffled_keys(
         for tensor in tensors:
             torch.distributed.broadcast(tensor, src=0)
             received[name] += tensor.nbytes if rank else 0
-    pictures = _all_gather(x_k, "pictures", received)
-    k = encoder(pictures[plan.view(W, -1)[rank]])
+    images = _all_gather(x_k, "images", received)
+    k = encoder(images[plan.view(W, -1)[rank]])
     k = _all_gather(k, "keys", received)[torch.argsort(plan).view(W, -1)[rank]]
     return _all_gather(k, "keys", received)
 

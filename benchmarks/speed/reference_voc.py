@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-# Of one picture: "name", "difficult" and "bbox" (x1, y1, x2, y2), 1-based and inclusive.
+# Of one image: "name", "difficult" and "bbox" (x1, y1, x2, y2), 1-based and inclusive.
 Objects = Sequence[Mapping[str, Any]]
 
 
@@ -23,8 +23,8 @@ def evaluate(
     """AP, AP50 and AP75 in 0..100.
 
     Args:
-        lines: of each class's result file: picture, score and box, separated by spaces.
-        truth: the objects of every picture.
+        lines: of each class's result file: image, score and box, separated by spaces.
+        truth: the objects of every image.
         folder: for the result files.
     """
     per_threshold: dict[int, list[float]] = {}
@@ -42,7 +42,7 @@ def evaluate(
 def result_lines(
     image_id: str, boxes: NDArray[np.float32], scores: Sequence[float], classes: Sequence[int]
 ) -> list[tuple[int, str]]:
-    """Class and line of every detection of one picture; boxes (N, 4) 0-based and half-open."""
+    """Class and line of every detection of one image; boxes (N, 4) 0-based and half-open."""
     found = []
     for box, score, label in zip(boxes, scores, classes, strict=True):
         x1, y1, x2, y2 = box

@@ -1,6 +1,6 @@
 """How a step scales with the number of GPUs: on paper, fed by counted bytes.
 
-W GPUs, n pictures on each, N = W n, C dimension of a key.
+W GPUs, n images on each, N = W n, C dimension of a key.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Machine:
     """What is assumed.
 
     Attributes:
-        pictures_per_second: of one GPU, forward and backward of both encoders.
+        images_per_second: of one GPU, forward and backward of both encoders.
         link_bytes_per_second: that a GPU receives.
         latency_seconds: of one collective.
         backward_share: part of the computation with which the gradients' exchange overlaps.
     """
 
-    pictures_per_second: float = 3300.0
+    images_per_second: float = 3300.0
     link_bytes_per_second: float = 40e9
     latency_seconds: float = 50e-6
     backward_share: float = 0.5
@@ -31,7 +31,7 @@ class Model:
 
     gradient_bytes: int = 28_000_000 * FLOAT
     key_bytes: int = 128 * FLOAT
-    picture_bytes: int = 3 * 224 * 224 * FLOAT
+    image_bytes: int = 3 * 224 * 224 * FLOAT
     buffer_bytes: int = 65536 * 128 * FLOAT
 
 
@@ -51,20 +51,20 @@ def exchanged_bytes(official: bool, W: int, n: int, model: Model) -> int:
     keys = (W - 1) * n * model.key_bytes
     if not official:
         return keys
-    return (W - 1) * n * model.picture_bytes + 2 * keys + model.buffer_bytes
+    return (W - 1) * n * model.image_bytes + 2 * keys + model.buffer_bytes
 
 
 def efficiency(official: bool, W: int, n: int, machine: Machine, model: Model) -> float:
     """Share of a step in which the encoders compute, 0..1.
 
     Step = max(computation, its part before the gradients + their ring all-reduce) + exposed
-    exchange of pictures, keys and buffers.
+    exchange of images, keys and buffers.
     """
-    compute = n / machine.pictures_per_second
+    compute = n / machine.images_per_second
     all_reduce = 2 * (W - 1) / W * model.gradient_bytes / machine.link_bytes_per_second
     forward = (1 - machine.backward_share) * compute
     overlapped = max(compute, forward + all_reduce + machine.latency_seconds)
-    collectives = 5 if official else 1  # pictures, permutation, buffers, keys twice; keys
+    collectives = 5 if official else 1  # images, permutation, buffers, keys twice; keys
     exposed = (
         exchanged_bytes(official, W, n, model) / machine.link_bytes_per_second
         + collectives * machine.latency_seconds
@@ -73,14 +73,14 @@ def efficiency(official: bool, W: int, n: int, machine: Machine, model: Model) -
 
 
 def lines() -> list[Line]:
-    """64 GPUs with 64 pictures each, and the paper's largest batch of 1024 on 64."""
+    """64 GPUs with 64 images each, and the paper's largest batch of 1024 on 64."""
     machine, model = Machine(), Model()
     found = []
     for n, wanted in ((64, ">= 90% ours"), (16, "<= 30% official")):
         ours, official = (efficiency(side, 64, n, machine, model) for side in (False, True))
         found.append(
             Line(
-                f"efficiency on 64 GPUs of {n} pictures each, {assumptions(machine)}",
+                f"efficiency on 64 GPUs of {n} images each, {assumptions(machine)}",
                 f"{ours:.0%}",
                 f"{official:.0%}",
                 f"{ours:.0%} / {official:.0%}",
@@ -93,7 +93,7 @@ def lines() -> list[Line]:
 def assumptions(machine: Machine) -> str:
     """In words."""
     return (
-        f"if a GPU computes {machine.pictures_per_second:.0f} pictures/s, receives "
+        f"if a GPU computes {machine.images_per_second:.0f} images/s, receives "
         f"{machine.link_bytes_per_second / 1e9:.0f} GB/s, a collective costs "
         f"{machine.latency_seconds * 1e6:.0f} us and the gradients' exchange overlaps with "
         f"{machine.backward_share:.0%} of the computation"

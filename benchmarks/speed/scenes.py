@@ -1,4 +1,4 @@
-"""Generated data for the measurements of detection: data sets on disk, and predictions.
+"""Generated data for the measurements of detection: datasets on disk, and predictions.
 
 Boxes are (x1, y1, x2, y2) in pixels, 0-based and half-open.
 """
@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from benchmarks.speed.pretrain import IMAGENET_PX, generate_pictures
+from benchmarks.speed.pretrain import IMAGENET_PX, generate_images
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from detection.datasets.voc import VOC_CLASSES
-from detection.predictions import Prediction
+from detection.evaluation.predictions import Prediction
 
 WIDTH, HEIGHT = IMAGENET_PX
 CORNERS = 24  # of an object's polygon
@@ -25,7 +25,7 @@ Boxes = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in one picture: boxes (G, 4), classes (G,) in 0..num_classes-1, difficult (G,)."""
+    """What is in one image: boxes (G, 4), classes (G,) in 0..num_classes-1, difficult (G,)."""
 
     boxes: Boxes
     classes: NDArray[np.int64]
@@ -67,20 +67,20 @@ def random_prediction(
     }
 
 
-def write_datasets(root: Path, num_pictures: int, mean_objects: float) -> None:
+def write_datasets(root: Path, num_images: int, mean_objects: float) -> None:
     """VOC2007, VOC2012 and coco as their names are looked for below $DETECTRON2_DATASETS.
 
-    The same pictures everywhere, for training and testing; COCO's objects have polygons, persons
+    The same images everywhere, for training and testing; COCO's objects have polygons, persons
     keypoints.
     """
     folders = ("VOC2007/JPEGImages", "VOC2012/JPEGImages", "coco/train2017", "coco/val2017")
-    pictures = root / "pictures"
-    pictures.mkdir(parents=True)
-    generate_pictures(pictures, num_pictures)
+    images = root / "images"
+    images.mkdir(parents=True)
+    generate_images(images, num_images)
     for folder in folders:
         (root / folder).parent.mkdir(parents=True, exist_ok=True)
-        (root / folder).symlink_to(pictures, target_is_directory=True)
-    ids = sorted(path.stem for path in pictures.iterdir())
+        (root / folder).symlink_to(images, target_is_directory=True)
+    ids = sorted(path.stem for path in images.iterdir())
     rng = np.random.default_rng(0)
     scenes = [random_scene(rng, len(VOC_CLASSES), mean_objects) for _ in ids]
     _write_voc(root, ids, scenes)
@@ -166,7 +166,7 @@ def _ellipse(box: Boxes) -> list[float]:
 
 
 def _keypoints(rng: np.random.Generator, box: Boxes) -> Mapping[str, Any]:
-    """Anywhere in the box, two thirds of them labelled."""
+    """Anywhere in the box, two thirds of them labeled."""
     number = len(PERSON_KEYPOINTS)
     points = np.rint(rng.uniform(box[:2], box[2:] - 1, (number, 2)))
     visibility = rng.integers(0, 3, number)
@@ -178,7 +178,7 @@ def _keypoints(rng: np.random.Generator, box: Boxes) -> Mapping[str, Any]:
 
 
 def _boxes(rng: np.random.Generator, count: int) -> Boxes:
-    """Sides of 10 pixels to most of the picture, evenly in their logarithm."""
+    """Sides of 10 pixels to most of the image, evenly in their logarithm."""
     limit = np.array([WIDTH, HEIGHT])
     sides = np.exp(rng.uniform(np.log(10), np.log(0.9 * limit), (count, 2)))
     corners = rng.uniform(0, 1, (count, 2)) * (limit - sides - 1)

@@ -1,6 +1,6 @@
 """The bytes of one step's keys on W gloo processes: the official way and ours.
 
-N pictures of all processes, n of each, C dimension, P crop size in pixels.
+N images of all processes, n of each, C dimension, P crop size in pixels.
 """
 
 import copy
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.speed import reference
-from moco import distributed
-from moco.shuffle_bn import exchange_plan, shuffle_plan, unshuffle
+from moco.common import distributed
+from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan, unshuffle
 
 TIMEOUT_SECONDS = 300.0
 
@@ -59,7 +59,7 @@ def _process(
     torch.set_num_threads(1)
     with distributed.session(torch.device("cpu"), TIMEOUT_SECONDS):
         torch.manual_seed(0)
-        encoder = nn.Sequential(  # BN, so that keys depend on their neighbours
+        encoder = nn.Sequential(  # BN, so that keys depend on their neighbors
             nn.Conv2d(3, 8, 7, stride=4),
             nn.BatchNorm2d(8),
             nn.AdaptiveAvgPool2d(1),

@@ -2,7 +2,7 @@
 
 In one's own train_net.py::
 
-    from detection.d2 import add_transfer_config, apply_weights, register
+    from detection.d2 import (add_transfer_config, apply_weights, register)
     cfg = get_cfg()
     add_transfer_config(cfg)
     ...  # merge one of this project's YAML files, set MODEL.WEIGHTS
@@ -25,7 +25,7 @@ from detection.d2.config import (
 from detection.d2.data import register
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
-from detection.norms import with_process_norms
+from detection.modeling.norms import with_process_norms
 
 __all__ = [
     "FCN16sHead",

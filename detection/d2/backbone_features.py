@@ -4,13 +4,13 @@ import torch
 from detectron2.modeling import Backbone, build_backbone
 from torch import Tensor
 
-from convert.backbone import FEATURES
 from convert.contract import InputContract
+from convert.families.resnet_network import FEATURES
 from convert.verify import fixed_image, read_converted
 from detection.d2 import transfer_defaults, with_builder
 from detection.d2.checkpoint import SafeCheckpointer
-from detection.weights import apply_contract
-from moco.fileio import PathLike
+from detection.engine.weights import apply_contract
+from moco.common.files import PathLike
 
 
 def features(path: PathLike) -> dict[str, Tensor]:
@@ -26,7 +26,7 @@ def features(path: PathLike) -> dict[str, Tensor]:
 
 
 def build(contract: InputContract) -> Backbone:
-    """The plugin's trunk for a contract, with all features and plain batch norm."""
+    """The plugin's backbone for a contract, with all features and plain batch norm."""
     cfg = transfer_defaults()
     apply_contract(cfg, contract, explicit=())
     cfg.MODEL.BACKBONE.FREEZE_AT = 0

@@ -1,8 +1,11 @@
-"""ResNet trunks as MODEL.RESNETS describes them, alone, under an FPN, and dilated (R50-dilated-C5).
+"""ResNet backbones as MODEL.RESNETS describes them, alone, under an FPN, and dilated
+(R50-dilated-C5).
 
-Detectron2's own builder makes every trunk that it can. It has the 7x7 stem only, no ResNet-10, and
+Detectron2's own builder makes every backbone that it can. It has the 7x7 stem only, no ResNet-10,
+and
 no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own ResNet.
-Under the same seed they start as convert/backbone.py does, which the embedded engine trains.
+Under the same seed they start as convert/families/resnet_network.py does, which the embedded
+engine trains.
 """
 
 import torch.nn.functional as F
@@ -15,17 +18,17 @@ from detectron2.modeling.backbone.resnet import BasicBlock, BasicStem, Bottlenec
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor
 
-from convert.backbone import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
-from moco.errors import UserError
+from convert.families.resnet_network import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
+from moco.common.errors import UserError
 
 FEATURE = "c5"
 CHANNELS = 512
 
-# Detectron2's builder -> this project's, for trunks that Detectron2's cannot make.
+# Detectron2's builder -> this project's, for backbones that Detectron2's cannot make.
 OWN_BUILDERS = {
     "build_resnet_backbone": "build_transfer_resnet_backbone",
     "build_resnet_fpn_backbone": "build_transfer_resnet_fpn_backbone",
-    # Has Detectron2's trunk or ours in it.
+    # Has Detectron2's backbone or ours in it.
     "build_resnet_dilated_c5_backbone": "build_resnet_dilated_c5_backbone",
 }
 
@@ -86,7 +89,7 @@ class DilatedC5(Backbone):
     there is one (A.5) and names none here, so there is none, as after the convolutions of an FPN.
 
     Args:
-        bottom_up: a trunk whose one output is res5, at stride 16 (behind a 3x3 stem 4 or 8).
+        bottom_up: a backbone whose one output is res5, at stride 16 (behind a 3x3 stem 4 or 8).
         norm: of the 3x3 convolution, as detectron2.layers.get_norm takes it.
     """
 
@@ -114,7 +117,7 @@ class DilatedC5(Backbone):
 
 
 def detectron2_has(cfg: CfgNode) -> bool:
-    """Whether Detectron2's own builder makes the trunk of MODEL.RESNETS."""
+    """Whether Detectron2's own builder makes the backbone of MODEL.RESNETS."""
     resnets = cfg.MODEL.RESNETS
     if resnets.STEM != "imagenet" or resnets.DEPTH == 10:
         return False
@@ -125,7 +128,7 @@ def builder_name(cfg: CfgNode) -> str:
     """MODEL.BACKBONE.NAME, or this project's builder of the same where Detectron2's has no such.
 
     Raises:
-        UserError: the named builder makes Detectron2's own trunks only.
+        UserError: the named builder makes Detectron2's own backbones only.
     """
     name: str = cfg.MODEL.BACKBONE.NAME
     if detectron2_has(cfg) or name in OWN_BUILDERS.values():

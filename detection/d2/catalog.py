@@ -25,7 +25,7 @@ from detectron2.evaluation import (
 
 from detection.datasets import provide
 from detection.datasets.base import Split
-from moco.errors import DataError, UserError
+from moco.common.errors import DataError, UserError
 
 
 @dataclass(frozen=True)

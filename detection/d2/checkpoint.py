@@ -9,8 +9,8 @@ import numpy as np
 from detectron2.checkpoint import DetectionCheckpointer
 
 from convert.files import read_file, to_tensor
-from moco.errors import DataError
-from moco.fileio import PathLike, atomic_torch_save, atomic_write_text, load_torch
+from moco.common.errors import DataError
+from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,6 @@ def check_checkpoint(path: PathLike) -> dict[str, Any]:
     if missing:
         raise DataError(
             f"{path}: has no {', '.join(sorted(missing))}, so it is not one of this engine's "
-            "checkpoints; correct last_checkpoint, or start anew with --overwrite"
+            "checkpoints; correct last_checkpoint, or start from scratch with --overwrite"
         )
     return dict(content)

@@ -8,14 +8,14 @@ from detectron2.modeling import (
     SEM_SEG_HEADS_REGISTRY,
 )
 
-from convert.backbone import NUM_BLOCKS, STEMS, is_bottleneck
+from convert.families.resnet_network import NUM_BLOCKS, STEMS, is_bottleneck
+from detection.config.task import add_transfer_config, check_basic_blocks
 from detection.d2 import densepose
 from detection.d2.backbones import builder_name, detectron2_has
-from detection.norms import norm_keys
-from detection.task import add_transfer_config, check_basic_blocks
-from detection.weights import apply_contract, apply_random, read_weights
-from moco.cfgnode import flatten
-from moco.errors import UserError
+from detection.engine.weights import apply_contract, apply_random, read_weights
+from detection.modeling.norms import norm_keys
+from moco.common.cfgnode import flatten
+from moco.common.errors import UserError
 
 __all__ = [
     "add_transfer_config",
@@ -41,11 +41,11 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
 def apply_weights(cfg: CfgNode) -> None:
     """Let ``cfg`` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
 
-    Colour order, mean, std, the stride's place, depth and width follow the weights' contract, and
+    Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
     MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.
 
     Raises:
-        UserError, DataError: see ``detection.weights.read_weights``; UserError also for a
+        UserError, DataError: see ``detection.engine.weights.read_weights``; UserError also for a
             MODEL.BACKBONE.NAME that cannot have this network.
     """
     weights = read_weights(cfg.MODEL.WEIGHTS)
@@ -124,7 +124,7 @@ def _check_test_aug(cfg: CfgNode) -> None:
 
 
 def with_builder(cfg: CfgNode) -> CfgNode:
-    """``cfg`` with the builder that can make its trunk in MODEL.BACKBONE.NAME (a frozen copy).
+    """``cfg`` with the builder that can make its backbone in MODEL.BACKBONE.NAME (a frozen copy).
 
     A task and its records keep Detectron2's name, which the embedded engine knows, too.
     """

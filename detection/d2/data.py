@@ -1,4 +1,4 @@
-"""Data sets, loaders and evaluators for Detectron2, from the same readers as the other engine."""
+"""Datasets, loaders and evaluators for Detectron2, from the same readers as the other engine."""
 
 import copy
 from collections import OrderedDict
@@ -24,11 +24,11 @@ from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
-from detection.evaluators import Evaluator, Prediction
-from detection.evaluators import build_evaluator as build_shared_evaluator
-from detection.predictions import encode_mask
-from detection.visualize import Visualizer
-from moco.errors import DataError
+from detection.evaluation.evaluators import Evaluator, Prediction
+from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
+from detection.evaluation.predictions import encode_mask
+from detection.evaluation.visualize import Visualizer
+from moco.common.errors import DataError
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
@@ -49,7 +49,7 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
         if name in MetadataCatalog.list():
             MetadataCatalog.remove(name)
         DatasetCatalog.register(name, lambda name=name: list(read_split(name, cfg).records))
-        # What Detectron2 itself would call the data set's metadata.
+        # What Detectron2 itself would call the dataset's metadata.
         MetadataCatalog.get(name).set(evaluator_type=split.evaluator_type, **split.metadata)
 
 
@@ -61,7 +61,7 @@ def build_train_loader(cfg: CfgNode) -> ResumableLoader:
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
-    """Every test picture once."""
+    """Every test image once."""
     mapper = NamesImages(build_mapper(cfg, training=False))
     build = densepose.build_test_loader if is_densepose(cfg) else build_detection_test_loader
     return ReadableLoader(build(cfg, dataset_name, mapper=mapper))
@@ -100,7 +100,8 @@ def build_evaluator(cfg: CfgNode, dataset_name: str, folder: str = "inference") 
 
 
 class SharedEvaluator(DatasetEvaluator):
-    """This project's metric of a split (detection/evaluators.py) behind Detectron2's interface."""
+    """This project's metric of a split (detection/evaluation/evaluators.py) behind Detectron2's
+    interface."""
 
     def __init__(self, split: Split, cfg: CfgNode, folder: Path) -> None:
         self._build: Callable[[], Evaluator] = lambda: build_shared_evaluator(split, cfg, folder)
@@ -111,8 +112,8 @@ class SharedEvaluator(DatasetEvaluator):
         self._evaluator = self._build()
 
     def process(self, inputs: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]]) -> None:
-        for picture, output in zip(inputs, outputs, strict=True):
-            self._evaluator.add(self._records[picture["file_name"]], to_prediction(output))
+        for image, output in zip(inputs, outputs, strict=True):
+            self._evaluator.add(self._records[image["file_name"]], to_prediction(output))
 
     def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
         """``{"bbox": {"AP": …}}`` on the main process, None on the others."""
@@ -130,10 +131,10 @@ class SharedEvaluator(DatasetEvaluator):
 
 
 def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
-    """Draw what ``model`` finds on ``number`` test pictures, spread over the split.
+    """Draw what ``model`` finds on ``number`` test images, spread over the split.
 
     Returns:
-        The folder with the pictures.
+        The folder with the images.
     """
     split = read_split(cfg.DATASETS.TEST[0], cfg)
     mapper = NamesImages(build_mapper(cfg, training=False))
@@ -150,7 +151,7 @@ def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
 
 
 def to_prediction(output: dict[str, Any]) -> Prediction:
-    """A model's output for one picture in this project's form (detection/evaluators.py)."""
+    """A model's output for one image in the evaluators' form (detection/evaluation)."""
     if "sem_seg" in output:
         return {"sem_seg": output["sem_seg"].argmax(dim=0).cpu().numpy()}
     instances: Instances = output["instances"].to("cpu")

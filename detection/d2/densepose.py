@@ -13,7 +13,7 @@ from iopath.common.file_io import get_cache_dir
 
 from detection.d2.model_zoo import TIMEOUT_SECONDS, socket_timeout
 from detection.datasets.base import Split
-from moco.errors import UserError
+from moco.common.errors import UserError
 
 INSTALL = (
     "python -m pip install --no-build-isolation "
@@ -30,7 +30,7 @@ SURFACE_FILES = (
 
 
 def add_keys(cfg: CfgNode) -> None:
-    """DensePose's keys (in place); importing the project registers its heads and data sets.
+    """DensePose's keys (in place); importing the project registers its heads and datasets.
 
     Raises:
         UserError: the project is not installed.

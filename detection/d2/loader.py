@@ -1,11 +1,11 @@
 """Detectron2's training batches, from any batch on.
 
-Without reading processes the batches are Detectron2's own, bit for bit.
+Without data-loader workers the batches are Detectron2's own, bit for bit.
 
-Deviation: with them, Detectron2 draws each picture's augmentation from a stream of the process that
-happens to read it; here each place in the order of pictures has a seed of its own. So the batches
-do not depend on the number of reading processes (Detectron2's do), and a run continues with the
-pictures it would have seen.
+Deviation: with them, Detectron2 draws each image's augmentation from a stream of the process that
+happens to read it; here each place in the order of images has a seed of its own. So the batches
+do not depend on the number of data-loader workers (Detectron2's do), and a run continues with the
+images it would have seen.
 """
 
 import random
@@ -22,14 +22,14 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from detection.datasets.base import Record
-from detection.images import check_bits, explained, first_error
-from detection.random_state import State, draws_state, private_random, restore_draws
-from moco.errors import DataError, kill_children
-from moco.stop import ignore_stop_signals
+from detection.datasets.images import check_bits, explained, first_error
+from detection.engine.random_state import State, draws_state, private_random, restore_draws
+from moco.common.errors import DataError, kill_children
+from moco.engine.stop import ignore_stop_signals
 
 Sample = dict[str, Any]
-# A place in this rank's endless order of pictures; what the augmentation there was drawn from,
-# None for the place's own seed; the picture as the model takes it.
+# A place in this rank's endless order of images; what the augmentation there was drawn from,
+# None for the place's own seed; the image as the model takes it.
 Drawn = tuple[int, State | None, Sample]
 
 
@@ -46,15 +46,15 @@ class ResumableLoader:
         inner = loader.dataset if self._grouped else loader
         self._batch_size: int = loader.batch_size
         self._num_workers: int = inner.num_workers
-        # Detectron2 has joined pictures and order in a ToIterableDataset.
+        # Detectron2 has joined images and order in a ToIterableDataset.
         self._order: Iterable[int] = inner.dataset.sampler
         seeds = (seed % 2**32, comm.get_rank()) if self._num_workers else None
-        self._pictures = _Pictures(inner.dataset.dataset, seeds)
+        self._images = _Images(inner.dataset.dataset, seeds)
         self._start: dict[str, Any] = {"done": 0, "waiting": [], "seeded": seeds is not None}
         self._now = self._start
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the newest iterator is in its order, and which pictures wait for partners."""
+        """How far the newest iterator is in its order, and which images wait for partners."""
         return self._now
 
     def fits(self, state: Mapping[str, Any]) -> bool:
@@ -77,13 +77,13 @@ class ResumableLoader:
         order = enumerate(self._order)
         waiting = dict(self._start["waiting"])
         done = islice(order, self._start["done"])  # ends before `order` goes on
-        again = [self._pictures.again(key, waiting[key[0]]) for key in done if key[0] in waiting]
+        again = [self._images.again(key, waiting[key[0]]) for key in done if key[0] in waiting]
         if self._num_workers:
             # They ignore the signal with which multiprocessing ends, and then awaits, those that
             # an error has left behind.
             Finalize(None, kill_children, exitpriority=10)
         loader: DataLoader[Any] = DataLoader(
-            self._pictures,
+            self._images,
             batch_size=None,
             sampler=order,
             num_workers=self._num_workers,
@@ -92,12 +92,12 @@ class ResumableLoader:
         )
         return self._batches(iter(loader), again)
 
-    def _batches(self, pictures: Iterator[Drawn], again: Sequence[Drawn]) -> Iterator[list[Sample]]:
+    def _batches(self, images: Iterator[Drawn], again: Sequence[Drawn]) -> Iterator[list[Sample]]:
         groups: dict[bool, list[Drawn]] = {False: [], True: []}
         for drawn in again:
             groups[self._is_wide(drawn)].append(drawn)
         before = draws_state()
-        for drawn in pictures:
+        for drawn in images:
             error = first_error([drawn[2]])
             if error is not None:
                 restore_draws(before)  # as if this batch had not been begun
@@ -171,11 +171,11 @@ def raise_on_all(error: DataError | None) -> None:
         raise DataError(text)
 
 
-class _Pictures(Dataset[Any]):
-    """(place, index) → the picture, and what it was drawn from.
+class _Images(Dataset[Any]):
+    """(place, index) → the image, and what it was drawn from.
 
     Args:
-        mapped: index → a picture as the model takes it.
+        mapped: index → an image as the model takes it.
         seeds: draw each place from these and its number; None: from the streams as they are.
     """
 
@@ -193,7 +193,7 @@ class _Pictures(Dataset[Any]):
         return place, None, self._mapped[index]
 
     def again(self, key: tuple[int, int], before: State | None) -> Drawn:
-        """The same picture as when it was drawn from ``before``."""
+        """The same image as when it was drawn from ``before``."""
         with private_random():
             if before is not None:
                 restore_draws(before)

@@ -16,7 +16,7 @@ from detection.d2 import semantic_seg
 from detection.d2.config import with_builder
 from detection.d2.data import is_semantic, register
 from detection.d2.trainer import Trainer
-from detection.norms import with_process_norms
+from detection.modeling.norms import with_process_norms
 
 
 def training_step(

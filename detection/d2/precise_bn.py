@@ -1,23 +1,23 @@
 """PreciseBN that ends with the same statistics on every rank.
 
-Deviation: Detectron2's hook re-estimates the statistics of each rank from that rank's own pictures,
+Deviation: Detectron2's hook re-estimates the statistics of each rank from that rank's own images,
 weighted by their number of pixels, and never compares them (facebookresearch/detectron2#5398): the
 ranks go on to evaluate with different networks. Here the ranks' estimates are combined into those
-of all pictures together.
+of all images together.
 
-Deviation: the pictures are the first of the training's order each time, and what their augmentation
+Deviation: the images are the first of the training's order each time, and what their augmentation
 draws does not advance the training's streams, as on the embedded engine. Detectron2 goes on with
-the pictures after those of the time before, which a resumed run would not know.
+the images after those of the time before, which a resumed run would not know.
 """
 
 from detectron2.engine import HookBase
 from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
-from detection.d2.standing import UnreadableError
-from detection.precise_bn import combine_statistics, count_values
-from detection.random_state import private_random
-from moco.errors import DataError
+from detection.d2.state import UnreadableError
+from detection.engine.precise_bn import combine_statistics, count_values
+from detection.engine.random_state import private_random
+from moco.common.errors import DataError
 
 
 class RankEqualPreciseBN(HookBase):

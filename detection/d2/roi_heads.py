@@ -12,7 +12,7 @@ from detectron2.modeling.roi_heads import Res5ROIHeads, build_mask_head
 from detectron2.modeling.roi_heads.fast_rcnn import FastRCNNOutputLayers
 from torch import nn
 
-from convert.backbone import NUM_BLOCKS, is_bottleneck
+from convert.families.resnet_network import NUM_BLOCKS, is_bottleneck
 
 
 @ROI_HEADS_REGISTRY.register()
@@ -22,7 +22,7 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
     (R, C4, P, P) pooled regions → res5 and norm (R, C5, P/2, P/2) → mean (R, C5) → scores, deltas.
 
     Deviation: the paper says "the conv5 stage (including global pooling) followed by a BN layer"
-    (appendix A.1), which can be read as a norm after the pooling. The official code normalises
+    (appendix A.1), which can be read as a norm after the pooling. The official code normalizes
     res5's map before it is pooled (facebookresearch/moco, detection/train_net.py), and so does
     this class.
     """

@@ -11,15 +11,16 @@ from detectron2.data import detection_utils
 from detectron2.layers import ShapeSpec, get_norm
 from detectron2.modeling import SEM_SEG_HEADS_REGISTRY
 
-from detection.fcn16s import FCN16s, only_feature
-from detection.fcn16s import FCN16sHead as Head
-from detection.labels import read_labels
-from detection.sem_seg_data import Augmentation
+from detection.datasets.labels import read_labels
+from detection.datasets.sem_seg_data import Augmentation
+from detection.modeling.fcn16s import FCN16s, only_feature
+from detection.modeling.fcn16s import FCN16sHead as Head
 
 
 @SEM_SEG_HEADS_REGISTRY.register()
 class FCN16sHead(FCN16s):
-    """MODEL.SEM_SEG_HEAD.NAME FCN16sHead, for ``SemanticSegmentor``; see detection/fcn16s.py."""
+    """MODEL.SEM_SEG_HEAD.NAME FCN16sHead, for ``SemanticSegmentor``; see
+    detection/modeling/fcn16s.py."""
 
     def __init__(self, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> None:
         settings = cfg.MODEL.SEM_SEG_HEAD
@@ -36,7 +37,7 @@ class FCN16sHead(FCN16s):
 
 
 class SemSegMapper:
-    """A record → picture (3, H, W) uint8 and, in training, labels (H, W) int64.
+    """A record → image (3, H, W) uint8 and, in training, labels (H, W) int64.
 
     Args:
         augmentation: None for evaluation, which is at the original size.
@@ -48,15 +49,15 @@ class SemSegMapper:
 
     def __call__(self, record: Mapping[str, Any]) -> dict[str, Any]:
         sample = copy.copy(dict(record))
-        picture = detection_utils.read_image(record["file_name"], format=self.channel_order)
-        detection_utils.check_image_size(sample, picture)
+        image = detection_utils.read_image(record["file_name"], format=self.channel_order)
+        detection_utils.check_image_size(sample, image)
         if self.augmentation is not None:
             labels = read_labels(record["sem_seg_file_name"])
             # Detectron2 seeds numpy's own stream in every worker.
             draw = self.augmentation.draw(np.random)
-            picture, labels = self.augmentation.apply(picture, labels, draw)
+            image, labels = self.augmentation.apply(image, labels, draw)
             sample["sem_seg"] = torch.as_tensor(labels.astype("int64"))
-        sample["image"] = torch.as_tensor(np.ascontiguousarray(picture.transpose(2, 0, 1)))
+        sample["image"] = torch.as_tensor(np.ascontiguousarray(image.transpose(2, 0, 1)))
         return sample
 
 

@@ -44,35 +44,28 @@ from detection.d2.data import (
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
-from detection.d2.standing import KEY as STANDING
-from detection.d2.standing import CheckpointHook, StoppedError, UnreadableError, usable
+from detection.d2.state import KEY as STANDING
+from detection.d2.state import CheckpointHook, StoppedError, UnreadableError, usable
 from detection.datasets import cache_clear
 from detection.datasets.doctor_custom import command as doctor_command
-from detection.images import resumable
-from detection.metrics import HEADLINE
-from detection.norms import with_process_norms
-from detection.processes import (
-    ONE_PROCESS,
-    Processes,
-    Work,
-    report,
-    run_here,
-    run_in_others,
-)
-from detection.random_state import private_random
-from detection.resuming import counting, last_checkpoint, resume_from, set_iterations
-from detection.weights import (
+from detection.datasets.images import resumable
+from detection.engine.processes import ONE_PROCESS, Processes, Work, report, run_here, run_in_others
+from detection.engine.random_state import private_random
+from detection.engine.resuming import counting, last_checkpoint, resume_from, set_iterations
+from detection.engine.weights import (
     Coverage,
     EngineResult,
     load_converted,
     load_trained,
     read_trained,
 )
-from moco import distributed
-from moco.errors import DataError, NumericError
-from moco.progress import Progress
-from moco.run import METRICS_NAME
-from moco.stop import StopRequest, leave
+from detection.evaluation.metrics import HEADLINE
+from detection.modeling.norms import with_process_norms
+from moco.common import distributed
+from moco.common.errors import DataError, NumericError
+from moco.common.progress import Progress
+from moco.common.run import METRICS_NAME
+from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
@@ -87,16 +80,17 @@ def run(
     processes: Processes = ONE_PROCESS,
     imports: Sequence[str] = (),
 ) -> EngineResult:
-    """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/task.py).
+    """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/config/task.py).
 
     Args:
-        cfg: fits ``processes``, see detection/processes.py.
+        cfg: fits ``processes``, see detection/engine/processes.py.
         weights: the converted backbone, None for a random one and for evaluation.
-        visualize: draw the predictions on so many test pictures.
+        visualize: draw the predictions on so many test images.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
         imports: the user's modules, which every process imports.
 
-    A stop signal (moco/stop.py) is answered after the iteration at hand by all processes together:
+    A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
+    together:
     one that comes earlier waits for it; one that comes during PreciseBN or an evaluation waits for
     their end, and for one more iteration if it came during the evaluation. An evaluation that is
     due after the last iteration before a stop is made up for by ``resume``. Before the processes

@@ -1,4 +1,4 @@
-"""Data sets by name: Detectron2's own names and the user's own, never by substring.
+"""Datasets by name: Detectron2's own names and the user's own, never by substring.
 
 ``read_split(name, cfg)`` gives both engines the same validated records.
 """
@@ -16,7 +16,7 @@ from detection.datasets.base import Record, Source, Split
 from detection.datasets.coco import custom_names
 from detection.datasets.official import image_count
 from detection.datasets.voc import VOC_CLASSES, VOCSource, folder_sources
-from moco.errors import UserError
+from moco.common.errors import UserError
 
 __all__ = [
     "VOC_CLASSES",
@@ -49,10 +49,10 @@ def provide(source: Source) -> None:
 
 
 def known(cfg: CfgNode) -> dict[str, Source]:
-    """All data sets by name. With DATASETS.VOC_DIR, only the splits of that folder.
+    """All datasets by name. With DATASETS.VOC_DIR, only the splits of that folder.
 
     Raises:
-        DataError, UserError: the user's own data set is not one.
+        DataError, UserError: the user's own dataset is not one.
     """
     if cfg.DATASETS.get("VOC_DIR", ""):
         return dict(voc.sources(cfg))
@@ -93,7 +93,7 @@ def _read(source: Source) -> Split:
             gc.enable()
     official = image_count(split.name)
     if official and official != len(split.records):
-        note = f"{len(split.records)} pictures, the official split has {official}"
+        note = f"{len(split.records)} images, the official split has {official}"
         split = dataclasses.replace(split, notes=(*split.notes, note))
     return split
 
@@ -101,12 +101,12 @@ def _read(source: Source) -> Split:
 def _unknown(name: str, table: Iterable[str], *, own: bool) -> str:
     names = list(table)
     if own:
-        return f"unknown data set {name!r} in DATASETS.VOC_DIR; choices are {', '.join(names)}"
+        return f"unknown dataset {name!r} in DATASETS.VOC_DIR; choices are {', '.join(names)}"
     if name in _WITHOUT_ANNOTATIONS:
         return f"{name}: its annotations are not public, so nothing can be measured on it"
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or names[:1]
     return (
-        f"unknown data set {name!r}; near it are {', '.join(near)}; for one of your own set "
+        f"unknown dataset {name!r}; near it are {', '.join(near)}; for one of your own set "
         "DATASETS.VOC_DIR (a folder in VOC layout), or DATASETS.COCO_TRAIN_JSON and "
         "COCO_TEST_JSON, or register the name in Detectron2's DatasetCatalog (--import MODULE)"
     )

@@ -1,4 +1,4 @@
-"""Check the data sets before training.
+"""Check the datasets before training.
 
     python -m detection.datasets doctor coco --root /path/to/datasets
     python -m detection.datasets doctor --voc-dir my_dataset --verify
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from detection.datasets import doctor, doctor_custom
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
-from moco.errors import DataError, UserError, run_cli
+from moco.common.errors import DataError, UserError, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,11 +1,11 @@
-"""What a data set is to both engines: validated records, and what its metric compares with."""
+"""What a dataset is to both engines: validated records, and what its metric compares with."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-# Detectron2's standard data-set dict of one picture ("file_name", "image_id", "height", "width",
+# Detectron2's standard data-set dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
 Record = dict[str, Any]
 
@@ -19,9 +19,9 @@ class Split:
         evaluator_type: Detectron2's word for the metric: pascal_voc, coco, lvis,
             cityscapes_instance, sem_seg, densepose.
         classes: in the order of their contiguous ids; things, or all classes for sem_seg.
-        records: one per picture.
-        annotations_sha256: hex digest of which pictures there are and what is annotated, not of
-            where they lie: two folders of one name are two data sets when it differs.
+        records: one per image.
+        annotations_sha256: hex digest of which images there are and what is annotated, not of
+            where they lie: two folders of one name are two datasets when it differs.
         notes: what was clipped or left out, with counts.
         metadata: what Detectron2's MetadataCatalog holds about the split.
         truth: what the metric compares with, where that is not in ``metadata`` or the records.

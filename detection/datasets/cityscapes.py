@@ -25,8 +25,8 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Record, Split
 from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, read_json
-from moco.distributed import usable_cores
-from moco.errors import DataError, UserError
+from moco.common.distributed import usable_cores
+from moco.common.errors import DataError, UserError
 
 # The names of all labels → id; below 0: not a label of pixels.
 _LABEL_IDS = {
@@ -48,8 +48,8 @@ STUFF_CLASSES = (
 IGNORED = 255
 
 _XYXY_ABS = 0  # Detectron2's BoxMode
-_PICTURE = "_leftImg8bit.png"
-_FEW = 64  # pictures that are read faster without processes of their own
+_IMAGE = "_leftImg8bit.png"
+_FEW = 64  # images that are read faster without processes of their own
 _MAKE_TRAIN_IDS = "CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
 
 
@@ -109,16 +109,16 @@ class CityscapesSource:
         return f"make them with: pip install cityscapesscripts && {make}"
 
     def _frames(self) -> list[tuple[str, str]]:
-        """(picture, annotation's path without ending) of each frame, by name."""
+        """(image, annotation's path without ending) of each frame, by name."""
         frames = []
         for city in _listed(self.image_dir):
             for name in _listed(os.path.join(self.image_dir, city)):
-                if not name.endswith(_PICTURE):
+                if not name.endswith(_IMAGE):
                     raise DataError(
-                        f"{os.path.join(self.image_dir, city, name)}: not a picture named "
-                        f"*{_PICTURE}; remove it"
+                        f"{os.path.join(self.image_dir, city, name)}: not an image named "
+                        f"*{_IMAGE}; remove it"
                     )
-                stem = name.removesuffix(_PICTURE) + "_gtFine"
+                stem = name.removesuffix(_IMAGE) + "_gtFine"
                 frames.append(
                     (
                         os.path.join(self.image_dir, city, name),
@@ -126,7 +126,7 @@ class CityscapesSource:
                     )
                 )
         if not frames:
-            raise DataError(f"{self.name}: {self.image_dir} has no pictures; {self.expected()}")
+            raise DataError(f"{self.name}: {self.image_dir} has no images; {self.expected()}")
         return frames
 
     def _require_files(self, frames: Sequence[tuple[str, str]]) -> None:
@@ -168,11 +168,11 @@ class CityscapesSource:
         from detection.datasets.sem_seg import check_labels, digest_labels
 
         records = []
-        for picture, stem in frames:
+        for image, stem in frames:
             size, _ = _polygon_file(f"{stem}_polygons.json")
             records.append(
                 {
-                    "file_name": picture,
+                    "file_name": image,
                     "sem_seg_file_name": f"{stem}_labelTrainIds.png",
                     "height": size[0],
                     "width": size[1],
@@ -187,8 +187,8 @@ class CityscapesSource:
         read = _parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
         digest = hashlib.sha256()
-        for (picture, _), (_, sha256, _) in zip(frames, results, strict=True):
-            digest.update(f"{os.path.basename(picture)} {sha256}\n".encode())
+        for (image, _), (_, sha256, _) in zip(frames, results, strict=True):
+            digest.update(f"{os.path.basename(image)} {sha256}\n".encode())
         lost = sum(lost for _, _, lost in results)
         return self._split(
             [record for record, _, _ in results],
@@ -226,7 +226,7 @@ def _require_shapely() -> None:
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``map`` over processes: the polygons of 2975 pictures take minutes in one."""
+    """``map`` over processes: the polygons of 2975 images take minutes in one."""
     workers = min(8, usable_cores())
     # Not forked: a process that holds CUDA or threads must not be.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
@@ -260,7 +260,7 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
     from shapely import GEOSException
     from shapely.geometry import Polygon
 
-    picture, stem = frame
+    image, stem = frame
     path = f"{stem}_polygons.json"
     (height, width), (drawn, sha256) = _polygon_file(path)
     ids = {_LABEL_IDS[name]: index for index, name in enumerate(THING_CLASSES)}
@@ -301,8 +301,8 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
             }
         )
     record = {
-        "file_name": picture,
-        "image_id": os.path.basename(picture),
+        "file_name": image,
+        "image_id": os.path.basename(image),
         "height": height,
         "width": width,
         "annotations": annotations,
@@ -311,7 +311,7 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
 
 
 def _corners(polygon: Any, path: str, index: int) -> np.ndarray:
-    """(corners, 2) float32, moved to the pixels' centres."""
+    """(corners, 2) float32, moved to the pixels' centers."""
     try:
         corners = np.asarray(polygon, dtype="f4") + 0.5
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""COCO's JSON format: instances, person keypoints, DensePose, and a data set of the user's own.
+"""COCO's JSON format: instances, person keypoints, DensePose, and a dataset of the user's own.
 
     <json>          {"images": [...], "annotations": [...], "categories": [...]}
-    <image root>/   the pictures, by the ``file_name`` of each image
+    <image root>/   the images, by the ``file_name`` of each image
 
 The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py): boxes XYWH in
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
@@ -28,11 +28,11 @@ from detection.datasets.layout import (
     absent,
     alike,
     datasets_root,
+    image_size,
     inside,
-    picture_size,
     read_json,
 )
-from moco.errors import DataError, UserError
+from moco.common.errors import DataError, UserError
 
 Json = dict[str, Any]
 
@@ -60,9 +60,9 @@ COCO_CATEGORIES = (
 _PERSON = ((1, "person"),)
 _SIDES = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PERSON_KEYPOINTS = ("nose", *(f"{side}_{part}" for part in _SIDES for side in ("left", "right")))
-# Keypoints that are exchanged when a picture is flipped.
+# Keypoints that are exchanged when an image is flipped.
 PERSON_FLIP_MAP = tuple((f"left_{part}", f"right_{part}") for part in _SIDES)
-# Lines that a drawing has between keypoints, and their RGB colours.
+# Lines that a drawing has between keypoints, and their RGB colors.
 PERSON_LINES = (
     ("left_ear", "left_eye", (102, 204, 255)),
     ("right_ear", "right_eye", (51, 153, 255)),
@@ -86,7 +86,7 @@ _DENSEPOSE_ANNOTATIONS = "https://dl.fbaipublicfiles.com/densepose/annotations/c
 
 
 def _names() -> dict[str, tuple[str, str, str]]:
-    """Detectron2's names (builtin.py and the DensePose project) → kind, pictures, annotations."""
+    """Detectron2's names (builtin.py and the DensePose project) → kind, images, annotations."""
     table = {}
     for kind, prefix, file, folds in (
         ("instances", "coco", "instances", ("2017_train", "2017_val", "2017_val_100")),
@@ -103,11 +103,11 @@ def _names() -> dict[str, tuple[str, str, str]]:
         for fold in folds:
             year, _, split = fold.partition("_")
             split, _, number = split.partition("_")
-            pictures = f"{'train' if split == 'train' else 'val'}{year}"
+            images = f"{'train' if split == 'train' else 'val'}{year}"
             annotations = f"{file}_{split}{year}{'_' + number if number else ''}.json"
             table[f"{prefix}_{fold}"] = (
                 kind,
-                f"coco/{pictures}",
+                f"coco/{images}",
                 f"coco/annotations/{annotations}",
             )
     return table
@@ -123,9 +123,9 @@ class COCOSource:
     Attributes:
         name: as in DATASETS.TRAIN and TEST.
         json_file: the annotations.
-        image_root: folder of the pictures; empty: looked for beside ``json_file``.
+        image_root: folder of the images; empty: looked for beside ``json_file``.
         kind: instances, keypoints or densepose for Detectron2's own names, else own.
-        role: TRAIN or TEST for a data set of one's own, as in DATASETS.COCO_TRAIN_JSON.
+        role: TRAIN or TEST for a dataset of one's own, as in DATASETS.COCO_TRAIN_JSON.
     """
 
     name: str
@@ -149,7 +149,7 @@ class COCOSource:
         content, sha256 = read_json(self.json_file)
         file = AnnotationFile(self.json_file, content)
         metadata = self._metadata(file)
-        root = self.image_root or _find_pictures(self, file)
+        root = self.image_root or _find_images(self, file)
         # The minival files of 2014 hold some annotations twice, and Detectron2 lets them pass.
         tolerant = self.kind != "own" and "minival" in os.path.basename(self.json_file)
         found: Counter[str] = Counter()
@@ -166,7 +166,7 @@ class COCOSource:
             }
             for image_id, image in file.sorted_images()
         ]
-        self._require_pictures(records)
+        self._require_images(records)
         objects = [obj for record in records for obj in record["annotations"]]
         return Split(
             name=self.name,
@@ -185,27 +185,27 @@ class COCOSource:
         if self.kind == "own":
             return (
                 f"set DATASETS.COCO_{self.role}_JSON to a file in COCO's format and "
-                f"DATASETS.COCO_{self.role}_ROOT to the folder of its pictures"
+                f"DATASETS.COCO_{self.role}_ROOT to the folder of its images"
             )
-        annotations, pictures = (os.path.basename(p) for p in (self.json_file, self.image_root))
+        annotations, images = (os.path.basename(p) for p in (self.json_file, self.image_root))
         where = "https://cocodataset.org/#download"
         if self.kind == "densepose":
             where = f"{_DENSEPOSE_ANNOTATIONS}{annotations} and {where}"
         return (
-            f"expected coco/annotations/{annotations} and coco/{pictures}/*.jpg in "
+            f"expected coco/annotations/{annotations} and coco/{images}/*.jpg in "
             f"${DATASETS_VARIABLE} (now {datasets_root()}); get them from {where}, or set "
             "DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to files of your own"
         )
 
     def _metadata(self, file: "AnnotationFile") -> Json:
-        """What Detectron2 knows about the data set once it is loaded."""
+        """What Detectron2 knows about the dataset once it is loaded."""
         if self.kind in ("instances", "keypoints"):
             wanted = COCO_CATEGORIES if self.kind == "instances" else _PERSON
             given = tuple((category["id"], category["name"]) for category in file.categories)
             if given != wanted:
                 what = "COCO's 80" if self.kind == "instances" else "person alone"
                 raise DataError(
-                    f"{file.path}: the categories are not {what}; for a data set of your own set "
+                    f"{file.path}: the categories are not {what}; for a dataset of your own set "
                     "DATASETS.COCO_TRAIN_JSON and DATASETS.COCO_TEST_JSON"
                 )
         metadata: Json = {
@@ -231,20 +231,20 @@ class COCOSource:
             }
         return metadata
 
-    def _require_pictures(self, records: Sequence[Record]) -> None:
-        require_pictures(records, self.json_file, self.expected())
+    def _require_images(self, records: Sequence[Record]) -> None:
+        require_images(records, self.json_file, self.expected())
         for record in records:
             # A JPEG never has more than 8 bits, and COCO's are too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
-                picture_size(record["file_name"])
+                image_size(record["file_name"])
 
 
 def sources(cfg: CfgNode) -> dict[str, COCOSource]:
     """Detectron2's names and those of DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON."""
     root = datasets_root()
     table = {
-        name: COCOSource(name, os.path.join(root, annotations), os.path.join(root, pictures), kind)
-        for name, (kind, pictures, annotations) in BUILTIN.items()
+        name: COCOSource(name, os.path.join(root, annotations), os.path.join(root, images), kind)
+        for name, (kind, images, annotations) in BUILTIN.items()
     }
     own = _own_sources(cfg)
     if len({source.name for source in own.values()}) < len(
@@ -384,7 +384,7 @@ class AnnotationFile:
         if w == 0 or h == 0:
             found["empty"] += 1
         elif x >= width or y >= height or x + w <= 0 or y + h <= 0:
-            self.refuse(annotation, f"bbox {box} is outside the {width}x{height} picture")
+            self.refuse(annotation, f"bbox {box} is outside the {width}x{height} image")
         elif min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:  # not by rounding alone
             found["border"] += 1
 
@@ -411,7 +411,7 @@ _NOTES = {
     "polygons": "polygons of fewer than 3 points or half a point, left out",
     "shapeless": "objects without another polygon, left out",
     "twice": "annotations with the id of another one, as known of the minival files of 2014",
-    "orphans": "annotations of pictures that are not in the file, left out",
+    "orphans": "annotations of images that are not in the file, left out",
 }
 
 
@@ -541,7 +541,7 @@ def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
     return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
 
 
-def require_pictures(records: Sequence[Record], json_file: str, expected: str) -> None:
+def require_images(records: Sequence[Record], json_file: str, expected: str) -> None:
     """Every record's file is there; folders are listed, files not opened.
 
     Raises:
@@ -550,16 +550,16 @@ def require_pictures(records: Sequence[Record], json_file: str, expected: str) -
     missing = absent(record["file_name"] for record in records)
     if missing:
         raise DataError(
-            f"{missing[0]}: missing ({len(missing)} of the {len(records)} pictures that "
+            f"{missing[0]}: missing ({len(missing)} of the {len(records)} images that "
             f"{json_file} lists){alike(missing[0]) or '; ' + expected}"
         )
 
 
-def _find_pictures(source: COCOSource, file: AnnotationFile) -> str:
-    """The folder with the pictures of a file of one's own, near it.
+def _find_images(source: COCOSource, file: AnnotationFile) -> str:
+    """The folder with the images of a file of one's own, near it.
 
     Its own folder, folders in it, and folders beside it; among several that hold the first
-    picture the one whose name is part of the file's, as in instances_train2017.json.
+    image the one whose name is part of the file's, as in instances_train2017.json.
     """
     here = Path(file.path).resolve().parent
     first = file.sorted_images()[0][1]["file_name"]
@@ -581,7 +581,7 @@ def _find_pictures(source: COCOSource, file: AnnotationFile) -> str:
     if not chosen:
         there = next(filter(None, (alike(str(path / first)) for path in nearby)), "")
         raise DataError(
-            f"{file.path}: {first} is not near it{there}; set {key} to the pictures' folder"
+            f"{file.path}: {first} is not near it{there}; set {key} to the images' folder"
         )
     raise DataError(
         f"{file.path}: {first} is in {', '.join(str(path) for path in chosen)}; set {key} to one"
@@ -625,7 +625,7 @@ def _own_keypoints(file: AnnotationFile) -> Json:
 
 
 def _finite(numbers: Sequence[Any]) -> bool:
-    # The sum is what is fast: a data set has tens of millions of these.
+    # The sum is what is fast: a dataset has tens of millions of these.
     try:
         return math.isfinite(sum(numbers))
     except TypeError:

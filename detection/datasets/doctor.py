@@ -1,7 +1,7 @@
-"""What of a data set is there, complete, wrong: the readers' own checks, split by split.
+"""What of a dataset is there, complete, wrong: the readers' own checks, split by split.
 
 The readers are those of training, so what passes here is read there. ``--verify`` also decodes
-every picture and looks at every label, which training does not.
+every image and looks at every label, which training does not.
 """
 
 import os
@@ -15,10 +15,10 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets import cityscapes, coco, lvis, sem_seg, voc
 from detection.datasets.base import Record, Source, Split
-from detection.datasets.layout import DATASETS_VARIABLE, checked_picture
+from detection.datasets.layout import DATASETS_VARIABLE, checked_image
 from detection.datasets.official import image_count, object_count
-from moco.errors import DataError, UserError
-from moco.progress import Progress
+from moco.common.errors import DataError, UserError
+from moco.common.progress import Progress
 
 KINDS = ("voc", "coco", "lvis", "cityscapes")
 _MODULES = {"voc": (voc, sem_seg), "coco": (coco,), "lvis": (lvis,), "cityscapes": (cityscapes,)}
@@ -62,7 +62,7 @@ _WHERE = {
     "coco": "from https://cocodataset.org/#download get train2017.zip, val2017.zip and "
     "annotations_trainval2017.zip, and unpack each with: unzip FILE -d {root}/coco",
     "lvis": "from https://www.lvisdataset.org/dataset get the annotations of v0.5, and unpack each "
-    "with: unzip FILE -d {root}/lvis (the pictures are COCO's: see doctor coco)",
+    "with: unzip FILE -d {root}/lvis (the images are COCO's: see doctor coco)",
     "cityscapes": "from https://www.cityscapes-dataset.com/downloads/ get "
     "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, and unpack each with: "
     "unzip FILE -d {root}/cityscapes",
@@ -131,10 +131,10 @@ def examine(kind: str, root: Path, *, verify: bool = False) -> list[Finding]:
     Args:
         kind: one of ``KINDS``.
         root: what $DETECTRON2_DATASETS would be.
-        verify: decode every picture and look at every label.
+        verify: decode every image and look at every label.
     """
     cfg = CfgNode({"DATASETS": CfgNode()})
-    seen: set[str] = set()  # pictures that were decoded
+    seen: set[str] = set()  # images that were decoded
     findings = []
     with _datasets_at(root):
         sources: dict[str, Source] = {}
@@ -192,7 +192,7 @@ def _counts(split: Split) -> tuple[str, str]:
     """(state, text) of a split that was read."""
     images, official = len(split.records), image_count(split.name)
     objects = sum(len(record.get("annotations", ())) for record in split.records)
-    text = f"{images} pictures"
+    text = f"{images} images"
     if split.evaluator_type != "sem_seg":
         text += f", {objects} objects"
     state = OK
@@ -200,13 +200,13 @@ def _counts(split: Split) -> tuple[str, str]:
         text += " (official count)"
     elif official:
         state = PART
-        text += f" (official count: {official} pictures"
+        text += f" (official count: {official} images"
         text += f", {object_count(split.name)} objects)" if object_count(split.name) else ")"
     return state, "; ".join((text, *split.notes))
 
 
 def _verify(split: Split, seen: set[str]) -> None:
-    """Decode every picture that was not, and look at every label.
+    """Decode every image that was not, and look at every label.
 
     Raises:
         DataError: how many are damaged or of another size than annotated, and the first.
@@ -223,7 +223,7 @@ def _verify(split: Split, seen: set[str]) -> None:
             if fault:
                 damaged.append(fault)
     if damaged:
-        others = f" (and {len(damaged) - 1} more pictures)" if len(damaged) > 1 else ""
+        others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
         raise DataError(damaged[0] + others)
     if split.evaluator_type == "sem_seg":
         labels = len(split.classes), split.metadata["ignore_label"]
@@ -232,7 +232,7 @@ def _verify(split: Split, seen: set[str]) -> None:
 
 def _fault(record: Record) -> str:
     try:
-        checked_picture(record["file_name"], (record["width"], record["height"]))
+        checked_image(record["file_name"], (record["width"], record["height"]))
     except DataError as error:
         return str(error)
     return ""
@@ -284,10 +284,10 @@ def _voc_folders(root: Path, states: Mapping[str, str]) -> list[Finding]:
         if "trainval" in lists and "test" in lists:
             both = lists["trainval"] & lists["test"]
             if both:
-                text = f"{len(both)} pictures are in trainval.txt and in test.txt ({min(both)})"
+                text = f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
                 findings.append(Finding(name, WRONG, text))
             else:
-                text = "trainval and test lie in one folder and share no picture, as they should"
+                text = "trainval and test lie in one folder and share no image, as they should"
                 findings.append(Finding(name, OK, text))
         halves = [lists[half] for half in ("train", "val") if half in lists]
         if len(halves) == 2 and "trainval" in lists and set.union(*halves) != lists["trainval"]:
@@ -300,15 +300,15 @@ def _coco_folders(root: Path, states: Mapping[str, str]) -> list[Finding]:
     findings = []
     for year in ("2017", "2014"):
         for fold in ("train", "val"):
-            pictures = root / "coco" / f"{fold}{year}"
+            images = root / "coco" / f"{fold}{year}"
             used = any(
                 states.get(name) != ABSENT
                 for name, (_, folder, _) in coco.BUILTIN.items()
-                if folder == f"coco/{pictures.name}"
+                if folder == f"coco/{images.name}"
             )
-            if pictures.is_dir() and not used:
-                text = f"is there, but no annotations/*_{pictures.name}.json"
-                findings.append(Finding(f"coco/{pictures.name}/", WRONG, text))
+            if images.is_dir() and not used:
+                text = f"is there, but no annotations/*_{images.name}.json"
+                findings.append(Finding(f"coco/{images.name}/", WRONG, text))
     return findings
 
 
@@ -322,9 +322,9 @@ def _lvis_folders(root: Path, states: Mapping[str, str]) -> list[Finding]:
 def _cityscapes_folders(root: Path, states: Mapping[str, str]) -> list[Finding]:
     findings = []
     for split in ("train", "val"):
-        pictures = root / "cityscapes" / "leftImg8bit" / split
+        images = root / "cityscapes" / "leftImg8bit" / split
         truth = root / "cityscapes" / "gtFine" / split
-        if pictures.is_dir() and not truth.is_dir():
+        if images.is_dir() and not truth.is_dir():
             text = f"is there, but gtFine/{split}/ is not"
             findings.append(Finding(f"leftImg8bit/{split}/", WRONG, text))
     return findings

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from detection.datasets import coco, voc
 from detection.datasets.base import Split, object_counts
 from detection.datasets.doctor import ABSENT, NOTE, WRONG, Finding, examine_source
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 _SHOWN = 30  # classes
 

@@ -1,4 +1,4 @@
-"""Where data sets lie, and the checks that all readers share: paths, JSON, picture headers."""
+"""Where datasets lie, and the checks that all readers share: paths, JSON, image headers."""
 
 import hashlib
 import io
@@ -10,8 +10,8 @@ from typing import Any
 
 from PIL import Image
 
-from detection.images import check_bits
-from moco.errors import DataError
+from detection.datasets.images import check_bits
+from moco.common.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -20,14 +20,14 @@ _LONGEST_LINK = 255  # bytes
 
 
 def datasets_root() -> str:
-    """The folder of Detectron2's own data sets: $DETECTRON2_DATASETS, else ``datasets``."""
+    """The folder of Detectron2's own datasets: $DETECTRON2_DATASETS, else ``datasets``."""
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
 def inside(name: Any, where: str) -> str:
     """``name``, if it is a relative path that cannot lead out of its folder.
 
-    By its parts alone, not by where links point: data sets made of links are common.
+    By its parts alone, not by where links point: datasets made of links are common.
 
     Raises:
         DataError: empty, absolute, with a ``..`` in it, or not text; begins with ``where``.
@@ -35,7 +35,7 @@ def inside(name: Any, where: str) -> str:
     if not isinstance(name, str) or not name or "\0" in name:
         raise DataError(f"{where}: got {name!r}, expected the name of a file")
     if os.path.isabs(name) or ".." in name.replace("\\", "/").split("/"):
-        raise DataError(f"{where}: {name!r} leads out of the data set's folder")
+        raise DataError(f"{where}: {name!r} leads out of the dataset's folder")
     return name
 
 
@@ -84,8 +84,8 @@ def names_in(folder: str) -> set[str]:
         return set()
 
 
-def picture_size(source: str | Path | bytes, where: str | Path | None = None) -> tuple[int, int]:
-    """(width, height) in pixels from a picture's header, as it is shown (EXIF orientation).
+def image_size(source: str | Path | bytes, where: str | Path | None = None) -> tuple[int, int]:
+    """(width, height) in pixels from an image's header, as it is shown (EXIF orientation).
 
     Args:
         source: the file; or the bytes of a mask, which ``where`` names and whose mode is checked
@@ -104,18 +104,18 @@ def picture_size(source: str | Path | bytes, where: str | Path | None = None) ->
         raise
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user
         if isinstance(source, bytes):
-            raise DataError(f"{where!s}: not a picture or damaged ({error})") from error
+            raise DataError(f"{where!s}: not an image or damaged ({error})") from error
         raise DataError(f"{source!s}: {_damage(source, error)}") from error
     return (height, width) if turned else (width, height)
 
 
-def checked_picture(path: str, size: tuple[int, int]) -> None:
-    """Decode a picture to its end and compare its size (width, height) with what is annotated.
+def checked_image(path: str, size: tuple[int, int]) -> None:
+    """Decode an image to its end and compare its size (width, height) with what is annotated.
 
     Raises:
         DataError: damaged, or of another size.
     """
-    actual = picture_size(path)
+    actual = image_size(path)
     try:
         with Image.open(path) as image:
             image.load()
@@ -129,15 +129,15 @@ def checked_picture(path: str, size: tuple[int, int]) -> None:
 
 
 def _damage(path: str | Path, error: Exception) -> str:
-    """What is wrong with a picture that cannot be opened."""
+    """What is wrong with an image that cannot be opened."""
     try:
         start = Path(path).read_bytes()[:_LONGEST_LINK]
         target = start.decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
-                f"not a picture but a text with the path {target}, as a copied symbolic link can "
-                "become; copy the data set again with its links (cp -a, rsync -a, tar)"
+                f"not an image but a text with the path {target}, as a copied symbolic link can "
+                "become; copy the dataset again with its links (cp -a, rsync -a, tar)"
             )
     except (OSError, ValueError):
         pass
-    return f"not a picture or damaged ({error})"
+    return f"not an image or damaged ({error})"

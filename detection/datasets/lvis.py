@@ -1,4 +1,4 @@
-"""LVIS v0.5 and v1: COCO's pictures, more than a thousand classes, not all annotated everywhere.
+"""LVIS v0.5 and v1: COCO's images, more than a thousand classes, not all annotated everywhere.
 
     lvis/lvis_{v0.5,v1}_{train,val}.json
     coco/{train2017,val2017}/         by the last two parts of each image's ``coco_url``
@@ -15,9 +15,9 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
-from detection.datasets.coco import XYWH_ABS, AnnotationFile, count_notes, require_pictures
+from detection.datasets.coco import XYWH_ABS, AnnotationFile, count_notes, require_images
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, inside, read_json
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
 
@@ -87,12 +87,12 @@ class LVISSource:
                     "annotations": objects,
                 }
             )
-        require_pictures(records, self.json_file, self.expected())
+        require_images(records, self.json_file, self.expected())
         metadata: dict[str, Any] = {
             "json_file": self.json_file,
             "image_root": self.image_root,
             "thing_classes": list(classes),
-            # Detectron2 has it for other data sets only, and takes id - 1 here.
+            # Detectron2 has it for other datasets only, and takes id - 1 here.
             "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(classes))},
         }
         counted = [category for category in file.categories if "image_count" in category]

@@ -1,6 +1,6 @@
-"""How many pictures and objects the published splits have."""
+"""How many images and objects the published splits have."""
 
-# name → pictures, objects (0: not given where the data set is published).
+# name → images, objects (0: not given where the dataset is published).
 _COUNTS = {
     "voc_2007_trainval": (5011, 0),
     "voc_2007_train": (2501, 0),
@@ -37,7 +37,7 @@ _COUNTS = {
 
 
 def image_count(name: str) -> int:
-    """Pictures of the published split; 0 where none is known."""
+    """Images of the published split; 0 where none is known."""
     return _COUNTS.get(name, (0, 0))[0]
 
 

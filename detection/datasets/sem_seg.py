@@ -5,8 +5,8 @@
     <root>/SegmentationClass/<id>.png                   class ids as palette indices, 255 ignored
     <root>/SegmentationClassAug/<id>.png                train_aug of VOC2012 (SBD's masks)
 
-Detectron2 has no such data set; the names are this project's own. A mask's labels are its palette
-indices. Whoever opens it with mode "L" gets grey values instead, which train without complaint.
+Detectron2 has no such dataset; the names are this project's own. A mask's labels are its palette
+indices. Whoever opens it with mode "L" gets gray values instead, which train without complaint.
 
 Reading a split looks at every mask's header, and at the labels of a sample;
 ``check_labels(records, ..., everything=True)`` looks at all.
@@ -23,10 +23,10 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Record, Split
-from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, picture_size
+from detection.datasets.labels import read_labels
+from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, image_size
 from detection.datasets.voc import VOC_CLASSES, read_ids
-from detection.labels import read_labels
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 CLASSES = ("background", *VOC_CLASSES)
 IGNORED = 255
@@ -63,20 +63,20 @@ class VOCSegmentationSource:
             missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
             raise DataError(f"{self.name}: {missing} is missing; {self.expected()}")
         ids = read_ids(path, _TWO_COLUMNS)
-        pictures = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
-        lacking = absent(pictures)
+        images = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
+        lacking = absent(images)
         if lacking:
             raise DataError(
-                f"{lacking[0]}: missing ({len(lacking)} of the {len(ids)} pictures); "
+                f"{lacking[0]}: missing ({len(lacking)} of the {len(ids)} images); "
                 f"{self.expected()}"
             )
         masks = self._masks(ids)
         records = []
-        for image_id, picture, mask in zip(ids, pictures, masks, strict=True):
-            width, height = picture_size(picture)
+        for image_id, image, mask in zip(ids, images, masks, strict=True):
+            width, height = image_size(image)
             records.append(
                 {
-                    "file_name": picture,
+                    "file_name": image,
                     "image_id": image_id,
                     "height": height,
                     "width": width,
@@ -139,10 +139,10 @@ def sources(cfg: CfgNode) -> dict[str, VOCSegmentationSource]:
 
 
 def digest_labels(records: Sequence[Record]) -> str:
-    """Hex SHA-256 of which pictures there are and of their masks, whose headers are checked.
+    """Hex SHA-256 of which images there are and of their masks, whose headers are checked.
 
     Raises:
-        DataError: a mask that is no picture, has another size than its picture, or colours.
+        DataError: a mask that is no image, has another size than its image, or colors.
     """
     digest = hashlib.sha256()
     for record in records:
@@ -151,7 +151,7 @@ def digest_labels(records: Sequence[Record]) -> str:
             raw = Path(path).read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        size, wanted = picture_size(raw, path), (record["width"], record["height"])
+        size, wanted = image_size(raw, path), (record["width"], record["height"])
         if size != wanted:
             raise DataError(
                 f"{path}: {size[0]}x{size[1]} contradicts {os.path.basename(record['file_name'])}, "
@@ -168,7 +168,7 @@ def check_labels(
     """The labels are 0..num_classes - 1 or ``ignored``, in an evenly spread sample or in all masks.
 
     Raises:
-        DataError: names the first mask with another label, or with colours instead of labels.
+        DataError: names the first mask with another label, or with colors instead of labels.
     """
     step = 1 if everything else max(1, len(records) // _SAMPLE)
     for record in records[::step]:
@@ -178,5 +178,5 @@ def check_labels(
         if odd:
             raise DataError(
                 f"{path}: label {odd[0]}, expected 0..{num_classes - 1} or {ignored}; labels are "
-                "palette indices, not colours or grey values"
+                "palette indices, not colors or gray values"
             )

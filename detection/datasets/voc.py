@@ -5,7 +5,7 @@
     <root>/JPEGImages/<id>.jpg           of a custom dataset also .jpeg, .png, .bmp in any case
 
 Everything is checked before training: a file that is missing or malformed, a class that is not in
-the list, a box that is inverted, outside, or not a number, a size that contradicts the picture. A
+the list, a box that is inverted, outside, or not a number, a size that contradicts the image. A
 box that reaches over the border is clipped, and the count is kept.
 
 Coordinates: annotations are 1-based and inclusive, and ``VOCObject.box`` and ``Split.truth`` keep
@@ -26,9 +26,9 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Record, Split
-from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, names_in, picture_size
-from detection.voc_eval import GroundTruth
-from moco.errors import DataError, UserError
+from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, image_size, names_in
+from detection.evaluation.voc import GroundTruth
+from moco.common.errors import DataError, UserError
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -111,7 +111,7 @@ class VOCObject:
 
 @dataclass(frozen=True)
 class VOCImage:
-    """One picture, sizes in pixels as it is shown (EXIF orientation applied)."""
+    """One image, sizes in pixels as it is shown (EXIF orientation applied)."""
 
     image_id: str
     file_name: str
@@ -163,7 +163,7 @@ def annotated_classes(root: Path) -> tuple[str, ...]:
 
 
 def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
-    """All pictures of a split, and the number of boxes that were clipped."""
+    """All images of a split, and the number of boxes that were clipped."""
     ids = _image_ids(source)
     class_ids = {name: index for index, name in enumerate(source.classes)}
     images, clipped = [], 0
@@ -175,9 +175,9 @@ def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
                 f"{annotation}: missing, but {image_id} is listed in {_list_path(source)}; "
                 f"{_expected(source)}"
             )
-        picture = _picture(source, image_id, files.get(image_id, ()))
+        image = _image(source, image_id, files.get(image_id, ()))
         root = _parse(annotation)
-        width, height = _size(root, annotation, picture)
+        width, height = _size(root, annotation, image)
         objects = []
         for index, element in enumerate(root.findall("object")):
             where = f"object {index + 1}"
@@ -191,7 +191,7 @@ def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
             clipped += was_clipped
             difficult = _flag(element, "difficult", annotation, f"{where} ({name})")
             objects.append(VOCObject(class_ids[name], box, difficult))
-        images.append(VOCImage(image_id, str(picture), height, width, tuple(objects)))
+        images.append(VOCImage(image_id, str(image), height, width, tuple(objects)))
     return images, clipped
 
 
@@ -278,7 +278,7 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         if len(image_id.split()) != 1:
             raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
         if Path(image_id).name != image_id or image_id in (".", ".."):
-            raise DataError(f"{path}: id {image_id!r} leads out of the data set's folder")
+            raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
         if image_id in seen:
             raise DataError(f"{path}: {image_id} is listed twice")
         seen.add(image_id)
@@ -293,7 +293,7 @@ def _files(folder: Path) -> dict[str, list[str]]:
     return files
 
 
-def _picture(source: VOCSource, image_id: str, files: Sequence[str]) -> Path:
+def _image(source: VOCSource, image_id: str, files: Sequence[str]) -> Path:
     """The image among the ``files`` that bear its id."""
     folder = source.root / "JPEGImages"
     endings = _EXTENSIONS[:1] if source.builtin else _EXTENSIONS
@@ -349,19 +349,19 @@ def _flag(element: ET.Element, tag: str, path: Path, where: str) -> bool:
     return text == "1"
 
 
-def _size(root: ET.Element, path: Path, picture: Path) -> tuple[int, int]:
-    """Width and height in pixels, stated by the annotation and confirmed by the picture's header.
+def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
+    """Width and height in pixels, stated by the annotation and confirmed by the image's header.
 
-    The picture counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
+    The image counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
     """
     element = root.find("size")
     if element is None:
         raise DataError(f"{path}: <size> with <width> and <height> is missing")
     stated = (_number(element, "width", path, "size"), _number(element, "height", path, "size"))
-    actual = picture_size(picture)
+    actual = image_size(image)
     if stated != actual:
         raise DataError(
-            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {picture.name}, which is "
+            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {image.name}, which is "
             f"{actual[0]}x{actual[1]}"
         )
     return actual
@@ -370,7 +370,7 @@ def _size(root: ET.Element, path: Path, picture: Path) -> tuple[int, int]:
 def _box(
     element: ET.Element, width: int, height: int, path: Path, where: str
 ) -> tuple[tuple[float, float, float, float], bool]:
-    """The box inside the picture, and whether it had to be clipped."""
+    """The box inside the image, and whether it had to be clipped."""
     bndbox = element.find("bndbox")
     if bndbox is None:
         raise DataError(f"{path}: {where}: <bndbox> is missing")
@@ -381,6 +381,6 @@ def _box(
     if xmax < xmin or ymax < ymin:
         raise DataError(f"{path}: {where}: box {shown} is inverted (xmin, ymin, xmax, ymax)")
     if xmin > width or ymin > height or xmax < 1 or ymax < 1:
-        raise DataError(f"{path}: {where}: box {shown} is outside the {width}x{height} picture")
+        raise DataError(f"{path}: {where}: box {shown} is outside the {width}x{height} image")
     box = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
     return box, box != (xmin, ymin, xmax, ymax)

@@ -1,8 +1,9 @@
 """Feature maps above a ResNet: the pyramid (FPN) and the dilated C5.
 
 Equal to detectron2/modeling/backbone/fpn.py and to detection/d2/backbones.py; the ResNet itself is
-convert/backbone.py's. Like it, each has `strides` and `stage_channels` by name of its maps, and
-`size_divisibility` if pictures must be padded to multiples. torchvision's FeaturePyramidNetwork
+convert/families/resnet_network.py's. Like it, each has `strides` and `stage_channels` by name of
+its maps, and
+`size_divisibility` if images must be padded to multiples. torchvision's FeaturePyramidNetwork
 names its layers otherwise and knows no other fusion than the sum.
 
 Shapes: N images, C channels, H W pixels.
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.backbone import ConvNorm, NormLayer, ResNet
+from convert.families.resnet_network import ConvNorm, NormLayer, ResNet
 from detection.embedded.layers import conv
 
 DILATED_CHANNELS = 512

@@ -8,15 +8,15 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from convert.backbone import ResNet, make_stage
+from convert.families.resnet_network import ResNet, make_stage
 from detection.embedded.backbone import FPN, Backbone, DilatedC5
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import NORMS, freeze_stages, norm_layer
-from detection.embedded.model import Detector, Model, Pictures, Segmenter
+from detection.embedded.model import Detector, Images, Model, Segmenter
 from detection.embedded.roi_heads import Pooler, RegionRules, RoIHeads
 from detection.embedded.rpn import RPN, ProposalRules, RPNHead, cell_anchors
 from detection.embedded.supported import check_supported
-from detection.fcn16s import FCN16s, FCN16sHead, only_feature
+from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 
 
 def build_model(cfg: CfgNode) -> Model:
@@ -25,16 +25,16 @@ def build_model(cfg: CfgNode) -> Model:
     Under the same torch seed the initial weights of both are equal.
 
     Raises:
-        UserError: a key has a value that this engine cannot honour.
+        UserError: a key has a value that this engine cannot honor.
     """
     check_supported(cfg)
     backbone = build_backbone(cfg.MODEL)
-    pictures = Pictures(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
+    images = Images(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
-        model: Model = Segmenter(pictures, backbone, build_sem_seg_head(cfg.MODEL, backbone))
+        model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     else:
         proposal_generator = build_rpn(cfg.MODEL, backbone)
-        model = Detector(pictures, backbone, proposal_generator, build_roi_heads(cfg, backbone))
+        model = Detector(images, backbone, proposal_generator, build_roi_heads(cfg, backbone))
     if cfg.MODEL.CHANNELS_LAST:
         model.to(memory_format=torch.channels_last)
     return model.to(cfg.MODEL.DEVICE)
@@ -62,7 +62,7 @@ def build_backbone(model: CfgNode) -> Backbone:
 
 
 def _blocks(model: CfgNode) -> dict[str, Any]:
-    """What the stages of a trunk and the res5 of a C4 head have in common."""
+    """What the stages of a backbone and the res5 of a C4 head have in common."""
     return {
         "res2_out_channels": model.RESNETS.RES2_OUT_CHANNELS,
         "num_groups": model.RESNETS.NUM_GROUPS,
@@ -153,7 +153,7 @@ def build_res5(model: CfgNode, channels: int) -> nn.Sequential:
     res5 = make_stage(model.RESNETS.DEPTH, "res5", in_channels=channels, **blocks)
     if model.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm":
         # Deviation: "the conv5 stage (including global pooling) followed by a BN layer" (MoCo,
-        # appendix A.1) reads as BN after the pooling; the official code normalises the map
+        # appendix A.1) reads as BN after the pooling; the official code normalizes the map
         # before it (detection/train_net.py), and so do we.
         res5.add_module("norm", blocks["norm_layer"](8 * model.RESNETS.RES2_OUT_CHANNELS))
     return res5

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from detection.random_state import State, random_state
-from detection.weights import load_trained
-from moco import distributed
-from moco.checkpoint import POINTER_NAME
-from moco.errors import UserError
-from moco.fileio import atomic_torch_save, atomic_write_text, load_torch
+from detection.engine.random_state import State, random_state
+from detection.engine.weights import load_trained
+from moco.common import distributed
+from moco.common.errors import UserError
+from moco.common.files import atomic_torch_save, atomic_write_text, load_torch
+from moco.engine.checkpoint import POINTER_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -96,5 +96,5 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     else:
         reason, random = "", ranks[distributed.rank()]
     if reason:
-        logger.warning("%s: resumed with other pictures and random numbers (%s)", path, reason)
+        logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
     return Standing(content["iteration"] + 1, random, content.get("recent", {}))

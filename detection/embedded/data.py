@@ -1,10 +1,10 @@
-"""Batches for the model: which pictures, in which order, what happens to each.
+"""Batches for the model: which images, in which order, what happens to each.
 
 Bit for bit what Detectron2's training samplers and AspectRatioGroupedDataset give under the same
 NumPy seed. All random numbers are drawn in one place, the plan of batches, in the order in which
 Detectron2 draws them without workers. So the batches do not depend on the number of workers
 (Detectron2's do), and a run resumes at iteration i by skipping i batches of the plan, which reads
-no picture.
+no image.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from detection.datasets.base import Record
+from detection.datasets.images import first_error
 from detection.embedded.model import Sample
-from detection.images import first_error
-from moco import distributed
-from moco.errors import DataError
+from moco.common import distributed
+from moco.common.errors import DataError
 
-# A picture's number and what happens to it, as its mapper takes it (samples.py).
+# An image's number and what happens to it, as its mapper takes it (samples.py).
 Planned = tuple[int, Any]
 
 STOP_AFTER_SECONDS = 30
@@ -43,7 +43,7 @@ def with_objects(records: Sequence[Record]) -> list[Record]:
 
 
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
-    """The records with that many labelled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
+    """The records with that many labeled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
     return [
         record
         for record in records
@@ -76,7 +76,7 @@ def repeat_factors(
     """How often each record is shown, by its rarest class (LVIS, appendix B.2): at least once.
 
     Args:
-        threshold: share of the pictures; a class in a smaller share f has the factor threshold / f
+        threshold: share of the images; a class in a smaller share f has the factor threshold / f
             or, with `square_root`, its root (DATALOADER.REPEAT_THRESHOLD and REPEAT_SQRT).
     """
     classes = [{item["category_id"] for item in record["annotations"]} for record in records]
@@ -96,12 +96,12 @@ def plan_batches(
     group_by_shape: bool,
     rng: np.random.RandomState,
 ) -> Iterator[list[Planned]]:
-    """Batches without end; with `group_by_shape` wide pictures are not mixed with others.
+    """Batches without end; with `group_by_shape` wide images are not mixed with others.
 
-    A picture that has no partners yet waits for them, as in AspectRatioGroupedDataset.
+    An image that has no partners yet waits for them, as in AspectRatioGroupedDataset.
 
     Args:
-        indices: of the records, without end. draw: what happens to the next picture, from `rng`.
+        indices: of the records, without end. draw: what happens to the next image, from `rng`.
     """
     waiting: dict[bool, list[Planned]] = {True: [], False: []}
     for index in indices:
@@ -113,8 +113,8 @@ def plan_batches(
             group.clear()
 
 
-class Pictures(Dataset[Any]):
-    """What was planned -> samples. A picture that cannot be read comes back as the error itself.
+class Images(Dataset[Any]):
+    """What was planned -> samples. An image that cannot be read comes back as the error itself.
 
     Raised in a worker, the error would reach the user wrapped in that worker's traceback.
     """
@@ -131,7 +131,7 @@ class Pictures(Dataset[Any]):
 
 
 def load_batches(
-    pictures: Pictures, plan: Iterable[list[Planned]], num_workers: int
+    images: Images, plan: Iterable[list[Planned]], num_workers: int
 ) -> Generator[list[Sample]]:
     """Batches of samples in the order of the plan.
 
@@ -139,10 +139,10 @@ def load_batches(
     DataLoader does and so Detectron2. Close the iterator to end its workers.
 
     Raises:
-        DataError: from the iterator; a picture cannot be read.
+        DataError: from the iterator; an image cannot be read.
     """
     loader = DataLoader(
-        pictures,
+        images,
         batch_sampler=plan,
         num_workers=num_workers,
         collate_fn=list,
@@ -220,7 +220,7 @@ def training_batches(
             while the order begins anew: what Detectron2's PreciseBN sees.
 
     Raises:
-        DataError: a picture cannot be read.
+        DataError: an image cannot be read.
     """
     rng = np.random.RandomState(seed % 2**32)
 
@@ -232,7 +232,7 @@ def training_batches(
     for _ in islice(plan(), drawn):
         pass
     planned = islice(plan(), skip, None)
-    return together(load_batches(Pictures(records, mapper), planned, num_workers))
+    return together(load_batches(Images(records, mapper), planned, num_workers))
 
 
 def evaluation_batches(
@@ -242,6 +242,6 @@ def evaluation_batches(
     *,
     num_workers: int,
 ) -> Generator[list[Sample]]:
-    """Every record once, in order, one picture per batch as in Detectron2 (no padding)."""
+    """Every record once, in order, one image per batch as in Detectron2 (no padding)."""
     plan = [[(index, draw)] for index in range(len(records))]
-    return load_batches(Pictures(records, mapper), plan, num_workers)
+    return load_batches(Images(records, mapper), plan, num_workers)

@@ -15,18 +15,18 @@ from detection.datasets.base import Record, Split
 from detection.embedded.data import raise_on_all
 from detection.embedded.model import Model
 from detection.embedded.pipeline import build_evaluation
-from detection.evaluators import Prediction, build_evaluator
-from detection.predictions import encode_mask
-from detection.visualize import Visualizer
-from moco import distributed
-from moco.errors import DataError
-from moco.progress import Progress
+from detection.evaluation.evaluators import Prediction, build_evaluator
+from detection.evaluation.predictions import encode_mask
+from detection.evaluation.visualize import Visualizer
+from moco.common import distributed
+from moco.common.errors import DataError
+from moco.common.progress import Progress
 
 
 def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
     """Metrics in canonical names, AP in 0..100. The model's mode stays as it was.
 
-    The predictions go to `folder`/<split>.json, boxes in pixels of the original pictures. Each of
+    The predictions go to `folder`/<split>.json, boxes in pixels of the original images. Each of
     W processes takes a W-th of them in a row; the metrics are the main one's, {} on the others.
 
     Raises:
@@ -55,7 +55,7 @@ def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str
 
 
 def draw_predictions(model: Model, split: Split, cfg: CfgNode, folder: Path, number: int) -> Path:
-    """Draw what `model` finds on `number` pictures, spread over the split; returns the folder."""
+    """Draw what `model` finds on `number` images, spread over the split; returns the folder."""
     visualizer = Visualizer(folder / "visualize", number, split)
     for record, prediction in _predictions(model, visualizer.records, cfg):
         visualizer.add(record, prediction)
@@ -77,7 +77,7 @@ def _predictions(model: Model, records: Sequence[Record], cfg: CfgNode) -> Any:
 
 
 def to_prediction(answer: dict[str, Tensor]) -> Prediction:
-    """A model's answer about one picture in the evaluators' form (detection/predictions.py)."""
+    """A model's output for one image in the evaluators' form (detection/evaluation)."""
     if "sem_seg" in answer:
         return {"sem_seg": answer["sem_seg"].argmax(dim=0).cpu().numpy()}
     prediction: Prediction = {name: value.cpu().numpy() for name, value in answer.items()}

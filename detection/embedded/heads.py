@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.backbone import NormLayer
+from convert.families.resnet_network import NormLayer
 from detection.embedded.layers import conv, normal_fill
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convert.backbone import ConvNorm, NormLayer
+from convert.families.resnet_network import ConvNorm, NormLayer
 from detection.embedded.sync_bn import NaiveSyncBatchNorm
 
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from detection.resuming import WRITE_EVERY_ITERS
-from moco import distributed
-from moco.run import RunFolder
+from detection.engine.resuming import WRITE_EVERY_ITERS
+from moco.common import distributed
+from moco.common.run import RunFolder
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Masks and keypoints of regions: what to learn, and what was found, in pixels of the picture.
+"""Masks and keypoints of regions: what to learn, and what was found, in pixels of the image.
 
 Equal to detectron2/structures/{masks,keypoints}.py and layers/mask_ops.py. From torchvision come
 the heat maps of keypoints; its masks are soft, not aligned, and pasted at whole pixels.
@@ -51,7 +51,7 @@ def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
 
 
 def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks (R, M, M) in 0..1 in their boxes (R, 4) -> (R, H, W) bool in a picture of `size`.
+    """Masks (R, M, M) in 0..1 in their boxes (R, 4) -> (R, H, W) bool in an image of `size`.
 
     One by one, because each is computed near its box only.
     """
@@ -63,7 +63,7 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
             for high, limit in zip(box[2:].ceil() + 1, size[::-1], strict=True)
         )
         x, y = (
-            # Centres of pixels, from -1 to 1 across the box.
+            # Centers of pixels, from -1 to 1 across the box.
             (torch.arange(start, stop, device=box.device) + 0.5 - low) / (high - low) * 2 - 1
             for start, stop, low, high in ((x0, x1, box[0], box[2]), (y0, y1, box[1], box[3]))
         )
@@ -74,7 +74,7 @@ def paste(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def visible_in(keypoints: Tensor, boxes: Tensor) -> Tensor:
-    """Which regions (R, 4) have a labelled keypoint of their object (R, number, 3) in them."""
+    """Which regions (R, 4) have a labeled keypoint of their object (R, number, 3) in them."""
     x, y, visibility = keypoints.unbind(dim=2)
     left, top, right, bottom = boxes[:, :, None].unbind(dim=1)
     inside = (x >= left) & (x <= right) & (y >= top) & (y <= bottom)

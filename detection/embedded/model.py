@@ -22,8 +22,8 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
 17 resize by F.interpolate, and 25 inside the model                data.py
-18 normalise pixels of 0..1                                        Pictures
-19 do not dilate the first block of a dilated stage                convert/backbone.py
+18 normalize pixels of 0..1                                        Images
+19 do not dilate the first block of a dilated stage                resnet_network.py
 20 learn masks from bitmaps, softly                                masks.crop_polygons, crop_bitmaps
 21 paste masks at whole pixels                                     masks.paste
 22 have no C4 mask head                                            RoIHeads.losses, detect
@@ -45,9 +45,9 @@ from detection.embedded.boxes import nonempty, rescale
 from detection.embedded.masks import paste
 from detection.embedded.roi_heads import Detections, RoIHeads
 from detection.embedded.rpn import RPN
-from detection.fcn16s import FCN16s
+from detection.modeling.fcn16s import FCN16s
 
-# A picture as a model takes it: "image" (3, H, W) in 0..255; in evaluation "height" and "width" of
+# An image as a model takes it: "image" (3, H, W) in 0..255; in evaluation "height" and "width" of
 # the original, which the answer fits (default: as given); in training what there is to learn.
 Sample = dict[str, Any]
 
@@ -67,11 +67,11 @@ def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor
     return batch
 
 
-class Pictures(nn.Module):
-    """Samples -> the same on the model's device, and their normalised pictures (N, 3, H', W').
+class Images(nn.Module):
+    """Samples -> the same on the model's device, and their normalized images (N, 3, H', W').
 
     Args:
-        mean, std: per channel of pictures in 0..255, in the channels' order.
+        mean, std: per channel of images in 0..255, in the channels' order.
         divisor: H' and W' are multiples of it.
     """
 
@@ -97,7 +97,7 @@ class Pictures(nn.Module):
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of the picture as given, and of the original, which the answer fits."""
+    """Height and width of the image as given, and of the original, which the answer fits."""
     height, width = sample["image"].shape[-2:]
     return (height, width), (sample.get("height", height), sample.get("width", width))
 
@@ -111,14 +111,14 @@ class Detector(nn.Module):
     """
 
     def __init__(
-        self, pictures: Pictures, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads
+        self, images: Images, backbone: Backbone, proposal_generator: RPN, roi_heads: RoIHeads
     ) -> None:
         super().__init__()
-        self.pictures, self.backbone = pictures, backbone
+        self.images, self.backbone = images, backbone
         self.proposal_generator, self.roi_heads = proposal_generator, roi_heads
 
     def forward(self, samples: list[Sample]) -> Any:
-        samples, batch = self.pictures(samples)
+        samples, batch = self.images(samples)
         features = self.backbone(batch)
         both_sizes = [sizes(sample) for sample in samples]
         image_sizes = [size for size, _ in both_sizes]
@@ -131,7 +131,7 @@ class Detector(nn.Module):
 
 
 def to_original(found: Detections, size: tuple[int, int], original: tuple[int, int]) -> Detections:
-    """Detections in an image of `size` -> in the picture of size `original` that it was."""
+    """Detections in an image of `size` -> in the image of size `original` that it was."""
     boxes = rescale(found["boxes"], size, original)
     keep = nonempty(boxes)
     found = {name: value[keep] for name, value in {**found, "boxes": boxes}.items()}
@@ -149,17 +149,17 @@ class Segmenter(nn.Module):
     In training a sample has labels "sem_seg" (H, W) as well.
     """
 
-    def __init__(self, pictures: Pictures, backbone: Backbone, sem_seg_head: FCN16s) -> None:
+    def __init__(self, images: Images, backbone: Backbone, sem_seg_head: FCN16s) -> None:
         super().__init__()
-        self.pictures, self.backbone, self.sem_seg_head = pictures, backbone, sem_seg_head
+        self.images, self.backbone, self.sem_seg_head = images, backbone, sem_seg_head
 
     def forward(self, samples: list[Sample]) -> Any:
-        samples, batch = self.pictures(samples)
+        samples, batch = self.images(samples)
         features = self.backbone(batch)
         if self.training:
             labels = [sample["sem_seg"] for sample in samples]
-            labelled = stack(labels, self.pictures.divisor, self.sem_seg_head.ignore_value)
-            return self.sem_seg_head(features, labelled)[1]
+            labeled = stack(labels, self.images.divisor, self.sem_seg_head.ignore_value)
+            return self.sem_seg_head(features, labeled)[1]
         answers = []
         for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):
             (height, width), original = sizes(sample)

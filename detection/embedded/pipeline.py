@@ -1,4 +1,4 @@
-"""A task's pictures from its configuration: what is read, in which order, how it is changed."""
+"""A task's images from its configuration: what is read, in which order, how it is changed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection import sem_seg_data
-from detection.datasets import read_split
+from detection.datasets import read_split, sem_seg_data
 from detection.datasets.base import Record
 from detection.embedded.data import (
     evaluation_batches,
@@ -22,8 +21,8 @@ from detection.embedded.data import (
 )
 from detection.embedded.model import Sample
 from detection.embedded.samples import Augmentation, Draw, LabelMapper, Mapper, flip_indices
-from moco import distributed
-from moco.errors import UserError
+from moco.common import distributed
+from moco.common.errors import UserError
 
 
 def is_semantic(cfg: CfgNode) -> bool:
@@ -31,7 +30,7 @@ def is_semantic(cfg: CfgNode) -> bool:
 
 
 def training_records(cfg: CfgNode) -> list[Record]:
-    """The pictures of DATASETS.TRAIN that there is something to learn from.
+    """The images of DATASETS.TRAIN that there is something to learn from.
 
     Raises:
         UserError: none is left.
@@ -44,8 +43,8 @@ def training_records(cfg: CfgNode) -> list[Record]:
     if cfg.MODEL.KEYPOINT_ON:
         records = with_keypoints(records, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
     if not records:
-        what = "labelled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
-        raise UserError(f"DATASETS.TRAIN holds no picture with {what}; check its annotations")
+        what = "labeled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
+        raise UserError(f"DATASETS.TRAIN holds no image with {what}; check its annotations")
     return records
 
 
@@ -55,7 +54,7 @@ def build_training(
     """This process's training batches without end; see `data.training_batches`.
 
     Raises:
-        UserError: there is nothing to learn from; DataError: a picture cannot be read.
+        UserError: there is nothing to learn from; DataError: an image cannot be read.
     """
     records, (draw, mapper) = training_records(cfg), _training_mapper(cfg)
     rank, processes = distributed.rank(), distributed.world_size()
@@ -84,7 +83,7 @@ def _order(cfg: CfgNode, records: Sequence[Record]) -> Iterator[int]:
 
 
 def build_evaluation(cfg: CfgNode, records: Sequence[Record]) -> Generator[list[Sample]]:
-    """Every picture once, one at a time."""
+    """Every image once, one at a time."""
     num_workers = cfg.DATALOADER.NUM_WORKERS
     if is_semantic(cfg):
         _, mapper = _training_mapper(cfg)

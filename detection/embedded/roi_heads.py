@@ -34,12 +34,12 @@ Detections = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RegionRules:
-    """How regions are sampled, learnt and chosen: the keys of MODEL.ROI_*.
+    """How regions are sampled, learned and chosen: the keys of MODEL.ROI_*.
 
     Attributes:
         iou_threshold: regions with at least this IoU with an object are foreground.
         batch_size_per_image: regions sampled per image, of which `positive_fraction` foreground.
-        keypoint_normalizer: for each image, of the keypoint loss; None: the labelled keypoints.
+        keypoint_normalizer: for each image, of the keypoint loss; None: the labeled keypoints.
     """
 
     num_classes: int

@@ -1,6 +1,6 @@
 """Region proposals, equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py.
 
-Written after torchvision's RegionProposalNetwork, whose loss, ranking, anchors and normalisation
+Written after torchvision's RegionProposalNetwork, whose loss, ranking, anchors and normalization
 are others (see model.py) and whose parameters have other names; its matcher, box coder, box and NMS
 operators are used.
 
@@ -67,7 +67,7 @@ class RPNHead(nn.Module):
 
 @dataclass(frozen=True)
 class ProposalRules:
-    """How anchors are labelled, and proposals chosen: the keys of Detectron2's MODEL.RPN.
+    """How anchors are labeled, and proposals chosen: the keys of Detectron2's MODEL.RPN.
 
     Attributes:
         batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
@@ -94,7 +94,7 @@ class RPN(nn.Module):
 
     Args:
         in_features: names of the feature maps; cells (A, 4), strides: one for each of them.
-        offset: of the first anchor's centre from the corner of the image, in strides, [0, 1).
+        offset: of the first anchor's center from the corner of the image, in strides, [0, 1).
     """
 
     def __init__(

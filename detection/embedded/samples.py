@@ -1,9 +1,9 @@
-"""A picture and what is annotated on it, resized and flipped: what a model takes.
+"""An image and what is annotated on it, resized and flipped: what a model takes.
 
 Bit for bit what Detectron2's DatasetMapper gives (detectron2/data/dataset_mapper.py) under the same
 random numbers, which are drawn elsewhere (data.py).
 
-Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized picture; sizes (height, width).
+Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized image; sizes (height, width).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection import sem_seg_data
+from detection.datasets import sem_seg_data
 from detection.datasets.base import Record
+from detection.datasets.images import check_size, read_image
+from detection.datasets.labels import read_labels
 from detection.embedded.masks import draw_polygons
 from detection.embedded.model import Sample
-from detection.images import check_size, read_image
-from detection.labels import read_labels
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 _MIN_BOX_SIDE_PX = 1e-5
 _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
@@ -32,7 +32,7 @@ _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 @dataclass(frozen=True)
 class Draw:
-    """What happens to a picture: its shorter side in pixels (0 = as it is), its flip."""
+    """What happens to an image: its shorter side in pixels (0 = as it is), its flip."""
 
     short_edge_px: int
     flip: str = "none"
@@ -101,10 +101,10 @@ class Mapper:
     learning: bool = True
 
     def __call__(self, record: Record, draw: Draw) -> Sample:
-        """Read one picture and apply a draw to it and to its objects.
+        """Read one image and apply a draw to it and to its objects.
 
         Raises:
-            DataError: the picture cannot be read or is not of the size its annotation says, or a
+            DataError: the image cannot be read or is not of the size its annotation says, or a
                 mask is of the wrong kind.
         """
         image = read_image(record["file_name"])
@@ -125,21 +125,21 @@ class Mapper:
         objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
         boxes = torch.as_tensor(_boxes(objects, moved), dtype=torch.float32)
         keep = (boxes[:, 2:] - boxes[:, :2] > _MIN_BOX_SIDE_PX).all(dim=1)
-        learnt: dict[str, Any] = {
+        learned: dict[str, Any] = {
             "boxes": boxes,
             "classes": torch.tensor([item["category_id"] for item in objects], dtype=torch.int64),
         }
         if self.flip_indices is not None:
             points = [_keypoints(item, moved, self.flip_indices) for item in objects]
             shape = (len(objects), len(self.flip_indices), 3)
-            learnt["keypoints"] = torch.as_tensor(np.array(points).reshape(shape)).float()
+            learned["keypoints"] = torch.as_tensor(np.array(points).reshape(shape)).float()
         if self.masks == "bitmask":
             bitmaps = np.zeros((len(objects), *moved.size), dtype=bool)
             for bitmap, item in zip(bitmaps, objects, strict=True):
                 bitmap[:] = _bitmap(item["segmentation"], moved)
-            learnt["masks"] = torch.from_numpy(bitmaps)
-            keep &= learnt["masks"].flatten(1).any(dim=1)
-        kept = {name: values[keep] for name, values in learnt.items()}
+            learned["masks"] = torch.from_numpy(bitmaps)
+            keep &= learned["masks"].flatten(1).any(dim=1)
+        kept = {name: values[keep] for name, values in learned.items()}
         if self.masks == "polygon":
             chosen = [item["segmentation"] for item, own in zip(objects, keep, strict=True) if own]
             if not all(isinstance(shape, list) for shape in chosen):
@@ -153,7 +153,7 @@ class Mapper:
 
 @dataclass(frozen=True)
 class LabelMapper:
-    """A record and a draw -> a sample of a segmenter; without a draw the picture as it is.
+    """A record and a draw -> a sample of a segmenter; without a draw the image as it is.
 
     Attributes:
         augmentation: applies the draw.
@@ -164,12 +164,12 @@ class LabelMapper:
     channel_order: str
 
     def __call__(self, record: Record, draw: sem_seg_data.Draw | None) -> Sample:
-        """Read one picture, and its labels if there is a draw.
+        """Read one image, and its labels if there is a draw.
 
         Raises:
             DataError: one cannot be read, or is not of the size that the record says.
         """
-        # With its colours in the model's order, because the crop's padding is.
+        # With its colors in the model's order, because the crop's padding is.
         pixels = np.asarray(read_image(record["file_name"]))
         check_size(record, pixels.shape[:2])
         if draw is None:
@@ -190,7 +190,7 @@ def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tupl
 
 @dataclass(frozen=True)
 class _Moved:
-    """What happened to the picture: (x, y) scale, size after it, flip of that."""
+    """What happened to the image: (x, y) scale, size after it, flip of that."""
 
     scale: tuple[float, float]
     size: tuple[int, int]
@@ -222,7 +222,7 @@ def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:
 
 
 def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved) -> NDArray[np.float64]:
-    """(R, 4), clipped to the picture."""
+    """(R, 4), clipped to the image."""
     corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
     corners = moved(corners)
     boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1).clip(min=0)

@@ -28,7 +28,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Trainable parameters, grouped by learning rate and weight decay.
 
-    A bias counts as a bias also in a normalisation layer when `weight_decay_bias` is given.
+    A bias counts as a bias also in a normalization layer when `weight_decay_bias` is given.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module in model.modules():

@@ -1,7 +1,7 @@
-"""Refuses, before training, every key whose value this engine cannot honour.
+"""Refuses, before training, every key whose value this engine cannot honor.
 
 A key that is silently ignored would make a number that means something else than its
-configuration says. The tables of keys are in detection/keys.py.
+configuration says. The tables of keys are in detection/config/keys.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from convert.backbone import FEATURES, STAGES, is_bottleneck
-from detection.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
-from detection.task import check_basic_blocks
-from moco.errors import UserError
+from convert.families.resnet_network import FEATURES, STAGES, is_bottleneck
+from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
+from detection.config.task import check_basic_blocks
+from moco.common.errors import UserError
 
 
 def check_supported(cfg: CfgNode) -> None:
-    """Raise UserError for the first key, or pair of keys, that this engine cannot honour."""
+    """Raise UserError for the first key, or pair of keys, that this engine cannot honor."""
     choices = {key: (default,) for key, default in DETECTRON2_ONLY.items()} | EMBEDDED_CHOICES
     for key, allowed in choices.items():
         value = _get(cfg, key, default=allowed[0])
@@ -28,7 +28,7 @@ def check_supported(cfg: CfgNode) -> None:
                 f"{key} {value}: the embedded engine has only {names}; "
                 "change it, or use --engine detectron2"
             )
-    _check_trunk(cfg)
+    _check_backbone(cfg)
     maps = _maps(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         _check_segmenter(cfg, maps)
@@ -37,7 +37,7 @@ def check_supported(cfg: CfgNode) -> None:
         _check_roi_heads(cfg, maps)
 
 
-def _check_trunk(cfg: CfgNode) -> None:
+def _check_backbone(cfg: CfgNode) -> None:
     resnets = cfg.MODEL.RESNETS
     if is_bottleneck(resnets.DEPTH):
         return

@@ -6,7 +6,7 @@ import torch
 from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn
 
-from moco import distributed
+from moco.common import distributed
 
 
 class NaiveSyncBatchNorm(nn.BatchNorm2d):

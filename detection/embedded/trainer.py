@@ -28,12 +28,9 @@ from convert.verify import Converted
 from detection.datasets import read_split
 from detection.datasets.base import Split
 from detection.datasets.doctor_custom import command as doctor_command
+from detection.datasets.images import resumable
 from detection.embedded.build import build_model
-from detection.embedded.checkpoint import (
-    FINAL,
-    load_checkpoint,
-    save_checkpoint,
-)
+from detection.embedded.checkpoint import FINAL, load_checkpoint, save_checkpoint
 from detection.embedded.evaluate import draw_predictions, evaluate
 from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Model, Sample
@@ -44,10 +41,8 @@ from detection.embedded.solver import (
     set_learning_rate,
     warmup_multistep,
 )
-from detection.images import resumable
-from detection.norms import with_process_norms
-from detection.precise_bn import combine_statistics, count_values
-from detection.processes import (
+from detection.engine.precise_bn import combine_statistics, count_values
+from detection.engine.processes import (
     ONE_PROCESS,
     Connect,
     Processes,
@@ -56,13 +51,14 @@ from detection.processes import (
     run_here,
     run_in_others,
 )
-from detection.random_state import State, private_random, restore_random
-from detection.resuming import counting, evaluation_is_missing, last_checkpoint, resume_from
-from detection.weights import EngineResult, load_converted, load_trained, read_trained
-from moco import distributed
-from moco.errors import DataError, NumericError
-from moco.progress import Progress
-from moco.stop import StopRequest, leave
+from detection.engine.random_state import State, private_random, restore_random
+from detection.engine.resuming import counting, evaluation_is_missing, last_checkpoint, resume_from
+from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
+from detection.modeling.norms import with_process_norms
+from moco.common import distributed
+from moco.common.errors import DataError, NumericError
+from moco.common.progress import Progress
+from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +77,16 @@ def run(
     """Train (unless `eval_only`) and evaluate; see detection/train_net.py.
 
     Args:
-        cfg: from detection.task.load_task, which has checked it; SEED is not negative; fits
-            `processes`, see detection/processes.py. OUTPUT_DIR, whose lock the caller holds, gets
-            log.txt, metrics.json, model_*.pth, last_checkpoint and inference/.
+        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
+            `processes`, see detection/engine/processes.py. OUTPUT_DIR, whose lock the caller
+            holds, gets log.txt, metrics.json, model_*.pth, last_checkpoint and inference/.
         weights: a converted backbone, or None for a random start.
         resume: continue from the folder's last checkpoint, if there is one.
         eval_only: evaluate the trained model MODEL.WEIGHTS instead.
-        visualize: draw the predictions on so many test pictures.
+        visualize: draw the predictions on so many test images.
 
     Raises:
-        UserError: a key that cannot be honoured, weights that do not fit. DataError: a picture
+        UserError: a key that cannot be honored, weights that do not fit. DataError: an image
             that cannot be read. NumericError: a loss that is not finite. Preempted,
             KeyboardInterrupt: a signal asked to stop, and the state is saved.
     """
@@ -343,7 +339,7 @@ class Trainer:
     def precise_bn(self, num_iters: int, done: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.
 
-        As Detectron2's PreciseBN hook, over the first pictures of the training's order.
+        As Detectron2's PreciseBN hook, over the first images of the training's order.
 
         Args:
             done: iterations trained so far.

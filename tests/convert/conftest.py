@@ -52,7 +52,7 @@ def _official(version: int = 2, **kwargs: Any) -> dict[str, Any]:
 
 
 def _own(**kwargs: Any) -> dict[str, Any]:
-    """moco/checkpoint.py: the official layout, and the encoder's and the input's record."""
+    """moco/engine/checkpoint.py: the official layout, and the encoder's and the input's record."""
     checkpoint = _official(**kwargs)
     return {
         **checkpoint,

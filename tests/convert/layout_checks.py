@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from convert import keymap
-from convert.sources import Given, Recognised, recognise
-from moco.errors import DataError, UserError
+from convert.families import keymap
+from convert.sources import Given, Recognized, recognize
+from moco.common.errors import DataError, UserError
 
 
-def assert_is(found: Recognised, network: nn.Module, tensors: int) -> None:
-    """The trunk is this network's, bit by bit, and has so many tensors."""
+def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
+    """The backbone is this network's, bit by bit, and has so many tensors."""
     state = {k: v for k, v in network.state_dict().items() if keymap.to_detectron2(k)}
     assert len(state) == tensors
     assert found.state.keys() == state.keys()
@@ -23,7 +23,7 @@ def assert_is(found: Recognised, network: nn.Module, tensors: int) -> None:
 
 def check_encoder(source: Any, choice: str, tensors: int) -> None:
     """One choice of --encoder gives that network's very tensors and counts the others."""
-    found = recognise(source.checkpoint, "a.file", Given(encoder=choice))
+    found = recognize(source.checkpoint, "a.file", Given(encoder=choice))
     assert found.encoder == choice
     assert_is(found, source.networks[choice], tensors)
     others = source.networks.keys() - {choice}
@@ -33,7 +33,7 @@ def check_encoder(source: Any, choice: str, tensors: int) -> None:
 def check_unknown_encoder(source: Any) -> None:
     """A choice that the file does not have is an error that names it."""
     with pytest.raises(UserError, match="--encoder rabbit"):
-        recognise(source.checkpoint, "a.file", Given(encoder="rabbit"))
+        recognize(source.checkpoint, "a.file", Given(encoder="rabbit"))
 
 
 def check_leftovers(checkpoint: Any, path: tuple[str, ...]) -> None:
@@ -45,10 +45,10 @@ def check_leftovers(checkpoint: Any, path: tuple[str, ...]) -> None:
     for part in path:
         state[part] = copy.copy(state[part])
         state = state[part]
-    before = recognise(checkpoint, "a.file")
+    before = recognize(checkpoint, "a.file")
     beside = {key: torch.ones(1) for key in ("surprise.weight", "module.surprise")}
     state.update(beside)
-    found = recognise(checkpoint, "a.file")
+    found = recognize(checkpoint, "a.file")
     assert found.dropped == before.dropped | {"ignored": 2}
     assert found.state.keys() == before.state.keys()
     (note,) = (note for note in found.notes if note not in before.notes)
@@ -56,16 +56,16 @@ def check_leftovers(checkpoint: Any, path: tuple[str, ...]) -> None:
     inside = before.named("layer4.0.conv1.weight") + ".gate"
     state[inside] = torch.ones(1)
     with pytest.raises(DataError, match="1 keys that neither") as error:
-        recognise(checkpoint, "a.file")
+        recognize(checkpoint, "a.file")
     assert repr(inside) in str(error.value)
 
 
 def check_beside(checkpoint: Any) -> None:
     """What is beside the state dict is listed as ignored, unless it holds convolutions."""
-    before = recognise(checkpoint, "a.file")
-    found = recognise(checkpoint | {"surprise": {"weight": torch.ones(1)}}, "a.file")
+    before = recognize(checkpoint, "a.file")
+    found = recognize(checkpoint | {"surprise": {"weight": torch.ones(1)}}, "a.file")
     assert found.dropped == before.dropped | {"ignored": 1}
     assert any("'surprise'" in note for note in found.notes)
     with pytest.raises(DataError, match=r"'surprise'.* ambiguous .*--encoder with one of") as error:
-        recognise(checkpoint | {"surprise": {"weight": torch.ones(1, 1, 3, 3)}}, "a.file")
+        recognize(checkpoint | {"surprise": {"weight": torch.ones(1, 1, 3, 3)}}, "a.file")
     assert str(error.value).endswith(f" {', '.join(before.encoders)}")

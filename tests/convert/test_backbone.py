@@ -1,4 +1,4 @@
-"""The trunk against torchvision's ResNet and, where installed, Detectron2's: bit by bit."""
+"""The backbone against torchvision's ResNet and, where installed, Detectron2's: bit by bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
-from convert.backbone import FEATURES, ResNet, make_stage
+from convert.families.resnet_network import FEATURES, ResNet, make_stage
 
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
@@ -36,7 +36,7 @@ def torchvision_names(model: ResNet) -> dict[str, str]:
     return names
 
 
-def randomise(model: nn.Module, seed: int) -> None:
+def randomize(model: nn.Module, seed: int) -> None:
     """Random BN statistics too: at (0, 1) a swapped mean and bias would not be seen."""
     generator = torch.Generator().manual_seed(seed)
     for key, value in model.state_dict().items():
@@ -147,7 +147,7 @@ def test_bitwise_equal_to_detectron2(depth: int, stride_in_1x1: bool, dilation: 
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
 
-    randomise(expected, seed=1)
+    randomize(expected, seed=1)
     model.load_state_dict(expected.state_dict())
     x = torch.randn(1, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     shapes = expected.output_shape()
@@ -181,9 +181,9 @@ def test_random_stream_does_not_depend_on_the_features_asked_for() -> None:
 
 def test_res5_box_head_is_the_stage() -> None:
     head = make_stage(50, "res5", in_channels=64, res2_out_channels=16, width_per_group=4)
-    trunk = ResNet(50, stem_out_channels=4, res2_out_channels=16, width_per_group=4)
+    backbone = ResNet(50, stem_out_channels=4, res2_out_channels=16, width_per_group=4)
     assert {n: v.shape for n, v in head.state_dict().items()} == {
-        n: v.shape for n, v in trunk.res5.state_dict().items()
+        n: v.shape for n, v in backbone.res5.state_dict().items()
     }
     assert head(torch.zeros(2, 64, 14, 14)).shape == (2, 128, 7, 7)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from convert import backbone, contract
+from convert import contract
 from convert.contract import InputContract
-from moco.errors import DataError, UserError
+from convert.families import resnet_network as backbone
+from moco.common.errors import DataError, UserError
 
 R50: dict[str, Any] = {
     "pixel_mean": (123.675, 116.28, 103.53),
@@ -98,7 +99,7 @@ def test_values_out_of_range(field: str, value: Any, reason: str) -> None:
         InputContract.from_dict(written)
 
 
-def test_mean_zero_is_a_normalisation_too() -> None:
+def test_mean_zero_is_a_normalization_too() -> None:
     plain = InputContract(**{**R50, "pixel_mean": (0, 0, 0), "pixel_std": (255, 255, 255)})
     assert plain.pixel_mean == (0.0, 0.0, 0.0)
 
@@ -107,7 +108,7 @@ def test_mean_zero_is_a_normalisation_too() -> None:
     ("change", "reason"),
     [
         (lambda d: d.pop("depth"), r"missing \['depth'\]"),
-        (lambda d: d.update(colour="RGB"), r"unknown .*'colour'"),
+        (lambda d: d.update(color="RGB"), r"unknown .*'color'"),
         (lambda d: d.update(version=2), "version 2, this program reads 1"),
         (lambda d: d.clear(), "version None"),
     ],

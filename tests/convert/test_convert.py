@@ -17,16 +17,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from convert import backbone, convert_to_d2, keymap, targets, verify
+from convert import convert_to_d2, targets, verify
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file, main
+from convert.families import keymap
+from convert.families import resnet_network as backbone
 from convert.inspect_file import inspect_file
-from convert.sources import recognise
+from convert.sources import recognize
 from convert.verify import read_converted
-from moco.checkpoint import FORMAT, checkpoint_name, load_backbone, save_checkpoint
-from moco.encoder import EncoderSpec, build_encoder
-from moco.errors import DataError, UserError
-from moco.fileio import load_torch, sha256_file
+from moco.common.errors import DataError, UserError
+from moco.common.files import load_torch, sha256_file
+from moco.engine.checkpoint import FORMAT, checkpoint_name, load_backbone, save_checkpoint
+from moco.modeling.encoder import EncoderSpec, build_encoder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -189,11 +191,11 @@ def test_what_the_pretraining_room_really_writes(
     report = convert_file(tmp_path / checkpoint_name(3), tmp_path / "out.pth")
     assert report.notes == []
     converted = read_converted(tmp_path / "out.pth")
-    trunk = verify.build_backbone(converted.contract).eval()
-    trunk.load_state_dict(converted.model, strict=False)
+    backbone = verify.build_backbone(converted.contract).eval()
+    backbone.load_state_dict(converted.model, strict=False)
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        pooled = trunk(image)["res5"].mean(dim=(2, 3))
+        pooled = backbone(image)["res5"].mean(dim=(2, 3))
         expected = load_backbone(checkpoint)(image)
     torch.testing.assert_close(pooled, expected)
 
@@ -217,7 +219,7 @@ def test_overrides(official: Make, save: Save, tmp_path: Path) -> None:
     src, dst = save(official()), tmp_path / "out.pth"
     contract = convert_file(src, dst, channel_order="BGR").contract
     assert contract.channel_order == "BGR"
-    assert contract.pixel_mean == IMAGENET_MEAN[::-1], "a mean stays with its colour"
+    assert contract.pixel_mean == IMAGENET_MEAN[::-1], "a mean stays with its color"
     assert contract.pixel_std == IMAGENET_STD[::-1]
     report = convert_file(src, dst, channel_order="BGR", mean=[1, 2, 3], std=[4, 5, 6])
     assert report.contract.pixel_mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
@@ -332,7 +334,7 @@ def test_one_changed_bit_is_seen_when_read_back(
 def test_a_wrong_contract_is_seen_in_the_features(
     change: dict[str, Any], where: str | None, make_resnet: Any
 ) -> None:
-    found = recognise(make_resnet(50).state_dict(), "x")
+    found = recognize(make_resnet(50).state_dict(), "x")
     contract = InputContract(
         pixel_mean=found.mean,
         pixel_std=found.std,
@@ -368,7 +370,7 @@ def test_minus_zero_is_another_bit_pattern(
     converted_before: Path, official: Make, save: Save, tmp_path: Path
 ) -> None:
     converted = read_converted(tmp_path / "old.pth")
-    source = recognise(official(), "x").state
+    source = recognize(official(), "x").state
     verify.check_round_trip(source, converted, "x")
     source["bn1.bias"] = torch.zeros(8)
     converted.model["stem.conv1.norm.bias"] = -torch.zeros(8)
@@ -393,7 +395,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(
     code = (
         "import resource, sys; import torch, convert.verify\n"
         "from convert.convert_to_d2 import main\n"
-        "from moco.errors import UserError\n"
+        "from moco.common.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "for name in sys.argv[2:]:\n"
         "    try: main([sys.argv[1], name])\n"
@@ -463,9 +465,9 @@ def test_the_next_command_is_complete(
 def test_the_next_command_of_torchvisions_names(
     stem: str, own: Make, save: Save, tmp_path: Path
 ) -> None:
-    from moco.classify import parse_args
-    from moco.classify_config import load_classify_cfg, with_weights
-    from moco.classify_weights import read_weights
+    from moco.classification.classify import parse_args
+    from moco.classification.config import load_classify_cfg, with_weights
+    from moco.classification.weights import read_weights
     from moco.linear import LINEAR
 
     report = convert_file(save(own(stem=stem)), tmp_path / "out.pth", to="torchvision")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from convert import detectron2_backbone, targets
-from convert.backbone import FEATURES
 from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.detectron2_backbone import Detectron2Backbone
+from convert.families.resnet_network import FEATURES
 from convert.verify import Converted, build_backbone, check_features, fixed_image
-from detection.detectron2_features import main
-from moco.errors import DataError, UserError
-from moco.fileio import load_torch
+from detection.engine.detectron2_features import main
+from moco.common.errors import DataError, UserError
+from moco.common.files import load_torch
 from tests.oracles.resnets import make_resnet
 
 
@@ -41,7 +41,7 @@ def converted(source: dict[str, torch.Tensor], tmp_path_factory: Any) -> Convert
     return convert_in_memory(path)
 
 
-def trunk(source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def source_network(source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     counters = "num_batches_tracked"
     return {k: v for k, v in source.items() if not k.startswith("fc") and counters not in k}
 
@@ -113,7 +113,7 @@ def test_one_changed_weight_in_the_file_is_found(
 
     theirs = features(write(converted, tmp_path / "weights.pth", **{key: value}))
     with pytest.raises(DataError, match=r"^x: .*failed at res4 of Detectron2's backbone"):
-        check_features(trunk(source), converted, "x", detectron2=lambda: theirs)
+        check_features(source_network(source), converted, "x", detectron2=lambda: theirs)
 
 
 @pytest.mark.usefixtures("detectron2")
@@ -174,7 +174,7 @@ def test_both_backbones_are_in_the_result(
     with torch.no_grad():
         theirs = backbone(fixed_image())
     theirs["res3"] = theirs["res3"] * (1 + 1e-7)
-    checks = check_features(trunk(source), converted, "x", detectron2=lambda: theirs)
+    checks = check_features(source_network(source), converted, "x", detectron2=lambda: theirs)
     assert [name for name, check in checks.items() if not check.bitwise] == ["res3"]
     assert checks["res3"].max_abs_diff > 0
 
@@ -185,7 +185,7 @@ def test_without_detectron2_it_is_skipped_and_said(
     monkeypatch.setitem(sys.modules, "detectron2", None)
     with Detectron2Backbone() as real:
         real.show("weights.pth")
-        checks = check_features(trunk(source), converted, "x", detectron2=real.features)
+        checks = check_features(source_network(source), converted, "x", detectron2=real.features)
     assert real.skipped == "Detectron2 is not installed"
     assert set(checks) == set(FEATURES)
 

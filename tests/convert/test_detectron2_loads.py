@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
-from convert.backbone import FEATURES
 from convert.convert_to_d2 import convert_file
+from convert.families.resnet_network import FEATURES
 from convert.verify import build_backbone, read_converted
 
 
@@ -49,7 +49,7 @@ def detector() -> nn.Module:
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pkl"])
-def test_every_tensor_of_the_trunk_and_of_res5_arrives(
+def test_every_tensor_of_the_backbone_and_of_res5_arrives(
     suffix: str, checkpoint: dict[str, Any], detector: nn.Module, tmp_path: Path
 ) -> None:
     from detectron2.checkpoint import DetectionCheckpointer
@@ -79,9 +79,9 @@ def test_every_tensor_of_the_trunk_and_of_res5_arrives(
         ("roi_heads.res5.2.conv2.weight", "layer4.2.conv2.weight"),
     ):
         assert torch.equal(state[theirs], source[ours]), theirs
-    trunk = {k for k in state if k.startswith(("backbone.", "roi_heads.res5."))}
-    counters = {k for k in trunk if k.endswith("num_batches_tracked")}
-    assert trunk - counters == arrived and len(arrived) == 265
+    backbone = {k for k in state if k.startswith(("backbone.", "roi_heads.res5."))}
+    counters = {k for k in backbone if k.endswith("num_batches_tracked")}
+    assert backbone - counters == arrived and len(arrived) == 265
     for key in state.keys() - arrived:
         assert torch.equal(state[key], before[key]), f"{key} was touched"
 

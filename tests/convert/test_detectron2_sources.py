@@ -15,20 +15,23 @@ from fvcore.common.config import CfgNode
 from torch import nn
 from torchvision.models import resnet as tv
 
-from convert import keymap, translate, verify
+from convert import translate, verify
 from convert.convert_to_d2 import convert_file, convert_in_memory
+from convert.families import keymap
 from convert.files import read_file
-from convert.sources import recognise
+from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
-from moco.errors import DataError
-from moco.fileio import sha256_file
+from moco.common.errors import DataError
+from moco.common.files import sha256_file
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
 RGB_MEAN, RGB_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
-def assert_trunk(model: dict[str, torch.Tensor], net: nn.Module, names: Any, **skip: Any) -> None:
+def assert_backbone(
+    model: dict[str, torch.Tensor], net: nn.Module, names: Any, **skip: Any
+) -> None:
     """The converted tensors are the network's, every one, under the official names."""
     expected = {
         names(key): value
@@ -62,7 +65,7 @@ def test_msra_with_statistics(
     src = save_pickle({**content} if wrapped else blobs, protocol=protocol)
     report = convert_file(src, tmp_path / f"out{suffix}")
     converted = read_converted(tmp_path / f"out{suffix}")
-    assert_trunk(converted.model, net, official_names)
+    assert_backbone(converted.model, net, official_names)
     contract = converted.contract
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
     assert (contract.pixel_mean, contract.pixel_std) == (MSRA_MEAN, MSRA_STD)
@@ -89,7 +92,7 @@ def test_msra_with_folded_statistics(
     net = make_resnet(50)
     report = convert_file(save_pickle(caffe2(net, folded=True)), tmp_path / "out.pth")
     converted = read_converted(tmp_path / "out.pth")
-    assert_trunk(converted.model, net, official_names, folded=True)
+    assert_backbone(converted.model, net, official_names, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
     assert (converted.contract.channel_order, converted.contract.stride_in_1x1) == ("BGR", True)
@@ -164,7 +167,7 @@ def test_zero_biases_momentum_and_doubles(
     assert report.warnings == [
         "1 of 265 tensors are torch.float64 in the file, rounded to float32: 'conv1_w'"
     ]
-    assert_trunk(read_converted(tmp_path / "out.pth").model, net, official_names)
+    assert_backbone(read_converted(tmp_path / "out.pth").model, net, official_names)
 
 
 def test_msras_convention_is_not_extended_to_a_resnext(
@@ -178,7 +181,7 @@ def test_msras_convention_is_not_extended_to_a_resnext(
 
 def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
     path = save_pickle(caffe2(make_resnet(50)))
-    found = recognise(read_file(path), "x")
+    found = recognize(read_file(path), "x")
     assert found.stride_in_1x1
     converted = convert_in_memory(path)
     wrong = dataclasses.replace(
@@ -232,10 +235,10 @@ def test_detectron2s_layout_of_known_authors(
     report = convert_file(save_pickle(content, protocol=4), tmp_path / "out.pth")
     converted = read_converted(tmp_path / "out.pth")
     state = nn.Module.state_dict(net)
-    trunk = {k: v for k, v in state.items() if not k.startswith("fc")}
+    backbone = {k: v for k, v in state.items() if not k.startswith("fc")}
     assert len(converted.model) == 265
     for key, value in converted.model.items():
-        assert torch.equal(value, trunk[keymap.from_detectron2(key) or ""])
+        assert torch.equal(value, backbone[keymap.from_detectron2(key) or ""])
         assert key == official_names(keymap.from_detectron2(key) or "")
     contract = converted.contract
     assert (contract.source, contract.channel_order, contract.stride_in_1x1) == (
@@ -380,7 +383,7 @@ def test_the_described_inits_have_the_contract_that_convert_finds(
     described = init["contract"]
     if init["source"] is None:
         assert init["weights"] == "random"
-        from detection.weights import apply_random
+        from detection.engine.weights import apply_random
 
         cfg = CfgNode(
             {

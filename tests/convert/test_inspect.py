@@ -11,8 +11,8 @@ import torch
 
 from convert.convert_to_d2 import convert_file, main
 from convert.inspect_file import inspect_file
-from moco.errors import DataError, UserError
-from moco.fileio import sha256_file
+from moco.common.errors import DataError, UserError
+from moco.common.files import sha256_file
 
 Save = Callable[..., Path]
 

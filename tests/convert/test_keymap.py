@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models import resnet as tv
 
-from convert import keymap
-from convert.backbone import ResNet, is_bottleneck
+from convert.families import keymap
+from convert.families.resnet_network import ResNet, is_bottleneck
 
 FACTORIES = {
     18: tv.resnet18,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from convert import keymap
 from convert.convert_to_d2 import convert_file
+from convert.families import keymap
 from convert.files import read_file
-from convert.sources import Given, recognise
+from convert.sources import Given, recognize
 from convert.verify import read_converted
-from moco.errors import DataError
-from moco.fileio import sha256_file
+from moco.common.errors import DataError
+from moco.common.files import sha256_file
 from tests.convert.layout_checks import (
     assert_is,
     check_beside,
@@ -38,7 +38,7 @@ TENSORS, COUNTERS = 53 * 5, 53
 @dataclasses.dataclass(frozen=True)
 class Expected:
     source: str
-    dropped: dict[str, int]  # beside the batch counters of the trunk
+    dropped: dict[str, int]  # beside the batch counters of the backbone
     epoch: int | None = 100
     pixels: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
     unwrapped: tuple[str, ...] = ("state_dict",)  # path to the default network's state dict
@@ -125,7 +125,7 @@ EXPECTED = {
     ),
     "vissl dino": Expected(
         "facebookresearch/vissl",
-        {"teacher's head": 4, "student encoder": 1, "centre of the loss": 1, "training record": 5},
+        {"teacher's head": 4, "student encoder": 1, "center of the loss": 1, "training record": 5},
         unwrapped=("loss",),
     ),
     "vissl zoo": Expected(
@@ -160,7 +160,7 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     source, expected = made(name), EXPECTED[name]
     with layouts_fair.pickles_as_main():
         path = save(source.checkpoint)
-    found = recognise(read_file(path), "a.file")
+    found = recognize(read_file(path), "a.file")
     assert found.source == expected.source
     choice, network = next(iter(source.networks.items()))
     assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
@@ -218,22 +218,22 @@ def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path)
 def test_selective_kernels_are_refused() -> None:
     checkpoint = layouts_fair.simclr_v2(selective_kernels=True).checkpoint
     with pytest.raises(DataError, match="main_conv"):
-        recognise(checkpoint, "a.file")
+        recognize(checkpoint, "a.file")
 
 
 def test_state_dict_in_usual_order_is_not_simclrs() -> None:
     """Only the order of the keys tells the converter's file; without it pixels are unknown."""
     state = made("linear classifier").checkpoint["state_dict"]
-    found = recognise({"state_dict": state}, "a.file")
+    found = recognize({"state_dict": state}, "a.file")
     assert found.source == "state dict"
     assert (found.mean, found.std) == IMAGENET
-    assert "does not say how its pixels were normalised" in found.warnings[0]
+    assert "does not say how its pixels were normalized" in found.warnings[0]
 
 
 def test_weights_before_statistics_are_not_always_byols() -> None:
     net = made("linear classifier").networks["single"]
     state = dict(net.named_parameters()) | dict(net.named_buffers())
-    found = recognise(state, "a.file")
+    found = recognize(state, "a.file")
     assert found.source == "torchvision"
     assert not any("TensorFlow" in note for note in found.notes)
 
@@ -242,15 +242,15 @@ def test_shortcuts_first_are_not_always_simclrs() -> None:
     """Detectron2's blocks create them first, too; its networks have no fc."""
     state = made("simclr v1").checkpoint["state_dict"]
     state = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    assert recognise({"state_dict": state}, "a.file").source == "state dict"
+    assert recognize({"state_dict": state}, "a.file").source == "state dict"
 
 
 def test_one_network_of_two() -> None:
     """A file without the default network says so instead of taking the other."""
     checkpoint = {k: v for k, v in made("dino").checkpoint.items() if k != "teacher"}
     with pytest.raises(DataError, match=r"no teacher encoder.*--encoder student"):
-        recognise(checkpoint, "a.file")
-    found = recognise(checkpoint, "a.file", Given(encoder="student"))
+        recognize(checkpoint, "a.file")
+    found = recognize(checkpoint, "a.file", Given(encoder="student"))
     assert_is(found, made("dino").networks["student"], TENSORS)
 
 

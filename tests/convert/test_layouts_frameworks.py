@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torchvision import models
 
-from convert import keymap
 from convert.convert_to_d2 import convert_file
+from convert.families import keymap
 from convert.files import read_file
-from convert.sources import Given, Recognised, recognise
+from convert.sources import Given, Recognized, recognize
 from convert.verify import read_converted
-from moco.errors import DataError
+from moco.common.errors import DataError
 from tests.convert.layout_checks import (
     assert_is,
     check_beside,
@@ -29,7 +29,7 @@ from tests.convert.layout_checks import (
 )
 from tests.oracles import layouts_frameworks
 from tests.oracles.layouts_fair import EPOCH, Made
-from tests.oracles.resnets import headless, make_resnet, randomise
+from tests.oracles.resnets import headless, make_resnet, randomize
 
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 # A ResNet-18 has 20 convolutions, and each a batch norm of four tensors and a counter.
@@ -41,7 +41,7 @@ MLP, DENSE_NECK = 2 + 5 + 2, 13  # two linear layers with a batch norm; and two 
 @dataclasses.dataclass(frozen=True)
 class Expected:
     source: str
-    dropped: dict[str, int]  # beside the batch counters of the trunk
+    dropped: dict[str, int]  # beside the batch counters of the backbone
     epoch: int | None = EPOCH
     at: str = "state_dict"  # where the default network is
     note: str = ""  # what a note has to say
@@ -175,7 +175,7 @@ def timm() -> Any:
     return pytest.importorskip("timm", reason="setup.py's test extra has it")
 
 
-def assert_has_pixels(found: Recognised) -> None:
+def assert_has_pixels(found: Recognized) -> None:
     assert (found.mean, found.std) == IMAGENET
     assert (found.channel_order, found.stride_in_1x1) == ("RGB", False)
 
@@ -189,7 +189,7 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     source, expected = made(name), EXPECTED[name]
     with layouts_frameworks.pickles_as_mmengine():
         path = save(source.checkpoint)
-    found = recognise(read_file(path), "a.file")
+    found = recognize(read_file(path), "a.file")
     assert found.source == expected.source
     choice, network = next(iter(source.networks.items()))
     assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
@@ -251,7 +251,7 @@ def test_tensors_beside_it_are_named(name: str) -> None:
 def test_what_else_stands_beside_a_backbone(name: str, key: str, rule: str) -> None:
     source = made(name)
     state = source.checkpoint["state_dict"] | {key: torch.ones(1)}
-    found = recognise(source.checkpoint | {"state_dict": state}, "a.file")
+    found = recognize(source.checkpoint | {"state_dict": state}, "a.file")
     assert found.dropped[rule] == EXPECTED[name].dropped.get(rule, 0) + 1
 
 
@@ -268,10 +268,10 @@ def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path)
 
 
 @pytest.mark.parametrize("choice", ["L", "ab"])
-def test_networks_of_other_colours_are_refused(choice: str) -> None:
+def test_networks_of_other_colors_are_refused(choice: str) -> None:
     channels = {"L": 1, "ab": 2}[choice]
     with pytest.raises(DataError, match=f"takes {channels} channels, expected 3"):
-        recognise(
+        recognize(
             layouts_frameworks.pycontrast(modal="CMC").checkpoint, "a.file", Given(encoder=choice)
         )
 
@@ -289,7 +289,7 @@ def test_converted_by_the_projects(
     author: str, source: str, detectron2_layout: Callable[..., dict[str, Any]]
 ) -> None:
     net = headless(seed=0)
-    found = recognise(detectron2_layout(net, author), "a.file")
+    found = recognize(detectron2_layout(net, author), "a.file")
     assert (found.source, found.encoder) == (source, "single")
     assert_is(found, net, TENSORS)
     assert_has_pixels(found)
@@ -299,7 +299,7 @@ def test_converted_by_the_projects(
 @pytest.mark.parametrize("container", [None, "model", "state_dict", "resnet18_parameters"])
 def test_wrapped_state_dict(wrappers: tuple[str, ...], container: str | None) -> None:
     net = make_resnet()
-    found = recognise(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")
+    found = recognize(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")
     assert found.source == ("state dict" if container else "torchvision")
     assert_is(found, net, TENSORS)
     assert_has_pixels(found)
@@ -311,7 +311,7 @@ def test_numbered_state_dict(prefix: str) -> None:
     net = headless(seed=0)
     numbered = nn.Sequential(*list(net.children())[:-1])
     state = layouts_frameworks.wrapped(numbered, prefix, container="resnet18_parameters")
-    found = recognise(state, "a.file")
+    found = recognize(state, "a.file")
     assert found.source == "state dict"
     assert_is(found, net, TENSORS)
 
@@ -321,7 +321,7 @@ def test_two_networks_without_a_row_are_ambiguous() -> None:
     for name, seed in (("left", 0), ("right", 1)):
         state |= layouts_frameworks.wrapped(headless(seed=seed), f"{name}.")
     with pytest.raises(DataError, match=r"ambiguous.*--encoder with one of left, right"):
-        recognise(state, "a.file")
+        recognize(state, "a.file")
 
 
 @pytest.mark.parametrize(
@@ -343,10 +343,10 @@ def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Pa
     """Lightning's own trainer writes a module of lightly's own heads."""
     networks = layouts_frameworks.lightly(kind, tmp_path / "some.file")
     raw = read_file(tmp_path / "some.file")
-    found = recognise(raw, "a.file")
+    found = recognize(raw, "a.file")
     assert (found.source, found.encoder, found.encoders) == ("lightly", choices[0], choices)
     for choice in choices:
-        assert_is(recognise(raw, "a.file", Given(encoder=choice)), networks[choice], TENSORS)
+        assert_is(recognize(raw, "a.file", Given(encoder=choice)), networks[choice], TENSORS)
     counts = len(raw["state_dict"]) + len(raw) - 1
     assert TENSORS + sum(found.dropped.values()) == counts
     assert_has_pixels(found)
@@ -356,7 +356,7 @@ def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Pa
 def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
     """Its children have other numbers and its shortcuts another name than torchvision's."""
     net = layouts_frameworks.lightly_own_resnet(tmp_path / "some.file")
-    found = recognise(read_file(tmp_path / "some.file"), "a.file")
+    found = recognize(read_file(tmp_path / "some.file"), "a.file")
     assert (found.source, found.shape["stem"]) == ("lightly", "cifar")
     state = {key.replace("shortcut", "downsample"): v for key, v in net.state_dict().items()}
     assert len(found.state) == TENSORS
@@ -373,7 +373,7 @@ def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
     layouts_frameworks.write_lightning(module, tmp_path / "some.file", fit=True)
     (during,) = (tmp_path / "checkpoints").iterdir()  # what ModelCheckpoint wrote in between
     for path in (tmp_path / "some.file", during):
-        found = recognise(read_file(path), "a.file")
+        found = recognize(read_file(path), "a.file")
         assert (found.source, found.dropped["head"]) == ("state dict", 2)
         assert_is(found, module.net, TENSORS)
 
@@ -392,29 +392,29 @@ def test_lightnings_average_is_taken(lightning: Any, tmp_path: Path) -> None:
     raw = read_file(during)
     key = "backbone.conv1.weight"
     assert not torch.equal(raw["state_dict"][key], raw["current_model_state"][key])
-    found = recognise(raw, "a.file")
+    found = recognize(raw, "a.file")
     assert found.source == "lightly"
     assert torch.equal(found.state["conv1.weight"], raw["state_dict"][key])
     assert found.dropped["weights before averaging"] == 1
     # The trainer's own "epoch" is 0 during and 1 after the first.
     assert (raw["epoch"], found.epoch) == (0, 1)
-    assert recognise(read_file(tmp_path / "some.file"), "a.file").epoch == 1
+    assert recognize(read_file(tmp_path / "some.file"), "a.file").epoch == 1
 
 
 @pytest.mark.parametrize("ema", [False, True])
 def test_timms_saver(ema: bool, timm: Any, tmp_path: Path) -> None:
     path, networks = layouts_frameworks.timm_saver(tmp_path, ema=ema)
     raw = read_file(path)
-    found = recognise(raw, "a.file")
+    found = recognize(raw, "a.file")
     assert (found.source, found.encoders, found.epoch) == ("timm", tuple(networks), EPOCH)
     assert_has_pixels(found)
     for choice, network in networks.items():
-        found = recognise(raw, "a.file", Given(encoder=choice))
+        found = recognize(raw, "a.file", Given(encoder=choice))
         state = network.state_dict()
         assert found.state.keys() == {key for key in state if keymap.to_detectron2(key)}
         assert all(torch.equal(value, state[key]) for key, value in found.state.items())
     of_task = raw | {"task_state": {"projection": torch.ones(1)}}  # as its distillation has
-    assert recognise(of_task, "a.file").dropped["training record"] == 7
+    assert recognize(of_task, "a.file").dropped["training record"] == 7
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d"])
@@ -428,9 +428,9 @@ def test_timm_from_the_hub(timm: Any, tmp_path: Path) -> None:
     """timm/models/_hub.py, save_for_hf: safetensors, or torch.save of the state dict."""
     safetensors = pytest.importorskip("safetensors.torch")
     net = timm.create_model("resnet50", num_classes=2)
-    randomise(net)
+    randomize(net)
     safetensors.save_file(net.state_dict(), tmp_path / "some.file", metadata={"format": "pt"})
-    found = recognise(read_file(tmp_path / "some.file"), "a.file")
+    found = recognize(read_file(tmp_path / "some.file"), "a.file")
     assert (found.source, found.shape["depth"]) == ("torchvision", 50)
     assert_is(found, net, tensors=53 * 5)
     assert_has_pixels(found)
@@ -454,7 +454,7 @@ def test_other_networks_are_refused(
     with torch.device("meta"):
         net = timm.create_model(name)
     with pytest.raises(DataError, match=reason) as error:
-        recognise(layouts_frameworks.wrapped(net, "module.", container=container), "a.file")
+        recognize(layouts_frameworks.wrapped(net, "module.", container=container), "a.file")
     assert "\n" not in str(error.value)
 
 
@@ -466,14 +466,14 @@ def test_look_alikes_are_refused_where_they_are_named(name: str, timm: Any) -> N
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
     checkpoint = {"arch": name, "version": 2, "epoch": 0, "state_dict": make_resnet().state_dict()}
     with pytest.raises(DataError, match=f"{name}.*pools where a ResNet has a stride"):
-        recognise(checkpoint, "a.file")
+        recognize(checkpoint, "a.file")
 
 
 def test_torchvisions_transformer_is_refused() -> None:
     with torch.device("meta"):
         net = models.vit_b_16()
     with pytest.raises(DataError, match="vision transformer"):
-        recognise(net.state_dict(), "a.file")
+        recognize(net.state_dict(), "a.file")
 
 
 def test_mmpretrains_deep_stem_is_refused() -> None:
@@ -482,7 +482,7 @@ def test_mmpretrains_deep_stem_is_refused() -> None:
     state = checkpoint["state_dict"]
     state["backbone.stem.0.weight"] = state.pop("backbone.conv1.weight")
     with pytest.raises(DataError, match="stem is three 3x3 convolutions"):
-        recognise(checkpoint, "a.file")
+        recognize(checkpoint, "a.file")
 
 
 @pytest.mark.parametrize("key", ["2.0.weight", "04.0.conv1.weight", "4.0.downsample.0.bias", ""])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.speed.convert import peak_bytes, plain_state
-from moco.encoder import EncoderSpec
+from moco.modeling.encoder import EncoderSpec
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from convert.convert_to_d2 import convert_file
 from convert.files import read_file
 from convert.inspect_file import inspect_file
-from convert.sources import Given, Recognised, recognise
-from moco.errors import DataError
+from convert.sources import Given, Recognized, recognize
+from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_frameworks
 from tests.oracles.layouts_frameworks import wrapped
@@ -26,13 +26,13 @@ TENSORS = 100  # a ResNet-18's, without its batch counters
 CIFAR = ((125.307, 122.961, 113.8575), (51.5865, 50.847, 51.255))
 
 
-def taken(raw: Any, net: nn.Module, encoder: str | None = None) -> Recognised:
-    found = recognise(raw, "a.file", Given(encoder=encoder))
+def taken(raw: Any, net: nn.Module, encoder: str | None = None) -> Recognized:
+    found = recognize(raw, "a.file", Given(encoder=encoder))
     assert_is(found, net, TENSORS)
     return found
 
 
-def ignored(found: Recognised) -> list[str]:
+def ignored(found: Recognized) -> list[str]:
     """The names that the report lists as ignored, as many as it counts."""
     listed = [note for note in found.notes if note.startswith("ignored")]
     keys = re.findall("'([^']+)'", "".join(listed))
@@ -116,7 +116,7 @@ def test_tensors_beside_the_network(name: str, encoder: str | None, official: An
             ("head", 1),
         )
     moco = official()
-    found = recognise({**moco, name: BESIDE[name]}, "a.file", Given(encoder=encoder and "query"))
+    found = recognize({**moco, name: BESIDE[name]}, "a.file", Given(encoder=encoder and "query"))
     assert found.source == "facebookresearch/moco"
     assert ignored(found) == [name]
 
@@ -126,7 +126,7 @@ def test_tensors_beside_the_network(name: str, encoder: str | None, official: An
 def test_one_more_head_in_a_moco_checkpoint(where: str, head: str, official: Any) -> None:
     checkpoint = official()
     checkpoint["state_dict"][where + head] = torch.ones(4, 4)
-    found = recognise(checkpoint, "a.file")
+    found = recognize(checkpoint, "a.file")
     assert (found.source, found.encoder, len(found.state)) == (
         "facebookresearch/moco",
         "query",
@@ -149,7 +149,7 @@ def test_a_head_of_1x1_convolutions() -> None:
 )
 def test_what_has_a_backbones_names_is_never_passed_over(key: str) -> None:
     with pytest.raises(DataError, match=f"1 keys that neither .*'{re.escape(key)}'"):
-        recognise({"state_dict": {**make_resnet().state_dict(), key: torch.ones(1)}}, "a.file")
+        recognize({"state_dict": {**make_resnet().state_dict(), key: torch.ones(1)}}, "a.file")
 
 
 # Two that could be meant.
@@ -158,7 +158,7 @@ def test_what_has_a_backbones_names_is_never_passed_over(key: str) -> None:
 def choices_of(raw: Any) -> list[str]:
     """The names that the refusal of an ambiguous file lists."""
     with pytest.raises(DataError, match="ambiguous") as caught:
-        recognise(raw, "a.file")
+        recognize(raw, "a.file")
     listed = re.search("--encoder with one of (.*)", str(caught.value))
     assert listed
     return listed[1].split(", ")
@@ -173,7 +173,7 @@ def test_every_listed_name_works(official: Any, save: Save) -> None:
         names = choices_of(raw)
         assert names[:2] == ["query", "key"] and len(names) == 3
         for name in names:
-            found = recognise(raw, "a.file", Given(encoder=name))
+            found = recognize(raw, "a.file", Given(encoder=name))
             assert found.encoder == name
             assert any(f"{other} encoder" in found.dropped for other in names if other != name)
         taken(raw, third, names[2])
@@ -188,7 +188,7 @@ def test_convolutions_of_a_network_that_is_not_known(official: Any) -> None:
         {**official(), "state_dict": {**official()["state_dict"], **other}},
     ):
         assert choices_of(raw) == ["query", "key"]
-        found = recognise(raw, "a.file", Given(encoder="query"))
+        found = recognize(raw, "a.file", Given(encoder="query"))
         assert len(found.state) == 100 and ignored(found)
         assert any("dilated" in warning for warning in found.warnings)
 
@@ -247,7 +247,7 @@ def test_an_average_among_the_keys_of_its_model() -> None:
 def test_the_official_cifar_notebook(choice: str, save: Save, tmp_path: Path) -> None:
     made = layouts_frameworks.cifar_notebook()
     raw = read_file(save(made.checkpoint))
-    found = recognise(raw, "a.file", Given(encoder=choice))
+    found = recognize(raw, "a.file", Given(encoder=choice))
     assert found.source == "facebookresearch/moco (CIFAR notebook)"
     assert (found.encoder, found.encoders) == (choice, ("query", "key"))
     assert (found.mean, found.std, found.shape["stem"]) == (*CIFAR, "cifar")
@@ -290,8 +290,8 @@ def test_wrappers_at_any_level(wrapper: str, official: Any) -> None:
         lambda key: wrapper + re.sub(block, rf"\1{wrapper}", key),
     ):
         state = {change(key): value for key, value in plain["state_dict"].items()}
-        found = recognise({**plain, "state_dict": state}, "a.file")
-        expected = recognise(plain, "a.file")
+        found = recognize({**plain, "state_dict": state}, "a.file")
+        expected = recognize(plain, "a.file")
         assert (found.source, found.dropped) == (expected.source, expected.dropped)
         assert found.state.keys() == expected.state.keys()
         assert all(torch.equal(found.state[key], value) for key, value in expected.state.items())

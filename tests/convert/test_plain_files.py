@@ -14,8 +14,8 @@ import torch
 from convert.convert_to_d2 import convert_file
 from convert.files import read_file
 from convert.inspect_file import inspect_file
-from convert.sources import Given, recognise
-from moco.errors import DataError
+from convert.sources import Given, recognize
+from moco.common.errors import DataError
 
 Save = Callable[..., Path]
 
@@ -25,7 +25,7 @@ def test_lists_that_hold_each_other_many_times(official: Any) -> None:
     for _ in range(100):
         nested = [nested, nested]
     start = time.process_time()
-    found = recognise({**official(), "log": nested}, "x")
+    found = recognize({**official(), "log": nested}, "x")
     assert time.process_time() - start < 10, "every path through them is 2^100"
     assert found.dropped["training record"] == 3
 
@@ -33,9 +33,9 @@ def test_lists_that_hold_each_other_many_times(official: Any) -> None:
 def test_lists_that_hold_themselves(official: Any) -> None:
     cycle: dict[str, Any] = {}
     cycle["parent"] = [cycle]
-    assert recognise({**official(), "args": cycle}, "x").dropped["training record"] == 3
+    assert recognize({**official(), "args": cycle}, "x").dropped["training record"] == 3
     cycle["hidden"] = (torch.ones(1),)
-    found = recognise({**official(), "args": cycle}, "x")
+    found = recognize({**official(), "args": cycle}, "x")
     assert found.dropped["ignored"] == 1 and "'args'" in found.notes[0]
 
 
@@ -74,7 +74,7 @@ def test_marks_of_another_type(make_resnet: Any) -> None:
     state = make_resnet().state_dict()
     for value in (np.ones(3), torch.ones(3), ["moco-transfer/1"]):
         raw = {"state_dict": dict(state), "format": value, "more": torch.ones(1)}
-        found = recognise(raw, "x")
+        found = recognize(raw, "x")
         assert (found.source, found.encoder) == ("state dict", "single")
         assert any(note.startswith("ignored") and "'more'" in note for note in found.notes)
 
@@ -101,7 +101,7 @@ def test_several_networks_that_nobody_described(
         convert_file(src, tmp_path / "out.pth")
     for label, state in zip(labels, states, strict=True):
         raw = torch.load(src, weights_only=True)
-        found = recognise(raw, "x", Given(encoder=label))
+        found = recognize(raw, "x", Given(encoder=label))
         assert torch.equal(found.state["conv1.weight"], state["conv1.weight"])
         assert convert_file(src, tmp_path / "out.pth", encoder=label).contract.encoder == label
 
@@ -110,7 +110,7 @@ def test_a_wrapped_and_a_plain_key_of_one_name(make_resnet: Any) -> None:
     state = dict(make_resnet().state_dict())
     state["module.bn1.bias"] = state["bn1.bias"] + 1
     with pytest.raises(DataError, match=r"two tensors for bn1\.bias; the second is 'module\.bn1"):
-        recognise(state, "x")
+        recognize(state, "x")
 
 
 def test_our_classifiers_backbone(own: Any) -> None:
@@ -123,7 +123,7 @@ def test_our_classifiers_backbone(own: Any) -> None:
         if key.startswith(prefix)
     }
     content = {**checkpoint, "state_dict": state, "format": "moco-transfer-classifier/1"}
-    found = recognise({**content, "statistics": torch.ones(1, 3)}, "x")
+    found = recognize({**content, "statistics": torch.ones(1, 3)}, "x")
     assert (found.source, found.encoder) == ("moco-transfer classifier", "single")
     assert found.mean == (102.0, 127.5, 153.0)
     assert torch.equal(found.state["bn1.bias"], state["module.bn1.bias"])
@@ -133,5 +133,5 @@ def test_our_classifiers_backbone(own: Any) -> None:
 @pytest.mark.parametrize("key", ["encoder", "input"])
 def test_a_damaged_record_of_our_own(key: str, damage: Any, own: Any) -> None:
     with pytest.raises(DataError, match=r"damaged record|expected one of") as caught:
-        recognise({**own(), key: damage}, "x")
+        recognize({**own(), key: damage}, "x")
     assert len(str(caught.value).splitlines()) == 1

@@ -14,14 +14,14 @@ import torch
 from torchvision.models import resnet as tv
 from torchvision.models.segmentation import deeplabv3_resnet50
 
-from convert import keymap
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
 from convert.convert_to_d2 import convert_file
+from convert.families import keymap
 from convert.files import read_file
 from convert.inspect_file import inspect_file
-from convert.sources import Given, recognise
-from moco.errors import DataError
-from tests.oracles.resnets import make_resnet, randomise
+from convert.sources import Given, recognize
+from moco.common.errors import DataError
+from tests.oracles.resnets import make_resnet, randomize
 
 Save = Callable[..., Path]
 
@@ -46,7 +46,7 @@ def test_timms_own_arguments(mean: Any, save: Save) -> None:
         "version": 2,
         "args": argparse.Namespace(mean=mean, std=[0.25, 0.5, 0.5] if mean else None),
     }
-    found = recognise(read_file(save(content)), "x")
+    found = recognize(read_file(save(content)), "x")
     assert found.source == "timm"
     assert found.mean == ((127.5,) * 3 if mean else IMAGENET_MEAN)
     assert found.std == ((63.75, 127.5, 127.5) if mean else IMAGENET_STD)
@@ -64,7 +64,7 @@ CIFAR = "dict(mean=[125.307, 122.961, 113.8575], std=[51.5865, 50.847, 51.255], 
 @pytest.mark.parametrize(("key", "text"), [("config", RGB), ("cfg", UNIT)])
 def test_an_mm_configuration_that_agrees(key: str, text: str) -> None:
     raw = {"meta": {key: text}, "state_dict": state("backbone.", depth=50)}
-    assert recognise(raw, "x").notes == []
+    assert recognize(raw, "x").notes == []
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_an_mm_configuration_that_agrees(key: str, text: str) -> None:
 def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
     raw = {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
     with pytest.raises(DataError, match=f"configuration says .*{words}.*give --mean --std --ch"):
-        recognise(raw, "x")
+        recognize(raw, "x")
     given = dataclasses.replace(GIVEN, stride_in_1x1=True)
-    assert recognise(raw, "x", given).stride_in_1x1
+    assert recognize(raw, "x", given).stride_in_1x1
 
 
 # Networks that are not what their names and shapes say.
@@ -93,7 +93,7 @@ def test_a_segmentation_network_is_dilated() -> None:
         shapes = deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=False)
     raw = {key: torch.ones(()).expand(value.shape) for key, value in shapes.state_dict().items()}
     with pytest.raises(DataError, match=r"keys that neither .*'classifier\.0\.convs"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 def test_solo_learns_cifar_stem() -> None:
@@ -106,7 +106,7 @@ def test_solo_learns_cifar_stem() -> None:
         },
     }
     with pytest.raises(DataError, match=r"a CIFAR network; solo-learn's .* pad .* by 2 pixels"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 def test_encoders_of_lightning_are_not_the_official_mocos() -> None:
@@ -115,16 +115,16 @@ def test_encoders_of_lightning_are_not_the_official_mocos() -> None:
         "state_dict": {**state("encoder_q."), **state("encoder_k.", seed=1)},
     }
     with pytest.raises(DataError, match=r"ambiguous.*state_dict\.encoder_k, state_dict\.encoder_q"):
-        recognise(raw, "x")
-    found = recognise(raw, "x", Given(encoder="state_dict.encoder_q"))
+        recognize(raw, "x")
+    found = recognize(raw, "x", Given(encoder="state_dict.encoder_q"))
     assert found.source == "state dict"
     assert "does not say how its pixels" in found.warnings[0]
 
 
 def test_a_flat_dict_is_said_to_say_little() -> None:
-    (note,) = recognise(state(), "x").notes
+    (note,) = recognize(state(), "x").notes
     assert "dilated, anti-aliased and caffe-style networks have the same ones" in note
-    assert "3x3 stem" in recognise(state(stem="cifar"), "x").warnings[-1]
+    assert "3x3 stem" in recognize(state(stem="cifar"), "x").warnings[-1]
 
 
 def test_fairs_resnext(caffe2: Any) -> None:
@@ -133,32 +133,32 @@ def test_fairs_resnext(caffe2: Any) -> None:
         net = tv.resnext101_32x8d()
     net = net.to_empty(device="cpu")
     torch.manual_seed(0)
-    randomise(net)
-    found = recognise(caffe2(net), "x")
+    randomize(net)
+    found = recognize(caffe2(net), "x")
     assert found.source == "detectron2/FAIR X-101-32x8d"
     assert (found.channel_order, found.stride_in_1x1) == ("BGR", False)
     assert found.std == (57.375, 57.12, 58.395)
 
 
-# What stands beside a trunk, and what is missing.
+# What stands beside a backbone, and what is missing.
 
 
 @pytest.mark.parametrize("key", ["last_linear.weight", "linear.bias", "n_averaged"])
 def test_other_names_of_heads_and_counters(key: str) -> None:
-    assert len(recognise({**state(), key: torch.ones(2)}, "x").state) == 100
+    assert len(recognize({**state(), key: torch.ones(2)}, "x").state) == 100
 
 
 def test_a_missing_stage() -> None:
     raw = {key: value for key, value in state().items() if not key.startswith("layer4")}
     with pytest.raises(DataError, match="layer4 is missing; not the whole of a ResNet"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 def test_a_detector_without_a_dict_around_it() -> None:
     net = {keymap.to_detectron2(key) or key: value for key, value in state().items()}
     raw = {f"backbone.bottom_up.{key}": value for key, value in net.items()}
     with pytest.raises(DataError, match="a detection model, not a pre-trained backbone"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 # Made to mislead.
@@ -167,14 +167,14 @@ def test_a_detector_without_a_dict_around_it() -> None:
 def test_indices_of_thousands_of_digits() -> None:
     raw = {**state(), "layer1." + "1" * 5000 + ".conv1.weight": torch.ones(1)}
     with pytest.raises(DataError, match="1 keys that neither"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 def test_one_storage_for_every_tensor() -> None:
     one = torch.ones(3_000_000)
     raw = {**state(), **{f"layer1.{i}.conv1.weight": one[i:] for i in range(60)}}
     with pytest.raises(DataError, match="bytes that share"):
-        recognise(raw, "x")
+        recognize(raw, "x")
 
 
 @pytest.mark.parametrize(

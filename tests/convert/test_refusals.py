@@ -22,9 +22,9 @@ from torchvision import models
 
 from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
-from convert.sources import recognise
+from convert.sources import recognize
 from convert.verify import read_converted
-from moco.errors import DataError, UserError
+from moco.common.errors import DataError, UserError
 from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
 
@@ -152,7 +152,7 @@ def test_keys_outside_the_encoders(official: Any) -> None:
     checkpoint = official()
     checkpoint["state_dict"]["module.predictor.weight"] = torch.ones(2, 2)
     checkpoint["state_dict"][3] = torch.ones(2)
-    (note,) = recognise(checkpoint, "x").notes
+    (note,) = recognize(checkpoint, "x").notes
     assert note.startswith("ignored") and note.endswith("'module.predictor.weight', 3")
 
 
@@ -276,7 +276,7 @@ def test_unknown_layout_lists_what_was_seen_and_what_is_known(
 ) -> None:
     ours = {"trunk/" + key: value for key, value in make_resnet().state_dict().items()}
     message = refuse({"epoch": 1, "state_dict": ours}, "unknown layout")
-    for text in ("'epoch', 'state_dict'", "'trunk/conv1.weight'", "and 116 more"):
+    for text in ("'epoch', 'state_dict'", "'backbone/conv1.weight'", "and 116 more"):
         assert text in message
     assert "docs/converting.md has the known ones" in message
     escape = refuse({"\x1b[31mred\n": torch.ones(1)}, "unknown layout")
@@ -495,10 +495,10 @@ def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: A
     for key, state in cases.items():
         raw = {k: v for k, v in state.items() if k != key}
         assert len(raw) == len(state) - 1, key
-        assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == key
-        assert recognise(state, "x").named("layer2.0.downsample.1.bias") == key
+        assert recognize(raw, "x").named("layer2.0.downsample.1.bias") == key
+        assert recognize(state, "x").named("layer2.0.downsample.1.bias") == key
     raw = detectron2_layout(net)
-    assert recognise(raw, "x").named("layer2.0.downsample.1.bias") == "res3.0.shortcut.norm.bias"
+    assert recognize(raw, "x").named("layer2.0.downsample.1.bias") == "res3.0.shortcut.norm.bias"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torchvision.models import resnet as tv
 from convert.convert_to_d2 import convert_file, main
 from convert.files import read_file
 from convert.verify import read_converted
-from moco.errors import UserError
+from moco.common.errors import UserError
 
 Save = Callable[..., Path]
 

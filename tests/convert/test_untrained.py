@@ -12,7 +12,7 @@ from torch import nn
 
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
-from moco.errors import DataError
+from moco.common.errors import DataError
 
 Save = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def norms(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def test_a_random_initialisation_is_refused(make_resnet: Any, save: Save, tmp_path: Path) -> None:
+def test_a_random_initialization_is_refused(make_resnet: Any, save: Save, tmp_path: Path) -> None:
     net = make_resnet()
     for name in norms(net):
         reset(net, name, statistics=True, affine=True)

@@ -1,4 +1,4 @@
-"""Shared by the tests of the detection room: a small data set and a converted ResNet-18."""
+"""Shared by the tests of the detection room: a small dataset and a converted ResNet-18."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moco.run import RunRecord
+from moco.common.run import RunRecord
 from tests.oracles.small_tasks import SMALL_VOC, narrow_file
 from tests.oracles.tiny_voc import write_voc
 
@@ -19,7 +19,7 @@ SLOW = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _catalogs_stay_detectron2s():
-    """A run registers its data sets, Detectron2's own names too; then all is as before."""
+    """A run registers its datasets, Detectron2's own names too; then all is as before."""
     try:
         from detectron2.data import DatasetCatalog, MetadataCatalog
     except ImportError:
@@ -63,7 +63,7 @@ def r18_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def voc_folder(tmp_path_factory) -> Path:
-    """Coloured rectangles in VOC layout: 6 pictures to train on, 3 to test on, 3 classes."""
+    """Colored rectangles in VOC layout: 6 images to train on, 3 to test on, 3 classes."""
     return write_voc(tmp_path_factory.mktemp("data") / "shapes", {"trainval": 6, "test": 3})
 
 
@@ -74,7 +74,7 @@ def small_config() -> str:
 
 @pytest.fixture(scope="session")
 def small_options(voc_folder) -> list[str]:
-    """The small task cut down to seconds: 3 iterations of 2 pictures at about 100 px."""
+    """The small task cut down to seconds: 3 iterations of 2 images at about 100 px."""
     values = {"DATASETS.VOC_DIR": voc_folder, **SMALL_VOC}
     return [str(item) for pair in values.items() for item in pair]
 
@@ -101,7 +101,7 @@ def narrow_r18_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def layouts_root(tmp_path_factory) -> Path:
-    """Tiny data sets in all layouts, where Detectron2's own names look for them."""
+    """Tiny datasets in all layouts, where Detectron2's own names look for them."""
     return write_layouts(tmp_path_factory.mktemp("datasets"))
 
 
@@ -136,14 +136,14 @@ def task_run(narrow_r50_file, layouts_root, tmp_path_factory):
 
 
 def write_layouts(root: Path) -> Path:
-    """A few pictures in the layout of every data set that a task file names."""
+    """A few images in the layout of every dataset that a task file names."""
     from tests.oracles.tiny_cityscapes import write_cityscapes
     from tests.oracles.tiny_coco import write_coco
     from tests.oracles.tiny_lvis import write_lvis
     from tests.oracles.tiny_voc import VOC_NAMES
     from tests.oracles.tiny_voc_seg import write_voc_seg
 
-    lvis = root / "of_lvis"  # apart, because LVIS shares COCO's folder of pictures
+    lvis = root / "of_lvis"  # apart, because LVIS shares COCO's folder of images
     write_lvis(lvis, {"train": 4, "val": 2})
     others = root / "of_all_others"
     write_voc(others / "VOC2007", {"trainval": 3, "test": 3}, names=VOC_NAMES)

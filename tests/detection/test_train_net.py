@@ -9,11 +9,11 @@ import pytest
 from filelock import FileLock
 
 from detection import train_net
-from detection.resuming import set_iterations
+from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
-from moco.command import parse_with_pairs
-from moco.errors import DataError, LockedError, NumericError, Preempted, UserError
-from moco.run import LOCK_NAME, read_record
+from moco.common.command import parse_with_pairs
+from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.common.run import LOCK_NAME, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -296,7 +296,7 @@ def test_evaluation_needs_a_trained_model(weights, flags, message, argv):
 
 
 def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_config, small_options):
-    """Colour order, mean and class order come from the run; contradictions are refused."""
+    """Color order, mean and class order come from the run; contradictions are refused."""
     main(argv("INPUT.FORMAT", "BGR", "DATASETS.VOC_CLASSES", "['red', 'green', 'blue']"))
     trained = tmp_path / "run" / "model_final.pth"
     record = read_record(tmp_path / "run" / "run.json")

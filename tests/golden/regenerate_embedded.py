@@ -2,7 +2,7 @@
 
     python -m tests.golden.regenerate_embedded
 
-Needs Detectron2. To be run only when the pictures or weights of tests/oracles/tiny_detector.py
+Needs Detectron2. To be run only when the images or weights of tests/oracles/tiny_detector.py
 change, and committed alone.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from detection.train_net import main as train
-from moco.fileio import load_torch
+from moco.common.files import load_torch
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.small_tasks import CONFIGS, SMALL_VOC, narrow_file
 from tests.oracles.tiny_voc import write_voc

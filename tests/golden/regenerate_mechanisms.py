@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from moco.encoder import EncoderSpec, build_encoder
-from moco.mechanisms.base import Mechanism
-from moco.mechanisms.end_to_end import EndToEnd
-from moco.mechanisms.memory_bank import MemoryBank
-from moco.mechanisms.momentum_queue import MomentumQueue
-from moco.schedule import LearningRate
-from moco.shuffle_bn import shuffle_plan
+from moco.engine.schedule import LearningRate
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.mechanisms.base import Mechanism
+from moco.modeling.mechanisms.end_to_end import EndToEnd
+from moco.modeling.mechanisms.memory_bank import MemoryBank
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.training import train_step
 
 FOLDER = Path(__file__).parent
@@ -43,7 +43,7 @@ def build(name: str) -> Mechanism:
 
 
 def losses(name: str) -> list[float]:
-    """Each picture is one of 24 fixed noises under fresh noise: there is something to learn."""
+    """Each image is one of 24 fixed noises under fresh noise: there is something to learn."""
     torch.manual_seed(0)
     # Drawn in float64, too: without AVX2, torch draws float32 numbers that are off by 1e-6, which
     # 20 steps of end_to_end make 20%.

@@ -1,4 +1,4 @@
-"""Small pictures in a folder, and a recipe that trains on them in milliseconds."""
+"""Small images in a folder, and a recipe that trains on them in milliseconds."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-NUM_PICTURES = 26
-# 26 pictures in batches of 8: 3 steps per epoch; 8 does not divide a queue of 20.
+NUM_IMAGES = 26
+# 26 images in batches of 8: 3 steps per epoch; 8 does not divide a queue of 20.
 TINY = {
     "DEVICE": "cpu",
     "NUM_THREADS": 1,
@@ -38,11 +38,11 @@ def options(**changes: object) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> Path:
-    """A flat folder of small JPEG pictures of different sizes."""
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory) -> Path:
+    """A flat folder of small JPEG images of different sizes."""
+    folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
-    for i in range(NUM_PICTURES):
+    for i in range(NUM_IMAGES):
         coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
         coarse.resize((20 + i, 30), Image.Resampling.BICUBIC).save(folder / f"{i:03d}.jpg")
     return folder

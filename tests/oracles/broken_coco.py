@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 60, 40
 
 
 def write_good(folder: Path, edit: Edit | None = None) -> Path:
-    """Two pictures of 60x40 px and three objects; returns the JSON file, edited."""
+    """Two images of 60x40 px and three objects; returns the JSON file, edited."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("1.jpg", "2.jpg"):
         Image.new("RGB", (WIDTH, HEIGHT)).save(folder / name)
@@ -116,9 +116,9 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "inverted": (second(bbox=[30, 5, -20, 10]), "annotation 12: bbox .* is inverted"),
     "outside": (
         second(bbox=[61, 5, 20, 10]),
-        r"annotation 12: bbox \[61, 5, 20, 10\] is outside the 60x40 picture",
+        r"annotation 12: bbox \[61, 5, 20, 10\] is outside the 60x40 image",
     ),
-    "left of the picture": (second(bbox=[-20, 5, 20, 10]), "annotation 12: .* is outside"),
+    "left of the image": (second(bbox=[-20, 5, 20, 10]), "annotation 12: .* is outside"),
     "not a number": (
         second(bbox=[30, float("nan"), 20, 10]),
         "annotation 12: bbox .* is not of finite numbers",
@@ -150,16 +150,16 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "ignored": (second(ignore=1), "annotation 12: 'ignore' is not supported"),
     "traversal": (
         image(file_name="../../etc/passwd"),
-        "image 2: file_name: '../../etc/passwd' leads out of the data set's folder",
+        "image 2: file_name: '../../etc/passwd' leads out of the dataset's folder",
     ),
     "absolute path": (
         image(file_name="/etc/passwd"),
-        "image 2: file_name: '/etc/passwd' leads out of the data set's folder",
+        "image 2: file_name: '/etc/passwd' leads out of the dataset's folder",
     ),
     "no file name": (image(file_name=None), "image 2: file_name: got '', expected the name"),
-    "missing picture": (
+    "missing image": (
         image(file_name="3.jpg"),
-        r"3.jpg: missing \(1 of the 2 pictures that .*objects.json lists\)",
+        r"3.jpg: missing \(1 of the 2 images that .*objects.json lists\)",
     ),
     "no name": (lambda c: c["categories"][0].pop("name") and None, "category 7: 'name'"),
 }

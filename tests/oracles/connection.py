@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from moco import distributed
-from moco.errors import UserError
+from moco.common import distributed
+from moco.common.errors import UserError
 
 
 def gloo_threads(fails: bool) -> tuple[list[str], list[str]]:

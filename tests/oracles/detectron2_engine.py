@@ -39,8 +39,8 @@ def inputs(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
             instances.gt_masks = kind(sample["masks"])
         if "keypoints" in sample and len(sample["boxes"]):
             instances.gt_keypoints = Keypoints(sample["keypoints"])
-        learnt = ("boxes", "classes", "masks", "keypoints")
-        rest = {k: v for k, v in sample.items() if k not in learnt}
+        learned = ("boxes", "classes", "masks", "keypoints")
+        rest = {k: v for k, v in sample.items() if k not in learned}
         converted.append({**rest, "instances": instances})
     return converted
 

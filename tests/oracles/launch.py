@@ -154,7 +154,7 @@ def processes_of(text: str) -> list[int]:
 
 def _server() -> "multiprocessing.context.ForkServerContext":
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["moco.pretrain_run", "torch.nn.parallel"])
+    context.set_forkserver_preload(["moco.pretraining.run", "torch.nn.parallel"])
     return context
 
 
@@ -181,7 +181,7 @@ def save_and_remove(folder: str | Path) -> int:
     """Go on from the newest checkpoint by a step, save it, and remove old ones; the step."""
     import torch
 
-    from moco.checkpoint import (
+    from moco.engine.checkpoint import (
         FORMAT,
         checkpoint_name,
         newest_checkpoint,
@@ -213,7 +213,7 @@ def _rank(variables: dict[str, str], words: list[str], said: str) -> None:
 def _pretrain() -> None:
     """The command with the fault built in."""
     from moco import pretrain
-    from moco.errors import run_cli
+    from moco.common.errors import run_cli
 
     if os.environ.get(FAULT) and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         _build_in(Fault(**json.loads(os.environ[FAULT])))
@@ -221,8 +221,8 @@ def _pretrain() -> None:
 
 
 def _build_in(fault: Fault) -> None:
-    from moco.mechanisms.base import Mechanism
-    from moco.pretrain_run import PretrainRun
+    from moco.modeling.mechanisms.base import Mechanism
+    from moco.pretraining.run import PretrainRun
     from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
@@ -253,7 +253,7 @@ def _build_in(fault: Fault) -> None:
 
 
 if __name__ == "__main__":
-    import moco.pretrain_run  # noqa: F401  before they meet
+    import moco.pretraining.run  # noqa: F401  before they meet
     from tests.oracles.processes import meet
 
     meet()

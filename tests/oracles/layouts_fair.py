@@ -117,17 +117,17 @@ def simclr_v2(*, selective_kernels: bool = False) -> Made:
     """Separius/SimCLRv2-Pytorch@f4c2f41 convert.py:119-120; names: resnet.py:9-130."""
     net = _resnet(0)
     stages = (net.layer1, net.layer2, net.layer3, net.layer4)
-    trunk = nn.Sequential(
+    backbone = nn.Sequential(
         nn.Sequential(net.conv1, _norm_relu(net.bn1), net.maxpool),
         *(nn.ModuleDict({"blocks": nn.ModuleList(map(_simclr_v2_block, s))}) for s in stages),
     )
     if selective_kernels:
-        first = trunk[1]["blocks"][0]["net"]
+        first = backbone[1]["blocks"][0]["net"]
         first[2] = nn.ModuleDict({"main_conv": first[2], "mixing_conv": nn.Conv2d(8, 8, 1)})
     width = net.fc.in_features
     layers = [nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
     layers += [nn.Linear(width, DIM, bias=False), nn.BatchNorm1d(DIM)]
-    resnet = nn.ModuleDict({"net": trunk, "fc": net.fc})
+    resnet = nn.ModuleDict({"net": backbone, "fc": net.fc})
     head = nn.ModuleDict({"layers": nn.ModuleList(layers)})
     checkpoint = {"resnet": resnet.state_dict(), "head": head.state_dict()}
     return Made(checkpoint, {"single": net})
@@ -253,7 +253,8 @@ def dino() -> Made:
 def vissl(method: str = "swav") -> Made:
     """facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522-529 and utils/checkpoint.py:80.
 
-    The trunk and its heads: vissl/models/base_ssl_model.py:414-417 and trunks/resnext.py:144-157.
+    The backbone and its heads: vissl/models/base_ssl_model.py:414-417 and
+    backbones/resnext.py:144-157.
     `method`: "swav"; "ema", with an average of the model (log_hooks.py:504-511); "moco" and "dino",
     whose losses hold the other network (hooks/moco_hooks.py:58, hooks/hook_utils.py:33-60).
     """
@@ -301,12 +302,12 @@ def vissl(method: str = "swav") -> Made:
 
 
 def vissl_zoo() -> Made:
-    """Trunks that VISSL's scripts made of other projects' networks: converted_vissl_*.torch.
+    """Backbones that VISSL's scripts made of other projects' networks: converted_vissl_*.torch.
 
     facebookresearch/vissl@09270ed2 extra_scripts/convert_vissl_to_torchvision.py:46-47 reads them.
     """
     net = headless(50, seed=0)
-    return Made({"model_state_dict": _vissl_trunk(net).state_dict()}, {"single": net})
+    return Made({"model_state_dict": _vissl_backbone(net).state_dict()}, {"single": net})
 
 
 LAYOUTS: Mapping[str, Callable[[], Made]] = {
@@ -417,7 +418,7 @@ def _dino_head(net: tv.ResNet) -> nn.ModuleDict:
     return nn.ModuleDict({"mlp": nn.Sequential(*layers, nn.Linear(DIM, 4)), "last_layer": last})
 
 
-def _vissl_trunk(net: tv.ResNet) -> nn.ModuleDict:
+def _vissl_backbone(net: tv.ResNet) -> nn.ModuleDict:
     children = ("conv1", "bn1", "maxpool", "layer1", "layer2", "layer3", "layer4", "avgpool")
     blocks = nn.ModuleDict({name: net.get_submodule(name) for name in children})
     return nn.ModuleDict({"_feature_blocks": blocks})
@@ -433,7 +434,7 @@ def _vissl_heads(net: tv.ResNet) -> nn.ModuleList:
 def _vissl_state(net: tv.ResNet) -> dict[str, Any]:
     return {
         "model": {
-            "trunk": _vissl_trunk(net).state_dict(),
+            "trunk": _vissl_backbone(net).state_dict(),
             "heads": _vissl_heads(net).state_dict(),
         },
         "meta": {"trunk": {}, "heads": []},
@@ -441,5 +442,5 @@ def _vissl_state(net: tv.ResNet) -> dict[str, Any]:
 
 
 def _vissl_model(net: tv.ResNet, start: str) -> dict[str, Tensor]:
-    model = nn.ModuleDict({"trunk": _vissl_trunk(net), "heads": _vissl_heads(net)})
+    model = nn.ModuleDict({"trunk": _vissl_backbone(net), "heads": _vissl_heads(net)})
     return {start + key: value for key, value in model.state_dict().items()}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
 from tests.oracles.layouts_fair import DIM, EPOCH, Made
-from tests.oracles.resnets import headless, make_resnet, parallel, randomise, sgd_state
+from tests.oracles.resnets import headless, make_resnet, parallel, randomize, sgd_state
 
 
 def pycontrast(*, momentum: bool = True, modal: str = "RGB") -> Made:
@@ -363,7 +363,7 @@ def lightly_own_resnet(path: Path) -> nn.Module:
 
     torch.manual_seed(0)
     net = ResNetGenerator("resnet-18", width=0.125)
-    randomise(net)
+    randomize(net)
     backbone = nn.Sequential(*list(net.children())[:-1], nn.AdaptiveAvgPool2d(1))
     parts = {"backbone": backbone, "projection_head": SimCLRProjectionHead(64, 64, DIM)}
     write_lightning(lightning_module(parts), path)
@@ -422,7 +422,7 @@ def timm_saver(folder: Path, *, ema: bool) -> tuple[Path, dict[str, nn.Module]]:
     def network(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         net = ResNet(BasicBlock, (2, 2, 2, 2), num_classes=16, channels=(8, 16, 32, 64))
-        randomise(net)
+        randomize(net)
         return net
 
     assert timm.__version__

@@ -72,7 +72,7 @@ class EndToEndOracle:
 
 
 class MemoryBankOracle:
-    """One vector per picture; InfoNCE, or InstDisc's NCE with its constant from the first batch."""
+    """One vector per image; InfoNCE, or InstDisc's NCE with its constant from the first batch."""
 
     def __init__(
         self,

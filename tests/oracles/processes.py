@@ -40,7 +40,7 @@ def _work(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    from moco import distributed
+    from moco.common import distributed
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     os.environ |= {

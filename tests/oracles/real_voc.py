@@ -1,4 +1,4 @@
-"""The real VOC2007 pictures, whose files may name the picture they stand for instead of holding it.
+"""The real VOC2007 images, whose files may name the image they stand for instead of holding it.
 
 Where the data was copied without links, ``JPEGImages/000030.jpg`` is a text with the link's target.
 """
@@ -15,16 +15,16 @@ def with_links(source: Path, folder: Path) -> Path:
         if part.name != "JPEGImages":
             (folder / part.name).symlink_to(part)
     (folder / "JPEGImages").mkdir()
-    for picture in (source / "JPEGImages").iterdir():
-        target = picture
-        if picture.stat().st_size < 255:
-            target = picture.parent / picture.read_text().strip()
-        (folder / "JPEGImages" / picture.name).symlink_to(target.resolve())
+    for image in (source / "JPEGImages").iterdir():
+        target = image
+        if image.stat().st_size < 255:
+            target = image.parent / image.read_text().strip()
+        (folder / "JPEGImages" / image.name).symlink_to(target.resolve())
     return folder
 
 
-def few_pictures(source: Path, folder: Path, image_ids: tuple[str, ...]) -> Path:
-    """As `with_links`, but both trainval and test are these pictures."""
+def few_images(source: Path, folder: Path, image_ids: tuple[str, ...]) -> Path:
+    """As `with_links`, but both trainval and test are these images."""
     with_links(source, folder)
     (folder / "ImageSets").unlink()
     lists = folder / "ImageSets" / "Main"

@@ -31,7 +31,7 @@ def make_resnet(
         stride = {"cifar": 1, "stride2": 2}[stem]
         net.conv1 = nn.Conv2d(3, base, 3, stride, 1, bias=False)
         net.maxpool = nn.Identity()
-    randomise(net)
+    randomize(net)
     return net.eval()
 
 
@@ -42,7 +42,7 @@ def headless(depth: int = 18, *, seed: int = 0) -> tv.ResNet:
     return net
 
 
-def randomise(net: nn.Module, scale: tuple[float, float] = (0.5, 1.5)) -> None:
+def randomize(net: nn.Module, scale: tuple[float, float] = (0.5, 1.5)) -> None:
     """Batch norms as after a training, in place; `scale`: range of their weights."""
     with torch.no_grad():
         for module in net.modules():

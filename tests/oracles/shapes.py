@@ -1,4 +1,4 @@
-"""Pictures of coloured rectangles and ellipses on noise: the class shows by the colour alone."""
+"""Images of colored rectangles and ellipses on noise: the class shows by the color alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-# Far apart from each other and from the grey noise around them.
+# Far apart from each other and from the gray noise around them.
 COLOURS = ((230, 40, 50), (40, 60, 230), (40, 210, 60))
 
 
@@ -33,13 +33,13 @@ class Shape:
 def paint(
     rng: np.random.RandomState, first_kind: int, size: int = 96, *, one_large: bool = False
 ) -> tuple[Image.Image, list]:
-    """A picture of about `size` px, wide or tall, and one or two shapes, left and right.
+    """An image of about `size` px, wide or tall, and one or two shapes, left and right.
 
-    `one_large`: a single one, about half of the picture.
+    `one_large`: a single one, about half of the image.
     """
     width, height = (int(size + rng.randint(0, size // 3)) for _ in range(2))
-    picture = Image.fromarray(rng.randint(90, 150, (height, width, 3)).astype(np.uint8))
-    draw = ImageDraw.Draw(picture)
+    image = Image.fromarray(rng.randint(90, 150, (height, width, 3)).astype(np.uint8))
+    draw = ImageDraw.Draw(image)
     shapes = []
     sides = (size // 2, size * 3 // 4) if one_large else (size // 4, size // 2)
     for index, left in enumerate((0,) if one_large else (0, width // 2)[: 1 + rng.randint(2)]):
@@ -60,9 +60,9 @@ def paint(
         xs, ys = zip(*corners, strict=True)
         box = (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys))
         shapes.append(Shape(kind, corners, tuple(float(value) for value in box)))
-    return picture, shapes
+    return image, shapes
 
 
-def save_jpeg(picture: Image.Image, path: Path) -> None:
+def save_jpeg(image: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path, quality=95)
+    image.save(path, quality=95)

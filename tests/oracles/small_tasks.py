@@ -1,4 +1,4 @@
-"""Every task file cut down to two iterations on generated pictures, for either engine.
+"""Every task file cut down to two iterations on generated images, for either engine.
 
 Only sizes and durations are overridden. The weights are a quarter-width ResNet-50, so that a run
 takes seconds: depth and width come with the weights' contract and are not overridden either.
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from detection.train_net import main
-from moco.run import RunRecord, read_record
+from moco.common.run import RunRecord, read_record
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -42,7 +42,7 @@ SHORT = {
 }
 
 
-# voc/faster_rcnn_R_18_C4_small on a folder in VOC's layout: 3 iterations of 2 pictures.
+# voc/faster_rcnn_R_18_C4_small on a folder in VOC's layout: 3 iterations of 2 images.
 SMALL_VOC = {
     "MODEL.DEVICE": "cpu",
     "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,

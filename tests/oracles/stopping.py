@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from moco.errors import run_cli
-from moco.stop import StopRequest
+from moco.common.errors import run_cli
+from moco.engine.stop import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_NET = [sys.executable, __file__]

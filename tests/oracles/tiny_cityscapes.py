@@ -1,6 +1,6 @@
-"""A generated data set in Cityscapes' layout: road, sky, buildings, and cars and persons on them.
+"""A generated dataset in Cityscapes' layout: road, sky, buildings, and cars and persons on them.
 
-Under ``$DETECTRON2_DATASETS``: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label pictures
+Under ``$DETECTRON2_DATASETS``: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label images
 are drawn from the polygons in their order, as cityscapesscripts does.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-# label → id, train id, colour in the picture
+# label → id, train id, color in the image
 LABELS = {
     "road": (7, 0, (90, 60, 90)),
     "building": (11, 2, (190, 180, 60)),
@@ -34,7 +34,7 @@ def write_cityscapes(
     seed: int = 0,
     size: tuple[int, int] = (96, 144),
 ) -> Path:
-    """Write `splits` = {"train": number of pictures, "val": ...} of `size` (height, width)."""
+    """Write `splits` = {"train": number of images, "val": ...} of `size` (height, width)."""
     rng = np.random.RandomState(seed)
     number = 0
     for split, count in splits.items():
@@ -43,11 +43,11 @@ def write_cityscapes(
             frame = f"{city}_{number:06d}_000019"
             number += 1
             objects = _objects(rng, index, *size)
-            pictures = folder / "cityscapes" / "leftImg8bit" / split / city
+            images = folder / "cityscapes" / "leftImg8bit" / split / city
             truth = folder / "cityscapes" / "gtFine" / split / city
-            for path in (pictures, truth):
+            for path in (images, truth):
                 path.mkdir(parents=True, exist_ok=True)
-            _picture(rng, objects, size).save(pictures / f"{frame}_leftImg8bit.png")
+            _image(rng, objects, size).save(images / f"{frame}_leftImg8bit.png")
             content = {"imgHeight": size[0], "imgWidth": size[1], "objects": objects}
             (truth / f"{frame}_gtFine_polygons.json").write_text(json.dumps(content))
             label_ids, instance_ids, train = _label_maps(objects, size)
@@ -102,15 +102,15 @@ def _drawn(objects: list[dict[str, Any]]) -> list[tuple[str, bool, list[tuple[in
     return rows
 
 
-def _picture(
+def _image(
     rng: np.random.RandomState, objects: list[dict[str, Any]], size: tuple[int, int]
 ) -> Image.Image:
-    picture = Image.new("RGB", size[::-1])
-    draw = ImageDraw.Draw(picture)
+    image = Image.new("RGB", size[::-1])
+    draw = ImageDraw.Draw(image)
     for name, _, corners in _drawn(objects):
         draw.polygon(corners, fill=LABELS[name][2])
     noise = rng.randint(-8, 9, (*size, 3))
-    return Image.fromarray((np.asarray(picture, np.int64) + noise).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image, np.int64) + noise).clip(0, 255).astype(np.uint8))
 
 
 def _label_maps(

@@ -1,4 +1,4 @@
-"""A generated data set in COCO's layout: shapes whose class shows by colour, as polygons.
+"""A generated dataset in COCO's layout: shapes whose class shows by color, as polygons.
 
 Under ``$DETECTRON2_DATASETS``: coco/<split>/, coco/annotations/{instances,person_keypoints,
 densepose}_<split>.json. Classes in use: person (red), car (blue), dog (green).
@@ -29,10 +29,10 @@ def write_coco(
     size: int = 96,
     one_large: bool = False,
 ) -> Path:
-    """Write `splits` = {"train2017": number of pictures, ...}; returns `folder`.
+    """Write `splits` = {"train2017": number of images, ...}; returns `folder`.
 
-    The first picture of each split also has a crowd as uncompressed RLE. With `keypoints` or
-    `densepose` every picture has a person. `one_large`: one object per picture, half of it.
+    The first image of each split also has a crowd as uncompressed RLE. With `keypoints` or
+    `densepose` every image has a person. `one_large`: one object per image, half of it.
     """
     rng = np.random.RandomState(seed)
     number = 0
@@ -41,12 +41,12 @@ def write_coco(
         for index in range(count):
             number += 1
             first = 0 if keypoints or densepose else number % 3
-            picture, shapes = paint(rng, first, size, one_large=one_large)
+            image, shapes = paint(rng, first, size, one_large=one_large)
             name = f"{number:012d}.jpg"
             if split.endswith("2014"):
                 name = f"COCO_{split}_{name}"
-            save_jpeg(picture, folder / "coco" / _pictures(split) / name)
-            width, height = picture.size
+            save_jpeg(image, folder / "coco" / _images(split) / name)
+            width, height = image.size
             # Ids neither contiguous nor in the order of the file.
             image_id = 1000 - 7 * number
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
@@ -68,7 +68,7 @@ def write_coco(
     return folder
 
 
-def _pictures(split: str) -> str:
+def _images(split: str) -> str:
     return split if split.startswith(("train", "val2")) else "val2014"
 
 

@@ -1,4 +1,4 @@
-"""Small C4 detectors, weights and pictures that are the same on every machine.
+"""Small C4 detectors, weights and images that are the same on every machine.
 
 Used by the parity tests (against the real Detectron2), by the stored references and by whoever
 regenerates them. Nothing here comes from the engine under test.
@@ -14,9 +14,9 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from detection.task import default_task
+from detection.config.task import default_task
 
-# Anchors and top-k sizes that fit pictures of about 200 px.
+# Anchors and top-k sizes that fit images of about 200 px.
 COMMON: dict[str, Any] = {
     "MODEL.DEVICE": "cpu",
     "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
@@ -163,7 +163,7 @@ def ends_a_branch(name: str, state: dict[str, Tensor]) -> bool:
     return name.endswith(".norm.weight") and conv == last
 
 
-def pictures(sizes: list[tuple[int, int]], seed: int, num_classes: int = 5) -> list[dict[str, Any]]:
+def images(sizes: list[tuple[int, int]], seed: int, num_classes: int = 5) -> list[dict[str, Any]]:
     """Noise with bright rectangles: training samples of the given (height, width) sizes."""
     rng = np.random.RandomState(seed)
     samples = []
@@ -192,7 +192,7 @@ def pictures(sizes: list[tuple[int, int]], seed: int, num_classes: int = 5) -> l
 
 
 def without_objects(sample: dict[str, Any]) -> dict[str, Any]:
-    """The same picture without any annotation."""
+    """The same image without any annotation."""
     return {**sample, "boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64)}
 
 
@@ -245,7 +245,7 @@ def with_labels(sample: dict[str, Any], num_classes: int = 5) -> dict[str, Any]:
 
 
 def one_pixel(sample: dict[str, Any]) -> dict[str, Any]:
-    """The same picture with one object of one pixel."""
+    """The same image with one object of one pixel."""
     box = torch.tensor([[37.0, 41.0, 38.0, 42.0]])
     return {**sample, "boxes": box, "classes": torch.zeros(1, dtype=torch.int64)}
 
@@ -263,7 +263,7 @@ def summary(
     feature = keys.get("MODEL.RPN.IN_FEATURES", keys.get("MODEL.SEM_SEG_HEAD.IN_FEATURES"))
     feature = feature[0] if feature else "res4"
     num_classes = keys["MODEL.ROI_HEADS.NUM_CLASSES"]
-    samples = pictures([(141, 123), (110, 160)], seed=8, num_classes=num_classes)
+    samples = images([(141, 123), (110, 160)], seed=8, num_classes=num_classes)
     samples = [with_labels(with_shapes(sample)) for sample in samples]
     model.eval()
     pixels = (samples[0]["image"][None].float() - 110.0) / 58.0
@@ -302,7 +302,7 @@ def summary(
 
 
 def _short(answer: dict[str, Tensor]) -> dict[str, Any]:
-    """Eight of a picture's detections; of masks their areas, of the scores of pixels a few."""
+    """Eight of an image's detections; of masks their areas, of the scores of pixels a few."""
     short = {name: value[:8] for name, value in answer.items()}
     if "masks" in short:
         short["masks"] = short["masks"].sum(dim=(1, 2))

@@ -27,19 +27,19 @@ def rectangle(H: int, W: int, box: Array) -> Array:
     return mask
 
 
-def coco_annotations(seed: int, classes: int, keypoints: int, pictures: int = 5) -> dict[str, Any]:
+def coco_annotations(
+    seed: int, classes: int, keypoints: int, num_images: int = 5
+) -> dict[str, Any]:
     """A COCO file's content with ids that have gaps; the last class has no object.
 
-    Objects are of all sizes; some are crowds, some have no keypoint that is labelled.
+    Objects are of all sizes; some are crowds, some have no keypoint that is labeled.
     """
     rng = np.random.default_rng(seed)
     H, W = 200, 260
     category_ids = [3 * i + 2 for i in range(classes)]
     images, annotations = [], []
-    for picture in range(pictures):
-        images.append(
-            {"id": 7 * picture + 1, "file_name": f"{picture}.jpg", "height": H, "width": W}
-        )
+    for image in range(num_images):
+        images.append({"id": 7 * image + 1, "file_name": f"{image}.jpg", "height": H, "width": W})
         for _ in range(rng.integers(1, 7)):
             w, h = (int(n) for n in rng.integers(8, 150, 2))
             x, y = int(rng.integers(0, W - w)), int(rng.integers(0, H - h))
@@ -121,8 +121,8 @@ def answers(
     for record in split.records:
         H, W = record["height"], record["width"]
         boxes, classes, points, masks = [], [], [], []
-        of_picture = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
-        for annotation in of_picture * 2:
+        of_image = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
+        for annotation in of_image * 2:
             if rng.random() < 0.3:
                 continue
             x, y, w, h = annotation["bbox"]

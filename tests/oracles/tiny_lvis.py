@@ -1,4 +1,4 @@
-"""A generated data set in LVIS's layout: three classes by colour among all 1230 (or 1203).
+"""A generated dataset in LVIS's layout: three classes by color among all 1230 (or 1203).
 
 Under ``$DETECTRON2_DATASETS``: coco/{train2017,val2017}/, lvis/lvis_<version>_<split>.json.
 """
@@ -27,7 +27,7 @@ def write_lvis(
     seed: int = 0,
     size: int = 96,
 ) -> Path:
-    """Write `splits` = {"train": number of pictures, "val": ...}; returns `folder`.
+    """Write `splits` = {"train": number of images, "val": ...}; returns `folder`.
 
     `categories`: of the file, 1..n in any order, by default named c0001, c0002, ...
     """
@@ -36,20 +36,20 @@ def write_lvis(
     number = 0
     for split, count in splits.items():
         images, annotations = [], []
-        pictures = f"{split}2017"
+        folder_name = f"{split}2017"
         for _ in range(count):
             number += 1
-            picture, shapes = paint(rng, number % 3, size)
+            pixels, shapes = paint(rng, number % 3, size)
             name = f"{number:012d}.jpg"
-            save_jpeg(picture, folder / "coco" / pictures / name)
-            width, height = picture.size
+            save_jpeg(pixels, folder / "coco" / folder_name / name)
+            width, height = pixels.size
             present = {ids[shape.kind] for shape in shapes}
             image_id = 1000 - 7 * number
             image = {
                 "id": image_id,
                 "height": height,
                 "width": width,
-                "coco_url": f"http://images.cocodataset.org/{pictures}/{name}",
+                "coco_url": f"http://images.cocodataset.org/{folder_name}/{name}",
                 "neg_category_ids": [i for i in (*ids, 7) if i not in present],
                 "not_exhaustive_category_ids": [9],
             }

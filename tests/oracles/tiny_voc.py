@@ -1,4 +1,4 @@
-"""A generated data set in VOC layout: coloured rectangles on noise, three classes by colour."""
+"""A generated dataset in VOC layout: colored rectangles on noise, three classes by color."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 COLOURS = {"blue": (40, 60, 230), "green": (40, 210, 60), "red": (230, 40, 50)}
-# The same colours under names that PASCAL VOC has.
+# The same colors under names that PASCAL VOC has.
 VOC_NAMES = {"blue": "car", "green": "dog", "red": "person"}
 
 
@@ -20,10 +20,10 @@ def write_voc(
     names: dict[str, str] | None = None,
     one_large: bool = False,
 ) -> Path:
-    """Write `splits` = {name: number of pictures}; pictures of about `size` px, wide and tall.
+    """Write `splits` = {name: number of images}; images of about `size` px, wide and tall.
 
-    `names`: colour → class, default the colours themselves. `one_large`: one object per picture,
-    about half of it, the colours in turn.
+    `names`: color → class, default the colors themselves. `one_large`: one object per image,
+    about half of it, the colors in turn.
     """
     rng = np.random.RandomState(seed)
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
@@ -35,11 +35,11 @@ def write_voc(
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
         for image_id in ids:
             only = sorted(COLOURS)[int(image_id) % len(COLOURS)] if one_large else None
-            _write_picture(folder, image_id, rng, size, names or {}, only)
+            _write_image(folder, image_id, rng, size, names or {}, only)
     return folder
 
 
-def _write_picture(
+def _write_image(
     folder: Path,
     image_id: str,
     rng: np.random.RandomState,

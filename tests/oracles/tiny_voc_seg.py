@@ -1,4 +1,4 @@
-"""A generated data set in VOC's segmentation layout: coloured shapes and their palette masks.
+"""A generated dataset in VOC's segmentation layout: colored shapes and their palette masks.
 
 Under ``$DETECTRON2_DATASETS``: VOC<year>/{JPEGImages,SegmentationClass,SegmentationClassAug,
 ImageSets/Segmentation}/. Classes in use: aeroplane (red), bicycle (blue), bird (green).
@@ -17,7 +17,7 @@ from tests.oracles.shapes import paint, save_jpeg
 def write_voc_seg(
     folder: Path, splits: dict[str, int], *, year: int = 2012, seed: int = 0, size: int = 96
 ) -> Path:
-    """Write `splits` = {"train_aug": number of pictures, "val": ...}; returns `folder`.
+    """Write `splits` = {"train_aug": number of images, "val": ...}; returns `folder`.
 
     The masks of train_aug lie in SegmentationClassAug/, all others in SegmentationClass/.
     """
@@ -32,9 +32,9 @@ def write_voc_seg(
         masks.mkdir(exist_ok=True)
         for image_id in ids:
             number += 1
-            picture, shapes = paint(rng, number % 3, size)
-            save_jpeg(picture, root / "JPEGImages" / f"{image_id}.jpg")
-            mask = Image.new("P", picture.size)
+            image, shapes = paint(rng, number % 3, size)
+            save_jpeg(image, root / "JPEGImages" / f"{image_id}.jpg")
+            mask = Image.new("P", image.size)
             mask.putpalette(voc_palette())
             draw = ImageDraw.Draw(mask)
             for shape in shapes:
@@ -44,8 +44,8 @@ def write_voc_seg(
 
 
 def voc_palette() -> list[int]:
-    """VOC's 256 RGB colours: an index's bits, three at a time, from the highest bit down."""
-    colours = []
+    """VOC's 256 RGB colors: an index's bits, three at a time, from the highest bit down."""
+    colors = []
     for index in range(256):
         red = green = blue = 0
         rest = index
@@ -54,5 +54,5 @@ def voc_palette() -> list[int]:
             green |= (rest >> 1 & 1) << bit
             blue |= (rest >> 2 & 1) << bit
             rest >>= 3
-        colours += [red, green, blue]
-    return colours
+        colors += [red, green, blue]
+    return colors

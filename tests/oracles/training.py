@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moco.distributed import rank, world_size
-from moco.mechanisms.base import LookUp, Mechanism, StepOutput
+from moco.common.distributed import rank, world_size
+from moco.modeling.mechanisms.base import LookUp, Mechanism, StepOutput
 
 
 def train_step(
@@ -24,7 +24,7 @@ def train_step(
     Args:
         x_q, x_k: (N, 3, H, W) of all processes, in the order of the queries; each takes its part.
             Mechanisms without key views are given an empty ``x_k``.
-        images: (N,) numbers of the pictures; 0 to N - 1 if not given.
+        images: (N,) numbers of the images; 0 to N - 1 if not given.
         parallel: ``data_parallel(model)``, with several processes.
     """
     N, n = len(x_q), len(x_q) // world_size()

@@ -1,0 +1,288 @@
+"""Runs → mean, standard deviation, n and the gap to a baseline. Pure; refuses to mix what differs.
+
+A row averages runs that differ in nothing but the seed. All rows of a table come from one task on
+one dataset, one engine and one protocol (the hash of everything but seed, weights, folders and
+devices), so that a gap between two rows is the weights' doing.
+
+A task is called after its file, and files of different folders have one name (configs/coco,
+configs/lvis): what tells them apart is what they are tested on.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report.escape import file_names
+from benchmarks.report.paper import tables_for
+from benchmarks.report.records import Run
+from detection.config import keys as detection_keys
+from detection.evaluation.metrics import headline_names
+from moco.classification import config as classify_config
+from moco.common.errors import UserError
+
+RANDOM = "random"
+CONFIDENCE = 0.95
+NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classify_config.NOT_PROTOCOL}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric over the trials of one row.
+
+    Attributes:
+        values: one per trial, in the order of the seeds.
+        std: sample standard deviation (ddof 1), None for a single trial.
+    """
+
+    values: tuple[float, ...]
+    mean: float
+    std: float | None
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Mean minus the baseline's mean.
+
+    Attributes:
+        value: of the means themselves, as are ``low``, ``high`` and ``p_value``.
+        printed: of the means as tables print them, to one decimal, which is the paper's rule too.
+        low, high: 95% interval of the gap, without assuming equal variances (Welch).
+        p_value: of Welch's two-sided test that the means are equal. All three are None if either
+            side has a single trial or neither side varies.
+    """
+
+    value: float
+    printed: float
+    low: float | None
+    high: float | None
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """All trials of one initialization; a metric that no trial has is None."""
+
+    init: str
+    runs: tuple[Run, ...]
+    cells: dict[str, Cell | None]
+    gaps: dict[str, Gap | None]
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One task on one engine: a row per initialization, the baseline first.
+
+    Attributes:
+        tested_on: DATASETS.TEST of its runs; empty for a classification.
+    """
+
+    task: str
+    tested_on: tuple[str, ...]
+    engine: str
+    iterations: int
+    baseline: str | None
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for row in self.rows for run in row.runs)
+
+
+def stems(tables: Sequence[Table]) -> list[str]:
+    """A name for each table, for files and anchors: the task, then what tells it from others."""
+    several = len({t.engine for t in tables}) > 1
+    keys = []
+    for table in tables:
+        data = {other.tested_on for other in tables if other.task == table.task}
+        parts = (table.task, *(table.tested_on if len(data) > 1 else ()))
+        keys.append((*parts, *([table.engine] if several else [])))
+    return file_names(keys)
+
+
+def aggregate(
+    runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] | None = None
+) -> list[Table]:
+    """One table per task and what it is tested on, in alphabetical order.
+
+    Args:
+        baseline: name of the row that gaps refer to; None takes ``random`` where there is one.
+        metrics: the columns; None takes, per task, what its runs measured
+        (detection/evaluation/metrics.py),     in the order of the paper's table where it has one.
+
+    Raises:
+        UserError: no runs; a baseline that no task has; or, within a task, several engines,
+            protocols, weights under one name, or two runs with one seed. The message says which
+            runs differ in what.
+    """
+    if not runs:
+        raise UserError("no finished run to make a table of")
+    inits = sorted({run.record.init for run in runs})
+    if baseline is not None and baseline not in inits:
+        raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
+    tables = []
+    groups = _groups(list(runs), lambda run: (run.record.task, tested_on(run)))
+    for (task, data), members in sorted(groups.items(), key=lambda item: item[0]):
+        _require_comparable(task, members)
+        columns = metrics or _measured(task, data, members)
+        tables.append(_table(task, data, members, baseline, tuple(columns)))
+    return tables
+
+
+def tested_on(run: Run) -> tuple[str, ...]:
+    """DATASETS.TEST of a run; empty where it has none (classifications)."""
+    return tuple(run.record.config.get("DATASETS.TEST") or ())
+
+
+def summarize(values: Sequence[float]) -> Cell:
+    """Mean and sample standard deviation of at least one value."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(tuple(values), statistics.fmean(values), std)
+
+
+def gap(cell: Cell, base: Cell) -> Gap:
+    """``cell`` minus ``base`` with Welch's interval and test."""
+    value = cell.mean - base.mean
+    printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
+    if cell.std is None or base.std is None or cell.std == base.std == 0:
+        return Gap(value, printed, None, None, None)
+    from scipy import stats  # takes a second to import
+
+    test = stats.ttest_ind(cell.values, base.values, equal_var=False)
+    interval = test.confidence_interval(CONFIDENCE)
+    return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> tuple[str, ...]:
+    names = {name for run in runs for name in run.record.metrics}
+    shown = headline_names(names) or headline_names(["bbox/"])
+    papers = tables_for(task, data)
+    order = [name for paper in papers for name in paper.metrics]
+    return tuple(sorted(shown, key=lambda name: order.index(name) if name in order else len(order)))
+
+
+def _table(
+    task: str,
+    data: tuple[str, ...],
+    runs: list[Run],
+    baseline: str | None,
+    metrics: tuple[str, ...],
+) -> Table:
+    inits = {run.record.init for run in runs}
+    if baseline is None and RANDOM in inits:
+        baseline = RANDOM
+    if baseline not in inits:
+        baseline = None
+    cells = {init: _cells([r for r in runs if r.record.init == init], metrics) for init in inits}
+    base = cells[baseline] if baseline is not None else dict.fromkeys(metrics)
+    rows = []
+    for init in sorted(inits, key=lambda name: (name != RANDOM, name != baseline, name)):
+        own = tuple(sorted((r for r in runs if r.record.init == init), key=lambda r: r.record.seed))
+        gaps = {
+            metric: gap(cell, other)
+            if init != baseline
+            and (cell := cells[init][metric]) is not None
+            and (other := base[metric]) is not None
+            else None
+            for metric in metrics
+        }
+        rows.append(Row(init, own, cells[init], gaps))
+    first = runs[0].record
+    return Table(task, data, first.engine, first.iterations, baseline, metrics, tuple(rows))
+
+
+def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
+    ordered = sorted(runs, key=lambda run: run.record.seed)
+    cells: dict[str, Cell | None] = {}
+    for metric in metrics:
+        values = [v for run in ordered if (v := run.record.metrics.get(metric)) is not None]
+        cells[metric] = summarize(values) if values else None
+    return cells
+
+
+def _require_comparable(task: str, runs: list[Run]) -> None:
+    engines = _groups(runs, lambda run: run.record.engine)
+    if len(engines) > 1:
+        raise UserError(
+            f"{task}: runs of different engines are not averaged: {_listed(engines)}; "
+            "choose one with --engine, or --engine each for a table of each"
+        )
+    protocols = _groups(runs, lambda run: run.record.config_sha256)
+    if len(protocols) > 1:
+        by_hash = {f"protocol {key[:8]}": members for key, members in protocols.items()}
+        raise UserError(
+            f"{task}: runs of different protocols are not averaged: {_listed(by_hash)}; "
+            f"they differ in {listed_differences(list(protocols.values()))}"
+        )
+    lengths = _groups(runs, lambda run: run.record.iterations)
+    if len(lengths) > 1:
+        by_length = {f"{key} iterations": members for key, members in lengths.items()}
+        raise UserError(f"{task}: runs of different length are not averaged: {_listed(by_length)}")
+    for init, members in _groups(runs, lambda run: run.record.init).items():
+        weights = _groups(members, lambda run: run.record.weights_sha256)
+        if len(weights) > 1:
+            by_weights = {
+                "no weights" if key is None else f"weights {key[:8]}": group
+                for key, group in weights.items()
+            }
+            raise UserError(
+                f"{task}: init {init!r} stands for different weights: {_listed(by_weights)}; "
+                "give each file its own name"
+            )
+        for seed, same in _groups(members, lambda run: run.record.seed).items():
+            if len(same) > 1:
+                raise UserError(
+                    f"{task}: init {init!r} has seed {seed} more than once "
+                    f"({', '.join(str(run.folder) for run in same)}); a repetition is not a trial, "
+                    "leave one of them out"
+                )
+
+
+def _groups(runs: list[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def _listed(groups: dict[str, list[Run]]) -> str:
+    parts = []
+    for name, members in groups.items():
+        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
+        parts.append(f"{name} ({', '.join(str(run.folder) for run in members[:3])}{more})")
+    return " / ".join(parts)
+
+
+def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[Any]]:
+    """Protocol's keys constant within every group of runs but not across them, with the values.
+
+    A key that a group's records do not hold has the value None there.
+    """
+    configs = [[run.record.config for run in group] for group in groups]
+    keys = {key for group in configs for config in group for key in config}
+    found = {}
+    for key in sorted(keys.difference(NOT_PROTOCOL)):
+        values = [[config.get(key) for config in group] for group in configs]
+        constant = all(all(value == group[0] for value in group) for group in values)
+        if constant and any(group[0] != values[0][0] for group in values):
+            found[key] = [group[0] for group in values]
+    return found
+
+
+def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
+    """``SOLVER.BASE_LR (0.02 / 0.01), …``: the first few, values in the order of the groups."""
+    parts = [
+        f"{key} ({' / '.join(map(repr, values))})" for key, values in differences(groups).items()
+    ]
+    if not parts:
+        return "keys that their records do not hold"
+    return ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" * (len(parts) > 6))

@@ -1,0 +1,125 @@
+"""The paper's printed numbers (``paper.yaml``) as validated data, to stand beside ours."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from moco.common.cfgnode import read_yaml
+
+OWN = "this paper"
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One printed row; None where the paper prints no number. Units: AP and accuracy, 0..100.
+
+    ``tasks`` are those of the table's that the row is the reference of.
+    """
+
+    name: str
+    values: tuple[float | None, ...]
+    gaps: tuple[float | None, ...]
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One (sub-)table; ``metrics[i]`` and ``methods[i]`` belong to ``columns[i]``.
+
+    ``number`` is None for numbers of the text and of tables without one: ``label`` says where. Of
+    ``iterations`` and ``epochs`` the one is None that the paper does not give, ``trials`` where it
+    does not tell. A metric is None where the column is no result (the number of parameters).
+    ``tested_on`` is DATASETS.TEST of the tasks, empty for classifications.
+    """
+
+    number: int | str | None
+    part: str | None
+    label: str
+    title: str
+    tasks: tuple[str, ...]
+    tested_on: tuple[str, ...]
+    iterations: int | None
+    epochs: int | None
+    trials: int | None
+    baseline: str | None
+    columns: tuple[str, ...]
+    metrics: tuple[str | None, ...]
+    methods: tuple[str, ...]
+    rows: tuple[PaperRow, ...]
+
+    @property
+    def cite(self) -> str:
+        """E.g. ``Table 2b (tab:voc)``."""
+        if self.number is None:
+            return self.label
+        part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
+        return f"Table {self.number}{part} ({self.label})"
+
+    def own(self, row: PaperRow, metric: str) -> tuple[float | None, float | None]:
+        """Value and gap of the paper's own pre-training for ``metric``."""
+        for i, (name, method) in enumerate(zip(self.metrics, self.methods, strict=True)):
+            if name == metric and method == OWN:
+                return row.values[i], row.gaps[i]
+        return None, None
+
+
+@cache
+def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
+    """The citation and all tables.
+
+    Raises:
+        ValueError: a row whose values do not match the columns, a row's task that its table does
+            not have, or a baseline that is no row.
+    """
+    tree = read_yaml(Path(__file__).with_name("paper.yaml"))
+    return tree["citation"], tuple(_table(entry) for entry in tree["tables"])
+
+
+def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[PaperTable]:
+    """The paper's tables that hold numbers for one of this project's tasks.
+
+    Args:
+        tested_on: DATASETS.TEST of the runs. A task is called after its file without the folder, so
+            COCO and LVIS have tasks of one name, which this tells apart; None asks by name alone.
+    """
+    return [
+        table
+        for table in load_paper()[1]
+        if task in table.tasks
+        and (tested_on is None or not table.tested_on or set(table.tested_on) == set(tested_on))
+    ]
+
+
+def _table(entry: dict[str, Any]) -> PaperTable:
+    columns = entry["columns"]
+    rows = tuple(_row(row, len(columns), tuple(entry["tasks"])) for row in entry["rows"])
+    if entry["baseline"] is not None and entry["baseline"] not in {row.name for row in rows}:
+        raise ValueError(f"{entry['label']}: baseline {entry['baseline']!r} is none of its rows")
+    return PaperTable(
+        number=entry["table"],
+        part=entry["part"],
+        label=entry["label"],
+        title=entry["title"],
+        tasks=tuple(entry["tasks"]),
+        tested_on=tuple(entry["tested_on"] or ()),
+        iterations=entry["iterations"],
+        epochs=entry.get("epochs"),
+        trials=entry["trials"],
+        baseline=entry["baseline"],
+        columns=tuple(column["name"] for column in columns),
+        metrics=tuple(column["metric"] for column in columns),
+        methods=tuple(column["method"] for column in columns),
+        rows=rows,
+    )
+
+
+def _row(row: dict[str, Any], width: int, tasks: tuple[str, ...]) -> PaperRow:
+    values, gaps = row["values"], row.get("gaps", [None] * width)
+    if len(values) != width or len(gaps) != width:
+        raise ValueError(f"row {row['name']!r}: expected {width} values and gaps")
+    own = tuple(row.get("tasks", tasks))
+    if not set(own) <= set(tasks):
+        raise ValueError(f"row {row['name']!r}: tasks: got {own}, choices are {tasks}")
+    return PaperRow(row["name"], tuple(values), tuple(gaps), own)

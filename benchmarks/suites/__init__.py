@@ -1,0 +1,1 @@
+"""Suites of runs: files, folders, checks, the scheduler and its executors."""

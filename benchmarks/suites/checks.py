@@ -1,0 +1,329 @@
+"""Everything that can be wrong with a suite's runs, found before the first one starts.
+
+A detection run is checked by what train_net itself checks
+(:func:`detection.config.task.load_task`, whose
+readers are the doctor's): configuration, weights, their input contract, every dataset. What is
+found is listed together, one line each. This imports torch and may hold a dataset's annotations
+for a moment, so the runner calls :func:`check` in a process of its own.
+"""
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from benchmarks.suites.keep import Checkpoints
+from benchmarks.suites.suite import (
+    DETECTION,
+    DETECTRON2,
+    EMBEDDED,
+    LINEAR,
+    MOCO,
+    RANDOM,
+    RunSpec,
+    SuiteTask,
+)
+from moco.common.cfgnode import split_assignments
+from moco.common.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from detection.config.task import Task
+
+DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a check found.
+
+    Attributes:
+        problems: one line each; nothing may start while there is one.
+        notes: what a reader of the numbers should know, one line each.
+        iterations: (task, engine, init) → length of the run.
+        hardware: of this machine as run records have it.
+        checkpoints: (task, engine, init) → what such a run writes.
+    """
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    iterations: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    checkpoints: dict[tuple[str, str, str], Checkpoints] = field(default_factory=dict)
+
+
+def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call ``function`` in a fresh process, so that what it imports and reads is gone afterwards.
+
+    Raises:
+        whatever it raises.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
+    """Detectron2's names of weights (``detectron2://…``) as files, downloaded if need be.
+
+    Raises:
+        UserError: Detectron2 is not installed, or what MODEL.WEIGHTS refuses as well: another
+            address, a whole detector, a name that it does not know.
+    """
+    from detection.engine.weights import read_weights
+
+    files = dict(weights)
+    for init, name in weights.items():
+        if "://" in name:
+            read_weights(name)  # refuses what is no backbone before anything is fetched
+            from detection.d2.model_zoo import resolve_detectron2_name
+
+            files[init] = str(resolve_detectron2_name(name))
+    return files
+
+
+def choose_engines(wanted: str) -> tuple[str, ...]:
+    """``auto``, ``detectron2``, ``embedded`` or ``each`` → engines for detection.
+
+    Raises:
+        UserError: Detectron2 is needed and cannot be imported.
+    """
+    from detection.train_net import choose_engine
+
+    if wanted == "each":
+        return (choose_engine(DETECTRON2)[0], EMBEDDED)
+    return (choose_engine(wanted)[0],)
+
+
+def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+    """Check one run of each (task, engine, init) of ``specs``: all trials are alike.
+
+    Args:
+        on_gpus: whether the runs will see GPUs.
+    """
+    if not on_gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported
+    warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
+    from moco.common.run import provenance
+
+    trials = {(spec.task, spec.engine, spec.init): spec for spec in reversed(specs)}
+    problems: dict[str, list[str]] = {}  # what → which
+    notes: dict[str, None] = {}
+    iterations, checkpoints = {}, {}
+    called: dict[str, list[str]] = {}
+    sound = set()  # (task, engine) whose data and keys were read to the end
+    for key, spec in reversed(trials.items()):
+        engine = "" if spec.engine == MOCO else f" ({spec.engine})"
+        found = _outcome(spec)
+        if found.problem:
+            problems.setdefault(found.problem, []).append(f"{spec.task} from {spec.init}{engine}")
+        else:
+            iterations[key] = found.iterations
+            if found.checkpoints is not None:
+                checkpoints[key] = found.checkpoints
+            notes |= dict.fromkeys(found.notes)
+            called.setdefault(found.called, []).append(spec.task)
+            sound.add(key[:2])
+    for task, engine in dict.fromkeys(key[:2] for key in reversed(trials)):
+        spec = next(s for s in trials.values() if (s.task, s.engine) == (task, engine))
+        if spec.program == DETECTION and (task, engine) not in sound:
+            # Bad weights end a check before the data is looked at.
+            text = _outcome(replace(spec, weights=RANDOM)).problem
+            if text:
+                who = problems.setdefault(text, [])
+                who += [] if any(name.startswith(f"{task} from") for name in who) else [task]
+    lines = [f"{_some(who)}: {what}" for what, who in problems.items()]
+    lines += _same_names(called)
+    hardware = provenance()["hardware"]
+    return Findings(tuple(lines), tuple(notes), iterations, hardware, checkpoints)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Of one run: the problem, or nothing; its length; notes; what tables call its task; files."""
+
+    problem: str = ""
+    iterations: int = 0
+    notes: tuple[str, ...] = ()
+    called: str = ""
+    checkpoints: Checkpoints | None = None
+
+
+def _outcome(spec: RunSpec) -> _Outcome:
+    try:
+        return (_check_detection if spec.program == DETECTION else _check_moco)(spec)
+    except UserError as error:
+        return _Outcome(f"{error}{_advice(spec, str(error))}")
+    except Exception as error:  # a check that fails is a run that would
+        return _Outcome(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _same_names(tasks: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines about tasks that tables would take for one and then refuse to average."""
+    return [
+        f"{' and '.join(dict.fromkeys(names))}: both would be {called} in the tables; give one of "
+        "them a file (or TASK) of its own name"
+        for called, names in tasks.items()
+        if len(set(names)) > 1
+    ]
+
+
+def command_keys(spec: RunSpec) -> list[str]:
+    """The ``KEY VALUE`` words of a run's overrides, with the data's folder filled in."""
+    return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
+
+
+def with_datasets_folder(text: str) -> str:
+    """A value with the folder of datasets in the place of its variable."""
+    root = os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
+    return text.replace(f"${DATASETS_VARIABLE}", root)
+
+
+def option_pairs(
+    suite_tasks: Sequence[SuiteTask], words: Sequence[str]
+) -> dict[str, list[tuple[str, str]]]:
+    """``--opts KEY VALUE ...`` by program: each key goes to the programs that know it.
+
+    Raises:
+        UserError: a word without a value, or a key that no program of the suite knows.
+    """
+    from benchmarks.suites.suite import refuse_per_run
+
+    words = split_assignments(words)
+    if len(words) % 2:
+        raise UserError(f"--opts: {words[-1]!r} has no value; overrides are KEY VALUE pairs")
+    programs = dict.fromkeys(task.program for task in suite_tasks)
+    known = {program: _known_keys(program) for program in programs}
+    pairs: dict[str, list[tuple[str, str]]] = {program: [] for program in programs}
+    for key, value in zip(words[::2], words[1::2], strict=True):
+        refuse_per_run("--opts", key)
+        takers = [program for program, knows in known.items() if knows(key)]
+        if not takers:
+            raise UserError(
+                f"--opts: unknown key {key}; the suite's programs ({', '.join(programs)}) have no "
+                "such key"
+            )
+        for program in takers:
+            pairs[program].append((key, value))
+    return pairs
+
+
+def _known_keys(program: str) -> Callable[[str], bool]:
+    if program == DETECTION:
+        from detection.config.keys import DETECTRON2_ONLY, HONOURED, TRANSFER
+
+        keys = {*HONOURED, *DETECTRON2_ONLY, *TRANSFER}
+        return lambda key: key in keys or "DENSEPOSE" in key
+    from moco.classification.config import default_cfg
+    from moco.common.cfgnode import flatten
+
+    known = flatten(default_cfg(_protocol(program).defaults))
+    return lambda key: key in known
+
+
+def _protocol(program: str) -> Any:
+    from moco import finetune, linear
+
+    return linear.LINEAR if program == LINEAR else finetune.FINETUNE
+
+
+def _check_detection(spec: RunSpec) -> _Outcome:
+    from detection.config.task import load_task
+    from detection.engine.processes import Processes, check_processes
+
+    words = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
+    processes = max(spec.gpus, 1)
+    # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
+    task = load_task(str(spec.config), words, spec.engine, num_processes=processes)
+    check_processes(task.cfg, Processes(processes))
+    notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
+    called = f"{task.name} on {task.test.name}"
+    iterations = int(task.cfg.SOLVER.MAX_ITER)
+    number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
+    written = Checkpoints(_detector_bytes(task), number)
+    return _Outcome("", iterations, tuple(notes), called, written)
+
+
+def _detector_bytes(task: "Task") -> int:
+    """Of a checkpoint: the network, and a momentum for every parameter that is trained."""
+    import torch
+
+    if task.engine == DETECTRON2:
+        from detection.d2.trainer import Trainer
+
+        build_model = Trainer.build_model
+    else:
+        from detection.embedded.build import build_model
+    cfg = task.cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = "meta"  # shapes alone
+    with torch.device("meta"):
+        return _saved_bytes(build_model(cfg))
+
+
+def _saved_bytes(model: "nn.Module") -> int:
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+
+def _about_weights(note: str) -> bool:
+    return note.startswith("MODEL.WEIGHTS")
+
+
+def _check_moco(spec: RunSpec) -> _Outcome:
+    import torch
+
+    from moco.classification.config import load_classify_cfg, with_weights
+    from moco.classification.data import open_labeled
+    from moco.classification.run import build_classifier
+    from moco.classification.weights import read_weights
+
+    protocol = _protocol(spec.program)
+    cfg = load_classify_cfg(protocol.defaults, str(spec.config), command_keys(spec))
+    processes = max(spec.gpus, 1)
+    batch = cfg.SOLVER.BATCH_SIZE
+    if batch % processes:
+        raise UserError(
+            f"SOLVER.BATCH_SIZE: got {batch}, expected a multiple of the {processes} processes"
+        )
+    init = "" if spec.weights == RANDOM else spec.init
+    network = cfg.MODEL
+    weights = read_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
+    with_weights(cfg, weights.spec, weights.mean, weights.std)
+    if not cfg.DATA.ROOT:
+        raise UserError(
+            "DATA.ROOT is not set; add it to the suite's overrides, or --opts DATA.ROOT and the "
+            "folder with train/<class>/* and val/<class>/*"
+        )
+    sets = open_labeled(cfg.DATA.ROOT)
+    if len(sets.train) < batch:
+        raise UserError(
+            f"{cfg.DATA.ROOT}: {len(sets.train)} images are less than one batch of {batch}"
+        )
+    steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
+    called = f"{cfg.TASK or spec.program}_{weights.spec.name}"
+    with torch.device("meta"):  # shapes alone
+        model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
+    written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
+    return _Outcome("", steps, (), called, written)
+
+
+def _advice(spec: RunSpec, error: str) -> str:
+    """Where a dataset is missing: the command that says what is expected, and where to get it."""
+    if spec.program != DETECTION or DATASETS_VARIABLE not in error:
+        return ""
+    from detection.datasets import doctor
+
+    kind = doctor.kind_of(error.partition(":")[0])  # not the task file's, whose data may be others
+    if kind is None or "detection.datasets doctor" in error:
+        return ""
+    return f"; see: python -m detection.datasets doctor {kind}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

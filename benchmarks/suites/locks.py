@@ -1,0 +1,117 @@
+"""A lock on a file that a process hands on to the processes it starts.
+
+It is held until the last of them has ended, so a runner that is killed leaves its training
+processes' claims standing, and nobody starts a second process beside one that still works.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from moco.common.errors import UserError
+
+with suppress(ImportError):  # Windows, where no command runs
+    import fcntl
+
+
+class Claim:
+    """An exclusive lock; to be taken with :meth:`take`.
+
+    Attributes:
+        fd: give it to ``subprocess.Popen(pass_fds=...)`` to hand the lock on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def take(cls, path: Path) -> "Claim | None":
+        """Lock ``path`` (made if missing, never removed); None while another process holds it.
+
+        Raises:
+            UserError: the folder cannot be written, or its file system has no locks.
+        """
+        fd = _open(path)
+        if _locked(fd, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return cls(fd)
+        os.close(fd)
+        return None
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """What others may read while it is held: see :func:`read`."""
+        data = json.dumps(dict(content)).encode()
+        os.pwrite(self.fd, data, 0)
+        os.ftruncate(self.fd, len(data))
+
+    def release(self) -> None:
+        """Let go; it stays locked while a process that inherited it lives."""
+        os.close(self.fd)
+
+
+def held(path: Path) -> bool:
+    """Whether somebody holds the claim; changes nothing on disk."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    # Shared, so that any number may ask at once; :meth:`Claim.take` is tried again in a moment.
+    free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(fd)
+    return not free
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait for the lock on ``path`` and keep it while the context is open.
+
+    Raises:
+        UserError: as :meth:`Claim.take`.
+    """
+    fd = _open(path)
+    _locked(fd, path, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What the holder has written; empty if there is nothing whole."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent}: cannot be written ({error.strerror}); mend that, or choose another "
+            "--output"
+        ) from error
+
+
+def _locked(fd: int, path: Path, kind: int) -> bool:
+    """Lock what is open; closed again if that cannot be."""
+    try:
+        fcntl.flock(fd, kind)
+    except (BlockingIOError, PermissionError):  # EACCES is what some file systems say
+        return False
+    except OSError as error:
+        os.close(fd)
+        raise UserError(
+            f"{path.parent}: this file system has no locks ({error.strerror}), and without them a "
+            "run may be computed twice; choose an --output on another one, or have it mounted "
+            "with locks (flock)"
+        ) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return True

@@ -1,0 +1,1 @@
+"""Backbone families, one file each: shapes, names of the tensors, the network."""

@@ -1,0 +1,177 @@
+"""Where a run on Detectron2 stands: saved when it is due or a stop is asked for, taken up again.
+
+Detectron2's checkpoints hold the model, the optimizer, the schedule and the iteration. With them
+a run continues with other images and random numbers than it would have had. The checkpoints of
+this project also hold, for every rank, its random streams and its place in the data, so that a
+resumed run is the uninterrupted one, bit for bit where the kernels are.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from detectron2.engine import HookBase
+from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer
+from detectron2.utils import comm
+
+from detection.d2.loader import ResumableLoader
+from detection.engine.random_state import random_state, restore_random
+from detection.engine.resuming import evaluation_is_missing
+from moco.common.errors import DataError
+from moco.engine.stop import StopRequest
+
+logger = logging.getLogger(__name__)
+
+KEY = "standing"
+WINDOW_ITERS = 20  # over which Detectron2's writers smooth what they write
+
+
+class StoppedError(BaseException):
+    """Leaves the loop. No Exception: Detectron2 would log it as the run's failure.
+
+    Attributes:
+        number: the signal. iteration: the last one that was done. name: of the checkpoint.
+    """
+
+    def __init__(self, number: int, iteration: int, name: str) -> None:
+        super().__init__()
+        self.number, self.iteration, self.name = number, iteration, name
+
+
+class UnreadableError(BaseException):
+    """Leaves the loop on an image that cannot be read; no Exception, for the same reason."""
+
+
+class CheckpointHook(HookBase):
+    """Saves all of that when Detectron2's hook would, and before a stop, and takes it up again.
+
+    It runs on all ranks, after PreciseBN and before the evaluation. The ranks ask each other after
+    every iteration whether one was told to stop: one number each, by the way on which Detectron2
+    exchanges all losses just as often. Asking less often would only take from the time that a
+    scheduler leaves for saving.
+
+    Args:
+        inner: Detectron2's hook; None on ranks other than the first.
+        evaluation: Detectron2's hook; what it misses by a stop it makes up for after --resume.
+        period_iters: save after so many iterations (0: at the end only).
+        eval_period_iters: evaluate after so many iterations (0: at the end only).
+
+    Attributes:
+        stop: the signals of this process.
+        done: iterations. saved: the iteration after which the newest checkpoint was written.
+        resumed: what a checkpoint says of this run (:func:`usable`); None for a start.
+    """
+
+    def __init__(
+        self,
+        inner: PeriodicCheckpointer | None,
+        evaluation: EvalHook,
+        period_iters: int,
+        eval_period_iters: int,
+    ) -> None:
+        self.inner, self.evaluation = inner, evaluation
+        self.period_iters, self.eval_period_iters = period_iters, eval_period_iters
+        self.stop: StopRequest | None = None
+        self.done = 0
+        self.saved = -1
+        self.resumed: Mapping[str, Any] | None = None
+
+    def before_train(self) -> None:
+        loader: ResumableLoader = self.trainer._trainer.data_loader
+        if self.inner is not None:
+            self.inner.max_iter = self.trainer.max_iter
+        self.done = self.trainer.start_iter
+        self._evaluate_if_missed()
+        if self.resumed is None:
+            return
+        mine = self.resumed["ranks"][comm.get_rank()]
+        loader.load_state_dict(mine["data"])
+        _ = self.trainer._trainer._data_loader_iter  # draws from torch's stream when it begins
+        restore_random(mine["random"])
+        if self.done == self.trainer.max_iter:
+            return  # nothing to smooth: the last line is there
+        for name, values in self.resumed["recent"].items():
+            for value, iteration in values:
+                self.trainer.storage.put_scalar(name, value, cur_iter=iteration)
+
+    def after_step(self) -> None:
+        iteration, done = self.trainer.iter, self.trainer.iter + 1
+        self.done = done
+        finished = done == self.trainer.max_iter
+        number = 0 if finished else self._asked()
+        due = _due(done, self.period_iters)
+        if not (finished or due or number):
+            return
+        name = f"model_{iteration:07d}"
+        self._save(iteration, name if number else None)
+        if number:
+            comm.synchronize()  # no rank leaves before the file is there
+            raise StoppedError(number, iteration, name)
+
+    def save_unreadable(self, iteration: int) -> None:
+        """Save the state after ``iteration`` before an image ends the run, unless that was done."""
+        if self.trainer.start_iter <= iteration < self.trainer.max_iter and iteration > self.saved:
+            self._save(iteration, f"model_{iteration:07d}")
+            comm.synchronize()
+
+    def _save(self, iteration: int, name: str | None) -> None:
+        """On all ranks; under a name, or when and as Detectron2's hook does."""
+        ranks = comm.gather(
+            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
+        )
+        self.saved = iteration
+        if self.inner is None:
+            return
+        standing = {"ranks": ranks, "recent": self._recent(iteration)}
+        if name is None:
+            self.inner.step(iteration, **{KEY: standing})
+        else:
+            self.inner.save(name, iteration=iteration, **{KEY: standing})
+
+    def _evaluate_if_missed(self) -> None:
+        folder, done = Path(self.trainer.cfg.OUTPUT_DIR), self.done
+        missing = comm.is_main_process() and evaluation_is_missing(
+            folder, done, self.eval_period_iters
+        )
+        if done < self.trainer.max_iter and any(comm.all_gather(missing)):
+            self.trainer.storage.iter = done - 1
+            try:
+                self.evaluation._do_eval()
+            except DataError as error:
+                raise UnreadableError(str(error)) from error
+            self.trainer.storage.iter = done
+
+    def _asked(self) -> int:
+        """The signal that a rank has got, 0 for none; the same on all ranks."""
+        received = None if self.stop is None else self.stop.received
+        return max(comm.all_gather(int(received or 0)))
+
+    def _recent(self, iteration: int) -> dict[str, list[tuple[float, int]]]:
+        """The values that the next lines of metrics.json are smoothed over."""
+        storage, first = self.trainer.storage, iteration - WINDOW_ITERS
+        smoothed = [name for name, hint in storage.smoothing_hints().items() if hint]
+        return {
+            name: [(float(v), int(i)) for v, i in storage.history(name).values() if i > first]
+            for name in smoothed
+        }
+
+
+def usable(standing: Any, path: str, loader: ResumableLoader) -> Mapping[str, Any] | None:
+    """What a checkpoint says of this run's ranks; None, with a warning, where it fits no longer."""
+    if not isinstance(standing, dict):
+        reason = "Detectron2 itself, or an earlier version of this project, wrote it"
+    elif len(standing["ranks"]) != comm.get_world_size():
+        reason = (
+            f"{len(standing['ranks'])} processes wrote it, now there are {comm.get_world_size()}"
+        )
+    elif not loader.fits(standing["ranks"][comm.get_rank()]["data"]):
+        reason = "DATALOADER.NUM_WORKERS was 0 and is not, or was not and is"
+    else:
+        return standing
+    logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
+    return None
+
+
+def _due(done: int, period: int) -> bool:
+    return period > 0 and done % period == 0

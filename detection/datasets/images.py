@@ -1,0 +1,109 @@
+"""Reading an image for a detector: what both engines say of one that cannot be used.
+
+Detectron2 reads images with its own code, which gives the same pixels; `explained` says in this
+project's words what was wrong when it fails.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from PIL import Image
+
+from moco.common.errors import DataError
+from moco.common.files import PathLike
+
+_EXIF_ORIENTATION = 274
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def read_image(path: str) -> Image.Image:
+    """An RGB image, turned as its EXIF says.
+
+    Raises:
+        DataError: missing, truncated, not an image, or of more than 8 bits.
+    """
+    try:
+        with Image.open(path) as image:
+            check_bits(image, path)
+            image.load()
+            method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
+            return (image if method is None else image.transpose(method)).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path}: cannot be read as an image ({reason}); replace it") from error
+
+
+def check_bits(image: Image.Image, path: object) -> None:
+    """Refuse gray of more than 8 bits, from the header alone.
+
+    Deviation: Detectron2 lets PIL convert it, which clips every value above 255 to white.
+    Pre-training (moco/data/decode.py) scales it.
+
+    Raises:
+        DataError: names the file.
+    """
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        raise DataError(
+            f"{path}: gray of more than 8 bits (mode {image.mode}), which detection does not read; "
+            "convert it to 8 bits (16-bit values divided by 257 are what pre-training sees)"
+        )
+
+
+def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
+    """``size`` is the image's (height, width).
+
+    Raises:
+        DataError: the record says otherwise.
+    """
+    if size != (record["height"], record["width"]):
+        raise DataError(
+            f"{record['file_name']}: the image is {size[1]}x{size[0]}, its annotation says "
+            f"{record['width']}x{record['height']}; correct the annotation's size"
+        )
+
+
+def explained(record: Mapping[str, Any], error: Exception) -> Exception:
+    """What :func:`read_image` says of a record's file where Detectron2 raised ``error``.
+
+    ``error`` itself where the image is as it should be.
+    """
+    path = record["file_name"]
+    if isinstance(error, DataError):
+        return error
+    if "://" in path:  # one of Detectron2's handlers of paths reads it
+        return DataError(f"{path}: cannot be read ({error})")
+    try:
+        width, height = read_image(path).size
+        if "height" in record:
+            check_size(record, (height, width))
+    except DataError as found:
+        return found
+    return error
+
+
+def first_error(batch: Iterable[Any]) -> DataError | None:
+    """Of a batch in which a DataError can stand for a sample.
+
+    Raised in a worker, the error would reach the user wrapped in that worker's traceback.
+    """
+    return next((sample for sample in batch if isinstance(sample, DataError)), None)
+
+
+def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str:
+    """The message of a training that an image ended: what was wrong, and what is saved.
+
+    Args:
+        doctor: the command that checks all images (detection/datasets/doctor_custom.py), or "".
+    """
+    saved = "nothing was trained yet"
+    if checkpoint is not None:
+        saved = f"saved {checkpoint}, from which --resume continues once that is fixed"
+    return f"{error}; {saved}" + (f"; to check all images: {doctor}" if doctor else "")

@@ -1,0 +1,1 @@
+"""What both engines' runs share: processes, random state, weights, resuming."""

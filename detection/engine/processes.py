@@ -1,0 +1,289 @@
+"""The processes of one fine-tuning: how many, how they are started, stopped, and what they answer.
+
+Both engines are given a number of processes by Detectron2's flags. The first process starts the
+others, passes signals on to them, and gets the result or the first error back through a file. With
+torchrun there is nothing to start: every process is one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+import torch
+from fvcore.common.config import CfgNode
+
+from detection.engine.resuming import iterations_before, set_iterations
+from detection.engine.weights import Coverage, EngineResult
+from moco.common import distributed
+from moco.common.errors import DataError, NumericError, Preempted, UserError, kill_children
+from moco.common.files import atomic_write_json, atomic_write_text
+from moco.engine.stop import StopRequest, end, stop_signals
+
+logger = logging.getLogger(__name__)
+
+_STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
+
+# What one process does; it is sent to the others, so it is a function of a module, or a partial of
+# one. Its result is complete on the main process.
+Work = Callable[[StopRequest], EngineResult]
+# Opens the connection between them; a signal ends a process that still waits for the others.
+Connect = Callable[[], AbstractContextManager[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How many processes train together, as Detectron2's launch takes it.
+
+    Attributes:
+        num_gpus: on this machine, one for each GPU; on the CPU that many as well.
+        dist_url: ``tcp://host:port`` of the first machine; "auto" for a single one.
+        started: torchrun has started them, and this is one.
+    """
+
+    num_gpus: int = 1
+    num_machines: int = 1
+    machine_rank: int = 0
+    dist_url: str = "auto"
+    started: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for numbers and an address that cannot be, whatever the task."""
+        if not 0 <= self.machine_rank < self.num_machines or self.num_gpus < 1:
+            raise UserError(
+                f"--num-gpus {self.num_gpus} --num-machines {self.num_machines} "
+                f"--machine-rank {self.machine_rank}: expected at least one of each, and a rank "
+                "below the number of machines"
+            )
+        several = self.num_machines > 1 and not self.started
+        if several and not re.fullmatch(r"tcp://.+:\d+", self.dist_url):
+            raise UserError(
+                f"--dist-url: got {self.dist_url}, --num-machines needs "
+                "tcp://<first machine>:<port>"
+            )
+
+    @property
+    def world_size(self) -> int:
+        return self.num_gpus * self.num_machines
+
+
+ONE_PROCESS = Processes()
+
+
+def torchrun_processes() -> Processes | None:
+    """The processes that torchrun has started, None without it."""
+    world, local = distributed.launched_processes(), distributed.local_processes()
+    if world == 1:
+        return None
+    return Processes(local, world // local, distributed.launched_rank() // local, started=True)
+
+
+def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = False) -> None:
+    """Raise UserError for a number of processes that the machine or the task cannot have."""
+    available = torch.cuda.device_count()
+    if cfg.MODEL.DEVICE != "cpu" and processes.num_gpus > available:
+        flag = "--nproc-per-node" if processes.started else "--num-gpus"
+        raise UserError(f"{flag} {processes.num_gpus}: this machine has {available} GPUs")
+    if processes.world_size > 1 and ":" in cfg.MODEL.DEVICE:
+        raise UserError(
+            f"MODEL.DEVICE {cfg.MODEL.DEVICE} is one GPU for {processes.world_size} processes; "
+            "set it to cuda"
+        )
+    if not eval_only and cfg.SOLVER.IMS_PER_BATCH % processes.world_size:
+        raise UserError(
+            f"SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} cannot be divided among "
+            f"{processes.world_size} processes; SOLVER.REFERENCE_WORLD_SIZE scales it to them"
+        )
+
+
+def run_here(work: Work, connect: Connect = nullcontext, *, saves: bool) -> EngineResult:
+    """``work`` in this process, while connected.
+
+    Args:
+        saves: a signal is answered by saving; else, as in an evaluation, it ends the process.
+    """
+    with connect(), _stop_signals(StopRequest(), saves) as stop:
+        return work(stop)
+
+
+def run_in_others(
+    launch: Callable[[Path], None], *, device: str, iterations: int, saves: bool
+) -> EngineResult:
+    """Let ``launch`` start the others of this machine, and return what they answer.
+
+    A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
+    together. Before they are up there is nothing to save, and the run just ends.
+
+    Args:
+        launch: start processes that :func:`report` to the given file, and wait for their end.
+        device: MODEL.DEVICE.
+        iterations: of the result on machines other than the first, which has no other.
+        saves: see :func:`run_here`.
+
+    Raises:
+        UserError, DataError, NumericError: as the process that failed first.
+        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
+    """
+    with TemporaryDirectory(prefix="detection-") as scratch:
+        outcome = Path(scratch) / "outcome.json"
+        if device == "cpu":
+            # Else every process would be given a GPU of its own, as far as there are any.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # It tells how it ends the others when one has failed, before that one's message.
+        logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+        with _stop_signals(_ParentStop(outcome), saves) as stop:
+            try:
+                _launch(launch, outcome)
+                if outcome.is_file():
+                    return read_outcome(outcome)
+            except Preempted as error:
+                end(stop.received or signal.SIGTERM, str(error))
+            except Exception as error:
+                # The message of the process that failed first is worth more than the launcher's.
+                if outcome.is_file():
+                    return read_outcome(outcome)
+                if stop.received is None:
+                    raise
+                end(  # told to stop while they were still starting, which ended them
+                    stop.received,
+                    f"stopped, and nothing was saved since the last checkpoint ({error}); run the "
+                    "same command with --resume to go on",
+                )
+    # The main process, and so the result, is on the first machine.
+    return EngineResult({}, iterations, 0.0, None)
+
+
+def _launch(launch: Callable[[Path], None], outcome: Path) -> None:
+    try:
+        launch(outcome)
+    except KeyboardInterrupt:  # asked twice: now
+        kill_children()
+        raise
+
+
+def report(
+    work: Work,
+    outcome: Path,
+    connect: Connect = nullcontext,
+    *,
+    rank: int,
+    local_rank: int,
+    saves: bool,
+) -> None:
+    """Do one process's share; the main one leaves its result or error in ``outcome``.
+
+    Raises:
+        Exception: as ``work``, but for a stop that was asked for.
+    """
+    try:
+        with connect(), _stop_signals(_WorkerStop(outcome), saves) as stop:
+            result = work(stop)
+    except Preempted as error:
+        if local_rank == 0:  # on every machine; it has no message of its own to wait for
+            atomic_write_json(outcome, {"preempted": str(error)})
+        return
+    except UserError as error:
+        # That another one is gone says less than what that one says.
+        if not (isinstance(error, distributed.LostProcess) and outcome.is_file()):
+            content = {"error": str(error), "exit_code": error.exit_code, "rank": rank}
+            atomic_write_json(outcome, {**content, "iterations": iterations_before(error)})
+        raise
+    except Exception as error:
+        logger.exception("process %d failed", rank)
+        if not outcome.is_file():  # the others fail after the first, because of it
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            content = {"error": text, "exit_code": 1, "rank": rank}
+            content["iterations"] = iterations_before(error)
+            atomic_write_json(outcome, {**content, "trace": traceback.format_exc()})
+        raise
+    if rank == 0:
+        fields = dataclasses.asdict(result)
+        # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
+        atomic_write_text(outcome, json.dumps(fields))
+
+
+def read_outcome(path: Path) -> EngineResult:
+    """What :func:`report` has left.
+
+    Raises:
+        UserError, DataError, NumericError, Preempted: it is an error.
+        RuntimeError: it is one that nobody expected; its traceback is a note of this one.
+    """
+    content = json.loads(path.read_text())
+    if "preempted" in content:
+        raise Preempted(content["preempted"])
+    if "trace" in content:
+        unexpected = RuntimeError(f"{content['error']} (process {content['rank']})")
+        unexpected.add_note(content["trace"])
+        set_iterations(unexpected, content["iterations"])
+        raise unexpected
+    if "error" in content:
+        kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
+            content["exit_code"], UserError
+        )
+        error = kind(f"{content['error']} (process {content['rank']})")
+        set_iterations(error, content["iterations"])
+        raise error
+    coverage = content.pop("coverage")
+    if coverage is not None:
+        coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
+    return EngineResult(**content, coverage=coverage)
+
+
+def _stop_signals(stop: StopRequest, saves: bool) -> AbstractContextManager[StopRequest]:
+    """Signals end what has nothing to save at once."""
+    return stop_signals(stop) if saves else nullcontext(stop)
+
+
+class _ParentStop(StopRequest):
+    """Of the process that started the others: passes a signal on to them."""
+
+    def __init__(self, outcome: Path) -> None:
+        super().__init__()
+        self._mark = outcome.with_name(_STOP_MARK)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        super().__call__(number, frame)
+        # SIGINT is also what they get when this process dies.
+        number = signal.SIGTERM if number == signal.SIGINT else number
+        self._mark.write_text(str(int(number)))  # for one that is just being started
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+
+class _WorkerStop(StopRequest):
+    """Of the others."""
+
+    def __init__(self, outcome: Path) -> None:
+        super().__init__()
+        self._outcome, self._mark = outcome, outcome.with_name(_STOP_MARK)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        parent = multiprocessing.parent_process()
+        if number == signal.SIGINT:  # Ctrl-C reaches all processes; the first one passes it on
+            if parent is not None and os.getppid() != parent.pid:
+                raise KeyboardInterrupt  # it is gone, and with it the lock of the folder
+        elif number == signal.SIGTERM and self._outcome.is_file():
+            signal.signal(number, signal.SIG_DFL)  # another process failed, and this one is ended
+            os.kill(os.getpid(), number)
+        else:
+            super().__call__(number, frame)
+
+    @property
+    def received(self) -> int | None:
+        if self._number is None and self._mark.is_file():
+            self._number = int(self._mark.read_text())
+        return super().received

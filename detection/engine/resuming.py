@@ -1,0 +1,111 @@
+"""The files of a run that is resumed: what came after the state it resumes from goes aside."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from detection.evaluation.metrics import HEADLINE
+from moco.common.errors import UserError
+from moco.common.run import METRICS_NAME, RECORD_NAME, drop_metrics
+from moco.engine.checkpoint import POINTER_NAME, set_aside
+
+WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
+_FINAL = "model_final.pth"  # fvcore's names
+_CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
+_DONE = "iterations_done"
+
+
+def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) -> None:
+    """Prepare a folder for a run that resumes; on the main process, once all have read the file.
+
+    Checkpoints of later iterations, and with them the record of the earlier end, move into a
+    subfolder. metrics.json loses their lines, and the one that Detectron2 writes at a stop.
+
+    Args:
+        resumed: the checkpoint, None for a run that starts from scratch.
+        done: iterations in it. max_iter: of the run.
+    """
+    later = []
+    for path in sorted(folder.glob("model_*.pth")):
+        match = _CHECKPOINT.fullmatch(path.name)
+        if path != resumed and (path.name == _FINAL or (match and int(match[1]) >= done)):
+            later.append(path)
+    if later or (resumed and resumed.name == _FINAL and done < max_iter):
+        later.append(folder / RECORD_NAME)
+    set_aside(folder, later, resumed)
+    whole = done % WRITE_EVERY_ITERS == 0 or done == max_iter
+
+    def due(line: Mapping[str, Any]) -> bool:
+        return whole or line["iteration"] < done - 1 or "total_loss" not in line
+
+    drop_metrics(folder, done - 1, due)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint of a run, or None before the first.
+
+    Raises:
+        UserError: `last_checkpoint` names a file outside the folder.
+    """
+    record = folder / POINTER_NAME
+    if not record.is_file():
+        return None
+    name = record.read_text().strip()
+    if Path(name).name != name:
+        raise UserError(f"{record}: {name!r} is not the name of a file in this folder")
+    return folder / name
+
+
+def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
+    """Whether the evaluation that is due after so many iterations is not in metrics.json.
+
+    A stop or a kill came before it.
+    """
+    if period <= 0 or done == 0 or done % period:
+        return False
+    return not any(
+        line["iteration"] == done - 1 and any(name.split("/")[0] in HEADLINE for name in line)
+        for line in _lines(folder)
+    )
+
+
+@contextmanager
+def counting(done: Callable[[], int]) -> Iterator[None]:
+    """An error that is raised inside takes along how many iterations were done."""
+    try:
+        yield
+    except Exception as error:
+        set_iterations(error, done())
+        raise
+
+
+def set_iterations(error: Exception, done: int) -> None:
+    """Note how many iterations were done before an error."""
+    setattr(error, _DONE, done)
+
+
+def iterations_before(error: Exception, folder: Path | None = None) -> int:
+    """How many iterations were done before an error.
+
+    Of one that does not tell, such as that of a killed process: as far as metrics.json goes.
+    """
+    done = getattr(error, _DONE, 0)
+    if done or folder is None:
+        return int(done)
+    return max((line["iteration"] + 1 for line in _lines(folder)), default=0)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / METRICS_NAME
+    if not path.is_file():
+        return []
+    found = []
+    for text in path.read_text().splitlines():
+        try:
+            found.append(json.loads(text))
+        except ValueError:  # cut off by a kill
+            continue
+    return found

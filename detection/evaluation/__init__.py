@@ -1,0 +1,1 @@
+"""Metrics of VOC, COCO, LVIS, Cityscapes and semantic segmentation; predictions and drawings."""

@@ -1,0 +1,138 @@
+"""Cityscapes' average precision of instance masks, by cityscapesscripts.
+
+Equal to Detectron2's ``CityscapesInstanceEvaluator`` (detectron2/evaluation/
+cityscapes_evaluation.py). The package compares files, so masks are written as it wants them into a
+temporary folder. It is from before numpy 2.4, so what it misses is put beside its names while it
+runs; it neither prints nor leaves files.
+"""
+
+import copy
+import importlib
+import tempfile
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from PIL import Image
+
+from detection.datasets.base import Split
+from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
+from moco.common.errors import DataError
+
+_METRIC = "cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling"
+_IMAGE, _TRUTH = "leftImg8bit.png", "gtFine_instanceIds.png"
+
+
+def ground_truth_files(split: Split) -> dict[str, str]:
+    """``file_name`` of each record → its map of instance ids under ``metadata["gt_dir"]``.
+
+    Raises:
+        DataError: a map is missing.
+    """
+    found = {}
+    for record in split.records:
+        image = Path(record["file_name"])
+        name = image.name.removesuffix(_IMAGE) + _TRUTH
+        path = Path(split.metadata["gt_dir"]) / image.parent.name / name
+        if not path.is_file():
+            raise DataError(f"{path}: missing; the metric of {split.name} compares with it")
+        found[record["file_name"]] = str(path.resolve())
+    return found
+
+
+class CityscapesEvaluator:
+    """Collects masks; the metric's numbers are segm/AP, AP50 and AP-<class>, 0..100.
+
+    Args:
+        split: name of the prediction file.
+        class_names: Cityscapes' names of the things, by contiguous id.
+        truth: ``file_name`` of every image of the split → file with its instance ids.
+        folder: where the prediction file goes.
+    """
+
+    def __init__(
+        self, split: str, class_names: Sequence[str], truth: Mapping[str, str], folder: Path
+    ) -> None:
+        from cityscapesscripts.helpers.labels import name2label
+
+        self._split, self._names, self._folder = split, tuple(class_names), folder
+        self._truth = dict(truth)
+        self._label_ids = {i: name2label[name].id for i, name in enumerate(self._names)}
+        self._rows: dict[str, list[Row]] = {}  # by file_name
+
+    def add(self, record: dict[str, Any], prediction: Prediction) -> None:
+        rows = coco_rows(record["image_id"], prediction, self._label_ids)
+        if rows and "segmentation" not in rows[0]:
+            raise ValueError(f"{self._split}: the engine gave no masks for segm AP")
+        self._rows[record["file_name"]] = rows
+
+    def extend(self, other: Self) -> None:
+        self._rows |= other._rows
+
+    def evaluate(self) -> dict[str, float]:
+        """Write the predictions and compare them.
+
+        Raises:
+            ValueError: an image of the split was not added (a fault of the engine).
+        """
+        missing = self._truth.keys() - self._rows.keys()
+        if missing:
+            raise ValueError(f"{self._split}: no prediction for {len(missing)} images")
+        rows = [row for file in self._truth for row in self._rows[file]]
+        write_coco(self._folder, self._split, rows)
+        metric = importlib.import_module(_METRIC)
+        with tempfile.TemporaryDirectory(prefix="cityscapes-") as name:
+            folder = Path(name).resolve()
+            lists = [
+                str(self._write(folder, index, self._rows[file]))
+                for index, file in enumerate(self._truth)
+            ]
+            args = copy.copy(metric.args)
+            args.predictionPath, args.predictionWalk = str(folder), None
+            args.gtInstancesFile = str(folder / "gtInstances.json")
+            args.JSONOutput, args.quiet, args.colorized = False, True, False
+            with _todays_numpy(metric), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
+                result = metric.evaluateImgLists(lists, list(self._truth.values()), args)
+        averages = result["averages"]
+        metrics = {"segm/AP": averages["allAp"], "segm/AP50": averages["allAp50%"]}
+        for class_name in self._names:
+            metrics[f"segm/AP-{class_name}"] = averages["classes"][class_name]["ap"]
+        return {name: float(100 * value) for name, value in metrics.items()}
+
+    def _write(self, folder: Path, index: int, rows: Sequence[Row]) -> Path:
+        """One image's masks as PNG files, and the text file that lists them."""
+        from pycocotools import mask as mask_util
+
+        lines = []
+        for number, row in enumerate(rows):
+            png = folder / f"{index}_{number}.png"
+            mask = mask_util.decode(row["segmentation"])
+            Image.fromarray(mask * np.uint8(255)).save(png, compress_level=1)
+            lines.append(f"{png.name} {row['category_id']} {row['score']!r}\n")
+        path = folder / f"{index}.txt"
+        path.write_text("".join(lines))
+        return path
+
+
+@contextmanager
+def _todays_numpy(metric: Any) -> Iterator[None]:
+    """Give the package's module ``np.in1d``, and take its dump of the matches away.
+
+    The dump would go into the working directory, and its numbers are numpy's, which JSON refuses.
+    """
+
+    def in1d(array: Any, values: Any) -> Any:
+        return np.isin(np.ravel(array), values)
+
+    numpy, dump = metric.np, metric.writeDict2JSON
+    metric.np = types.SimpleNamespace(**{**vars(np), "in1d": in1d})
+    metric.writeDict2JSON = lambda content, path: None
+    try:
+        yield
+    finally:
+        metric.np, metric.writeDict2JSON = numpy, dump

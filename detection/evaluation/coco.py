@@ -1,0 +1,189 @@
+"""COCO's and LVIS's average precision of boxes, masks and keypoints.
+
+COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bit for
+bit, else pycocotools; called so that the numbers are those of Detectron2's ``COCOEvaluator``
+(detectron2/evaluation/coco_evaluation.py) to the last digit. LVIS: hotcoco, because LVIS's own
+package needs a numpy of before 2023; equal to it (and so to Detectron2's ``LVISEvaluator``).
+
+T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits on the detections.
+"""
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
+
+COCO_MAX_DETECTIONS = 100  # per image and category
+LVIS_MAX_DETECTIONS = 300  # per image
+LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
+# The field of a result that each kind compares.
+_FIELDS = {"bbox": "bbox", "segm": "segmentation", "keypoints": "keypoints"}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _InstanceResults:
+    """Collects results in COCO's format.
+
+    Attributes:
+        split: name of the prediction file.
+        json_file: the annotations.
+        category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
+        kinds: bbox, segm, keypoints: what is evaluated.
+        folder: where the prediction file goes.
+    """
+
+    split: str
+    json_file: str
+    category_ids: Mapping[int, int]
+    class_names: Sequence[str]
+    kinds: Sequence[str]
+    folder: Path
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, record: dict[str, Any], prediction: Prediction) -> None:
+        """Add one image's instances.
+
+        Raises:
+            ValueError: instances without what ``kinds`` compare (a fault of the engine).
+        """
+        rows = coco_rows(record["image_id"], prediction, self.category_ids)
+        for kind in self.kinds:
+            if rows and _FIELDS[kind] not in rows[0]:
+                raise ValueError(f"{self.split}: the engine gave no {_FIELDS[kind]} for {kind} AP")
+        self.rows += rows
+
+    def extend(self, other: Self) -> None:
+        """Append another process's instances."""
+        self.rows += other.rows
+
+    def results(self, kind: str) -> list[Row]:
+        """What the metric of ``kind`` sees; new dicts, because pycocotools writes into them.
+
+        Masks go without boxes: given a box, the metric would take the box's area for the
+        instance's and sort it into another range of sizes.
+        """
+        left_out = {"bbox": ("segmentation",), "segm": ("bbox",), "keypoints": ("segmentation",)}
+        return [{k: v for k, v in row.items() if k not in left_out[kind]} for row in self.rows]
+
+
+@dataclass
+class COCOEvaluator(_InstanceResults):
+    """COCO's metric.
+
+    Attributes:
+        oks_sigmas: one per keypoint, the spread of its annotations; empty: COCO's own 17.
+        max_detections: that count per image and category, of boxes and masks; 20 of keypoints.
+    """
+
+    oks_sigmas: Sequence[float] = ()
+    max_detections: int = COCO_MAX_DETECTIONS
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions.
+
+        Without any prediction every metric is NaN, as in Detectron2, and there is none per class.
+        """
+        write_coco(self.folder, self.split, self.rows)
+        metrics: dict[str, float] = {}
+        with _quiet():
+            truth = _coco_package()[0](self.json_file)
+            for kind in self.kinds:
+                values = self._evaluate(truth, kind)
+                metrics |= {f"{kind}/{name}": value for name, value in values.items()}
+        return metrics
+
+    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        areas = ("medium", "large") if kind == "keypoints" else ("small", "medium", "large")
+        if not self.rows:
+            return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
+        evaluation = _coco_package()[1](truth, truth.loadRes(self.results(kind)), kind)
+        params = evaluation.params
+        if kind != "keypoints":
+            params.maxDets = sorted([1, 10, self.max_detections])  # pycocotools sorts them itself
+        elif self.oks_sigmas:
+            params.kpt_oks_sigmas = np.array(self.oks_sigmas)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        # (T, R, K, A, M), -1 where undefined
+        precision = np.asarray(evaluation.eval["precision"])
+
+        def mean(part: Any) -> float:
+            defined = part[part > -1]
+            return float(np.mean(defined) * 100) if defined.size else float("nan")
+
+        # Slices as in pycocotools' and Detectron2's summaries, so that numpy adds in their order.
+        last = [len(params.maxDets) - 1]
+        every = [params.areaRngLbl.index("all")]
+        values = {"AP": mean(precision[:, :, :, every, last])}
+        for threshold in (0.5, 0.75):
+            at = precision[np.where(threshold == np.asarray(params.iouThrs))[0]]
+            values[f"AP{threshold * 100:.0f}"] = mean(at[:, :, :, every, last])
+        for area in areas:
+            of_area = [params.areaRngLbl.index(area)]
+            values[f"AP{area[0]}"] = mean(precision[:, :, :, of_area, last])
+        if len(self.class_names) > 1:
+            contiguous = {dataset_id: own for own, dataset_id in self.category_ids.items()}
+            for index, category_id in enumerate(sorted(truth.getCatIds())):
+                name = self.class_names[contiguous[category_id]]
+                values[f"AP-{name}"] = mean(precision[:, :, index, 0, -1])
+        return values
+
+
+@dataclass
+class LVISEvaluator(_InstanceResults):
+    """LVIS's metric: categories that an image's annotators did not look for do not count there."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+        import hotcoco
+
+        write_coco(self.folder, self.split, self.rows)
+        metrics: dict[str, float] = {}
+        for kind in self.kinds:
+            values = dict.fromkeys(LVIS_METRICS, -1.0)
+            if self.rows:
+                with _quiet():
+                    truth = hotcoco.LVIS(self.json_file)
+                    found = hotcoco.LVISResults(
+                        truth, self.results(kind), max_dets=LVIS_MAX_DETECTIONS
+                    )
+                    evaluation = hotcoco.LVISEval(truth, found, kind)
+                    evaluation.run()
+                    values = evaluation.get_results()
+            for name in LVIS_METRICS:
+                value = float(values[name])
+                metrics[f"{kind}/{name}"] = 100 * value if value >= 0 else float("nan")
+        return metrics
+
+
+def _coco_package() -> tuple[Any, Any]:
+    """Classes for annotations and for the metric."""
+    try:
+        import hotcoco
+    except ImportError:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+
+        return COCO, COCOeval
+    return hotcoco.COCO, hotcoco.COCOeval
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the packages print goes to the log at debug level."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in filter(None, printed.getvalue().splitlines()):
+            _log.debug(line)

@@ -1,0 +1,118 @@
+"""A model's answers: in memory the same from both engines, on disk one file per split.
+
+A ``Prediction`` holds numpy arrays in pixels of the original image (N instances, K keypoints):
+
+    boxes (N, 4) float32 XYXY, 0-based, half-open; scores (N,) float32 in 0..1;
+    classes (N,) int64, contiguous ids; optionally masks: N compressed COCO RLE dicts
+    ("size" [H, W], "counts" str), keypoints (N, K, 3) float32: x, y and score, x = 0.5 in the
+    center of the first pixel;
+    or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids.
+
+On disk, ``OUTPUT_DIR/inference/<split>.json``, numbers with as many digits as float32 has:
+
+    VOC: {"classes": [names], "predictions": [{"image_id", "category_id", "bbox", "score"}, …]} with
+    ``bbox`` XYXY in pixels of the original image and ``category_id`` counting ``classes`` from 0;
+    COCO, LVIS, Cityscapes instances: COCO's results format, a list of {"image_id", "category_id",
+    "bbox" (XYWH), "score", "segmentation", "keypoints"}, ``category_id`` that of the annotations.
+
+Label maps are not kept: they would take more space than the dataset's images.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moco.common.files import atomic_write_json, atomic_write_text
+
+Prediction = dict[str, Any]
+Row = dict[str, Any]
+
+
+def rows(
+    image_id: str,
+    boxes: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    classes: NDArray[np.integer],
+) -> list[Row]:
+    """One dict per detection of an image, numbers with as many digits as float32 has.
+
+    Args:
+        boxes: (N, 4), scores: (N,), classes: (N,).
+    """
+    return [
+        {
+            "image_id": image_id,
+            "category_id": int(category),
+            "bbox": [float(str(side)) for side in box],
+            "score": float(str(score)),
+        }
+        for box, score, category in zip(boxes, scores, classes, strict=True)
+    ]
+
+
+def write(folder: Path, split: str, class_names: Sequence[str], predictions: list[Row]) -> None:
+    """Write ``folder/<split>.json``."""
+    content = {"classes": list(class_names), "predictions": predictions}
+    atomic_write_json(folder / f"{split}.json", content)
+
+
+def coco_rows(
+    image_id: int | str, prediction: Prediction, category_ids: Mapping[int, int]
+) -> list[Row]:
+    """One dict per instance of an image in COCO's results format, numbers in full.
+
+    Args:
+        category_ids: contiguous id → the annotations' id.
+
+    Keypoints move by half a pixel, because COCO's annotations count pixels from 0, as Detectron2's
+    ``instances_to_coco_json`` does (and its reader the other way round).
+    """
+    corners = np.asarray(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
+    if not len(corners):
+        return []
+    boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
+    scores = np.asarray(prediction["scores"], dtype=np.float32).tolist()
+    found = [
+        {"image_id": image_id, "category_id": category_ids[int(c)], "bbox": box, "score": score}
+        for c, box, score in zip(prediction["classes"], boxes, scores, strict=True)
+    ]
+    if "masks" in prediction:
+        for row, mask in zip(found, prediction["masks"], strict=True):
+            row["segmentation"] = mask
+    if "keypoints" in prediction:
+        points = np.array(prediction["keypoints"], dtype=np.float32)
+        points[:, :, :2] -= 0.5
+        flat = points.reshape(len(found), -1).tolist()
+        for row, numbers in zip(found, flat, strict=True):
+            row["keypoints"] = numbers
+    return found
+
+
+def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
+    """(H, W) bool → COCO's run lengths, as text that JSON can hold."""
+    import pycocotools.mask
+
+    rle = pycocotools.mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": rle["size"], "counts": rle["counts"].decode()}
+
+
+def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
+    """Write ``folder/<split>.json`` in COCO's results format, one instance per line."""
+    lines = ",\n".join(json.dumps(_short(row), allow_nan=False) for row in found)
+    atomic_write_text(folder / f"{split}.json", f"[\n{lines}\n]\n" if found else "[]\n")
+
+
+def _short(row: Row) -> Row:
+    short = {**row, "bbox": _digits(row["bbox"]), "score": _digits([row["score"]])[0]}
+    if "keypoints" in row:
+        short["keypoints"] = _digits(row["keypoints"])
+    return short
+
+
+def _digits(numbers: Sequence[float]) -> list[float]:
+    """The shortest numbers that are the same in float32."""
+    return [float(str(number)) for number in np.array(numbers, dtype=np.float32)]

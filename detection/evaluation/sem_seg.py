@@ -1,0 +1,81 @@
+"""Mean intersection over union from a confusion matrix, at the label maps' own size.
+
+Equal to Detectron2's ``SemSegEvaluator`` (detectron2/evaluation/sem_seg_evaluation.py) and, where
+every class occurs, to the average IoU of cityscapesscripts. A class that is absent from the ground
+truth counts in no mean and has no IoU of its own (NaN). Pixels with the ignored label count
+nowhere. No prediction file is written.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from detection.datasets.labels import read_labels
+from detection.evaluation.predictions import Prediction
+from moco.common.errors import DataError
+
+
+class SemSegEvaluator:
+    """Counts pixels, image by image.
+
+    Args:
+        class_names: K names in order of their ids.
+        ignore_label: value of the label maps' pixels that do not count.
+    """
+
+    def __init__(self, class_names: Sequence[str], ignore_label: int) -> None:
+        self._names, self._ignore_label = tuple(class_names), ignore_label
+        K = len(self._names)
+        self._pixels = np.zeros((K, K), dtype=np.int64)  # [predicted, true]
+
+    def add(self, record: dict[str, Any], prediction: Prediction) -> None:
+        """Compare ``sem_seg`` (H, W) with the label map ``record["sem_seg_file_name"]``.
+
+        Raises:
+            DataError: the label map has another size, or a value that is no class.
+        """
+        path = record["sem_seg_file_name"]
+        truth, predicted = read_labels(path), np.asarray(prediction["sem_seg"])
+        if truth.shape != predicted.shape:
+            raise DataError(
+                f"{path}: got {truth.shape[1]}x{truth.shape[0]}, expected the size of "
+                f"{record['file_name']}, {predicted.shape[1]}x{predicted.shape[0]}"
+            )
+        counted = truth != self._ignore_label
+        self._pixels += self._confusion(predicted[counted], truth[counted].astype(np.int64), path)
+
+    def extend(self, other: Self) -> None:
+        """Add another process's counts."""
+        self._pixels += other._pixels
+
+    def evaluate(self) -> dict[str, float]:
+        """sem_seg/mIoU, fwIoU, mACC, pACC and IoU-<class> in 0..100; NaN where undefined."""
+        hit = self._pixels.diagonal().astype(np.float64)  # (K,)
+        true = self._pixels.sum(axis=0).astype(np.float64)
+        predicted = self._pixels.sum(axis=1).astype(np.float64)
+        present = true > 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            accuracy = np.where(present, hit / true, np.nan)
+            iou = np.where(present, hit / (true + predicted - hit), np.nan)
+            share = true / true.sum()
+            means = {
+                "mIoU": iou[present].sum() / present.sum(),
+                "fwIoU": (iou[present] * share[present]).sum() if present.any() else np.nan,
+                "mACC": accuracy[present].sum() / present.sum(),
+                "pACC": hit.sum() / true.sum(),
+            }
+        means |= {f"IoU-{name}": value for name, value in zip(self._names, iou, strict=True)}
+        return {f"sem_seg/{name}": float(100 * value) for name, value in means.items()}
+
+    def _confusion(
+        self, predicted: NDArray[np.integer], truth: NDArray[np.int64], path: str
+    ) -> NDArray[np.int64]:
+        K = len(self._names)
+        if truth.size and truth.max() >= K:
+            raise DataError(
+                f"{path}: class id {truth.max()}, expected 0 to {K - 1} or {self._ignore_label} "
+                "(ignored)"
+            )
+        return np.bincount(K * predicted + truth, minlength=K * K).reshape(K, K)

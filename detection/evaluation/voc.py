@@ -1,0 +1,254 @@
+"""PASCAL VOC average precision, all ten IoU thresholds in one pass.
+
+Equal to Detectron2's ``PascalVOCDetectionEvaluator`` (detectron2/evaluation/
+pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
+does not have (see ``evaluate``): scores are rounded to 3 decimals
+and coordinates to 1, as its result files have them, and detections are ranked by the same sort.
+What depends on the threshold is only whether a detection's best overlap exceeds it, so overlaps
+are computed once for all thresholds.
+
+The "AP" is the mean over IoU .50:.05:.95 of the VOC AP, not COCO's 101-point AP.
+
+D: detections of one class over the split, ranked. G: objects of one class over the split. P: pairs
+of a detection and an object of the same image. T: the 10 thresholds. Boxes are 1-based and
+inclusive, in pixels of the original image.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
+# The same expression as Detectron2's, for the same rounding: 0.30000000000000004 and so on.
+_RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
+_MEANS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
+DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """The objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
+
+    boxes: Array
+    classes: Ints
+    difficult: Bools
+
+
+class VOCDetections:
+    """Collects detections image by image, rounded as VOC result files are."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._image_ids: list[list[str]] = [[] for _ in range(num_classes)]
+        self._rows: list[list[Array]] = [[] for _ in range(num_classes)]
+
+    def add(
+        self,
+        image_id: str,
+        boxes: NDArray[np.floating],
+        scores: NDArray[np.floating],
+        classes: NDArray[np.integer],
+    ) -> None:
+        """Add one image's detections.
+
+        Args:
+            boxes: (N, 4) XYXY, 0-based half-open, as detectors give them.
+            scores: (N,) in 0..1.
+            classes: (N,) in 0..num_classes-1.
+        """
+        # float32 first: the result file's digits are those of the detector's own numbers, and a
+        # float32 times 10 or 1000 is exact in float64, so that rint rounds as the text does.
+        corners = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
+        corners = corners + np.array([1, 1, 0, 0], dtype=np.float32)
+        confidence = np.asarray(scores, dtype=np.float32).astype(np.float64)
+        rows = np.column_stack(
+            [np.rint(confidence * 1000) / 1000, np.rint(corners.astype(np.float64) * 10) / 10]
+        )
+        class_ids = np.asarray(classes)
+        for class_id in np.unique(class_ids):
+            chosen = rows[class_ids == class_id]
+            self._rows[class_id].append(chosen)
+            self._image_ids[class_id].extend([image_id] * len(chosen))
+
+    def extend(self, other: "VOCDetections") -> None:
+        """Append another process's detections."""
+        for mine, theirs in zip(self._image_ids, other._image_ids, strict=True):
+            mine.extend(theirs)
+        for my_rows, their_rows in zip(self._rows, other._rows, strict=True):
+            my_rows.extend(their_rows)
+
+    def of_class(self, class_id: int) -> tuple[list[str], Array, Array]:
+        """Image ids (D), scores (D,) and boxes (D, 4) in the order they were added."""
+        rows = np.concatenate([np.empty((0, 5)), *self._rows[class_id]])
+        return self._image_ids[class_id], rows[:, 0], rows[:, 1:]
+
+
+def evaluate(
+    detections: VOCDetections,
+    ground_truth: Mapping[str, GroundTruth],
+    class_names: Sequence[str],
+    year: int,
+) -> dict[str, float]:
+    """Metrics in canonical names (detection/evaluation/metrics.py), AP in 0..100.
+
+    Args:
+        ground_truth: for every image of the split, also those without objects.
+        year: 2007 = 11 points, 2012 = area under the curve.
+
+    Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
+    COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
+    as NaN once something is detected as it. Where there is one, its own means are there as well,
+    as ``bbox/AP_detectron2`` and so on (``DETECTRON2_MEANS``).
+    """
+    use_11_points = {2007: True, 2012: False}[year]
+    image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
+    owner = np.concatenate(
+        [np.full(len(truth.classes), index) for index, truth in enumerate(ground_truth.values())]
+        + [np.empty(0)]
+    ).astype(np.int64)
+    truths = list(ground_truth.values())
+    boxes = np.concatenate([truth.boxes for truth in truths] + [np.empty((0, 4))])
+    classes = np.concatenate([truth.classes for truth in truths] + [np.empty(0, np.int64)])
+    difficult = np.concatenate([truth.difficult for truth in truths] + [np.empty(0, bool)])
+
+    ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
+    for class_id in range(len(class_names)):
+        ids, scores, found = detections.of_class(class_id)
+        mine = classes == class_id
+        ap[class_id] = average_precision(
+            np.array([image_index[image_id] for image_id in ids], dtype=np.int64),
+            scores,
+            found,
+            owner[mine],
+            boxes[mine],
+            difficult[mine],
+            use_11_points,
+        )
+    ap *= 100
+    present = np.isin(np.arange(len(class_names)), classes[~difficult])
+    metrics = dict(zip(_MEANS, _means(ap[present]), strict=True))
+    if not present.all():
+        metrics |= zip(DETECTRON2_MEANS, _means(ap), strict=True)
+        ap[~present] = np.nan
+    for name, values in zip(class_names, ap, strict=True):
+        metrics[f"bbox/AP-{name}"] = float(values.mean())
+        metrics[f"bbox/AP50-{name}"] = float(values[0])
+    return metrics
+
+
+def _means(ap: Array) -> tuple[float, float, float]:
+    """AP, AP50 and AP75 of (classes, T); NaN of no class."""
+    if not len(ap):
+        return (np.nan,) * 3
+    # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
+    per_threshold = np.array([np.mean(values) for values in ap.T])
+    return float(per_threshold.mean()), float(per_threshold[0]), float(per_threshold[5])
+
+
+def average_precision(
+    images: Ints,
+    scores: Array,
+    boxes: Array,
+    truth_images: Ints,
+    truth_boxes: Array,
+    truth_difficult: Bools,
+    use_11_points: bool,
+) -> Array:
+    """AP in 0..1 of one class at every threshold: (T,).
+
+    Args:
+        images: (D,) index of the image of each detection, scores: (D,), boxes: (D, 4).
+        truth_images: (G,) not decreasing, truth_boxes: (G, 4), truth_difficult: (G,).
+    """
+    order = np.argsort(-scores)
+    best, overlap = best_matches(images[order], boxes[order], truth_images, truth_boxes)
+    true_positive, false_positive = count(best, overlap, truth_difficult)
+    tp = np.cumsum(true_positive, axis=0, dtype=np.float64)  # (D, T)
+    fp = np.cumsum(false_positive, axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
+        recall = tp / np.float64(np.count_nonzero(~truth_difficult))
+    precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
+    curve = ap_11_points if use_11_points else ap_area
+    return np.array([curve(recall[:, t], precision[:, t]) for t in range(len(IOU_THRESHOLDS))])
+
+
+def best_matches(
+    images: Ints, boxes: Array, truth_images: Ints, truth_boxes: Array
+) -> tuple[Ints, Array]:
+    """For every detection the object of its image that it overlaps most.
+
+    Returns:
+        best (D,): index of the object, the first one among equals, -1 where the image has none;
+        overlap (D,): its IoU, -inf where there is none.
+    """
+    D = len(images)
+    best = np.full(D, -1, dtype=np.int64)
+    overlap = np.full(D, -np.inf)
+    first = np.searchsorted(truth_images, images, side="left")
+    per_detection = np.searchsorted(truth_images, images, side="right") - first
+    has_truth = np.flatnonzero(per_detection)
+    if len(has_truth) == 0:
+        return best, overlap
+    lengths = per_detection[has_truth]
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    detection = np.repeat(has_truth, lengths)  # (P,)
+    truth = np.arange(lengths.sum()) - np.repeat(starts, lengths) + first[detection]  # (P,)
+    iou = inclusive_iou(boxes[detection], truth_boxes[truth])
+    highest = np.maximum.reduceat(iou, starts)
+    overlap[has_truth] = highest
+    # The first pair of each detection that attains its maximum.
+    winners = np.flatnonzero(iou == np.repeat(highest, lengths))
+    _, first_winner = np.unique(detection[winners], return_index=True)
+    best[has_truth] = truth[winners[first_winner]]
+    return best, overlap
+
+
+def inclusive_iou(a: Array, b: Array) -> Array:
+    """IoU of boxes (P, 4) and (P, 4) whose last row and column belong to them."""
+    top_left = np.maximum(a[:, :2], b[:, :2])
+    bottom_right = np.minimum(a[:, 2:], b[:, 2:])
+    sides = np.maximum(bottom_right - top_left + 1.0, 0.0)
+    intersection = sides[:, 0] * sides[:, 1]
+    area_a = (a[:, 2] - a[:, 0] + 1.0) * (a[:, 3] - a[:, 1] + 1.0)
+    area_b = (b[:, 2] - b[:, 0] + 1.0) * (b[:, 3] - b[:, 1] + 1.0)
+    return intersection / (area_a + area_b - intersection)
+
+
+def count(best: Ints, overlap: Array, truth_difficult: Bools) -> tuple[Bools, Bools]:
+    """True and false positives at every threshold: (D, T) each, detections in ranked order.
+
+    The first detection of an object counts, every further one is false; a detection of a difficult
+    object is neither.
+    """
+    matched = overlap[:, None] > IOU_THRESHOLDS  # (D, T)
+    true_positive = np.zeros_like(matched)
+    on_difficult = np.zeros(len(best), dtype=bool)
+    on_difficult[best >= 0] = truth_difficult[best[best >= 0]]
+    for t in range(len(IOU_THRESHOLDS)):
+        candidates = np.flatnonzero(matched[:, t] & ~on_difficult)
+        _, first = np.unique(best[candidates], return_index=True)
+        true_positive[candidates[first], t] = True
+    return true_positive, ~true_positive & ~(matched & on_difficult[:, None])
+
+
+def ap_11_points(recall: Array, precision: Array) -> float:
+    """VOC 2007: mean over recall 0, .1, … 1 of the highest precision at that recall or above."""
+    ap = 0.0
+    for point in _RECALL_POINTS:
+        reached = recall >= point
+        ap += (precision[reached].max() if reached.any() else 0.0) / 11.0
+    return float(ap)
+
+
+def ap_area(recall: Array, precision: Array) -> float:
+    """VOC 2010 and later: area under the precision envelope."""
+    recall = np.concatenate([[0.0], recall, [1.0]])
+    precision = np.concatenate([[0.0], precision, [0.0]])
+    envelope = np.maximum.accumulate(precision[::-1])[::-1]
+    steps = np.flatnonzero(recall[1:] != recall[:-1])
+    return float(np.sum((recall[steps + 1] - recall[steps]) * envelope[steps + 1]))

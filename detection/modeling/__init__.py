@@ -1,0 +1,1 @@
+"""Network parts that both engines share."""

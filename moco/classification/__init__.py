@@ -1,0 +1,1 @@
+"""Linear classification and fine-tuning: configuration, run, data."""

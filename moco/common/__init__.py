@@ -1,0 +1,1 @@
+"""What every package shares: errors, files, config nodes, distributed helpers, run records."""

@@ -1,0 +1,203 @@
+"""YAML and ``KEY VALUE`` overrides into a ``CfgNode``, in Detectron2's dialect, without surprises.
+
+Differences from ``CfgNode.merge_from_file``: a key that does not exist is an error that names the
+nearest one; ``_BASE_`` is a local file; YAML tags that build objects are refused; a whole number is
+accepted where a float is expected.
+"""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import BASE_KEY, CfgNode
+
+from moco.common.errors import UserError
+from moco.common.files import PathLike
+
+MAX_PARTS = 100_000
+MAX_BASES = 8
+# Words for one thing, in other projects' configs or in the other config of this one.
+_SYNONYMS = (
+    ("BASE_LR", "LEARNING_RATE", "LR"),
+    ("BATCH_SIZE", "IMS_PER_BATCH"),
+    ("MAX_EPOCHS", "EPOCHS", "NUM_EPOCHS"),
+    ("MAX_ITERS", "MAX_ITER", "ITERS", "ITERATIONS"),
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
+
+
+def load_cfg(defaults: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
+    """A frozen copy of ``defaults`` with a YAML file and then ``KEY VALUE`` pairs merged into it.
+
+    Raises:
+        UserError: unreadable file, unknown key (with the nearest valid name), wrong type, or an
+            override without a value.
+    """
+    cfg = defaults.clone()
+    cfg.defrost()
+    if config_file is not None:
+        for key, value in flatten(read_yaml(config_file)).items():
+            _set(cfg, key, value, where=str(config_file))
+    for key, value in _pairs(opts):
+        _set(cfg, key, value, where="the command line")
+    cfg.freeze()
+    return cfg
+
+
+def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]:
+    """Dotted names of all keys that the user set, in the file (and its bases) or as overrides."""
+    keys = {key for key, _ in _pairs(opts)}
+    if config_file is not None:
+        keys |= set(flatten(read_yaml(config_file)))
+    return keys
+
+
+def split_assignments(words: Sequence[str]) -> list[str]:
+    """``KEY VALUE`` pairs in which some are written as ``KEY=VALUE``, as words of pairs."""
+    pairs: list[str] = []
+    for word in words:
+        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(word)
+        pairs += assignment.groups() if assignment else [word]
+    return pairs
+
+
+def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
+    """The mapping in a YAML file, with the files named by ``_BASE_`` merged below it.
+
+    Raises:
+        UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
+            a ``_BASE_`` that is remote or refers to itself.
+    """
+    from moco.common.unpickler import Implausible, check_parts
+
+    path = Path(path).expanduser()
+    if _depth > MAX_BASES:
+        raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path}: expected a .yaml file")
+    text = ""
+    try:
+        text = path.read_text()
+        own = yaml.safe_load(text)
+        # Aliases may name one list so often that nobody could walk through it.
+        check_parts(own, MAX_PARTS)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, Implausible) as error:
+        if isinstance(error, yaml.constructor.ConstructorError):
+            _refuse_python_tag(path, text)
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: not valid YAML ({reason})") from error
+    own = {} if own is None else own
+    if not isinstance(own, dict):
+        raise UserError(f"{path}: expected KEY: VALUE lines, got {type(own).__name__}")
+    merged: dict[str, Any] = {}
+    bases = own.pop(BASE_KEY, [])
+    for base in [bases] if isinstance(bases, str) else bases:
+        if "://" in base:
+            raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it beside this file")
+        _merge(read_yaml(path.parent / Path(base).expanduser(), _depth + 1), merged)
+    _merge(own, merged)
+    return merged
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as ``{"A.B": value}``."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{name}."))
+        else:
+            # An empty node becomes a plain dict, so that copies of the result are plain data.
+            flat[name] = {} if isinstance(value, Mapping) else value
+    return flat
+
+
+def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
+    """Hex SHA-256 of all keys and values except ``exclude`` (dotted names of keys or of nodes)."""
+    kept = {
+        key: value
+        for key, value in flatten(cfg).items()
+        if not any(key == name or key.startswith(f"{name}.") for name in exclude)
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_python_tag(path: Path, text: str) -> None:
+    from moco.common.yaml_tags import python_tag
+
+    found = python_tag(text)
+    if found is not None:
+        line, tag, literal = found
+        instead = "the value that it gives" if literal is None else literal
+        raise UserError(
+            f"{path}: line {line}: {tag} is not read, because that would run code; "
+            f"write instead {instead}"
+        )
+
+
+def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
+    known = flatten(cfg)
+    if key not in known:
+        if any(name.startswith(f"{key}.") for name in known):
+            raise UserError(f"{where}: {key} is a group of keys; set one of its keys, e.g. {key}.X")
+        near = _nearest(key, known)
+        hint = f"; the nearest is {near}" if near else ""
+        raise UserError(f"{where}: unknown key {key}{hint}")
+    if isinstance(known[key], float):
+        value = _as_float(value)
+    try:
+        cfg.merge_from_list([key, value])
+    except (ValueError, AssertionError) as error:
+        expected = type(known[key]).__name__
+        raise UserError(
+            f"{where}: {key} expects {expected} such as {known[key]!r}, got {value!r}"
+        ) from error
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    """The known key that was probably meant, or an empty string."""
+    key = key.upper()
+    group, dot, name = key.rpartition(".")
+    same = [f"{group}{dot}{other}" for names in _SYNONYMS if name in names for other in names]
+    for meant in (key, *same):
+        if meant in known:
+            return meant
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) or difflib.get_close_matches(
+        name, known, n=1, cutoff=0.3
+    )
+    return near[0] if near else ""
+
+
+def _as_float(value: Any) -> Any:
+    """Whole numbers and numerals as float; anything else is left for the type check."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _pairs(opts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if len(opts) % 2:
+        raise UserError(
+            f"the command line: {opts[-1]!r} has no value; overrides are KEY VALUE pairs"
+        )
+    yield from zip(opts[0::2], opts[1::2], strict=True)
+
+
+def _merge(update: Mapping[str, Any], into: dict[str, Any]) -> None:
+    for key, value in update.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(value, into[key])
+        else:
+            into[key] = value

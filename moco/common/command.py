@@ -1,0 +1,105 @@
+"""What the command lines of the training programs have in common.
+
+Flags of the official code are other names of keys; explicit ``KEY VALUE`` pairs come last.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+from moco.common.cfgnode import split_assignments
+
+AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
+# Flags that every training has.
+VALUES: dict[tuple[str, ...], str] = {
+    ("-a", "--arch"): "MODEL.ARCH",
+    ("-j", "--workers"): "DATA.NUM_WORKERS",
+    ("-b", "--batch-size"): "SOLVER.BATCH_SIZE",
+    ("--lr", "--learning-rate"): "SOLVER.BASE_LR",
+    ("--momentum",): "SOLVER.MOMENTUM",
+    ("--wd", "--weight-decay"): "SOLVER.WEIGHT_DECAY",
+    ("--epochs",): "SOLVER.MAX_EPOCHS",
+    ("--seed",): "SEED",
+    ("--dist-timeout",): "DIST_TIMEOUT_SECONDS",
+}
+_KEY = re.compile(r"[A-Z][A-Z_]*(\.[A-Z][A-Z0-9_]*)*")
+_PAIR = re.compile(rf"{_KEY.pattern}(=.*)?", re.DOTALL)
+_NEGATIVE = re.compile(r"-[\d.].*|-inf")
+
+
+def training_parser(
+    prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
+) -> argparse.ArgumentParser:
+    """A parser with the common flags, and a flag for each key of ``values``."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--config-file", metavar="YAML", help="recipe, see configs/")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=AUTO,
+        metavar="FILE",
+        help="go on from the newest checkpoint in OUTPUT_DIR, or from this one",
+    )
+    parser.add_argument(
+        "--extend",
+        action="store_true",
+        help="resume a finished run with a larger SOLVER.MAX_EPOCHS",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="start from scratch in a used OUTPUT_DIR"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    for flags, key in values.items():
+        parser.add_argument(*flags, dest=key, metavar="VALUE", help=key)
+    parser.add_argument(
+        "--schedule", nargs="*", metavar="EPOCH", help="SOLVER.MILESTONES_EPOCHS, e.g. 120 160"
+    )
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="e.g. DATA.ROOT my/images")
+    return parser
+
+
+def parse_with_pairs(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Arguments of a command with ``opts``, which get ``KEY VALUE`` pairs from among the flags.
+
+    ``KEY=VALUE`` is a pair as well.
+    """
+    words: list[str] = []
+    for word in sys.argv[1:] if argv is None else argv:
+        if words and _KEY.fullmatch(words[-1]) and _NEGATIVE.fullmatch(word):
+            words[-1] += f"={word}"  # argparse would take -1e-3 for a flag
+        else:
+            words.append(word)
+    args = parser.parse_intermixed_args(words)
+    args.opts = split_assignments(args.opts)
+    return args
+
+
+def parse_training_args(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    values: Mapping[tuple[str, ...], str] = VALUES,
+) -> argparse.Namespace:
+    """Arguments with the flags of ``values`` turned into ``opts``."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for i, word in enumerate(argv[:-1]):
+        if word == "--resume" and _PAIR.fullmatch(argv[i + 1]):
+            argv[i] = f"--resume={AUTO}"  # the next word is a key, not a checkpoint
+    args = parse_with_pairs(parser, argv)
+    opts = []
+    for key in values.values():
+        if getattr(args, key) is not None:
+            opts += [key, getattr(args, key)]
+    if getattr(args, "SOLVER.BASE_LR") is not None:  # meant as it is, whatever the batch
+        opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
+    if args.schedule is not None:
+        epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE words
+        args.opts += split_assignments(args.schedule[len(epochs) :])
+        opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
+    args.opts = opts + args.opts
+    if args.extend:
+        args.resume = args.resume or AUTO
+    return args

@@ -1,0 +1,325 @@
+"""Files written whole or not at all, and files read without executing anything in them.
+
+Writing: a temporary file in the same folder, fsync, ``os.replace``, fsync of the folder. A crash
+or a full disk at any point leaves the old file or the new one, never a half.
+
+Reading: no file is trusted. One reader, moco/common/unpickler.py with moco/common/torch_files.py
+for what
+torch.save writes, reads weights and the project's own checkpoints alike. In weights an object of
+any class is inert data, and listed; the project's own files hold none, and one with any is refused.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from moco.common.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PathLike = str | os.PathLike[str]
+TEMPORARY_PREFIX = ".tmp-"
+_SAFETENSORS_AT_ONCE = 16 << 20
+MAX_SAFETENSORS_HEADER = 16 << 20
+MIN_SAFETENSORS = 50_000  # tensors
+# What people take for weights: first bytes, and a sentence.
+_FOREIGN = (
+    (
+        b"version https://git-lfs",
+        "a git-lfs pointer: get it with git lfs pull, or download it itself",
+    ),
+    (b"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
+    (b"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
+    (b"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
+)
+# What a pickle names to run a program, and no object in a file of weights needs.
+_HARMFUL = re.compile(
+    r"\A(asyncio|commands|ctypes|importlib|nt|os|pickle|posix|pty|runpy|shutil|socket|subprocess|sys"
+    r"|webbrowser)\.|\.(os|posix|subprocess|sys)\.|"
+    r"\A(builtins|__builtin__)\.(__import__|compile|eval|exec|execfile|open)\Z"
+)
+_TEXT = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
+_HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|!--|\?xml)", re.IGNORECASE)
+# torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
+_LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
+_T = TypeVar("_T")
+
+
+def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
+    """Call ``writer`` on a temporary file, then move it to ``path`` in one step.
+
+    Raises:
+        UserError: the folder cannot be written or the disk is full; what was at ``path`` before
+            is untouched.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            writer(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+        temporary = None
+        _sync_folder(path.parent)
+    except OSError as error:
+        written = os.path.getsize(temporary) if temporary and os.path.exists(temporary) else 0
+        raise cannot_write(path, error, written) from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+
+
+def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
+    """What is said when the disk is full or a folder is not ours, after so many bytes."""
+    reason = error.strerror or str(error)
+    return UserError(
+        f"cannot write {path}: {reason} ({written} bytes written); "
+        "free space or choose another folder"
+    )
+
+
+def atomic_write_text(path: PathLike, text: str) -> None:
+    """Write ``text`` as UTF-8, atomically."""
+    data = text.encode()
+    atomic_write(path, lambda file: _write_all(file, data))
+
+
+def atomic_write_json(path: PathLike, value: Any) -> None:
+    """Write ``value`` as indented JSON (keys sorted, NaN refused), atomically."""
+    atomic_write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def atomic_torch_save(path: PathLike, value: Any) -> None:
+    """``torch.save``, atomically."""
+    import torch
+
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            # torch's writer covers a full disk with a complaint of its own about positions.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+    atomic_write(path, write)
+
+
+def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
+    """Read a ``torch.save`` file onto the CPU: zip, or its predecessor.
+
+    Args:
+        objects: takes the names of the classes and functions that the file names; their objects
+            are read as ``Inert``. None: a file that names any is refused.
+
+    Raises:
+        DataError: missing, empty, damaged, a program, naming classes where there must be none, or
+            claiming more than the file can hold.
+    """
+    from moco.common.torch_files import read_torch
+
+    return _load(path, read_torch, "a torch checkpoint", objects)
+
+
+def load_pickle(path: PathLike, objects: set[str] | None = None) -> Any:
+    """Read a ``.pkl`` of containers and numpy arrays; the rest is as for :func:`load_torch`."""
+    from moco.common.unpickler import read_pickle
+
+    return _load(path, read_pickle, "a pickle", objects)
+
+
+def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata.
+
+    Raises:
+        DataError: missing, empty, damaged, or claiming more than the file can hold.
+    """
+    from moco.common.unpickler import Implausible
+
+    def read(
+        file: BinaryIO, size: int, objects: set[str]
+    ) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+        from safetensors import safe_open
+
+        header = int.from_bytes(file.read(8), "little")
+        if header > min(size - 8, MAX_SAFETENSORS_HEADER):
+            raise Implausible(f"a header of {header} bytes")
+
+        # Each takes some KB of memory, empty ones too, and perhaps a hundred bytes of the file.
+        def few(count: int) -> None:
+            if count > MIN_SAFETENSORS + size // 1024:
+                raise Implausible(f"{count} tensors in a file of {size} bytes")
+
+        few(file.read(header).count(b'"data_offsets"'))
+        with safe_open(path, framework="pt", device="cpu") as content:
+            names, metadata = list(content.keys()), content.metadata() or {}
+        few(len(names))  # JSON has other spellings of a word
+        tensors: dict[str, Tensor] = {}
+        while len(tensors) < len(names):
+            # What it gives is mapped: copied, because that changes or ends with the file, and
+            # opened anew now and then, because mapped pages are memory until it is closed.
+            with safe_open(path, framework="pt", device="cpu") as content:
+                copied = 0
+                while len(tensors) < len(names) and copied < _SAFETENSORS_AT_ONCE:
+                    name = names[len(tensors)]
+                    tensors[name] = content.get_tensor(name).clone()
+                    copied += tensors[name].nbytes
+        return tensors, metadata
+
+    return _load(path, read, "a safetensors file", None)
+
+
+def format_of(path: PathLike) -> str:
+    """ "torch", "safetensors" or "pickle" by a file's first bytes; whatever is none is a "pickle".
+
+    Raises:
+        DataError: missing or empty.
+    """
+    _require_file(path)
+    with open(path, "rb") as file:
+        start = file.read(512)
+    if start.startswith(b"PK") or any(m in start[:64] for m in _LEGACY_MAGIC):
+        return "torch"
+    # A length of 8 bytes, the least first, then JSON.
+    return "safetensors" if start[5:9] == b"\0\0\0{" else "pickle"
+
+
+def _load(
+    path: PathLike,
+    read: Callable[[BinaryIO, int, set[str]], _T],
+    form: str,
+    objects: set[str] | None,
+) -> _T:
+    """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
+    from moco.common.unpickler import Implausible, Refused
+
+    _require_file(path)
+    found: set[str] = set()
+    try:
+        with open(path, "rb") as file:
+            value = read(file, os.fstat(file.fileno()).st_size, found)
+        if found and objects is None:
+            raise Refused(f"it names {named_objects(found)}, where only tensors and text can be")
+    except Refused as error:
+        raise DataError(f"{path}: refused, and nothing in it was run ({error})") from error
+    except Implausible as error:
+        raise DataError(
+            f"{path}: damaged or made to mislead ({error}); "
+            "get the file anew from somebody you trust"
+        ) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path}: does not fit into memory ({Path(path).stat().st_size} bytes)"
+        ) from error
+    except Exception as error:
+        if foreign := _foreign(path):
+            raise DataError(f"{path}: this is {foreign}") from error
+        raise DataError(f"{path}: not {form} or damaged ({_reason(path, error)})") from error
+    if objects is not None:
+        objects |= found
+    return value
+
+
+def named_objects(objects: Collection[str], limit: int = 6) -> str:
+    """Names of classes for a message, those first that a file names to do harm."""
+    harmful = harmful_objects(objects)
+    every = [*harmful, *sorted(set(objects) - set(harmful))]
+    more = f" and {len(every) - limit} more" if len(every) > limit else ""
+    return ", ".join(repr(name[:80])[1:-1] for name in every[:limit]) + more
+
+
+def harmful_objects(objects: Collection[str]) -> list[str]:
+    """Those names that no object in a file of weights needs, and that run a program."""
+    return sorted(name for name in objects if _HARMFUL.search(name))
+
+
+def _foreign(path: PathLike) -> str | None:
+    """What a file that could not be read is instead, where its bytes tell."""
+    with open(path, "rb") as file:
+        start = file.read(512)
+    for magic, sentence in _FOREIGN:
+        if start.startswith(magic):
+            return sentence
+    if _HTML.match(start):
+        return "a web page: open the address in a browser"
+    if start[257:262] == b"ustar":
+        return (
+            "a tar archive: unpack it with tar -xf and give the file inside; where torch before "
+            "0.1.10 wrote it, load and save it with torch"
+        )
+    if start.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
+        # Of the first part: the length of its name, then the name.
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("latin-1")
+        if name.endswith(".npy"):
+            return "an archive of numpy arrays (.npz): torch.save a dict of named tensors"
+        if not name.partition("/")[2].startswith(("data", "version", "byteorder", ".")):
+            return "a zip archive of other files: unpack it and give the file inside"
+    return "a text file, which holds no tensors" if _TEXT.fullmatch(start) else None
+
+
+def _reason(path: PathLike, error: Exception) -> str:
+    """Why a file could not be read; nothing in it that a terminal obeys."""
+    with open(path, "rb") as file:
+        is_zip = file.read(2) == b"PK"
+    # Only the end of a zip file says that it is whole.
+    if is_zip and not zipfile.is_zipfile(path):
+        return "cut off: copied or downloaded in part?"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[0][:120])
+
+
+def sha256_file(path: PathLike) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_state(state: Mapping[str, "Tensor"]) -> str:
+    """Hex SHA-256 of names, dtypes, shapes and bytes of tensors, in sorted order of the names."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _require_file(path: PathLike) -> None:
+    path = Path(path)
+    if not path.is_file():
+        exists = "is a folder" if path.is_dir() else "is a pipe or device"
+        what = exists if path.exists() else "does not exist"
+        raise DataError(f"{path}: {what}; expected a file")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: the file is empty (0 bytes); was it copied completely?")
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,386 @@
+"""One run, one folder: its lock, its metrics, and the record that makes it a result.
+
+A folder belongs to one process at a time. ``metrics.json`` holds one JSON line per log step, as
+Detectron2 writes it. ``run.json`` is written last: a run without it is not done.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from moco.common.errors import LockedError, UserError, shown
+from moco.common.files import (
+    TEMPORARY_PREFIX,
+    PathLike,
+    atomic_write_json,
+    atomic_write_text,
+    cannot_write,
+)
+
+SCHEMA = 1
+RECORD_NAME = "run.json"
+METRICS_NAME = "metrics.json"
+EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
+LOCK_NAME = ".lock"
+MAX_DEPTH = 20  # of lists and mappings in each other; what is written has at most four
+KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
+PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
+
+
+class RunFolder:
+    """The output folder of one run, locked while the context is open.
+
+    Args:
+        path: created if missing.
+        resume: continue what is in the folder.
+        overwrite: start from scratch; the files of the earlier run that would be mistaken for
+        this one's     (record, metrics, events) are removed, checkpoints are replaced as they come.
+        owner: False for the other processes of a run, which neither lock it nor write to it.
+
+    Raises:
+        LockedError: another process holds the folder.
+        UserError: the folder holds files and neither ``resume`` nor ``overwrite`` was asked for.
+    """
+
+    def __init__(
+        self, path: PathLike, resume: bool = False, overwrite: bool = False, owner: bool = True
+    ) -> None:
+        if resume and overwrite:
+            raise UserError("--resume and --overwrite exclude each other; give one of them")
+        self.path = Path(path)
+        self._resume, self._overwrite, self._owner = resume, overwrite, owner
+        self._lock = FileLock(self.path / LOCK_NAME)
+
+    def __enter__(self) -> "RunFolder":
+        if not self._owner:
+            return self
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise LockedError(
+                f"{self.path} is in use by another process; "
+                "wait for it or choose another OUTPUT_DIR"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be used as output folder ({error.strerror})"
+            ) from (error)
+        try:
+            self._prepare()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def _prepare(self) -> None:
+        for stale in self.path.glob(f"{TEMPORARY_PREFIX}*"):
+            stale.unlink()
+        if self._resume:
+            return
+        if not self._overwrite:
+            check_unused(self.path)
+        for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
+            for earlier in self.path.glob(name):
+                earlier.unlink()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.json``; values that are not finite become null.
+
+        Raises:
+            UserError: the disk is full.
+        """
+        line = json.dumps(jsonable(dict(values)), allow_nan=False)
+        path = self.path / METRICS_NAME
+        try:
+            with open(path, "a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
+
+
+def check_unused(folder: PathLike) -> None:
+    """Whether a run may start from scratch in ``folder``; changes nothing.
+
+    Raises:
+        UserError: it holds files.
+    """
+    path = Path(folder)
+    files = sorted(p.name for p in path.iterdir() if p.name != LOCK_NAME) if path.is_dir() else []
+    if files:
+        raise UserError(
+            f"{path} is not empty (it holds {files[0]}); "
+            "add --resume to continue, --overwrite to start from scratch, or set another OUTPUT_DIR"
+        )
+
+
+def drop_metrics(
+    folder: PathLike, last: int, keep: Callable[[Mapping[str, Any]], bool] = lambda line: True
+) -> None:
+    """Remove lines of metrics.json after an iteration: those of steps that will be done again.
+
+    So is a line that a crash cut off, and one that ``keep`` does not hold for.
+    """
+    path, kept = Path(folder) / METRICS_NAME, []
+    if not path.exists():
+        return
+    for text in path.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if line["iteration"] <= last and keep(line):
+            kept.append(text)
+    atomic_write_text(path, "".join(f"{text}\n" for text in kept))
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """What one run was and what came of it; the only source of a number in a table.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        status: ``"done"`` or ``"failed"``; only done runs have numbers.
+        task: the recipe's or task's name, e.g. ``faster_rcnn_R_50_C4_24k``.
+        engine: ``"detectron2"``, ``"embedded"`` or ``"moco"``.
+        init: name of the initialization, e.g. ``random`` or the weights' file name.
+        weights_sha256, weights_source: the converted file and what it was made from, or None.
+        config_sha256: of the protocol: everything but seed, folders, weights and devices.
+        config: every resolved key, flat.
+        provenance: see :func:`provenance`.
+        seconds: wall time of training and evaluation.
+        metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
+        coverage: which tensors came from the weights and which started anew, or None.
+        notes: what a reader of the number has to know, one sentence each.
+        recipe: ``label`` ("as in the paper (…)") and ``deviations`` of a detection run, or None.
+    """
+
+    kind: str
+    status: str
+    task: str
+    engine: str
+    init: str
+    weights_sha256: str | None
+    weights_source: str | None
+    seed: int
+    config_sha256: str
+    config: dict[str, Any]
+    provenance: dict[str, Any]
+    iterations: int
+    seconds: float
+    metrics: dict[str, float | None]
+    coverage: dict[str, Any] | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+    recipe: dict[str, Any] | None = None
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ValueError: one has another type or an impossible value; the message names it.
+        """
+        _choice("kind", self.kind, KINDS)
+        _choice("status", self.status, ("done", "failed"))
+        if self.schema != SCHEMA:
+            raise ValueError(f"schema: got {shown(self.schema)}, expected {SCHEMA}")
+        for name, (expected, valid) in _FIELDS.items():
+            value = getattr(self, name)
+            if not valid(value):
+                raise ValueError(f"{name}: got {shown(value)}, expected {expected}")
+            if _is_deeper(value, MAX_DEPTH):
+                raise ValueError(f"{name}: nested more than {MAX_DEPTH} levels deep")
+        for name, value in self.metrics.items():
+            if value is not None and not _is_number(value):
+                found = f"{name[:80]}: got {shown(value)}"
+                raise ValueError(f"metrics: {found}, expected a number or null")
+        hardware = self.provenance.get("hardware") or {}
+        for where, inside, checks in (
+            ("config", self.config, _IN_CONFIG),
+            ("recipe", self.recipe or {}, _IN_RECIPE),
+            ("provenance", self.provenance, _IN_PROVENANCE),
+            ("provenance: hardware", hardware, _IN_HARDWARE),
+        ):
+            for name, (expected, valid) in checks.items():
+                value = inside.get(name)
+                if value is not None and not valid(value):
+                    found = f"{name}: got {shown(value)}, expected {expected}"
+                    raise ValueError(f"{where}: {found}")
+
+
+def write_record(folder: PathLike, record: RunRecord) -> Path:
+    """Write ``run.json`` atomically; to be called after everything else is on disk."""
+    path = Path(folder) / RECORD_NAME
+    atomic_write_json(path, jsonable(dataclasses.asdict(record)))
+    return path
+
+
+def read_record(path: PathLike) -> RunRecord:
+    """Read and validate a ``run.json``.
+
+    Raises:
+        UserError: unreadable, not JSON, missing or unknown fields, wrong types, numbers that are
+            not finite; the message names the file and the field.
+    """
+    try:
+        fields = json.loads(Path(path).read_text())
+        if not isinstance(fields, dict):
+            raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
+        own = {field.name: field for field in dataclasses.fields(RunRecord)}
+        for name in fields:
+            if name not in own:
+                raise ValueError(f"{name[:80]}: no such field; choices are {', '.join(own)}")
+        for name in _REQUIRED:
+            if name not in fields:
+                raise ValueError(f"{name}: missing")
+        record = RunRecord(**fields)
+        if not math.isfinite(record.seconds):
+            raise ValueError(f"seconds: got {record.seconds}, expected a finite number")
+        for name, value in record.metrics.items():
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"metrics: {name[:80]}: got {value}, expected a finite number")
+        return record
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a valid run record ({error})") from error
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, source revision, hardware, command and UTC time of this process."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None  # type: ignore[assignment]
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "versions": versions,
+        "git": _git_revision(),
+        "hardware": {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads(), "gpus": gpus},
+        "command": shlex.join(sys.argv),
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` with tuples as lists, NumPy and tensor scalars as numbers, non-finite as None."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "item") and not isinstance(value, str | bytes):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: got {shown(value)}, choices are {', '.join(choices)}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_integer(value)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
+
+
+# What a record's fields hold, and what renderers take out of its mappings if it is there.
+_Check = tuple[str, Callable[[Any], bool]]
+_NAME, _LIST_OF_TEXTS = ("text", _is_name), ("a list of texts", _is_list_of_texts)
+_TEXT_OR_NULL = ("text or null", lambda value: value is None or _is_text(value))
+_MAPPING = ("a mapping", _is_mapping)
+_MAPPING_OR_NULL = ("a mapping or null", lambda value: value is None or _is_mapping(value))
+_INTEGER = ("an integer of at most 64 bits", _is_integer)
+_FIELDS: dict[str, _Check] = {
+    **dict.fromkeys(("task", "engine", "init", "config_sha256"), _NAME),
+    **dict.fromkeys(("weights_sha256", "weights_source"), _TEXT_OR_NULL),
+    **dict.fromkeys(("seed", "iterations"), _INTEGER),
+    "seconds": ("a number", _is_number),
+    **dict.fromkeys(("config", "provenance", "metrics"), _MAPPING),
+    **dict.fromkeys(("coverage", "recipe"), _MAPPING_OR_NULL),
+    "notes": _LIST_OF_TEXTS,
+}
+_IN_CONFIG: dict[str, _Check] = {"DATASETS.TEST": _LIST_OF_TEXTS}
+_IN_RECIPE: dict[str, _Check] = {"label": _TEXT_OR_NULL, "deviations": _LIST_OF_TEXTS}
+_IN_PROVENANCE: dict[str, _Check] = {"versions": _MAPPING, "git": _NAME, "hardware": _MAPPING}
+_IN_HARDWARE: dict[str, _Check] = {"cpu": _NAME, "gpus": _LIST_OF_TEXTS}
+_REQUIRED = [
+    field.name
+    for field in dataclasses.fields(RunRecord)
+    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+]
+
+
+def _git_revision() -> str | None:
+    """Revision of this source tree, with ``+dirty`` when it has changes; None outside git."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+dirty"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

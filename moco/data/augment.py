@@ -1,0 +1,338 @@
+"""Two random views of an image (sec. 3.3), drawn per (seed, epoch, index).
+
+Each view is made in two parts. Crop, resizing and flip come first, image by image, on uint8:
+the only place where images of different sizes meet. The colors follow, a whole batch at once, on
+the training device. What is done to a view is drawn beforehand from a generator of its
+own, so neither the number of workers nor the batch changes it.
+
+N batch, P crop size in pixels, H W pixels.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CROP_TRIES = 10  # as torchvision's RandomResizedCrop
+BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAYSCALE = range(5)
+ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
+# Columns of a view's color parameters. ORDER is an index into ORDERS, -1 for no jitter; the next
+# four are indexed by BRIGHTNESS..HUE; GRAY is 0 or 1; SIGMA_PX is 0 for no blur.
+ORDER, FACTORS, GRAY, SIGMA_PX, NUM_PARAMS = 0, 1, 5, 6, 7
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, PIL's and torchvision's weights
+CHUNK_VALUES = 3 * 224 * 224  # pixel values that are worked on at a time on a CPU
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is drawn for a view. The operations' meaning is torchvision's.
+
+    Attributes:
+        gray_first: v1's order: gray, jitter. Otherwise v2's: jitter, gray, blur.
+        jitter: strengths of brightness, contrast, saturation (factor in 1 ± s) and hue (shift of
+            ± s of the circle).
+        crop_scale: range of the crop's share of the area. crop_ratio: of its width / height.
+    """
+
+    gray_first: bool
+    crop_px: int
+    crop_scale: tuple[float, float]
+    crop_ratio: tuple[float, float]
+    flip_prob: float
+    jitter_prob: float
+    jitter: tuple[float, float, float, float]
+    gray_prob: float
+    blur_prob: float
+    blur_sigma_px: tuple[float, float]
+
+
+# The paper, sec. 3.3, after InstDisc (arXiv 1805.01978): RandomResizedCrop(224, (.2, 1)),
+# RandomGrayscale(.2), ColorJitter(.4, .4, .4, .4), RandomHorizontalFlip.
+V1 = Augmentation(
+    gray_first=True,
+    crop_px=224,
+    crop_scale=(0.2, 1.0),
+    crop_ratio=(3 / 4, 4 / 3),
+    flip_prob=0.5,
+    jitter_prob=1.0,
+    jitter=(0.4, 0.4, 0.4, 0.4),
+    gray_prob=0.2,
+    blur_prob=0.0,
+    blur_sigma_px=(0.1, 2.0),
+)
+# MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus): RandomResizedCrop(224, (.2, 1)),
+# ColorJitter(.4, .4, .4, .1) with p = .8, RandomGrayscale(.2), GaussianBlur(.1, 2.) with p = .5,
+# RandomHorizontalFlip.
+V2 = Augmentation(
+    gray_first=False,
+    crop_px=224,
+    crop_scale=(0.2, 1.0),
+    crop_ratio=(3 / 4, 4 / 3),
+    flip_prob=0.5,
+    jitter_prob=0.8,
+    jitter=(0.4, 0.4, 0.4, 0.1),
+    gray_prob=0.2,
+    blur_prob=0.5,
+    blur_sigma_px=(0.1, 2.0),
+)
+
+
+def draw_box(
+    rng: Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """A random crop ``(left, top, right, bottom)`` of an image of ``size`` (W, H).
+
+    As torchvision's RandomResizedCrop: area uniform, log of the aspect ratio uniform, ten tries,
+    then the largest center crop with an aspect ratio in the range.
+    """
+    W, H = size
+    u = [rng.random() for _ in range(2 * CROP_TRIES + 2)]
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for t in range(CROP_TRIES):
+        area = W * H * (scale[0] + (scale[1] - scale[0]) * u[2 * t])
+        aspect = math.exp(low + (high - low) * u[2 * t + 1])
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= W and 0 < h <= H:
+            left, top = int(u[-2] * (W - w + 1)), int(u[-1] * (H - h + 1))
+            return left, top, left + w, top + h
+    w, h = W, H
+    if W / H < ratio[0]:
+        h = round(W / ratio[0])
+    elif W / H > ratio[1]:
+        w = round(H * ratio[1])
+    left, top = (W - w) // 2, (H - h) // 2
+    return left, top, left + w, top + h
+
+
+def draw_colors(rng: Random, aug: Augmentation) -> list[float]:
+    """The color parameters (NUM_PARAMS,) of one view."""
+    u = [rng.random() for _ in range(9)]
+    jittered = u[0] < aug.jitter_prob and any(aug.jitter)
+    order = int(u[1] * len(ORDERS)) if jittered else -1
+    factors = [1 + s * (2 * v - 1) for s, v in zip(aug.jitter[:HUE], u[2:5], strict=True)]
+    hue = aug.jitter[HUE] * (2 * u[5] - 1)
+    gray = float(u[6] < aug.gray_prob)
+    low, high = aug.blur_sigma_px
+    sigma = low + (high - low) * u[8] if u[7] < aug.blur_prob else 0.0
+    return [order, *factors, hue, gray, sigma]
+
+
+class View(NamedTuple):
+    """What is done to an image for one view."""
+
+    box: tuple[int, int, int, int]  # left, top, right, bottom of the crop in the image, pixels
+    flip: bool
+    colors: list[float]  # (NUM_PARAMS,)
+
+
+def draw_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
+    """One view of an image of ``size`` (W, H); always the same number of calls of ``rng``."""
+    box = draw_box(rng, size, aug.crop_scale, aug.crop_ratio)
+    return View(box, rng.random() < aug.flip_prob, draw_colors(rng, aug))
+
+
+def crop_view(image: Tensor, view: View, crop_px: int) -> Tensor:
+    """The view's crop (3, P, P) uint8 of an image (H, W, 3) uint8, resized and flipped.
+
+    Resizing is torch's antialiased bilinear filter on uint8, equal to PIL's in the official code
+    up to 1 of 255 by rounding, and faster.
+    """
+    left, top, right, bottom = view.box
+    crop = image[top:bottom, left:right].permute(2, 0, 1)[None]
+    resized = F.interpolate(crop, (crop_px, crop_px), mode="bilinear", antialias=True)[0]
+    return resized.flip(-1) if view.flip else resized
+
+
+def apply_colors(
+    pixels: Tensor,
+    params: Tensor,
+    aug: Augmentation,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    std: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Tensor:
+    """The color part of a batch of views, and their normalization.
+
+    Deviation: values stay float between the operations (PIL, in the official code, cuts off the
+    fraction each time), and the blur is a Gaussian (PIL's is three box filters).
+
+    Args:
+        pixels: (N, 3, P, P) uint8 on the training device.
+        params: (N, NUM_PARAMS) float32 on the CPU.
+        mean, std: of each channel, for values in 0..1.
+
+    Returns:
+        (N, 3, P, P) float32; in 0..1 before normalization.
+    """
+    out = torch.empty_like(pixels, dtype=torch.float32)
+    views = params.tolist()
+    sequences = [operations(int(view[ORDER]), bool(view[GRAY]), aug) for view in views]
+    blurred = [view[SIGMA_PX] > 0 for view in views]
+    sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
+    factors = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
+    normalization = [torch.tensor(values, device=out.device) for values in (mean, std)]
+    # On a CPU all operations are done to one image before the next one, while it is in the cache.
+    chunk = len(pixels) if pixels.is_cuda else max(1, CHUNK_VALUES // pixels[0].numel())
+    for start in range(0, len(pixels), chunk):
+        part = slice(start, start + chunk)
+        x = out[part].copy_(pixels[part]).div_(255)
+        _jitter(x, sequences[part], factors[:, part])
+        _apply(gaussian_blur, x, [n for n, yes in enumerate(blurred[part]) if yes], sigma_px[part])
+        normalize(x, *normalization)
+    return out
+
+
+def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> None:
+    """Jitter and gray of views (N, 3, P, P) in 0..1, in place: each view's first operation, ..."""
+    for i in range(max(map(len, sequences))):
+        views_of: dict[int, list[int]] = {}
+        for n, sequence in enumerate(sequences):
+            if i < len(sequence):
+                views_of.setdefault(sequence[i], []).append(n)
+        for op, views in views_of.items():
+            if op == GRAYSCALE:
+                _apply(grayscale, x, views)
+            else:
+                _apply(_JITTERS[op], x, views, factors[op])
+
+
+def _apply(
+    operation: Callable[..., None], x: Tensor, views: list[int], *parameters: Tensor
+) -> None:
+    """An operation on some views of ``x`` (N, 3, P, P), in place.
+
+    Parameters are (N, 1, 1, 1), one for each view.
+    """
+    if len(views) == len(x):
+        operation(x, *parameters)
+    elif views:
+        where = torch.tensor(views, device=x.device)
+        some = x[where]
+        operation(some, *(p[where.to(p.device)] for p in parameters))
+        x[where] = some
+
+
+def operations(order: int, gray: bool, aug: Augmentation) -> tuple[int, ...]:
+    """The operations that change one view's colors, in order; see ORDER and GRAY.
+
+    Saturation and hue leave a gray image as it is and are left out after GRAYSCALE.
+    """
+    jitters = [op for op in ORDERS[order] if aug.jitter[op] > 0] if order >= 0 else []
+    if not gray:
+        return tuple(jitters)
+    if aug.gray_first:
+        return GRAYSCALE, *(op for op in jitters if op not in (SATURATION, HUE))
+    return *jitters, GRAYSCALE
+
+
+def luma(x: Tensor) -> Tensor:
+    """Gray values (N, 1, H, W) of RGB images (N, 3, H, W)."""
+    r, g, b = x.unbind(dim=1)
+    return (LUMA[0] * r).add_(g, alpha=LUMA[1]).add_(b, alpha=LUMA[2]).unsqueeze(1)
+
+
+def grayscale(x: Tensor) -> None:
+    """Gray in place of colors. In place, as the next five.
+
+    Images are (N, 3, H, W) in 0..1; factors, shifts and sigmas, one per image, (N, 1, 1, 1).
+    """
+    x.copy_(luma(x))
+
+
+def adjust_brightness(x: Tensor, factor: Tensor) -> None:
+    """Pixels times ``factor``."""
+    x.mul_(factor).clamp_(0, 1)
+
+
+def adjust_contrast(x: Tensor, factor: Tensor) -> None:
+    """Distance from the mean gray value times ``factor``."""
+    mean = luma(x.mean(dim=(2, 3), keepdim=True))  # (N, 1, 1, 1)
+    x.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
+
+
+def adjust_saturation(x: Tensor, factor: Tensor) -> None:
+    """Distance from the gray image times ``factor``."""
+    x.lerp_(luma(x), 1 - factor).clamp_(0, 1)
+
+
+def adjust_hue(x: Tensor, shift: Tensor) -> None:
+    """Hue moved by ``shift`` parts of the circle, -1..1; HSV's value and saturation stay.
+
+    V is the largest channel, D its distance to the smallest. The hue's distance from red, in sixths
+    of the circle, is 1 + (g + b - r - smallest) / D; its side is the sign of g - b. With h the new
+    hue in 0..1, the channels are V - D clamp(2 - |6h - 3|, 0, 1) for red and
+    V - D clamp(|6h - c| - 1, 0, 1) for green (c = 2) and blue (c = 4).
+    """
+    r, g, b = x.unbind(dim=1)  # (N, H, W)
+    V = torch.maximum(torch.maximum(r, g), b)
+    low = torch.minimum(torch.minimum(r, g), b)
+    D = V - low
+    distance = (g + b).sub_(r).sub_(low).div_(D.clamp(min=1e-12)).add_(1)
+    h = torch.copysign(distance, g - b).div_(6).add_(shift.view(-1, 1, 1) + 2).frac_()
+    # With clamp(t - 1, 0, 1) = clamp(t, 1, 2) - 1 and the factor 6 taken out, there is less to do.
+    top = V + D
+    torch.addcmul(V.sub_(D, alpha=2), (h - 1 / 2).abs_().clamp_(1 / 6, 1 / 3), D, value=6, out=r)
+    torch.addcmul(top, (h - 1 / 3).abs_().clamp_(1 / 6, 1 / 3), D, value=-6, out=g)
+    torch.addcmul(top, h.sub_(2 / 3).abs_().clamp_(1 / 6, 1 / 3), D, value=-6, out=b)
+
+
+def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
+    """Each image convolved with a Gaussian of its own ``sigma_px``, > 0.
+
+    The kernel reaches three sigmas; beyond the edge pixels are repeated, as in PIL.
+    """
+    sigmas = sigma_px.flatten().tolist()
+    radius = math.ceil(3 * max(sigmas))
+    kernels = []
+    for sigma in sigmas:
+        half = [
+            math.exp(-0.5 * (i / sigma) ** 2) if i < 3 * sigma + 1 else 0.0
+            for i in range(radius + 1)
+        ]
+        total = 2 * sum(half) - half[0]
+        kernels.append([weight / total for weight in half])
+    half_kernels = torch.tensor(kernels, device=x.device).view(len(x), 1, 1, -1)
+    if x.is_cuda:
+        x.copy_(_convolve_on_gpu(x, half_kernels))
+    else:
+        _convolve_on_cpu(x, half_kernels)
+
+
+def _convolve_on_gpu(x: Tensor, half: Tensor) -> Tensor:
+    """Images (N, C, H, W) convolved with kernels of which ``half`` (N, 1, 1, R + 1) is half."""
+    N, C, H, W = x.shape
+    R = half.shape[-1] - 1
+    kernels = torch.cat([half.flip(-1)[..., :-1], half], dim=-1).repeat_interleave(C, dim=0)
+    padded = F.pad(x, (R, R, 0, 0), mode="replicate").view(1, N * C, H, -1)
+    x = F.conv2d(padded, kernels, groups=N * C).view(N, C, H, W)
+    padded = F.pad(x, (0, 0, R, R), mode="replicate").view(1, N * C, -1, W)
+    return F.conv2d(padded, kernels.mT, groups=N * C).view(N, C, H, W)
+
+
+def _convolve_on_cpu(x: Tensor, half: Tensor) -> None:
+    """The same, in place, as a sum of shifted images: ten times as fast as the convolution."""
+    R = half.shape[-1] - 1
+    weights = half.split(1, dim=-1)
+    for dim, pad in ((3, (R, R, 0, 0)), (2, (0, 0, R, R))):
+        padded = F.pad(x, pad, mode="replicate")
+        shifted = [padded.narrow(dim, start, x.shape[dim]) for start in range(2 * R + 1)]
+        torch.mul(shifted[R], weights[0], out=x)
+        for i in range(1, R + 1):
+            x.addcmul_(shifted[R - i] + shifted[R + i], weights[i])
+
+
+def normalize(x: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
+    """Per-channel ``(x - mean) / std`` of (N, 3, H, W) in 0..1, in place."""
+    shift, scale = (
+        torch.as_tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1)
+        for values in (mean, std)
+    )
+    return x.sub_(shift).div_(scale)
+
+
+_JITTERS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)

@@ -1,0 +1,279 @@
+"""Images: where they lie (files, shards, CIFAR-10's own files), and the order of an epoch.
+
+H W pixels.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moco.common.errors import DataError, UserError
+from moco.common.files import PathLike
+from moco.data import cifar
+from moco.data.decode import SUFFIXES, decode_pixels
+from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXAMPLE_TREE = "ROOT/0001.jpg or ROOT/any/folder/0001.jpg or ROOT/train/class/0001.jpg"
+LABELLED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
+
+
+class Order(Protocol):
+    """The indices of one epoch; a slice gives that part of it."""
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.int64]: ...
+
+
+class Images(Protocol):
+    """A dataset of images, wherever they are stored."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> "Tensor":
+        """The image (H, W, 3) uint8 RGB; not to be written to.
+
+        Raises:
+            DataError: it cannot be decoded; the message starts with its name.
+        """
+        ...
+
+    def name(self, index: int) -> str:
+        """Where the image is stored, for messages."""
+        ...
+
+    def epoch_order(self, seed: int, epoch: int) -> Order:
+        """Every index once, in an order that (seed, epoch) determines."""
+        ...
+
+
+class FileImages:
+    """Images that are files."""
+
+    def __init__(self, images: Sequence[PathLike]) -> None:
+        # One array instead of a million objects, whose reference counts each worker would copy.
+        self._paths = np.array([os.fsencode(path) for path in images])
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def read(self, index: int) -> "Tensor":
+        """See :class:`Images`."""
+        return decode_pixels(self.name(index))
+
+    def name(self, index: int) -> str:
+        """The path."""
+        return os.fsdecode(self._paths[index])
+
+    def epoch_order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """A permutation."""
+        return permutation(len(self), seed, epoch)
+
+
+class ArrayImages:
+    """Images in memory.
+
+    Args:
+        pixels: (N, H, W, 3) uint8 RGB.
+        files: where they are from, each with the same number of them.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8], files: Sequence[Path]) -> None:
+        self._pixels, self._files = pixels, files
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def read(self, index: int) -> "Tensor":
+        """See :class:`Images`; no copy."""
+        import torch
+
+        return torch.from_numpy(self._pixels[index])
+
+    def name(self, index: int) -> str:
+        """The file, and the image's number in it."""
+        file, number = divmod(index, len(self) // len(self._files))
+        return f"{self._files[file]}:{number}"
+
+    def epoch_order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """A permutation."""
+        return permutation(len(self), seed, epoch)
+
+
+@dataclass(frozen=True)
+class LabeledSets:
+    """Images and labels of two splits; labels are indices into ``classes``."""
+
+    classes: list[str]
+    train: Images
+    train_labels: list[int]
+    val: Images
+    val_labels: list[int]
+
+
+def open_images(
+    root: PathLike, index_file: PathLike | None = None, window: int = SHARD_WINDOW
+) -> Images:
+    """The images for pre-training that ``root`` names.
+
+    Args:
+        root: a folder of images (nested or flat; its ``train`` where it has one), a ``.txt`` list
+            of them, tar shards (see :func:`moco.data.shards.find_shards`), or the folder of
+            CIFAR-10's own files.
+        index_file, window: of shards, see :class:`moco.data.shards.ShardImages`.
+
+    Raises:
+        UserError, DataError: nothing there, or nothing that can be used.
+    """
+    shards = find_shards(root)
+    if shards:
+        return ShardImages(shards, index_file, window)
+    folder = cifar.find_cifar(root)
+    if folder:
+        return _cifar_images(folder, cifar.TRAIN)[0]
+    return FileImages(find_images(root))
+
+
+def check_present(root: PathLike, labeled: bool = False) -> None:
+    """Whether something is at DATA.ROOT, without listing it or importing torch.
+
+    Args:
+        labeled: for classification.
+
+    Raises:
+        UserError, DataError: nothing.
+    """
+    tree = LABELLED_TREE if labeled else EXAMPLE_TREE
+    if not root:
+        raise UserError(f"DATA.ROOT is not set; add DATA.ROOT and a folder with {tree}")
+    if not Path(root).expanduser().exists() and (labeled or not find_shards(root)):
+        raise DataError(f"{root}: no such folder; expected images as {tree}")
+
+
+def labeled_sets(root: PathLike) -> LabeledSets:
+    """``root/train/<class>/*`` and ``root/val/<class>/*``, or CIFAR-10's own files.
+
+    The classes are those of train.
+
+    Raises:
+        DataError: a folder is missing, or ``val`` has a class that ``train`` has not.
+    """
+    folder = cifar.find_cifar(root)
+    if folder:
+        train, train_labels = _cifar_images(folder, cifar.TRAIN)
+        val, val_labels = _cifar_images(folder, cifar.TEST)
+        return LabeledSets(cifar.class_names(folder), train, train_labels, val, val_labels)
+    images, labels, classes = find_labeled_images(Path(root) / "train")
+    val_images, val_labels, val_classes = find_labeled_images(Path(root) / "val")
+    unknown = sorted(set(val_classes) - set(classes))
+    if unknown:
+        raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
+    as_train = [classes.index(val_classes[label]) for label in val_labels]
+    return LabeledSets(classes, FileImages(images), labels, FileImages(val_images), as_train)
+
+
+def _cifar_images(folder: Path, names: Sequence[str]) -> tuple[Images, list[int]]:
+    data = cifar.read_cifar(folder, names)
+    return ArrayImages(data.pixels, data.files), data.labels
+
+
+def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """0 to ``length`` - 1 in the order that (seed, epoch) determines."""
+    return np.random.default_rng([seed, epoch]).permutation(length)
+
+
+def find_images(root: PathLike) -> list[Path]:
+    """All images below a folder, sorted, or those listed in a ``.txt`` file, in its order.
+
+    A folder's ``train`` subfolder is used instead of it where there is one. Names that start with
+    a dot are ignored, and so is everything whose suffix is not one of ``SUFFIXES``.
+
+    A list's paths are relative to its folder and stay below it; whole paths (``/data/…``) may lead
+    anywhere, and nothing but decoding an image is ever done with a file.
+
+    Raises:
+        DataError: nothing there, or a listed file that does not exist or is outside.
+    """
+    root = Path(root).expanduser()
+    if root.suffix == ".txt" and root.is_file():
+        return _listed_images(root)
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder; expected images as {EXAMPLE_TREE}")
+    folder = root / "train" if (root / "train").is_dir() else root
+    images = _walk(folder)
+    if not images:
+        raise DataError(
+            f"{folder}: no images ({' '.join(SUFFIXES)}) in it or below; expected {EXAMPLE_TREE}"
+        )
+    return images
+
+
+def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[str]]:
+    """Images, labels and class names of ``folder/<class>/**``; classes in sorted order.
+
+    Raises:
+        DataError: no folder, or no class folder with images.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; expected {LABELLED_TREE}")
+    images: list[Path] = []
+    labels: list[int] = []
+    names: list[str] = []
+    for child in sorted(folder.iterdir()):
+        if child.name.startswith(".") or not child.is_dir():
+            continue
+        found = _walk(child)
+        if found:
+            labels += [len(names)] * len(found)
+            images += found
+            names.append(child.name)
+    if not images:
+        raise DataError(f"{folder}: no class folder with images; expected {LABELLED_TREE}")
+    return images, labels, names
+
+
+def _walk(folder: Path) -> list[Path]:
+    """Images below a folder, sorted; links are followed, each real folder once."""
+    images: list[Path] = []
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        images += [
+            Path(parent, name)
+            for name in files
+            if not name.startswith(".") and name.lower().endswith(SUFFIXES)
+        ]
+    return sorted(images)
+
+
+def _listed_images(path: Path) -> list[Path]:
+    images = []
+    text = path.read_text(errors="surrogateescape")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        entry = os.path.normpath(line.strip())
+        if entry.split(os.sep)[0] == os.pardir:
+            raise DataError(
+                f"{path}: line {number}: {line.strip()} leads out of the list's folder; move the "
+                "list, or write the whole path"
+            )
+        image = path.parent / entry
+        if not image.is_file():
+            raise DataError(f"{path}: line {number}: no such file {image}")
+        images.append(image)
+    if not images:
+        raise DataError(f"{path}: the list is empty; expected one path of an image per line")
+    return images

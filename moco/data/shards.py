@@ -1,0 +1,405 @@
+"""Images in tar shards, for data that no file system holds as files (webdataset's convention).
+
+A shard is a plain tar. Neighboring members whose paths agree up to the first dot of the file name
+are one sample; its image is the member with an image's suffix, the others are not read. Nothing
+is extracted and nothing is unpickled: tarfile says where in a shard the images' bytes are, and
+they are read from there, in any order. It takes a damaged header for the end of a tar: what it
+leaves unread must be the tar's padding.
+
+An epoch takes the shards in a new order and shuffles the images of ``window`` shards together.
+Sizes are those of the paper's billion images: what is held for the whole dataset is one number
+per shard.
+"""
+
+import itertools
+import json
+import os
+import re
+import tarfile
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moco.common.errors import DataError, UserError
+from moco.common.files import PathLike, atomic_write_json
+from moco.common.progress import Progress
+from moco.data.decode import SUFFIXES, decode_pixels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD_WINDOW = 16
+EXAMPLE = "ROOT/*.tar or ROOT/train-{000000..000146}.tar"
+INDEX_NAME = "index.json"  # of a shards' folder, in the layout of webdataset's wids
+INDEX_SECONDS = 60.0  # a scan that ends early has lost no more than this
+MAX_PATTERN_SHARDS = 1_000_000
+MAX_IMAGE_BYTES = 1 << 29  # beyond MAX_PIXELS at 16 bits
+
+_PADDING = 20 * tarfile.BLOCKSIZE  # behind the last member, as tar itself writes
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class Member(NamedTuple):
+    """A regular file in a tar: its path there, and where its bytes are."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class ShardImages:
+    """The images of shards, in the shards' order.
+
+    Args:
+        shards: paths of tar files.
+        index_file: where numbers of images per shard are kept, so that the shards need not be
+            scanned at the next start; None keeps them nowhere. An ``index.json`` beside the shards
+            is read, too. An entry counts if the shard has its number of bytes.
+        window: shards whose images are shuffled together, >= 1; each data-loader worker keeps the
+            headers of twice as many.
+
+    Raises:
+        DataError: a shard that is missing, compressed, damaged, or without images in all.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[PathLike],
+        index_file: PathLike | None = None,
+        window: int = SHARD_WINDOW,
+    ) -> None:
+        self._shards = [Path(shard) for shard in shards]
+        self._window = window
+        counts = _counts(self._shards, None if index_file is None else Path(index_file))
+        self._starts = np.concatenate([[0], np.cumsum(counts)])  # (number of shards + 1,)
+        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        if not len(self):
+            raise DataError(
+                f"{self._shards[0].parent}: no images ({' '.join(SUFFIXES)}) in "
+                f"{len(self._shards)} shards"
+            )
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": OrderedDict()}  # open files stay in their process
+
+    def read(self, index: int) -> "Tensor":
+        """The image (H, W, 3) uint8 RGB.
+
+        Raises:
+            DataError: it cannot be decoded; the message starts with the tar and the member.
+        """
+        shard, number = self._find(index)
+        return decode_pixels(shard.content(number), shard.name(number))
+
+    def name(self, index: int) -> str:
+        """The tar and the member."""
+        shard, number = self._find(index)
+        return shard.name(number)
+
+    def epoch_order(self, seed: int, epoch: int) -> "ShardOrder":
+        """Shards in random order, the images of each ``window`` of them shuffled together."""
+        return ShardOrder(self._starts, self._window, seed, epoch)
+
+    def _find(self, index: int) -> tuple["_Shard", int]:
+        """An image's shard, and its number there."""
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        start, end = self._starts[number : number + 2].tolist()
+        shard = self._open.get(number)
+        if shard is None:
+            try:
+                shard = _Shard(self._shards[number], end - start)
+            except DataError as error:
+                raise DataError(f"image {index - start} of {error}") from error
+            self._open[number] = shard
+            while len(self._open) > 2 * self._window:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return shard, index - start
+
+
+class ShardOrder:
+    """One epoch's order of images in shards, made window by window as slices ask for it.
+
+    Args:
+        starts: (number of shards + 1,) index of the first image of each shard, and the end.
+    """
+
+    def __init__(self, starts: NDArray[np.int64], window: int, seed: int, epoch: int) -> None:
+        self._starts, self._seed, self._epoch = starts, seed, epoch
+        shards = np.random.default_rng([seed, epoch]).permutation(len(starts) - 1)
+        cuts = np.arange(window, len(shards), window)
+        self._windows = np.split(shards, cuts)
+        sizes = [int((starts[part + 1] - starts[part]).sum()) for part in self._windows]
+        self._window_starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._made: dict[int, NDArray[np.int64]] = {}
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.int64]:
+        first, last, step = part.indices(int(self._window_starts[-1]))
+        if step != 1:
+            raise ValueError(f"step: got {step}, expected consecutive positions")
+        found = [np.empty(0, dtype=np.int64)]
+        w = int(np.searchsorted(self._window_starts, first, side="right")) - 1
+        while first < last:
+            here = int(self._window_starts[w])
+            indices = self._indices(w)[first - here : last - here]
+            found.append(indices)
+            first += len(indices)
+            w += 1
+        return np.concatenate(found)
+
+    def _indices(self, window: int) -> NDArray[np.int64]:
+        """All images of a window, shuffled."""
+        if window not in self._made:
+            ranges = [
+                np.arange(self._starts[s], self._starts[s + 1]) for s in self._windows[window]
+            ]
+            # The stream of the shards' order is [seed, epoch, 0]: zeros at the end do not count.
+            rng = np.random.default_rng([self._seed, self._epoch, window + 1])
+            # Who reads ahead and who trains may be in neighboring windows.
+            before = {old: made for old, made in self._made.items() if old == window - 1}
+            self._made = {**before, window: rng.permutation(np.concatenate(ranges))}
+        return self._made[window]
+
+
+def find_shards(root: PathLike) -> list[Path] | None:
+    """The shards that ``root`` names, or None where it is something else.
+
+    Args:
+        root: a ``.tar``; a pattern like ``path/train-{000000..000146}.tar``; or a folder (or its
+            ``train``) with ``*.tar`` and no images in it.
+
+    Raises:
+        UserError: a pipe, URL or compressed tar, none of which can be read at random.
+        DataError: a tar that is not there, or a folder with shards and images.
+    """
+    text = os.fspath(root)
+    if re.match(r"(pipe:|\w+://)", text):
+        raise UserError(
+            f"{text}: pipes and URLs are not read (a pipe runs commands); "
+            f"copy the shards and give {EXAMPLE}"
+        )
+    is_folder = Path(text).expanduser().is_dir()
+    if not is_folder and re.search(r"\.(tgz|tar\.\w+)$", text):
+        raise UserError(f"{text}: {_repack('a compressed tar')}")
+    if not is_folder and text.endswith(".tar"):
+        shards = [Path(path).expanduser() for path in expand_braces(text)]
+        for shard in shards:
+            if not shard.is_file():
+                raise DataError(f"{shard}: no such file; expected {EXAMPLE}")
+        return shards
+    folder = Path(root).expanduser()
+    folder = folder / "train" if (folder / "train").is_dir() else folder
+    shards = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if not shards:
+        return None
+    files = (path for path in sorted(folder.iterdir()) if path.name.lower().endswith(SUFFIXES))
+    image = next(files, None)
+    if image:
+        raise DataError(
+            f"{folder}: holds shards ({shards[0].name}) and images ({image.name}); "
+            "keep them in folders of their own"
+        )
+    return shards
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """``a-{08..11}.tar`` → ``a-08.tar`` to ``a-11.tar``; several ranges give every combination.
+
+    Raises:
+        UserError: a range that falls, or more than MAX_PATTERN_SHARDS names.
+    """
+    pieces = _RANGE.split(pattern)  # text, first, last, text, first, last, ... text
+    ranges = list(zip(pieces[1::3], pieces[2::3], strict=True))
+    count = 1
+    for first, last in ranges:
+        if int(last) < int(first):
+            raise UserError(f"{pattern}: {{{first}..{last}}} falls; expected {{{last}..{first}}}")
+        count *= int(last) - int(first) + 1
+        if count > MAX_PATTERN_SHARDS:
+            raise UserError(f"{pattern}: more than {MAX_PATTERN_SHARDS} names")
+    numbers = [
+        [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)] for first, last in ranges
+    ]
+    return [
+        "".join(itertools.chain(*zip(pieces[::3], [*chosen, ""], strict=True)))
+        for chosen in itertools.product(*numbers)
+    ]
+
+
+def scan(path: PathLike) -> list[Member]:
+    """The images of a shard, one per sample, from its headers.
+
+    Raises:
+        DataError: compressed, truncated, no tar, a link or device with an image's name, or a
+            sample with several images.
+    """
+    with _open(Path(path)) as file:
+        return _images(Path(path), file)
+
+
+class _Shard:
+    """An open shard, and where its images are."""
+
+    def __init__(self, path: Path, expected: int) -> None:
+        self._path = path
+        self._file = _open(path)  # closed when this object goes
+        found = _images(path, self._file)
+        if len(found) != expected:
+            raise DataError(
+                f"{path}: holds {len(found)} images, expected {expected}; changed, or is the "
+                "index another's? Delete the index and start again"
+            )
+        self._names = [member.name for member in found]
+        self._places = np.array([member[1:] for member in found], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, number: int) -> str:
+        return f"{self._path}:{_printable(self._names[number])}"
+
+    def content(self, number: int) -> bytes:
+        offset, size = self._places[number].tolist()
+        if size > MAX_IMAGE_BYTES:
+            raise DataError(f"{self.name(number)}: {size} bytes, the limit is {MAX_IMAGE_BYTES}")
+        try:
+            return os.pread(self._file.fileno(), size, offset)
+        except OSError as error:
+            raise DataError(f"{self.name(number)}: cannot be read ({error.strerror})") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _images(path: Path, file: BinaryIO) -> list[Member]:
+    samples = itertools.groupby(_members(path, file), _key)
+    return [_image_of(path, list(group)) for _, group in samples]
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
+    """The regular files with an image's name, in the tar's order; errors as of `scan`."""
+    start, end = os.pread(file.fileno(), 8, 0), os.fstat(file.fileno()).st_size
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise DataError(f"{path}: {_repack(f'compressed with {kind}')}")
+    offset = -1
+    try:
+        tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+        while found := tar.next():
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all
+            # Sizes that are negative lead back (CVE-2025-8194).
+            if not offset < found.offset_data <= found.offset_data + found.size <= end:
+                raise DataError(
+                    f"{path}:{_printable(found.name)}: a member of {found.size} bytes, which goes "
+                    "beyond the end; damaged, or not copied completely?"
+                )
+            offset = found.offset_data
+            if not _is_image(found.name):
+                continue
+            if found.isreg() and not found.issparse():
+                yield Member(found.name, found.offset_data, found.size)
+            elif not found.isdir():
+                raise DataError(
+                    f"{path}:{_printable(found.name)}: a link or special file, which has no "
+                    "content here; write the tar with the contents instead (tar -h)"
+                )
+        rest = os.pread(file.fileno(), _PADDING, tar.offset)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, MemoryError) as error:
+        raise DataError(
+            f"{path}: not a tar, or damaged ({error}); was it copied completely?"
+        ) from error
+    if len(rest) < tarfile.BLOCKSIZE or rest.strip(b"\0"):
+        raise DataError(
+            f"{path}: at byte {tar.offset}: not a tar's member, and not its end; damaged, cut off, "
+            "or joined by cat (tar -A joins)"
+        )
+
+
+def _printable(name: str) -> str:
+    """A member's name for a message: what could move the cursor becomes ``?``."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def _repack(what: str) -> str:
+    """What to do with a compressed tar."""
+    return (
+        f"{what}, which cannot be read at random; images are compressed as they are: unpack it "
+        "to a plain .tar"
+    )
+
+
+def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
+    """Images of each shard: from an index where it knows the shard, otherwise from the shard."""
+    known = _read_index(shards[0].parent / INDEX_NAME)
+    if index_file is not None:
+        known |= _read_index(index_file)
+    sizes = [path.stat().st_size for path in shards]
+    names = [str(path.resolve()) for path in shards]
+    keys = list(zip(names, sizes, strict=True))
+    unknown = [i for i, key in enumerate(keys) if key not in known]
+    written = time.monotonic()
+    with Progress(len(unknown), "scan shards", "shard", silent=not unknown) as progress:
+        for i in unknown:
+            known[keys[i]] = len(scan(shards[i]))
+            progress.update()
+            due = i == unknown[-1] or time.monotonic() - written >= INDEX_SECONDS
+            if due and index_file is not None:
+                _write_index(index_file, {key: known[key] for key in keys if key in known})
+                written = time.monotonic()
+    return [known[key] for key in keys]
+
+
+def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
+    entries = [
+        {"url": name, "nsamples": count, "filesize": size} for (name, size), count in counts.items()
+    ]
+    atomic_write_json(path, {"wids_version": 1, "shardlist": entries})
+
+
+def _read_index(path: Path) -> dict[tuple[str, int], int]:
+    """Images of each (resolved path, bytes); nothing where there is no index."""
+    try:
+        entries = json.loads(path.read_text())["shardlist"]
+        return {
+            (str((path.parent / entry["url"]).resolve()), int(entry["filesize"])): entry["nsamples"]
+            for entry in entries
+            if type(entry["nsamples"]) is int and entry["nsamples"] >= 0 and "filesize" in entry
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
+
+
+def _key(member: Member) -> str:
+    """A sample's key: the path up to the first dot of the file name."""
+    folder, _, name = member.name.rpartition("/")
+    return f"{folder}/{name.split('.', 1)[0]}"
+
+
+def _image_of(path: Path, group: Sequence[Member]) -> Member:
+    """The image of a sample; of several (an image and its mask) the one named just by suffix."""
+    plain = [m for m in group if m.name.rpartition("/")[2].count(".") == 1]
+    for found in (group, plain):
+        if len(found) == 1:
+            return found[0]
+    names = ", ".join(_printable(member.name) for member in group[:3])
+    raise DataError(
+        f"{path}: {len(group)} images in one sample ({names}); names that agree up to the first "
+        "dot belong together, so rename them without dots"
+    )

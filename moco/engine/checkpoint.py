@@ -1,0 +1,214 @@
+"""Checkpoints: what is in them, how they are named, which is the newest, which may go.
+
+The four keys and the names of the official code (``epoch, arch, state_dict, optimizer``;
+``module.encoder_q.*``) are what everybody's tools read. Everything else is in further keys, all of
+plain values and tensors, readable with ``weights_only=True``.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from moco.common.errors import DataError, shown
+from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch
+from moco.common.run import RECORD_NAME
+from moco.modeling.encoder import ResNet, build_backbone
+from moco.modeling.soundness import read_spec
+
+FORMAT = "moco-transfer/1"
+CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
+WRITERS = {FORMAT: "moco.pretrain", CLASSIFIER_FORMAT: "moco.linear or moco.finetune"}
+PREFIX = "module."
+POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
+SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed run replaces
+REQUIRED = {
+    "epoch": int,
+    "arch": str,
+    "state_dict": Mapping,
+    "optimizer": Mapping,
+    "format": str,
+    "encoder": Mapping,
+    "input": Mapping,
+    "step": int,
+    "seed": int,
+    "num_images": int,
+    "seconds": float,
+    "config": Mapping,
+}
+_NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
+
+
+def checkpoint_name(epoch: int, step: int | None = None) -> str:
+    """``checkpoint_0007.pth.tar`` when epoch 7 (from 0) is done; with the step when it is not."""
+    inside = "" if step is None else f"_step{step:08d}"
+    return f"checkpoint_{epoch:04d}{inside}.pth.tar"
+
+
+def list_checkpoints(folder: PathLike) -> list[Path]:
+    """Checkpoints in a folder, the newest last, by epoch and step in their names."""
+    paths = Path(folder).glob("checkpoint_*.pth.tar")
+    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: _order(p.name))
+
+
+def newer_than(folder: PathLike, name: str) -> list[Path]:
+    """Checkpoints in a folder that come after the one of this name."""
+    return [path for path in list_checkpoints(folder) if _order(path.name) > _order(name)]
+
+
+def _order(name: str) -> tuple[int, float]:
+    """Epoch and step in a name; the end of an epoch comes after its steps."""
+    match = _NAME.fullmatch(name)
+    assert match, name
+    return int(match[1]), int(match[2]) if match[2] else float("inf")
+
+
+def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint atomically, then point ``last_checkpoint`` at it."""
+    path = Path(path)
+    atomic_torch_save(path, dict(state))
+    atomic_write_text(path.parent / POINTER_NAME, path.name)
+
+
+def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
+    """Read a checkpoint of this project and check that it is whole.
+
+    Args:
+        form: ``FORMAT`` of pre-training, or ``CLASSIFIER_FORMAT``.
+
+    Raises:
+        DataError: missing, damaged, or not written by this project in that format.
+    """
+    state = load_torch(path)
+    if not isinstance(state, dict):
+        raise DataError(f"{path}: holds {type(state).__name__}, expected a checkpoint's dictionary")
+    for key, kind in REQUIRED.items():
+        if not isinstance(state.get(key), kind):
+            raise DataError(
+                f"{path}: {'no' if key not in state else 'a malformed'} {key!r}; "
+                f"expected a checkpoint written by {WRITERS[form]}"
+            )
+    if state["format"] != form:
+        raise DataError(f"{path}: format {state['format']!r}, expected {form!r}")
+    return state
+
+
+def newest_checkpoint(
+    folder: PathLike, form: str = FORMAT
+) -> tuple[Path, dict[str, Any], list[str]] | None:
+    """The newest checkpoint that can be read, with what was wrong with any newer one.
+
+    Returns:
+        path, content, warnings; or None where the folder holds no checkpoint.
+
+    Raises:
+        DataError: there are checkpoints and none of them can be read.
+    """
+    warnings: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return path, load_checkpoint(path, form), warnings
+        except DataError as error:
+            warnings.append(f"skipped a checkpoint: {error}")
+    if warnings:
+        raise DataError(f"no checkpoint in {folder} can be read; the newest: {warnings[0]}")
+    return None
+
+
+def remove_old_checkpoints(
+    folder: PathLike, keep: int, milestone_epochs: int, never: Collection[str] = ()
+) -> None:
+    """Delete old checkpoints.
+
+    Args:
+        keep: number of the newest ones that stay.
+        milestone_epochs: those at multiples of so many epochs stay, too; 0: none.
+        never: names of others that stay.
+    """
+    for path in list_checkpoints(folder)[:-keep]:
+        match = _NAME.fullmatch(path.name)
+        assert match
+        whole_epoch = match[2] is None
+        milestone = milestone_epochs and (int(match[1]) + 1) % milestone_epochs == 0
+        if not (path.name in never or (whole_epoch and milestone)):
+            path.unlink()
+
+
+def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> None:
+    """Move what a run that resumes from an older state replaces into a subfolder, and say so.
+
+    Args:
+        outdated: checkpoints of later steps; the record of the earlier end, which gets another
+            name, because a folder with a record counts as a finished run.
+        last: the newest checkpoint that stays, which the pointer names from then on, or None.
+    """
+    folder = Path(folder)
+    if last is not None:
+        atomic_write_text(folder / POINTER_NAME, last.name)
+    else:
+        (folder / POINTER_NAME).unlink(missing_ok=True)
+    moved = [path for path in outdated if path.exists()]
+    if not moved:
+        return
+    aside = next(p for n in count(1) if not (p := folder / f"{SUPERSEDED}{n}").exists())
+    aside.mkdir()
+    for path in moved:
+        name = f"earlier_{RECORD_NAME}" if path.name == RECORD_NAME else path.name
+        path.rename(aside / name)
+    names = ", ".join(path.name for path in moved)
+    print(f"note: resumed from before {names}, which moved to {aside}", flush=True)
+
+
+def last_checkpoint(folder: PathLike) -> Path:
+    """The checkpoint that a run folder's pointer names, else the newest by name.
+
+    Raises:
+        DataError: the folder holds no checkpoint.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise DataError(
+            f"{folder}: is a folder without checkpoint_*.pth.tar; give a file, or the folder of a "
+            "run of moco.pretrain, moco.linear or moco.finetune"
+        )
+    pointer = Path(folder) / POINTER_NAME
+    try:
+        name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        name = ""
+    return next((path for path in paths if path.name == name), paths[-1])
+
+
+def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:
+    """The query encoder of a checkpoint without its head, in evaluation mode.
+
+    Args:
+        state: what :func:`load_checkpoint` returned.
+        prefix: of the network's tensors.
+
+    Raises:
+        DataError: the tensors do not fit the encoder that the checkpoint names.
+    """
+    spec = read_spec(state)
+    weights: dict[str, Tensor] = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state["state_dict"].items()
+        if isinstance(name, str) and name.startswith(prefix) and not name.startswith(f"{prefix}fc.")
+    }
+    stem = weights.get("conv1.weight")
+    channels = stem.shape[0] if isinstance(stem, Tensor) and stem.dim() else None
+    if channels != spec.stem_channels:  # before memory is taken for so wide a network
+        raise DataError(
+            f"the checkpoint says width {spec.width:g}, but {prefix}conv1.weight has {channels} "
+            f"channels instead of {spec.stem_channels}"
+        )
+    backbone = build_backbone(spec)
+    try:
+        backbone.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = shown(" ".join(str(error).split()), 300)
+        raise DataError(f"the checkpoint does not hold a {spec.arch}: {reason}") from error
+    return backbone.eval()

@@ -1,0 +1,1 @@
+"""Networks and losses of the paper: encoder, InfoNCE, grouped and shuffled BN, mechanisms."""

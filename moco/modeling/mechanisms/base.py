@@ -1,0 +1,156 @@
+"""What the paper's three mechanisms (Fig. 2) have in common: a look-up in a dictionary.
+
+They differ in how the keys are maintained and how the key encoder is updated. One step is, for all
+of them::
+
+    dictionary = model.look_up(batch)         # what the queries are compared with
+    out = model(x_q, dictionary)              # InfoNCE (eq. 1)
+    out.loss.backward()
+    optimizer.step()                          # of model.trained_parameters()
+    model.update([dictionary], [out.queries], images)
+
+N images of all processes, n of this one, C dimension, K negatives.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moco.common.distributed import gather_rows, rank
+
+
+class LookUp(NamedTuple):
+    """What a mechanism makes its dictionary of.
+
+    Attributes:
+        x_k: key views (n, 3, H, W), in the order of ``plan``; empty without key views.
+        plan: order (N,) in which the keys pass through BN
+        (:func:`moco.modeling.shuffle_bn.shuffle_plan`);
+            None: that of the queries.
+        images: (N,) numbers of the images in the dataset, those of the first process first.
+        step: number of the step, from 0.
+        num_chunks: parts in which the encoder sees ``x_k``, to save memory.
+    """
+
+    x_k: Tensor
+    plan: Tensor | None
+    images: Tensor
+    step: int
+    num_chunks: int = 1
+
+
+class Dictionary(NamedTuple):
+    """What this process's queries are compared with.
+
+    Attributes:
+        positive: (n, C), the key of each query.
+        negatives: (C, K).
+        own: (n,) column of each query's own key among the negatives, which is left out; None
+            where it is not among them.
+        keys: (N, C) the keys encoded in this step by all processes, None where none are.
+    """
+
+    positive: Tensor
+    negatives: Tensor
+    own: Tensor | None = None
+    keys: Tensor | None = None
+
+    def rows(self, part: slice) -> "Dictionary":
+        """The same for some of the queries."""
+        own = None if self.own is None else self.own[part]
+        return self._replace(positive=self.positive[part], own=own)
+
+
+class StepOutput(NamedTuple):
+    """One forward pass: loss to minimize, accuracy of the pretext task 0..100, queries (n, C)."""
+
+    loss: Tensor
+    accuracy: Tensor
+    queries: Tensor
+
+
+class Mechanism(nn.Module, ABC):
+    """Query encoder and dictionary.
+
+    Args:
+        encoder: becomes the query encoder: images (n, 3, H, W) → (n, C), not normalized.
+        T: temperature, > 0 (eq. 1).
+    """
+
+    needs_key_view: ClassVar[bool] = True
+
+    def __init__(self, encoder: nn.Module, T: float) -> None:
+        super().__init__()
+        self.T = T
+        self.encoder_q = encoder
+
+    @property
+    def has_key_encoder(self) -> bool:
+        """Whether keys have an encoder of their own."""
+        return getattr(self, "encoder_k", self.encoder_q) is not self.encoder_q
+
+    @abstractmethod
+    def look_up(self, batch: LookUp) -> Dictionary:
+        """The dictionary for this step's queries. All processes have to call it together."""
+
+    @abstractmethod
+    def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        """Loss of some or all of this process's queries (n, 3, H, W) and their dictionary."""
+
+    def update(
+        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+    ) -> None:
+        """The end of a step: what the dictionary becomes. All processes call it together.
+
+        Args:
+            dictionaries: of each pass over the batch; queries: (n, C) of each pass.
+            images: (N,), as in :class:`LookUp`.
+        """
+
+    def gathered_state(self) -> dict[str, Tensor]:
+        """``state_dict`` of all processes together, the same on each; they call it together."""
+        return dict(self.state_dict())
+
+    def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
+        """This process's part of what :meth:`gathered_state` returned."""
+        self.load_state_dict(state)
+
+    def queries(self, x_q: Tensor) -> Tensor:
+        """Queries (n, C) of unit length (sec. 3.3)."""
+        return unit_rows(self.encoder_q(x_q), like=self.dtype_of)
+
+    @property
+    def dtype_of(self) -> Tensor:
+        """A parameter: queries and keys are compared in its precision, not in autocast's."""
+        return next(self.encoder_q.parameters())
+
+
+def unit_rows(x: Tensor, like: Tensor) -> Tensor:
+    """Rows over their L2 norm, in the precision of ``like``."""
+    return F.normalize(x.to(like.dtype), dim=1)
+
+
+def encode_keys(encoder: nn.Module, batch: LookUp, like: Tensor) -> Tensor:
+    """Keys (n, C) of unit length of this process's key views, in the order of the plan."""
+    parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
+    return unit_rows(torch.cat(parts), like)
+
+
+def in_bf16(device: torch.device) -> bool:
+    """Whether autocast is on and makes matrix products in bfloat16."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return enabled and torch.get_autocast_dtype(device.type) == torch.bfloat16
+
+
+def own_rows(rows: Tensor, num_rows: int) -> Tensor:
+    """Of rows (N, ...) of all processes the ``num_rows`` of this one."""
+    return rows[rank() * num_rows : (rank() + 1) * num_rows]
+
+
+def gather_queries(queries: Sequence[Tensor]) -> Tensor:
+    """Queries (N, C) of all processes, of one pass."""
+    return gather_rows(torch.cat(list(queries)))

@@ -1,0 +1,62 @@
+"""End-to-end (Fig. 2a): the keys of the batch are the dictionary, and both encoders are trained.
+
+N images of all processes, n of this one, C dimension; N is K, so there are K - 1 negatives.
+"""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moco.common.distributed import gather_rows_with_gradient, rank
+from moco.modeling.loss import contrastive_logits, pretext_accuracy
+from moco.modeling.mechanisms.base import (
+    Dictionary,
+    LookUp,
+    Mechanism,
+    StepOutput,
+    encode_keys,
+    own_rows,
+)
+from moco.modeling.shuffle_bn import unshuffle
+
+
+class EndToEnd(Mechanism):
+    """Query encoder and key encoder, both updated by back-propagation.
+
+    A query's positive is the key of its own image, its negatives are the N - 1 other keys of the
+    batch, of all processes. Gradients go through queries and keys, so also from one process's loss
+    into the keys of another.
+
+    Args:
+        encoder: becomes the query encoder.
+        T: temperature, > 0 (eq. 1).
+        shared: the key encoder is the query encoder ("the two encoders can be different", Fig. 2);
+            otherwise it starts as its copy and is trained by its own gradient.
+    """
+
+    def __init__(self, encoder: nn.Module, T: float, shared: bool = True) -> None:
+        super().__init__(encoder, T)
+        self.encoder_k = encoder if shared else copy.deepcopy(encoder)
+
+    def look_up(self, batch: LookUp) -> Dictionary:
+        """The batch's keys, shuffled and encoded as in MoCo (sec. 3.3), with their gradient."""
+        n = len(batch.x_k)
+        like = next(self.encoder_k.parameters())
+        keys = gather_rows_with_gradient(encode_keys(self.encoder_k, batch, like))  # (N, C)
+        if batch.plan is not None:
+            keys = unshuffle(keys, batch.plan)
+        own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
+        return Dictionary(own_rows(keys, n), keys.T, own, keys)
+
+    def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        q = self.queries(x_q)
+        with torch.autocast(q.device.type, enabled=False):
+            logits = contrastive_logits(q, dictionary.positive, dictionary.negatives, self.T)
+            assert dictionary.own is not None
+            own = F.one_hot(1 + dictionary.own, logits.shape[1]).bool()
+            logits = logits.masked_fill(own, float("-inf"))  # (n, 1 + N), N - 1 negatives
+            positives = torch.zeros(len(q), dtype=torch.long, device=q.device)  # in column 0
+            loss = F.cross_entropy(logits, positives)
+        return StepOutput(loss, pretext_accuracy(logits.detach()), q.detach())

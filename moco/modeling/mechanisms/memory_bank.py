@@ -1,0 +1,149 @@
+"""Memory bank (Fig. 2b; InstDisc, arXiv 1805.01978): one stored representation per image.
+
+N images of all processes, n of this one, C dimension, K negatives, M images in the dataset, W
+processes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
+from moco.modeling.loss import info_nce
+from moco.modeling.mechanisms.base import (
+    Dictionary,
+    LookUp,
+    Mechanism,
+    StepOutput,
+    gather_queries,
+    in_bf16,
+    own_rows,
+    unit_rows,
+)
+
+LOSSES = ("info_nce", "nce")
+_NEGATIVES = 16  # keeps these random numbers apart from those of order and shuffle
+
+
+class MemoryBank(Mechanism):
+    """Query encoder and bank (M, C).
+
+    The positive of a query is what the bank has of its image, from when it was last seen; the
+    negatives are K entries drawn at random for the whole batch, the same on all processes. After
+    the step the entry of each image moves towards its query: momentum on the representations,
+    not on an encoder. BN needs no shuffling: query and keys come from different batches (sec. 3.3).
+
+    Entry i is on process ``i % W``, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
+
+    Deviation: InstDisc draws K negatives for each query; sec. 3.2 says "the dictionary for each
+    mini-batch is randomly sampled". They are drawn with replacement, as there, and may by chance
+    hold a query's own entry.
+
+    Args:
+        encoder: becomes the query encoder.
+        dim, num_images: of the bank, which starts with random unit vectors.
+        K: negatives per step, >= 1.
+        momentum: of an entry, 0 <= momentum < 1: ``momentum * entry + (1 - momentum) * q``, then
+            normalized (InstDisc: 0.5).
+        T: temperature, > 0 (eq. 1).
+        loss: ``info_nce`` (sec. 4.1) or ``nce``, the original's (InstDisc, sec. 3.2; a footnote of
+            sec. 4.1 compares them).
+        seed: of the negatives, with the number of the step.
+    """
+
+    needs_key_view: ClassVar[bool] = False
+    bank: Tensor
+    Z: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        dim: int,
+        num_images: int,
+        K: int,
+        momentum: float,
+        T: float,
+        loss: str = "info_nce",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(encoder, T)
+        self.num_images, self.K, self.momentum = num_images, K, momentum
+        self._nce, self._seed = loss == "nce", seed
+        # The rows of a process do not depend on how many there are.
+        start = F.normalize(torch.randn(num_images, dim), dim=1)
+        self.register_buffer("bank", start[rank() :: world_size()].clone())
+        # NCE's normalizing constant, 0 until the first batch has given it.
+        self.register_buffer("Z", torch.zeros(()))
+
+    @torch.no_grad()
+    def look_up(self, batch: LookUp) -> Dictionary:
+        """Stored representations of the batch's images and of K images drawn at random."""
+        rng = np.random.default_rng([self._seed, batch.step, _NEGATIVES])
+        drawn = torch.from_numpy(rng.integers(self.num_images, size=self.K))
+        images = batch.images.cpu()
+        entries = self._entries(torch.cat([images, drawn]))
+        positive, negatives = entries.split([len(images), self.K])
+        return Dictionary(own_rows(positive, len(images) // world_size()), negatives.T)
+
+    def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
+        q = self.queries(x_q)
+        positive, negatives = dictionary.positive, dictionary.negatives
+        compared = q.detach() if self._nce else q  # with NCE only the accuracy is of interest
+        loss, accuracy = info_nce(compared, positive, negatives, self.T, in_bf16(q.device))
+        if self._nce:
+            with torch.autocast(q.device.type, enabled=False):
+                loss = self._nce_loss(q, positive, negatives)
+        return StepOutput(loss, accuracy, q.detach())
+
+    @torch.no_grad()
+    def update(
+        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+    ) -> None:
+        """The entries of the batch's images follow their queries."""
+        gathered, images = gather_queries(queries), images.cpu()
+        here = (images % world_size() == rank()).nonzero()[:, 0]
+        rows = (images[here] // world_size()).to(self.bank.device)
+        new = gathered[here.to(gathered.device)].to(self.bank)
+        moved = self.bank[rows] * self.momentum + new * (1 - self.momentum)
+        self.bank[rows] = unit_rows(moved, self.bank)
+
+    def gathered_state(self) -> dict[str, Tensor]:
+        """The bank (M, C) in the order of the images."""
+        state = dict(self.state_dict())
+        rows_each = -(-self.num_images // world_size())
+        padded = F.pad(self.bank, (0, 0, 0, rows_each - len(self.bank)))
+        shards = gather_rows(padded).view(world_size(), rows_each, -1)
+        state["bank"] = shards.transpose(0, 1).reshape(-1, padded.shape[1])[: self.num_images]
+        return state
+
+    def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
+        self.load_state_dict({**state, "bank": state["bank"][rank() :: world_size()]})
+
+    def _entries(self, images: Tensor) -> Tensor:
+        """Rows (len(images), C) of the bank, wherever they are."""
+        rows = self.bank.new_zeros(len(images), self.bank.shape[1])
+        here = (images % world_size() == rank()).nonzero()[:, 0]
+        rows[here.to(rows.device)] = self.bank[(images[here] // world_size()).to(rows.device)]
+        return sum_over_ranks(rows)
+
+    def _nce_loss(self, q: Tensor, positive: Tensor, negatives: Tensor) -> Tensor:
+        """InstDisc, eq. 7 and 8: is it the image's own entry, or one of K from uniform noise?
+
+        With P(i | q) = exp(q v_i / T) / Z, Z a constant estimated from the first batch, and noise
+        of probability 1/M: h = P / (P + K / M), loss = -ln h(positive) - sum of ln(1 - h).
+        """
+        own = ((q * positive).sum(dim=1) / self.T).exp()  # (n,)
+        noise = (q @ negatives / self.T).exp()  # (n, K)
+        if self.Z == 0:
+            total = torch.stack([own.sum() + noise.sum(), own.new_tensor(noise.numel() + len(q))])
+            mean = sum_over_ranks(total)
+            self.Z.copy_(mean[0] / mean[1] * self.num_images)
+        scale = self.K / self.num_images
+        own, noise = own / self.Z, noise / self.Z
+        return -(
+            (own / (own + scale)).log().mean() + (scale / (noise + scale)).log().sum(dim=1).mean()
+        )

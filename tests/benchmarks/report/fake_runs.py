@@ -1,0 +1,55 @@
+"""Hand-made run folders for the tests of the tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moco.common.run import RunRecord, write_record
+
+CONFIG = {"DATASETS.TEST": ["voc_2007_test"], "SOLVER.MAX_ITER": 300, "SOLVER.BASE_LR": 0.02}
+
+
+def record(**changes: Any) -> RunRecord:
+    fields: dict[str, Any] = {
+        "kind": "detection",
+        "status": "done",
+        "task": "faster_rcnn_R_50_C4_24k",
+        "engine": "embedded",
+        "init": "random",
+        "weights_sha256": None,
+        "weights_source": None,
+        "seed": 0,
+        "config_sha256": "c" * 64,
+        "config": CONFIG,
+        "provenance": {},
+        "iterations": 300,
+        "seconds": 12.5,
+        "metrics": {"bbox/AP": 10.0, "bbox/AP50": 20.0, "bbox/AP75": 8.0},
+    }
+    return RunRecord(**{**fields, **changes})
+
+
+def write_run(folder: Path, losses: list[float] | None = None, **changes: Any) -> Path:
+    """A run folder with a record and, with ``losses``, Detectron2's metrics lines."""
+    folder.mkdir(parents=True)
+    if losses is not None:
+        lines = [json.dumps({"iteration": 20 * i, "total_loss": x}) for i, x in enumerate(losses)]
+        (folder / "metrics.json").write_text("\n".join(lines) + "\n")
+    write_record(folder, record(**changes))
+    return folder
+
+
+def write_pair(root: Path, aps: dict[str, list[float]], **changes: Any) -> Path:
+    """One run per init and value: AP the value, AP50 twice it, AP75 two less."""
+    for init, values in aps.items():
+        for seed, ap in enumerate(values):
+            write_run(
+                root / f"{init}-{seed}",
+                losses=[3.0 / (1 + 0.2 * i * (1 + 0.05 * seed)) for i in range(15)],
+                init=init,
+                seed=seed,
+                weights_sha256=None if init == "random" else init.encode().hex().ljust(64, "0"),
+                metrics={"bbox/AP": ap, "bbox/AP50": 2 * ap, "bbox/AP75": ap - 2},
+                **changes,
+            )
+    return root

@@ -1,0 +1,231 @@
+"""Statistics against hand-computed numbers, and everything that must not be averaged."""
+
+import math
+from pathlib import Path
+
+import pytest
+from tests.benchmarks.fake_runs import CONFIG, record
+
+from benchmarks.report.aggregate import Cell, aggregate, gap, stems, summarize
+from benchmarks.report.records import Run
+from moco.common.errors import UserError
+
+A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)
+MOCO = "a" * 64
+
+
+def run(folder: str = "", **changes) -> Run:
+    made = record(**changes)
+    return Run(Path(folder or f"{made.init}-{made.seed}"), made)
+
+
+def runs(init: str, values, weights: str | None = None, **changes) -> list[Run]:
+    return [
+        run(init=init, seed=seed, weights_sha256=weights, metrics={"bbox/AP": value}, **changes)
+        for seed, value in enumerate(values)
+    ]
+
+
+def student_two_sided(t: float, df: float, steps: int = 200_000) -> float:
+    """P(|T| > t) by the trapezoid rule on Student's density (slow oracle)."""
+    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
+    width = t / steps
+    inside = sum(
+        (0.5 if i in (0, steps) else 1.0) * (1 + (i * width) ** 2 / df) ** (-(df + 1) / 2)
+        for i in range(steps + 1)
+    )
+    return 1 - 2 * scale * inside * width
+
+
+def test_mean_and_sample_std_by_hand():
+    cell = summarize(A)
+    # mean 36 / 3; squared deviations 4 + 0 + 4 over n - 1 = 2 gives variance 4
+    assert (cell.mean, cell.std, cell.n) == (12.0, 2.0, 3)
+    assert summarize([7.5]) == Cell((7.5,), 7.5, None)
+
+
+def test_gap_and_welch_by_hand():
+    result = gap(summarize(B), summarize(A))
+    # variances 7 and 4, n = 3 each: se^2 = 11/3, df = se^4 / ((7/3)^2 / 2 + (4/3)^2 / 2)
+    se2 = 11 / 3
+    df = se2**2 / ((7 / 3) ** 2 / 2 + (4 / 3) ** 2 / 2)
+    assert result.value == pytest.approx(10.0)
+    assert result.p_value == pytest.approx(student_two_sided(10 / math.sqrt(se2), df), abs=1e-8)
+    half = (result.high - result.low) / 2
+    assert (result.low + result.high) / 2 == pytest.approx(10.0)
+    assert student_two_sided(half / math.sqrt(se2), df) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_gap_without_enough_trials_has_no_interval():
+    single = gap(summarize([20.0]), summarize(A))
+    assert single.value == pytest.approx(8.0)
+    assert single.low is single.high is single.p_value is None
+    constant = gap(summarize([5.0, 5.0]), summarize([4.0, 4.0]))
+    assert constant.value == 1.0 and constant.p_value is None
+
+
+def test_rows_baseline_and_order():
+    [table] = aggregate([*runs("zebra", B, MOCO), *runs("moco", A, MOCO), *runs("random", A)])
+    assert [row.init for row in table.rows] == ["random", "moco", "zebra"]
+    assert table.baseline == "random" and table.rows[0].gaps["bbox/AP"] is None
+    assert table.rows[2].gaps["bbox/AP"].value == pytest.approx(10.0)
+    [table] = aggregate(table.runs, baseline="zebra")
+    assert [row.init for row in table.rows] == ["random", "zebra", "moco"]
+    assert table.rows[2].gaps["bbox/AP"].value == pytest.approx(-10.0)
+
+
+def test_without_baseline_there_are_no_gaps():
+    [table] = aggregate([*runs("one", A, MOCO), *runs("two", B, "b" * 64)])
+    assert table.baseline is None
+    assert all(gap is None for row in table.rows for gap in row.gaps.values())
+
+
+def test_missing_metrics_never_become_numbers():
+    members = [
+        run(seed=0, metrics={"bbox/AP": 10.0, "bbox/AP50": None}),
+        run(seed=1, metrics={"bbox/AP": None, "bbox/AP50": None}),
+    ]
+    [table] = aggregate(members)
+    [row] = table.rows
+    assert row.n == 2
+    assert row.cells["bbox/AP"].values == (10.0,)
+    assert row.cells["bbox/AP50"] is None and row.cells["bbox/AP75"] is None
+
+
+def test_one_table_per_task():
+    tables = aggregate([*runs("random", A, task="b"), *runs("random", B, task="a")])
+    assert [(t.task, t.rows[0].cells["bbox/AP"].mean) for t in tables] == [("a", 22.0), ("b", 12.0)]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            run("other", seed=7, engine="detectron2"),
+            ["different engines", "embedded (random-0", "detectron2 (other)", "--engine"],
+        ),
+        (
+            run("other", seed=7, config_sha256="d" * 64, config={**CONFIG, "SOLVER.BASE_LR": 0.01}),
+            ["different protocols", "dddddddd (other)", "SOLVER.BASE_LR (0.02 / 0.01)"],
+        ),
+        (run("other", seed=7, iterations=100), ["different length", "100 iterations (other)"]),
+        (
+            run("other", seed=7, weights_sha256=MOCO),
+            ["init 'random'", "no weights (random-0", "weights aaaaaaaa (other)"],
+        ),
+        (run("other", seed=1), ["seed 1 more than once", "random-1, other"]),
+    ],
+)
+def test_refuses_to_mix(other: Run, words: list[str]):
+    with pytest.raises(UserError) as error:
+        aggregate([*runs("random", A), other])
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_seeds_do_not_count_as_a_difference_of_protocol():
+    members = [
+        run(seed=i, config_sha256=c * 64, config={**CONFIG, "SEED": i, "SOLVER.STEPS": c})
+        for i, c in enumerate("cdcd")
+    ]
+    with pytest.raises(UserError) as error:
+        aggregate(members)
+    assert str(error.value).endswith("differ in SOLVER.STEPS ('c' / 'd')")
+    with pytest.raises(UserError) as error:
+        aggregate(members[:2])
+    assert str(error.value).endswith("differ in SOLVER.STEPS ('c' / 'd')")
+
+
+def test_unknown_baseline_and_no_runs():
+    with pytest.raises(UserError, match="choices are random"):
+        aggregate(runs("random", A), baseline="supervised")
+    with pytest.raises(UserError, match="no finished run"):
+        aggregate([])
+
+
+def test_columns_are_what_the_runs_of_a_task_measured():
+    three = {"AP": 30.0, "AP50": 50.0, "AP75": 32.0}
+    both = {f"{kind}/{name}": v for kind in ("segm", "bbox") for name, v in three.items()}
+    tables = aggregate(
+        [
+            run(task="coco", metrics={**both, "bbox/APs": 9.0, "bbox/AP-cat": 1.0}),
+            run(task="fcn", metrics={"sem_seg/mIoU": 70.0, "sem_seg/pACC": 90.0}),
+            run(task="streets", metrics={"segm/AP": 30.0, "segm/AP50": None}),
+        ]
+    )
+    assert [table.metrics for table in tables] == [
+        ("bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"),
+        ("sem_seg/mIoU",),
+        ("segm/AP", "segm/AP50"),
+    ]
+    assert tables[0].rows[0].cells["segm/AP75"].mean == 32.0
+    assert aggregate([run(task="mine", metrics={})])[0].metrics == (
+        *("bbox/AP", "bbox/AP50", "bbox/AP75"),
+    )
+
+
+def test_columns_stand_in_the_order_of_the_papers_table():
+    """Tables 2 to 4 have AP50 first, Table 5 AP; iNaturalist's top5 is not in the paper: last."""
+    coco = {"DATASETS.TEST": ["coco_2017_val"]}
+    both = {f"{kind}/{name}": 9.0 for kind in ("segm", "bbox") for name in ("AP75", "AP50", "AP")}
+    tables = aggregate(
+        [
+            run(),
+            run(task="mask_rcnn_R_50_FPN_1x", config=coco, metrics=both),
+            run(
+                task="inaturalist_2018_finetune_resnet50",
+                config={},
+                metrics={"finetune/top5": 2.0, "finetune/top1": 1.0},
+            ),
+        ]
+    )
+    assert [table.metrics for table in tables] == [
+        ("bbox/AP50", "bbox/AP", "bbox/AP75"),
+        ("finetune/top1", "finetune/top5"),
+        ("bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"),
+    ]
+
+
+def test_files_of_one_name_on_other_data_are_other_tasks():
+    """configs/coco and configs/lvis both have a mask_rcnn_R_50_FPN_2x."""
+    members = []
+    for data, values in (("lvis_v0.5_val", A), ("coco_2017_val", B)):
+        config = {"DATASETS.TEST": [data], "MODEL.ROI_HEADS.NUM_CLASSES": len(data)}
+        members += runs("random", values, task="m", config=config, config_sha256=data)
+    tables = aggregate([*members, *runs("random", A, task="z")])
+    found = [(t.task, t.tested_on, t.rows[0].n, t.rows[0].cells["bbox/AP"].mean) for t in tables]
+    assert found == [
+        ("m", ("coco_2017_val",), 3, 22.0),
+        ("m", ("lvis_v0.5_val",), 3, 12.0),
+        ("z", ("voc_2007_test",), 3, 12.0),
+    ]
+    assert stems(tables) == ["m-coco_2017_val", "m-lvis_v0.5_val", "z"]
+    twice = [*tables, *aggregate(runs("random", A, task="z", engine="detectron2"))]
+    assert len(set(stems(twice))) == 4 and stems(twice)[-1] == "z-detectron2"
+
+
+def test_refusal_tells_every_differing_key_of_each_of_three_protocols():
+    members = [
+        run(
+            f"runs/{name}",
+            seed=seed,
+            config_sha256=name * 64,
+            config={**CONFIG, "SOLVER.BASE_LR": lr, "OUTPUT_DIR": name, **more},
+        )
+        for seed, (name, lr, more) in enumerate(
+            [("a", 0.02, {}), ("b", 0.01, {}), ("c", 0.02, {"SOLVER.NESTEROV": True})]
+        )
+    ]
+    with pytest.raises(UserError) as error:
+        aggregate(members)
+    assert str(error.value) == (
+        "faster_rcnn_R_50_C4_24k: runs of different protocols are not averaged: "
+        "protocol aaaaaaaa (runs/a) / protocol bbbbbbbb (runs/b) / protocol cccccccc (runs/c); "
+        "they differ in SOLVER.BASE_LR (0.02 / 0.01 / 0.02), SOLVER.NESTEROV (None / None / True)"
+    )
+
+
+def test_the_order_of_the_folders_changes_nothing():
+    """Which is newer, or found first, is nothing to go by."""
+    members = [*runs("random", A), *runs("moco", B, MOCO)]
+    assert aggregate(members) == aggregate(members[::-1]) == aggregate(members[3:] + members[:3])

@@ -1,0 +1,99 @@
+"""Two folders of results: differences by hand, what came and went, what makes them unlike."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.benchmarks.fake_runs import CONFIG, record
+
+from benchmarks.report.aggregate import Table, aggregate
+from benchmarks.report.compare import compare, to_csv, to_markdown, to_text
+from benchmarks.report.records import Run
+
+A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)  # as in test_aggregate.py
+NAMES = ("old", "new")
+
+
+def tables(rows: dict[str, tuple[float, ...]], **changes) -> list[Table]:
+    runs = []
+    for init, values in rows.items():
+        for seed, value in enumerate(values):
+            fields = {"task": "t", "init": init, "seed": seed, "metrics": {"bbox/AP": value}}
+            runs.append(Run(Path(init, str(seed)), record(**{**fields, **changes})))
+    return aggregate(runs, metrics=["bbox/AP"])
+
+
+def test_difference_of_means_by_hand():
+    found = compare(tables({"random": A}), tables({"random": B}))
+    [change] = found.both[0].changes
+    gap = change.gaps["bbox/AP"]
+    # 22 - 12; se^2 = 4/3 + 7/3, 3.71 degrees of freedom: t is 2.86, half the interval 5.48
+    assert gap.value == pytest.approx(10.0)
+    assert (gap.low, gap.high) == (pytest.approx(4.52, abs=0.02), pytest.approx(15.48, abs=0.02))
+    assert (change.same, change.doubts, change.sizes) == (False, (), (3, 3))
+    text = to_text(found, NAMES)
+    assert "A: old\nB: new" in text
+    words = text.replace("  ", "")
+    assert "12.0 ± 2.0 (n = 3)" in words and "22.0 ± 2.6 (n = 3)" in words
+    assert "+10.0 [4.5, 15.5], p = 0.008" in words
+
+
+def test_what_appeared_and_vanished():
+    first = [*tables({"random": A, "gone": B}), *tables({"random": A}, task="old")]
+    second = [*tables({"random": A, "came": B}), *tables({"random": A}, task="young")]
+    found = compare(first, second)
+    assert (found.both[0].vanished, found.both[0].appeared) == (("gone",), ("came",))
+    assert [c.init for c in found.both[0].changes] == ["random"] and found.both[0].changes[0].same
+    text = to_text(found, NAMES)
+    for line in ("- only in A: gone", "- only in B: came", "only in A: old: e", "same numbers"):
+        assert line in text
+    assert "only in B: young: embedded engine, 300 iterations, tested on voc_2007_test" in text
+
+
+def test_engines_and_data_sets_are_not_compared_with_each_other():
+    first = tables({"random": A})
+    other = tables({"random": B}, engine="detectron2")
+    elsewhere = tables({"random": B}, config={"DATASETS.TEST": ["lvis"]})
+    for second in (other, elsewhere):
+        found = compare(first, second)
+        assert found.both == () and len(found.vanished) == len(found.appeared) == 1
+
+
+def test_what_makes_a_comparison_doubtful_is_said():
+    second = tables(
+        {"random": B},
+        config={**CONFIG, "SOLVER.BASE_LR": 0.01, "OUTPUT_DIR": "/x"},
+        **{"config_sha256": "d" * 64, "iterations": 100, "weights_sha256": "b" * 64},
+    )
+    [change] = compare(tables({"random": A}), second).both[0].changes
+    assert change.doubts == (
+        "protocols differ in SOLVER.BASE_LR (0.02 / 0.01)",
+        "iterations: 300 / 100",
+        "weights: none / bbbbbbbb",
+    )
+    found = compare(tables({"random": A}), second)
+    assert "not comparable, random: iterations: 300 / 100" in to_markdown(found, NAMES)
+    [line] = csv.DictReader(io.StringIO(to_csv(found)))
+    assert line["doubts"] == "; ".join(change.doubts)
+    assert (line["n_a"], line["mean_a"], line["mean_b"], line["difference"]) == (
+        *("3", "12", "22", "10"),
+    )
+
+
+def test_missing_numbers_stay_missing():
+    none = tables({"random": A}, metrics={"bbox/AP": None})
+    found = compare(none, tables({"random": B}))
+    [change] = found.both[0].changes
+    assert change.gaps["bbox/AP"] is None
+    [line] = csv.DictReader(io.StringIO(to_csv(found)))
+    assert [line[k] for k in ("n_a", "mean_a", "n_b", "difference")] == ["0", "", "3", ""]
+    assert "| random | AP | – | 22.0 ± 2.6 (n = 3) | – |" in to_markdown(found, NAMES)
+
+
+def test_one_more_seed_is_not_the_same():
+    first, second = tables({"random": A}), tables({"random": A[:2]})
+    assert not compare(first, second).both[0].changes[0].same
+    renamed = [replace(table, rows=table.rows[::-1]) for table in first]
+    assert compare(first, renamed).both[0].changes[0].same

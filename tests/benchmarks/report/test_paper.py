@@ -1,0 +1,439 @@
+"""paper.yaml: every number, counted and checked by hand, and against the paper's own source.
+
+The LaTeX source is no part of the project: the tests that read it skip where it is not there.
+"""
+
+import ast
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report.paper import OWN, PaperTable, _row, load_paper, tables_for
+from benchmarks.report.tables import is_strong
+from detection.evaluation.metrics import HEADLINE
+from moco.common.cfgnode import flatten, read_yaml
+from moco.modeling.encoder import EncoderSpec
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLES = {(t.number, t.part) if t.number else t.label: t for t in load_paper()[1]}
+MECHANISMS = "Sec. 4.1, contrastive loss mechanisms (text and footnote)"
+MOMENTUM = "Sec. 4.1, momentum"
+MOCO_V2 = "Sec. 4.1, comparison with previous results (text)"
+LVIS_1X = "appendix, LVIS instance segmentation, 1x schedule"
+LVIS_2X = "appendix, LVIS instance segmentation, 2x schedule"
+FINETUNING = "appendix, Fine-tuning in ImageNet"
+INATURALIST = "appendix, iNaturalist fine-grained classification"
+PARAMS = "#params (M)"
+
+# Of each table how many numbers and gaps there are, and the numbers' sum.
+COUNTS = {
+    (1, "previous methods"): (32, 0, 2966.8),
+    (1, "MoCo"): (8, 0, 797.5),
+    MECHANISMS: (4, 1, 226.9),
+    MOMENTUM: (4, 0, 230.9),
+    MOCO_V2: (1, 0, 71.1),
+    (2, "a"): (12, 6, 729.3),
+    (2, "b"): (12, 6, 723.8),
+    (3, "R50-dilated-C5"): (9, 0, 574.0),
+    (3, "R50-C4"): (9, 0, 591.4),
+    (4, None): (27, 19, 1633.2),
+    (5, "a"): (24, 12, 1029.1),
+    (5, "b"): (24, 12, 1104.3),
+    (5, "c"): (24, 12, 994.3),
+    (5, "d"): (24, 12, 1069.2),
+    (6, "COCO keypoints"): (12, 6, 903.1),
+    (6, "COCO dense pose"): (12, 6, 720.2),
+    (6, "LVIS"): (12, 6, 345.6),
+    (6, "Cityscapes instances"): (8, 4, 353.8),
+    (6, "Cityscapes semantic"): (4, 2, 290.7),
+    (6, "VOC semantic"): (4, 2, 260.0),
+    LVIS_1X: (12, 0, 343.2),
+    LVIS_2X: (12, 0, 348.1),
+    INATURALIST: (4, 0, 259.3),
+    FINETUNING: (3, 0, 230.8),
+    ("A.1", "2x"): (24, 12, 1104.3),
+    ("A.1", "6x"): (24, 12, 1158.1),
+}
+
+# The tabulars of the LaTeX source in order: the number of the table that each is in, and ours.
+# Ours of one height stand beside each other there, the others below each other.
+PRINTED = (
+    (None, (MOMENTUM,)),
+    ("1", ((1, "previous methods"), (1, "MoCo"))),
+    ("2", ((2, "a"),)),
+    ("2", ((2, "b"),)),
+    ("3", ((3, "R50-dilated-C5"), (3, "R50-C4"))),
+    ("4", ((4, None),)),
+    ("5", ((5, "a"),)),
+    ("5", ((5, "b"),)),
+    ("5", ((5, "c"),)),
+    ("5", ((5, "d"),)),
+    ("6", ((6, "COCO keypoints"),)),
+    ("6", ((6, "COCO dense pose"),)),
+    ("6", ((6, "LVIS"),)),
+    ("6", ((6, "Cityscapes instances"), (6, "Cityscapes semantic"), (6, "VOC semantic"))),
+    (None, (LVIS_1X, LVIS_2X)),
+    (None, (INATURALIST,)),
+    (None, (FINETUNING,)),
+    ("A.1", (("A.1", "2x"),)),
+    ("A.1", (("A.1", "6x"),)),
+)
+
+# What only the text has: its words, and where the number stands with us (a gap where marked).
+IN_TEXT = (
+    (r"But it is 2.6\% worse than MoCo", MECHANISMS, 0, 0, None, -2.6),
+    (r"Here 58.0\% is with InfoNCE and $K$$=$65536", MECHANISMS, 0, 0, 58.0, None),
+    (r"54.3\% when using NCE and $K$$=$4096", MECHANISMS, 1, 0, 54.3, None),
+    (r"close to 54.0\% in \cite{Wu2018a}", MECHANISMS, 1, 1, 54.0, None),
+    (r"MoCo with R50 performs competitively and achieves 60.6\%", MECHANISMS, 2, 0, 60.6, None),
+    (r"achieves 71.1\% accuracy with R50 (up from 60.6\%)", MOCO_V2, 0, 0, 71.1, None),
+    (r"we report that its accuracy is 77.0\% after fine-tuning", FINETUNING, 2, 0, 77.0, None),
+)
+
+
+def test_every_value_is_there():
+    found = {}
+    for key, table in TABLES.items():
+        values = [value for row in table.rows for value in row.values if value is not None]
+        gaps = [gap for row in table.rows for gap in row.gaps if gap is not None]
+        found[key] = (len(values), len(gaps), round(sum(values), 1))
+    assert found == COUNTS
+    assert len(TABLES) == len(load_paper()[1])  # no table hides another
+    assert [sum(column) for column in list(zip(*COUNTS.values(), strict=True))[:2]] == [345, 130]
+
+
+def value(table: PaperTable, row: str, column: str) -> tuple[float | None, float | None]:
+    [found] = [r for r in table.rows if r.name == row]
+    index = table.columns.index(column)
+    return found.values[index], found.gaps[index]
+
+
+@pytest.mark.parametrize(
+    ("key", "row", "column", "expected"),
+    [
+        ((2, "a"), "random init.", "AP75", (38.6, None)),
+        ((2, "a"), "super. IN-1M", "AP50", (81.4, None)),
+        ((2, "a"), "MoCo IN-1M", "AP50", (81.1, -0.3)),
+        ((2, "a"), "MoCo IG-1B", "AP", (55.5, 1.5)),
+        ((2, "b"), "random init.", "AP", (33.8, None)),
+        ((2, "b"), "super. IN-1M", "AP", (53.5, None)),
+        ((2, "b"), "MoCo IN-1M", "AP75", (62.6, 3.8)),
+        ((2, "b"), "MoCo IG-1B", "AP50", (82.2, 0.9)),
+        ((3, "R50-dilated-C5"), "end-to-end", "AP75", (56.6, None)),
+        ((3, "R50-dilated-C5"), "memory bank", "AP", (52.9, None)),
+        ((3, "R50-C4"), "end-to-end", "AP50", (80.4, None)),
+        ((3, "R50-C4"), "MoCo", "AP", (55.9, None)),
+        ((4, None), "super. IN-1M", "AP50, LocalAgg Zhuang2019", (74.6, None)),
+        ((4, None), "unsup. IN-1M", "AP50, RelPos, by Doersch2017", (66.8, -7.4)),
+        ((4, None), "unsup. IN-1M", "AP75, Multi-task Doersch2017", (43.9, -0.4)),
+        ((4, None), "unsup. IN-14M", "AP50, Jigsaw, by Goyal2019", (69.2, -1.3)),
+        ((4, None), "unsup. YFCC-100M", "AP, MoCo", (45.9, 3.5)),
+        ((4, None), "unsup. IG-1B", "AP75, MoCo", (51.7, 9.0)),
+        ((4, None), "unsup. IG-1B", "AP50, Jigsaw, by Goyal2019", (None, None)),
+        ((1, "previous methods"), "CPC v2 Henaff2019, R170* wider", PARAMS, (303, None)),
+        ((1, "previous methods"), "LocalAgg Zhuang2019, R50", "accuracy", (58.8, None)),
+        ((1, "previous methods"), "AMDIM Bachman2019, AMDIM large †", "accuracy", (68.1, None)),
+        ((1, "MoCo"), "R50", "accuracy", (60.6, None)),
+        ((1, "MoCo"), "R50w4x", PARAMS, (375, None)),
+        ((1, "MoCo"), "RX50", "accuracy", (63.9, None)),
+        ((1, "MoCo"), "R50w2x", "accuracy", (65.4, None)),
+        ((1, "MoCo"), "R50w4x", "accuracy", (68.6, None)),
+        (MECHANISMS, "memory bank, InfoNCE, K 65536", "accuracy", (58.0, -2.6)),
+        (MECHANISMS, "memory bank, NCE, K 4096", "accuracy", (54.3, None)),
+        (MECHANISMS, "MoCo, K 65536", "accuracy", (60.6, None)),
+        (MECHANISMS, "memory bank, NCE, K 4096", "accuracy, Wu2018a", (54.0, None)),
+        (MOCO_V2, "MoCo v2 R50", "accuracy", (71.1, None)),
+        (MOMENTUM, "m 0", "accuracy", (None, None)),
+        (MOMENTUM, "m 0.9", "accuracy", (55.2, None)),
+        (MOMENTUM, "m 0.99", "accuracy", (57.8, None)),
+        (MOMENTUM, "m 0.999", "accuracy", (59.0, None)),
+        (MOMENTUM, "m 0.9999", "accuracy", (58.9, None)),
+        (FINETUNING, "random init.", "accuracy", (76.5, None)),
+        (FINETUNING, "MoCo IG-1B", "accuracy", (77.3, None)),
+        (FINETUNING, "MoCo IN-1M", "accuracy", (77.0, None)),
+        (INATURALIST, "rand init.", "accuracy", (61.8, None)),
+        (INATURALIST, "super. IN-1M", "accuracy", (66.1, None)),
+        (INATURALIST, "MoCo IN-1M", "accuracy", (65.6, None)),
+        (INATURALIST, "MoCo IG-1B", "accuracy", (65.8, None)),
+        ((5, "a"), "random init.", "AP50^mk", (46.8, None)),
+        ((5, "a"), "MoCo IG-1B", "AP^bb", (38.9, 0.0)),
+        ((5, "b"), "MoCo IN-1M", "AP75^bb", (44.7, 0.3)),
+        ((5, "c"), "super. IN-1M", "AP^mk", (33.3, None)),
+        ((5, "c"), "MoCo IN-1M", "AP50^bb", (58.3, 0.1)),
+        ((5, "d"), "MoCo IG-1B", "AP75^bb", (44.8, 1.7)),
+        ((6, "COCO keypoints"), "MoCo IN-1M", "AP50^kp", (87.4, 0.5)),
+        ((6, "COCO dense pose"), "MoCo IG-1B", "AP75^dp", (54.3, 3.7)),
+        ((6, "LVIS"), "super. IN-1M, BN frozen", "AP^mk", (24.4, None)),
+        ((6, "LVIS"), "MoCo IN-1M", "AP50^mk", (37.4, -0.4)),
+        ((6, "Cityscapes instances"), "MoCo IG-1B", "AP^mk", (32.9, 0.0)),
+        ((6, "Cityscapes semantic"), "MoCo IN-1M", "mIoU", (75.3, 0.7)),
+        ((6, "VOC semantic"), "random init.", "mIoU", (39.5, None)),
+        ((6, "VOC semantic"), "MoCo IN-1M", "mIoU", (72.5, -1.9)),
+        (LVIS_1X, "super. IN-1M, BN tuned", "AP75^mk", (24.8, None)),
+        (LVIS_1X, "MoCo IG-1B, BN tuned", "AP^mk", (24.3, None)),
+        (LVIS_2X, "super. IN-1M, BN tuned", "AP50^mk", (36.0, None)),
+        (("A.1", "2x"), "MoCo IG-1B", "AP^bb", (41.1, 0.5)),
+        (("A.1", "6x"), "random init.", "AP^bb", (41.4, None)),
+        (("A.1", "6x"), "MoCo IG-1B", "AP75^mk", (41.3, 0.5)),
+    ],
+)
+def test_values_as_printed(key, row, column, expected):
+    assert value(TABLES[key], row, column) == expected
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda t: t.cite)
+def test_printed_gaps_are_the_differences_to_the_baseline(table: PaperTable):
+    """To the last digit: the paper rounds every number for itself, but no gap is off by it."""
+    names = [row.name for row in table.rows]
+    assert len(set(names)) == len(names)
+    if table.baseline is None:
+        assert all(gap is None for row in table.rows for gap in row.gaps)
+        return
+    base = table.rows[names.index(table.baseline)]
+    assert all(gap is None for gap in base.gaps)
+    for row in table.rows:
+        for own, gap, other in zip(row.values, row.gaps, base.values, strict=True):
+            if gap is not None:
+                assert own is not None and other is not None, row.name
+                assert gap == pytest.approx(own - other, abs=1e-6), row.name
+    if table.number is not None:  # in brackets: all below the baseline
+        for row in table.rows[names.index(table.baseline) + 1 :]:
+            for own, gap in zip(row.values, row.gaps, strict=True):
+                assert (own is None) == (gap is None), row.name
+
+
+def test_numbers_that_the_paper_prints_twice_are_the_same():
+    def numbers(key, rows=slice(None)):
+        return [row.values for row in TABLES[key].rows[rows]]
+
+    assert TABLES["A.1", "2x"].rows == TABLES[5, "b"].rows
+    assert numbers((3, "R50-dilated-C5"))[2] == numbers((2, "a"))[2]
+    assert numbers((3, "R50-C4"))[2] == numbers((2, "b"))[2]
+    frozen, _, *moco = numbers(LVIS_2X)
+    assert numbers((6, "LVIS"), slice(1, None)) == [frozen, *moco]
+    assert numbers(MECHANISMS)[2][0] == numbers((1, "MoCo"))[0][1]
+
+
+def test_methods_keep_other_papers_apart():
+    table = TABLES[(4, None)]
+    row = next(r for r in table.rows if r.name == "unsup. IN-1M")
+    assert [table.own(row, m) for m in ("bbox/AP50", "bbox/AP", "bbox/AP75")] == [
+        (74.9, 0.5),
+        (46.6, 4.2),
+        (50.1, 7.4),
+    ]
+    assert table.own(row, "segm/AP") == (None, None)
+
+
+def test_metrics_are_canonical():
+    pairs = [zip(t.columns, t.metrics, strict=True) for t in TABLES.values()]
+    named = set(chain.from_iterable(pairs))
+    assert {name for name, metric in named if metric is None} == {PARAMS}
+    known = {f"{kind}/{name}" for kind, names in HEADLINE.items() for name in names}
+    assert {metric for _, metric in named if metric is not None} <= known
+
+
+@pytest.mark.parametrize(
+    "table", [t for t in TABLES.values() if t.tasks and t.tested_on], ids=lambda t: t.cite
+)
+def test_tasks_of_detection_are_files_of_that_data_and_length(table: PaperTable):
+    for task in table.tasks:
+        configs = [flatten(read_yaml(path)) for path in (ROOT / "configs").rglob(f"{task}.yaml")]
+        [cfg] = [c for c in configs if ast.literal_eval(c["DATASETS.TEST"]) == table.tested_on]
+        assert table.iterations in (None, cfg["SOLVER.MAX_ITER"])
+        assert table.epochs is None
+        frozen = cfg["MODEL.RESNETS.NORM"] == "FrozenBN"
+        rows = [row.name for row in table.rows if task in row.tasks]
+        assert rows and frozen == all("BN frozen" in name for name in rows)
+
+
+def test_every_task_of_the_paper_has_its_numbers():
+    """Of the files in configs/ the others say "Not in the paper" in their first line."""
+    tasks = {
+        path.stem: path.read_text()
+        for folder in ("voc", "coco", "lvis", "cityscapes")
+        for path in (ROOT / "configs" / folder).glob("*.yaml")
+    }
+    named = {task for table in TABLES.values() for task in table.tasks if table.tested_on}
+    assert {name for name, text in tasks.items() if "Not in the paper" not in text[:30]} == named
+
+
+def test_tasks_of_classification_are_a_task_and_a_network():
+    tables = [table for table in TABLES.values() if table.tasks and not table.tested_on]
+    named = {task for table in tables for task in table.tasks}
+    networks = [EncoderSpec("resnet50", width=width).name for width in (1.0, 2.0, 4.0)]
+    networks.append(EncoderSpec("resnext50_32x8d").name)
+    files = ("imagenet/linear", "imagenet/finetune", "inaturalist/finetune_2018")
+    kinds = [read_yaml(ROOT / "configs" / f"{file}.yaml")["TASK"] for file in files]
+    assert len(named) == 6 and named <= {f"{kind}_{net}" for kind in kinds for net in networks}
+    assert [row.tasks for row in TABLES[1, "MoCo"].rows] == [
+        (f"imagenet_linear_{name}",)
+        for name in ("resnet50", "resnext50_32x8d", "resnet50w2", "resnet50w4")
+    ]
+    assert {metric for t in tables for metric in t.metrics} == {
+        None,
+        "linear/top1",
+        "finetune/top1",
+    }
+    # What is not this project's to reproduce: other papers' pre-training.
+    assert [t.cite for t in TABLES.values() if not t.tasks] == [
+        "Table 1, previous methods (tab:results_imgnet)"
+    ]
+    assert OWN not in TABLES[1, "previous methods"].methods
+
+
+def test_tables_of_a_task():
+    def cited(*args):
+        return [table.cite for table in tables_for(*args)]
+
+    assert cited("faster_rcnn_R_50_C4_9k") == ["Table 4 (tab:voc07)"]
+    assert cited("faster_rcnn_R_50_C4_9k", ["my_test"]) == []
+    assert cited("quickstart") == []
+    coco = ["Table 5b (tab:coco)", "Table A.1, 2x (tab:coco_longer)"]
+    lvis = ["Table 6, LVIS (tab:more_tasks)", LVIS_2X]
+    name = "mask_rcnn_R_50_FPN_2x"
+    assert cited(name) == [coco[0], *lvis, coco[1]]
+    assert cited(name, ["coco_2017_val"]) == coco
+    assert cited(name, ["lvis_v0.5_val"]) == lvis
+    assert cited("imagenet_finetune_resnet50", None) == [FINETUNING]
+
+
+def test_rows_that_do_not_fit_their_table_are_refused():
+    assert _row({"name": "r", "values": [1.0]}, 1, ("a", "b")).tasks == ("a", "b")
+    with pytest.raises(ValueError, match="'r': tasks: got"):
+        _row({"name": "r", "values": [1.0], "tasks": ["c"]}, 1, ("a", "b"))
+    with pytest.raises(ValueError, match="'r': expected 2 values and gaps"):
+        _row({"name": "r", "values": [1.0]}, 2, ())
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """A table's body as printed: per row its numbers, each with the gap in brackets or None.
+
+    ``green`` are the gaps that the paper colors, ``plain`` those that it does not.
+    """
+
+    number: str | None
+    rows: list[list[tuple[float, float | None]]]
+    green: list[float]
+    plain: list[float]
+
+
+def read_tabulars(source: str) -> list[Tabular]:
+    """All tables of the LaTeX source, by its own macros.
+
+    A number is a cell that is nothing else once the markup is gone; names that hold digits
+    (IN-1M, R50w4x) are none. What comes before the first thick line (shline) is the head.
+    """
+    source = re.sub(r"(?<!\\)%.*", "", source)
+    source = source.replace(r"{\transparent{0}+}", "+")  # the sign of 0.0 is there but not seen
+    found, prefix, count, inside = [], "", 0, False
+    begin, end, tabular = r"\\begin\{table\*?\}", r"\\end\{table\*?\}", r"\{tabular\}"
+    parts = rf"\\appendix\b|{begin}|{end}|\\begin{tabular}(.*?)\\end{tabular}"
+    for part in re.finditer(parts, source, re.S):
+        if part[0] == r"\appendix":
+            prefix, count = "A.", 0
+        elif re.fullmatch(begin, part[0]):
+            count, inside = count + 1, True
+        elif re.fullmatch(end, part[0]):
+            inside = False
+        elif r"\shline" in part[1]:  # the others are macros that set a cell
+            found.append(_tabular(part[1].split(r"\shline")[1], f"{prefix}{count}", inside))
+    return found
+
+
+def _tabular(body: str, number: str, numbered: bool) -> Tabular:
+    body = re.sub(r"\\fontsize\{.*?\}\{.*?\}|\\cite\{.*?\}|\\hline", "", body)
+    decimals = len(re.findall(r"\d+\.\d+", body))
+    # One form for a value and its gap, in two cells as Tables 5 and A.1 have it.
+    body = re.sub(r"\\res(hl)?(\{[\d.]+\})(\{[+-]\}\{[\d.]+\})", r"\2 & \\cgap\1\3", body)
+    body = re.sub(r"\\res(?:rand|sup)(\{[\d.-]+\})\{\}", r"\1", body)
+    rows, green, plain, used = [], [], [], 0
+    for line in body.split(r"\\"):
+        row: list[tuple[float, float | None]] = []
+        for cell in line.split("&"):
+            bare = re.sub(r"\\demph|\\textbf|\\quad|\$\^\\dagger\$|[{}~\s]", "", cell)
+            if gap := re.fullmatch(r"\\cgap(hl)?([+-])([\d.]+)", bare):
+                value = float(gap[2] + gap[3])
+                row[-1] = (row[-1][0], value)
+                (green if gap[1] else plain).append(value)
+                used += 1
+            elif re.fullmatch(r"\d+(\.\d+)?", bare):
+                row.append((float(bare), None))
+                used += "." in bare
+        if row:
+            rows.append(row)
+    assert used == decimals, f"table {number}: {used} of {decimals} decimal numbers are read"
+    return Tabular(number if numbered else None, rows, green, plain)
+
+
+def ours(keys) -> list[tuple[float, float | None]]:
+    """Our numbers in the order in which one tabular prints them."""
+    said = {(key, row) for _, key, row, *_ in IN_TEXT}
+    tables = [
+        [
+            [(v, g) for v, g in zip(row.values, row.gaps, strict=True) if v is not None]
+            for i, row in enumerate(TABLES[key].rows)
+            if (key, i) not in said
+        ]
+        for key in keys
+    ]
+    beside = len({len(rows) for rows in tables}) == 1
+    rows = chain.from_iterable(zip(*tables, strict=True) if beside else tables)
+    return list(chain.from_iterable(rows))
+
+
+@pytest.fixture(scope="session")
+def paper_source() -> str:
+    """The LaTeX source of the paper, one file."""
+    folder = Path(os.environ.get("MOCO_TEST_PAPER", ROOT.parent / "shared" / "paper"))
+    texts = [path.read_text() for path in folder.glob("*")] if folder.is_dir() else []
+    texts = [text for text in texts if r"\begin{document}" in text]
+    if not texts:
+        pytest.skip(
+            "no LaTeX source of the paper here; set MOCO_TEST_PAPER to a folder with its file"
+        )
+    [text] = texts
+    return text
+
+
+@pytest.mark.parametrize("index", range(len(PRINTED)), ids=lambda i: str(PRINTED[i][1]))
+def test_numbers_are_those_of_the_latex_source(paper_source: str, index: int):
+    tabular, (number, keys) = read_tabulars(paper_source)[index], PRINTED[index]
+    assert tabular.number == number
+    printed, own = list(chain.from_iterable(tabular.rows)), ours(keys)
+    assert Counter(printed) == Counter(own)  # what is missing and what is too many
+    assert printed == own  # and in its place
+
+
+def test_the_latex_source_has_no_other_table(paper_source: str):
+    tabulars = read_tabulars(paper_source)
+    assert [tabular.number for tabular in tabulars] == [number for number, _ in PRINTED]
+    tabulated = list(chain.from_iterable(keys for _, keys in PRINTED))
+    assert Counter([*tabulated, MECHANISMS, MOCO_V2]) == Counter(list(TABLES))
+    labels = re.findall(r"\\label\{(tab:\w+)\}", paper_source)
+    order = dict.fromkeys(t.label for t in TABLES.values() if t.number)
+    assert labels == list(order)
+
+
+@pytest.mark.parametrize("words, key, row, column, value, gap", IN_TEXT)
+def test_numbers_of_the_text(paper_source: str, words, key, row, column, value, gap):
+    assert " ".join(words.split()) in " ".join(paper_source.split())
+    found = TABLES[key].rows[row]
+    if gap is None:
+        assert found.values[column] == value
+    else:
+        assert found.gaps[column] == gap
+
+
+def test_the_paper_is_green_from_where_our_tables_are(paper_source: str):
+    tabulars = read_tabulars(paper_source)
+    green = [gap for tabular in tabulars for gap in tabular.green]
+    plain = [gap for tabular in tabulars for gap in tabular.plain]
+    assert (len(green), len(plain)) == (75, 54)
+    assert all(map(is_strong, green)) and not any(map(is_strong, plain))

@@ -1,0 +1,82 @@
+"""Curves of pre-training runs: what is read, what is drawn, and runs that have none."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from benchmarks.plot_curves import label_runs, main, plot_curves, read_curves
+from moco.common.errors import DataError, UserError
+
+
+def write_metrics(folder, *lines):
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_metrics(
+        tmp_path / "a/run",
+        {"iteration": 10, "epoch": 0.5, "loss": 4.0, "pretext_accuracy": 3.0, "lr": 0.03},
+        {"iteration": 20, "epoch": 1.0, "loss": 3.0, "pretext_accuracy": 9.0, "lr": 0.03},
+        {"iteration": 20, "epoch": 1.0, "knn/top1": 41.5},
+        {"iteration": 20, "epoch": 1.0, "loss": 2.5, "pretext_accuracy": 9.5, "lr": 0.03},
+    )
+
+
+def test_curves_are_over_epochs_and_end_with_the_last_line(run):
+    curves = {name: [xy.tolist() for xy in curve] for name, curve in read_curves(run).items()}
+    assert curves == {
+        "loss": [[0.5, 1.0], [4.0, 2.5]],
+        "pretext_accuracy": [[0.5, 1.0], [3.0, 9.5]],
+        "lr": [[0.5, 1.0], [0.03, 0.03]],
+        "knn/top1": [[1.0], [41.5]],
+    }
+
+
+def test_runs_are_drawn_over_each_other(run, tmp_path, capsys, monkeypatch):
+    other = write_metrics(
+        tmp_path / "b/run",
+        {"iteration": 1, "epoch": 0.1, "loss": 5.0},
+        {"iteration": 2, "epoch": 0.2, "loss": 4.0},
+    )
+    assert label_runs([run, other]) == ["a/run", "b/run"]
+    assert label_runs([run]) == ["run"]
+    figures = []
+    save = "benchmarks.plot_curves.save_figure"
+    with monkeypatch.context() as patch:
+        patch.setattr(save, lambda figure, path: figures.append(figure))
+        plot_curves("x.png", {"a": read_curves(run), "b": read_curves(other)})
+    [figure] = figures
+    drawn = {
+        axis.get_title(): [(line.get_label(), line.get_ydata().tolist()) for line in axis.lines]
+        for axis in figure.axes
+    }
+    assert drawn == {
+        "loss": [("a", [4.0, 2.5]), ("b", [5.0, 4.0])],
+        "pretext accuracy (%)": [("a", [3.0, 9.5])],
+        "learning rate": [("a", [0.03, 0.03])],
+        "kNN top-1 (%)": [("a", [41.5])],
+    }
+    main([str(run), str(other), "--output", str(tmp_path / "curves.png")])
+    assert f"wrote {tmp_path}/curves.png" in capsys.readouterr().out
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.format == "PNG" and image.width > 4 * 300
+
+
+def test_what_cannot_be_drawn(run, tmp_path):
+    (tmp_path / "new").mkdir()
+    empty = write_metrics(tmp_path / "empty")
+    broken = write_metrics(tmp_path / "broken", {"loss": 1.0, "iteration": 3})
+    for argv, error, message in (
+        ([tmp_path / "gone"], DataError, "gone: no such folder"),
+        ([run, tmp_path / "new"], DataError, r"new: no metrics\.json in it"),
+        ([empty], DataError, "nothing to plot yet"),
+        ([broken], UserError, "line 1 is not a line of metrics"),
+        ([run, run], UserError, "the same run is given twice"),
+        ([run, "--output", tmp_path / "x.pdf"], UserError, r"ends in \.png"),
+    ):
+        with pytest.raises(error, match=message):
+            main([str(word) for word in argv])

@@ -1,0 +1,155 @@
+"""Curves from metrics lines, bands by hand, figures as PNG files."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.benchmarks.fake_runs import write_pair, write_run
+
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.plots import (
+    MAX_CLASSES,
+    ap_curve_figure,
+    band,
+    class_figure,
+    family,
+    gap_figure,
+    plot_ap,
+    plot_losses,
+    precision_figure,
+    pretty,
+    read_curve,
+    read_losses,
+    schedule_figure,
+    to_png,
+)
+from benchmarks.report.records import collect
+from moco.common.errors import UserError
+
+
+def test_a_resumed_run_keeps_its_last_value(tmp_path):
+    folder = write_run(tmp_path / "run", losses=[])
+    (folder / "metrics.json").write_text(
+        '{"iteration": 0, "total_loss": 4}\n{"iteration": 20, "total_loss": 3}\n'
+        '{"iteration": 20, "total_loss": 2.5}\n{"iteration": 40, "loss": 2}\n'
+        '{"iteration": 40, "bbox/AP": 12.0}\n{"iteration": 60, "total_loss": null}\n'
+    )
+    [(iterations, losses)] = read_losses(collect([tmp_path]).transfer)
+    assert iterations.tolist() == [0, 20, 40] and losses.tolist() == [4, 2.5, 2]
+
+
+def test_a_run_without_metrics_has_no_curve(tmp_path):
+    write_run(tmp_path / "run")
+    assert read_losses(collect([tmp_path]).transfer) == []
+
+
+def test_a_broken_line_is_named(tmp_path):
+    folder = write_run(tmp_path / "run", losses=[1.0])
+    with open(folder / "metrics.json", "a") as file:
+        file.write("{half\n")
+    with pytest.raises(UserError, match="line 2 is not a line of metrics"):
+        read_losses(collect([tmp_path]).transfer)
+
+
+def test_band_by_hand():
+    one = (np.array([0, 20, 40]), np.array([4.0, 2.0, 1.0]))
+    two = (np.array([0, 20]), np.array([2.0, 3.0]))
+    iterations, mean, low, high = band([one, two])
+    assert iterations.tolist() == [0, 20]
+    assert (mean.tolist(), low.tolist(), high.tolist()) == ([3.0, 2.5], [2.0, 2.0], [4.0, 3.0])
+
+
+def test_figures_are_images(tmp_path):
+    write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0], "x": [5.0]})
+    write_run(tmp_path / "runs" / "none", init="none", metrics={})
+    [table] = aggregate(collect([tmp_path]).transfer)
+    curves = {row.init: read_losses(row.runs) for row in table.rows}
+    assert [len(runs) for runs in curves.values()] == [2, 2, 0, 1]
+    plot_losses(tmp_path / "loss.png", {"pre": curves["x"]}, curves)
+    plot_losses(tmp_path / "empty.png", {}, {"random": []})
+    plot_ap(tmp_path / "ap.png", table)
+    for name in ("loss.png", "ap.png", "empty.png"):
+        with Image.open(tmp_path / name) as image:
+            assert image.format == "PNG" and min(image.size) > 300
+            if name != "empty.png":
+                assert len(image.convert("RGB").getcolors(1 << 20) or []) > 50
+
+
+def test_the_last_evaluation_is_that_of_the_last_step(tmp_path):
+    """Not the last line: a resumed run writes again what it had written."""
+    path = tmp_path / "metrics.json"
+    lines = [{"iteration": i, "bbox/AP": ap} for i, ap in ((199, 20.0), (299, 30.0), (99, 10.0))]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    iterations, values = read_curve(path, ["bbox/AP"])
+    assert iterations.tolist() == [99, 199, 299] and values.tolist() == [10.0, 20.0, 30.0]
+
+
+def test_gaps_have_their_interval_and_a_single_trial_is_hollow(tmp_path):
+    write_pair(tmp_path, {"random": [10.0, 12.0], "moco": [20.0, 21.0], "one": [9.0]}, task="t")
+    [table] = aggregate(collect([tmp_path]).transfer)
+    figure = gap_figure(table)
+    axis = figure.axes[0]
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([9.5, -2.0])
+    assert [bar.get_facecolor()[3] for bar in axis.patches] == pytest.approx([0.45, 0.0])
+    [(_, _, [bars])] = axis.containers[1:2]  # of the error bar: its line, caps and sides
+    low, high = bars.get_segments()[0][:, 0]
+    gap = table.rows[1].gaps["bbox/AP"]
+    assert (low, high) == pytest.approx((gap.low, gap.high))
+    [alone] = aggregate([run for run in table.runs if run.record.init == "one"])
+    assert gap_figure(alone) is None
+
+
+def test_ap_over_iterations_needs_more_than_the_last_evaluation(tmp_path):
+    for seed in range(2):
+        folder = write_run(tmp_path / str(seed), seed=seed, task="t")
+        lines = [{"iteration": i, "bbox/AP": 0.1 * i + seed} for i in (100, 200, 300)]
+        (folder / "metrics.json").write_text("\n".join(map(json.dumps, lines)))
+    [table] = aggregate(collect([tmp_path]).transfer)
+    [line] = ap_curve_figure(table).axes[0].lines
+    assert line.get_xdata().tolist() == [100, 200, 300]
+    assert line.get_ydata().tolist() == pytest.approx([10.5, 20.5, 30.5])
+    for seed in range(2):
+        (tmp_path / str(seed) / "metrics.json").write_text('{"iteration": 300, "bbox/AP": 3}')
+    assert ap_curve_figure(table) is None
+
+
+def test_schedules_of_one_family(tmp_path):
+    for name, length in (("m_FPN_1x", 90), ("m_FPN_2x", 180), ("m_FPN_2x_frozen_bn", 180)):
+        write_pair(tmp_path / name, {"random": [1.0 * length]}, task=name, iterations=length)
+    for folder in tmp_path.rglob("run.json"):
+        text = folder.read_text().replace('"bbox/AP50": 360.0', '"bbox/AP50": 36.0')
+        text = text.replace("180.0", "18.0").replace("178.0", "17.0")
+        folder.write_text(text)
+    tables = aggregate(collect([tmp_path]).transfer)
+    assert [family(table)[0] for table in tables] == ["m_FPN", "m_FPN", "m_FPN_frozen_bn"]
+    axis = schedule_figure(tables[:2]).axes[0]
+    assert axis.lines[0].get_xdata().tolist() == [90, 180]
+    assert axis.lines[0].get_ydata().tolist() == [90.0, 18.0]
+    assert schedule_figure(tables[1:]) is None  # one length
+
+
+def test_of_many_classes_those_that_differ_most(tmp_path):
+    count = MAX_CLASSES + 20
+    for init, factor in (("random", 1.0), ("moco", 1.2)):
+        ap = {f"bbox/AP-{i:02d}": factor * i for i in range(count)}
+        write_run(tmp_path / init, task="t", init=init, metrics={"bbox/AP": 9.0, **ap})
+    [table] = aggregate(collect([tmp_path]).transfer)
+    axis = class_figure(table).axes[0]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == [f"{i:02d}" for i in range(20, count)]
+    assert f"{MAX_CLASSES} of {count}" in axis.get_xlabel()
+    [random, _] = axis.collections
+    assert random.get_offsets()[:, 0].tolist() == [float(i) for i in range(20, count)]
+
+
+def test_titles_as_the_paper_sets_them():
+    found = [pretty(title) for title in ("AP", "AP50", "AP^bb", "AP75^mk", "mIoU")]
+    assert found == ["AP", "AP$_{50}$", r"AP$^{\mathrm{bb}}$", r"AP$^{\mathrm{mk}}_{75}$", "mIoU"]
+
+
+def test_precision_figure_is_a_image():
+    curve = (np.linspace(0, 1, 5), np.linspace(1, 0, 5))
+    with Image.open(io.BytesIO(to_png(precision_figure({"random": curve, "x": curve})))) as image:
+        assert image.format == "PNG" and min(image.size) > 300

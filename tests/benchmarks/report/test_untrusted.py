@@ -1,0 +1,421 @@
+"""Hostile records: every payload through every renderer, and records that cannot be."""
+
+import csv
+import io
+import json
+import re
+import struct
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.benchmarks.fake_runs import record, write_run
+
+from benchmarks import make_table, plot_curves
+from benchmarks.report import plots
+from benchmarks.report.aggregate import Table, aggregate, stems
+from benchmarks.report.compare import compare
+from benchmarks.report.compare import to_csv as diff_to_csv
+from benchmarks.report.compare import to_markdown as diff_to_markdown
+from benchmarks.report.compare import to_text as diff_to_text
+from benchmarks.report.escape import figure, file_names, markdown
+from benchmarks.report.html import to_html
+from benchmarks.report.records import Results, Run, Unusable, collect, precision_recall
+from benchmarks.report.tables import (
+    runs_to_csv,
+    runs_to_markdown,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_terminal,
+)
+from moco.common.errors import UserError, run_cli
+
+ORDINARY = "moco_v2 (200ep)"
+PAYLOADS = {
+    "parent folder": "../../../escaped",
+    "absolute path": "/escaped/x",
+    "dots": "..",
+    "null byte": "a\0b",
+    "long": "x" * 5000,
+    "mathtext": "$\\frac{1}{$",
+    "one dollar": "5$",
+    "hidden in legends": "_nolegend_",
+    "script": "<script>alert(1)</script>",
+    "attribute": "\" onmouseover='x' x=\"",
+    "closing tags": "</td></table><!--",
+    "entity": "&lt;b&gt;",
+    "new lines": "a\n\n# heading\n\n| b | c |\r\nd\u2028e\x0bf",
+    "pipes": "a | b \\| c \\",
+    "markdown": "[x](javascript:alert(1)) ![i](http://e) **b** `c` ~~d~~ _e_ $f$",
+    "heading": "# heading",
+    "list": "- item",
+    "numbered list": "1. item",
+    "underline": "===",
+    "formula": "=cmd|' /C calc'!A0",
+    "plus": "+1+cmd|' /C calc'!A0",
+    "minus": "-1+cmd|' /C calc'!A0",
+    "at": "@SUM(1+1)",
+    "tab": "\t=1+1",
+    "carriage return": "\r=1+1",
+    "full width": "\uff1d1+1",
+    "quotes": '","=1+1',
+    "latex": "\\input{/etc/passwd} }{ % & # _ ^ ~ \\end{document}",
+    "row's argument": "[1pt]",
+    "star": "*",
+    "another script": "\u6570 \u05d0\u05d1",
+    "terminal": "\x1b]0;owned\x07\x1b[2Jx\x08\x7f",
+    "C1": "\x9b31mred",
+    "bidirectional": "a\u202eb\u2066c\u200fd\u061c",
+    "surrogate": "a\ud800b",
+}
+
+
+def made(text: str) -> tuple[list[Table], Results]:
+    """Runs and a failed one that say ``text`` wherever a record may hold text."""
+    changes = {
+        "task": text,
+        "engine": text,
+        "weights_source": text,
+        "notes": [text],
+        "recipe": {"label": text, "deviations": [text]},
+        "config": {"DATASETS.TEST": [text], "SOLVER.MAX_EPOCHS": text, text: text},
+    }
+    runs = [
+        Run(Path("runs", text[:200]), record(**changes, **of_run))
+        for seed, version in ((0, "1"), (1, text))
+        for provenance in (
+            {
+                **{"versions": {text: version, "torch": "2"}, "git": text, "utc": text},
+                "hardware": {"cpu": text, "gpus": [text] * seed},
+            },
+        )
+        for of_run in (
+            {"seed": seed, "provenance": provenance, "init": "random"},
+            {"seed": seed, "provenance": provenance, "init": text, "weights_sha256": text},
+        )
+    ]
+    unusable = Unusable(Path("runs", text[:200]), f"failed: {text}")
+    return aggregate(runs, baseline=text), Results(tuple(runs), (), (unusable,))
+
+
+def diffed(text: str) -> tuple:
+    tables, _ = made(text)
+    other, _ = made(f"{text} ")
+    return compare([*tables, *other], tables)
+
+
+def page(text: str) -> str:
+    tables, results = made(text)
+    [stem] = stems(tables)
+    return to_html(tables, results, {f"loss-{stem}": b"png", f"ap-{stem}": b"png"})
+
+
+class Structure(HTMLParser):
+    """Tags with the names of their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[object] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, *(name for name, _ in attrs)))
+
+    def handle_endtag(self, tag):
+        self.found.append(tag)
+
+    def handle_comment(self, data):
+        self.found.append("comment")
+
+
+def html_structure(text: str) -> object:
+    return Structure(text).found
+
+
+def markdown_structure(text: str) -> object:
+    """Per line how it begins and how much of each kind of markup it has."""
+    found = []
+    for line in text.splitlines():
+        line = re.sub(r'(\]\([^)]*|id="[^"]*)', "", line)  # anchors, of letters and _.:- alone
+        bare = re.sub(r"\\[!-/:-@\[-`{-~]", "x", line)
+        start = re.match(r"(#+|[-+*>]|\d+[.)]|[=-]+$|\||)(?=\s|$)", bare)
+        active = Counter(re.findall(r"[<`*\[|~$]|(?<!\w)_|_(?!\w)", bare))
+        found.append((start[0] if start else "", active, bool(line)))
+    return found
+
+
+def csv_structure(text: str) -> object:
+    rows = list(csv.reader(io.StringIO(text)))
+    for row in rows:
+        for cell in row:
+            is_number = re.fullmatch(r"[+-]?[\d.]+(e[+-]?\d+)?", cell)
+            assert is_number or not cell.strip().startswith(tuple("=+-@\t\r\uff1d")), cell
+    return len(rows), Counter(map(len, rows))
+
+
+def latex_structure(text: str) -> object:
+    """The commands, but for those that stand for a character; rows begin with no argument."""
+    for line in text.splitlines():
+        assert not re.match(r"\s*[\[*]", line), line
+    bare = re.sub(r"\$(\\(pm|dagger|to)|[-<>|])\$|\\text(backslash|ascii\w+)\{\}", "", text)
+    bare = re.sub(r"\\[{}%&#_$]", "", bare)
+    depth = 0
+    for char in bare:
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        assert depth >= 0
+    assert depth == 0 and "^" not in bare and "~" not in bare
+    return re.findall(r"\\[A-Za-z]+|\\\\|[%&$]", bare), len(text.splitlines())
+
+
+def lines(text: str) -> object:
+    return len(text.splitlines())
+
+
+RENDERERS: dict[str, tuple[Callable[[str], str], Callable[[str], object]]] = {
+    "table.md": (lambda text: to_markdown(*made(text), "runs.md"), markdown_structure),
+    "table.runs.md": (lambda text: runs_to_markdown(*made(text)), markdown_structure),
+    "table.csv": (lambda text: to_csv(made(text)[0]), csv_structure),
+    "runs.csv": (lambda text: runs_to_csv(made(text)[0]), csv_structure),
+    "table.tex": (lambda text: to_latex(made(text)[0]), latex_structure),
+    "table.html": (page, html_structure),
+    "terminal": (
+        lambda text: to_terminal(made(text)[0], made(text)[1].unusable, color=False),
+        lines,
+    ),
+    "diff.md": (lambda text: diff_to_markdown(diffed(text), (text, text)), markdown_structure),
+    "diff.csv": (lambda text: diff_to_csv(diffed(text)), csv_structure),
+    "diff on a terminal": (lambda text: diff_to_text(diffed(text), (text, text)), lines),
+}
+
+
+@pytest.fixture(scope="module")
+def figures_are_slow():
+    """The page without the gaps' figure; figures have a test of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "to_png", lambda figure: b"png")
+        yield
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_a_payload_is_text_in_every_renderer(renderer, payload, figures_are_slow):
+    """It changes nothing but texts: the document's structure is that of an ordinary name's."""
+    render, structure = RENDERERS[renderer]
+    text = render(PAYLOADS[payload])
+    raw = sorted({char for char in text if not char.isprintable() and char != "\n"})
+    assert not raw
+    text.encode()
+    assert structure(text) == structure(render(ORDINARY))
+
+
+@pytest.mark.parametrize("renderer", RENDERERS)
+def test_ordinary_names_stay_as_they_are(renderer, figures_are_slow):
+    text = RENDERERS[renderer][0](ORDINARY)
+    assert ORDINARY.replace("_", "\\_" if renderer == "table.tex" else "_") in text
+    for name in (ORDINARY, "ResNet-50, lr=0.03", "faster_rcnn_R_50_C4_24k", "10% of é"):
+        assert markdown(name) == figure(name) == name
+
+
+def test_names_of_files_are_all_different_and_never_paths():
+    keys = [(text,) for text in PAYLOADS.values()]
+    keys += [("a b",), ("a/b",), ("a_b",), ("A_b",), ("a", "b"), ("a-b",), ("a_b-0123abcd",)]
+    names = file_names(keys)
+    assert len({name.lower() for name in names}) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{,120}", f"loss-{n}") for n in names)
+    ordinary = ("faster_rcnn_R_50_C4_24k", "lvis_v0.5_val", "embedded")
+    assert file_names([ordinary, ("t",)]) == ["-".join(ordinary), "t"]
+
+
+def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, capsys):
+    """The whole command, figures included: each payload a row and a class, two of them tasks."""
+    evil = "../../$\\frac{$\n<b>"
+    for seed in (0, 1):
+        for number, text in enumerate(["random", *PAYLOADS.values()]):
+            write_run(
+                tmp_path / "runs" / f"{number}-{seed}",
+                losses=[2.0, 1.0],
+                **{"task": evil, "init": text, "seed": seed},
+                weights_sha256=None if text == "random" else str(number),
+                metrics={"bbox/AP": number + seed / 2, f"bbox/AP-{text}": 1.0},
+            )
+    write_run(tmp_path / "runs" / "other", task=evil.replace("b", "B"), iterations=100)
+    before = {path for path in tmp_path.rglob("*") if "out" not in path.parts}
+    out = tmp_path / "a" / "b" / "out"
+    make_table.main([str(tmp_path / "runs"), "--out", str(out)])
+    written = [Path(line.removeprefix("wrote ")) for line in printed_files(capsys)]
+    assert {path.parent for path in written} == {out} and all(map(Path.is_file, written))
+    assert {path for path in tmp_path.rglob("*") if "out" not in path.parts} - before == {
+        *(tmp_path / "a", tmp_path / "a" / "b"),
+    }
+    assert sum(path.suffix == ".png" for path in written) == 4
+
+
+def printed_files(capsys) -> list[str]:
+    text = capsys.readouterr().out
+    assert not {char for char in text if not char.isprintable() and char != "\n"}
+    return [line for line in text.splitlines() if line.startswith("wrote ")]
+
+
+def outcome(main, *arguments: object) -> tuple[int, str]:
+    """Exit code and what was said of a command that fails."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
+        patch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        run_cli(lambda argv: main(sys.argv[1:]))
+    return exit.value.code, arguments[0]
+
+
+WRONG_FIELDS = [
+    ("kind", {}),
+    ("status", ["done"]),
+    ("schema", [1]),
+    ("task", 5),
+    ("engine", ""),
+    ("init", ["random"]),
+    ("weights_sha256", 5),
+    ("weights_source", {}),
+    ("seed", 10**400),
+    ("seed", 1.5),
+    ("seed", True),
+    ("config_sha256", None),
+    ("config", []),
+    ("config", {"DATASETS.TEST": 5}),
+    ("config", {"DATASETS.TEST": "voc"}),
+    ("config", {"DATASETS.TEST": [["voc"]]}),
+    ("provenance", "x"),
+    ("provenance", {"versions": ["torch"]}),
+    ("provenance", {"git": 5}),
+    ("provenance", {"hardware": "x"}),
+    ("provenance", {"hardware": {"gpus": [{}]}}),
+    ("provenance", {"hardware": {"gpus": 5}}),
+    ("provenance", {"hardware": {"cpu": ["x"]}}),
+    ("iterations", "300"),
+    ("iterations", 10**400),
+    ("seconds", float("nan")),
+    ("seconds", "12"),
+    ("seconds", 10**400),
+    ("metrics", {"bbox/AP": 10**400}),
+    ("metrics", {"bbox/AP": float("inf")}),
+    ("metrics", {"other": float("nan")}),
+    ("metrics", {"bbox/AP": [1.0]}),
+    ("metrics", 5),
+    ("coverage", 5),
+    ("notes", 5),
+    ("notes", [5]),
+    ("notes", "a note"),
+    ("notes", None),
+    ("recipe", "x"),
+    ("recipe", {"label": 5}),
+    ("recipe", {"deviations": 5}),
+    ("recipe", {"deviations": "BASE_LR"}),
+    ("no_such_field", 5),
+    ("\x1b[2J", 5),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS)
+def test_a_wrong_field_is_one_line_that_names_file_and_field(tmp_path, capsys, field, value):
+    path = write_run(tmp_path / "run") / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    code, _ = outcome(make_table.main, tmp_path)
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1 and len(said) < 1000
+    assert str(path) in said and "unexpected" not in said and "\x1b" not in said
+    assert (field if field.isprintable() else "\\x1b") in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"[]", b"5", b'"x"', b"null", b"{", b"\xff\xfe", b"{}"),
+        *(b"[" * 100_000, b'{"a":' * 100_000, b'{"seed": ' + b"1" * 5000 + b"}"),
+    ],
+)
+def test_what_is_no_record_is_one_line(tmp_path, capsys, content):
+    path = write_run(tmp_path / "run") / "run.json"
+    path.write_bytes(content)
+    code, _ = outcome(make_table.main, tmp_path)
+    said = capsys.readouterr().err
+    assert code == 2 and said.count("\n") == 1 and str(path) in said and "unexpected" not in said
+
+
+def test_deep_nesting_names_its_field(tmp_path):
+    path = write_run(tmp_path / "run") / "run.json"
+    nested = json.loads("[" * 200 + "]" * 200)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "config": {"x": nested}}))
+    with pytest.raises(UserError, match=r"run\.json: .*config: nested"):
+        collect([tmp_path])
+
+
+def test_errors_show_no_control_characters(tmp_path, capsys):
+    for seed in (0, 1):
+        write_run(tmp_path / f"\x1b[2J{seed}", task="\x1b[2J\u202e\ud800", seed=0)
+    code, _ = outcome(make_table.main, tmp_path)
+    said = capsys.readouterr().err
+    assert code == 2 and "\\x1b[2J\\u202e\\ud800: " in said and said.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('{"iteration": 1e999, "loss": 1}', '{"iteration": 1, "epoch": NaN, "loss": 1}'),
+        *("[" * 100_000, "5", '{"iteration": 1, "loss": [1]}', '{"iteration": "x", "loss": 1}'),
+        f'{{"iteration": {10**400}, "epoch": 1, "loss": 1}}'.replace("1, ", f"{10**400}, ", 1),
+        f'{{"iteration": 1, "epoch": 1, "loss": {10**400}}}',
+        "\x1b",
+    ],
+)
+def test_metrics_that_are_none_are_one_line(tmp_path, capsys, line):
+    (tmp_path / "metrics.json").write_text(f"{line}\n")
+    code, _ = outcome(plot_curves.main, tmp_path, "--output", tmp_path / "x.png")
+    said = capsys.readouterr().err
+    assert code in (2, 3) and said.count("\n") == 1 and "unexpected" not in said
+    assert "metrics.json: line 1" in said
+
+
+def test_metrics_that_are_not_utf8_are_one_line(tmp_path, capsys):
+    (tmp_path / "metrics.json").write_bytes(b"\xff\n")
+    code, _ = outcome(plot_curves.main, tmp_path)
+    assert code == 2 and "metrics.json: cannot be read" in capsys.readouterr().err
+
+
+def test_curves_beyond_all_bounds_and_runs_with_hostile_names_are_drawn(tmp_path):
+    for name in ("$\\frac{$", "_a\nb"):
+        (tmp_path / name).mkdir()
+        values = ("1", "NaN", "Infinity", "1e308", "-1e308", "1e99")
+        rows = [f'{{"iteration": {i}, "epoch": {i}, "loss": {v}}}' for i, v in enumerate(values)]
+        (tmp_path / name / "metrics.json").write_text("\n".join(rows))
+    out = tmp_path / "curves.png"
+    plot_curves.main([*(str(p) for p in tmp_path.iterdir()), "--output", str(out)])
+    assert Image.open(out).size[0] > 100
+
+
+def test_predictions_are_read_in_the_runs_folder_only(tmp_path):
+    (tmp_path / "predictions.json").write_text("[]")
+    (tmp_path / "run" / "inference").mkdir(parents=True)
+    for name in ("../../predictions", str(tmp_path / "predictions"), "x" * 5000, "a\0b"):
+        run = Run(tmp_path / "run", record(config={"DATASETS.TEST": [name]}))
+        with pytest.raises(UserError, match="no predictions"):
+            precision_recall(run)
+
+
+def test_a_sample_image_is_decoded_as_any_other(tmp_path, monkeypatch):
+    """PostScript, which PIL hands to another program, and more pixels than fit into memory."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_: pytest.fail("it was run"))
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    header = b"IHDR" + struct.pack(">IIBBBBB", 1 << 16, 1 << 16, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header
+    bomb += struct.pack(">I", zlib.crc32(header)) + struct.pack(">I", 0) + b"IDAT"
+    for content in (postscript, bomb):
+        folder = tmp_path / str(len(content))
+        samples = write_run(folder / "run") / "inference" / "visualize"
+        samples.mkdir(parents=True)
+        (samples / "x.jpg").write_bytes(content)
+        results = collect([folder])
+        with pytest.raises(UserError, match=r"x\.jpg: "):
+            to_html(aggregate(results.transfer), results)

@@ -1,0 +1,132 @@
+"""A training program in miniature, and the back end that starts it: for tests of the suite runner.
+
+It keeps to what the real ones promise: its folder is locked, progress is logged line by line and
+saved, SIGTERM saves and ends with 85, the record comes last. What it does is written, one line per
+event, to a journal that all processes append to. Its numbers depend on task, init and seed alone.
+
+    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by :func:`backend`)
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import run_suite
+from benchmarks.run_suite import Backend, main
+from benchmarks.suites.checks import Findings
+from benchmarks.suites.keep import Checkpoints
+from benchmarks.suites.suite import RunSpec
+from moco.common.errors import LockedError, Preempted, run_cli
+from moco.common.files import atomic_write_text
+from moco.common.run import RunFolder, RunRecord, write_record
+
+ITERATIONS = 8
+HOLD, HELD = "hold", 2  # beside the journal: goes on after its second iteration when that is gone
+HARDWARE = {"cpu": "a processor", "gpus": []}
+
+
+def backend(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Backend:
+    """Runs of ``ITERATIONS`` iterations of ``delay`` seconds; an init called ``bad*`` fails.
+
+    Those of an init called ``often*`` are preempted after each iteration, and log nothing before
+    the last one.
+    """
+
+    def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+        lengths = {(spec.task, spec.engine, spec.init): ITERATIONS for spec in specs}
+        sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}
+        return Findings(tuple(problems), (), lengths, HARDWARE, sizes)
+
+    def command(spec: RunSpec, folder: Path) -> list[str]:
+        fields = asdict(spec) | {"config": str(spec.config), "delay": delay}
+        words = [sys.executable, "-m", "tests.benchmarks.fake_trainer"]
+        return [*words, str(folder), str(journal), json.dumps(fields)]
+
+    def engines(wanted: str) -> tuple[str, ...]:
+        return ("detectron2", "embedded") if wanted == "each" else ("embedded",)
+
+    return Backend(dict, engines, check, command)
+
+
+def train(argv: Sequence[str] | None) -> int:
+    """The program."""
+    folder, journal, spec = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+
+    def note(event: str) -> None:
+        line = f"{event} {spec['name']} {os.getpid()}\n".encode()
+        handle = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(handle, line)
+        os.close(handle)
+
+    try:
+        with RunFolder(folder, resume=True) as run:
+            saved = folder / "last_checkpoint"
+            start = int(re.sub(r"\D", "", saved.read_text())) if saved.exists() else 0
+            often = spec["init"].startswith("often")
+            note("start" if start == 0 else "resume")
+            for iteration in range(start + 1, spec["iterations"] + 1):
+                while iteration > HELD and journal.with_name(HOLD).exists() and not asked:
+                    time.sleep(0.01)
+                time.sleep(spec["delay"])
+                if spec["init"].startswith("bad") and iteration == 3:
+                    print("error: the loss is nan at iteration 3", file=sys.stderr, flush=True)
+                    return 4
+                if iteration == spec["iterations"] or not often:
+                    run.log({"iteration": iteration, "total_loss": 1.0 / iteration})
+                atomic_write_text(folder / f"model_{iteration:07d}.pth", "weights")
+                atomic_write_text(saved, f"model_{iteration:07d}.pth")
+                note(f"iteration-{iteration}")
+                if asked or (often and iteration < spec["iterations"]):
+                    note("saved")
+                    raise Preempted("stopped by SIGTERM")
+            write_record(folder, record(spec))
+            note("done")
+    except LockedError:
+        note("locked")
+        raise
+    return 0
+
+
+def record(spec: dict) -> RunRecord:
+    digits = f"{spec['task']} {spec['init']} {spec['seed']} {spec['engine']}"
+    ap = 30 + zlib.crc32(digits.encode()) % 1000 / 100
+    return RunRecord(
+        kind="detection",
+        status="done",
+        task=spec["task"],
+        engine=spec["engine"],
+        init=spec["init"],
+        weights_sha256=spec["weights_sha256"],
+        weights_source=None if spec["weights_sha256"] is None else "torchvision",
+        seed=spec["seed"],
+        config_sha256="c" * 64,
+        config={"DATASETS.TEST": [f"{spec['task']}_test"], "SOLVER.MAX_ITER": spec["iterations"]},
+        provenance={"hardware": HARDWARE},
+        iterations=spec["iterations"],
+        seconds=4.0,
+        metrics={"bbox/AP": ap, "bbox/AP50": ap + 20, "bbox/AP75": ap - 5},
+    )
+
+
+def suite_main(argv: Sequence[str] | None) -> None:
+    """``fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...``: the runner with these programs."""
+    if sys.argv[1] == "--suite-without-tables":
+        run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
+    if host := os.environ.get("FAKE_HOST"):
+        socket.gethostname = lambda: host
+    journal, delay, *arguments = sys.argv[2:]
+    main(arguments, backend(Path(journal), float(delay)))
+
+
+if __name__ == "__main__":
+    run_cli(suite_main if sys.argv[1].startswith("--suite") else train)

@@ -1,0 +1,131 @@
+"""Runs on different data have different ids; runs on equal data the same one, wherever it is."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.benchmarks.test_run_suite import ROOT, Lab
+
+from benchmarks.suites import data_digest
+from benchmarks.suites.data_digest import data_digests, folder_digest
+from benchmarks.suites.suite import Init, expand, load_suite
+from moco.common.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    yield
+    folder_digest.cache_clear()
+
+
+def voc(folder: Path) -> Path:
+    """A folder in VOC layout."""
+    for name, text in (
+        ("Annotations/1.xml", "<annotation><name>cat</name></annotation>"),
+        ("ImageSets/Main/trainval.txt", "1\n"),
+        ("ImageSets/Main/test.txt", "2\n"),
+        ("JPEGImages/1.jpg", "pixels"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Annotations/1.xml", "<annotation><name>dog</name></annotation>"),  # of the same size
+        ("ImageSets/Main/test.txt", "3\n"),
+        ("JPEGImages/1.jpg", "more pixels"),
+        ("JPEGImages/2.jpg", "pixels"),
+    ],
+)
+def test_what_is_in_the_data_counts(name, text, tmp_path):
+    folder = voc(tmp_path / "a")
+    shutil.copytree(folder, tmp_path / "elsewhere")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for part in folder.iterdir():
+        (linked / part.name).symlink_to(part)
+    (linked / ".cache").write_text("hidden")
+    before = folder_digest(str(folder))
+    assert folder_digest(str(tmp_path / "elsewhere")) == folder_digest(str(linked)) == before
+    (folder / name).write_text(text)
+    folder_digest.cache_clear()
+    assert folder_digest(str(folder)) != before
+
+
+def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_digest, "MAX_FILES", 10)
+    for index in range(95):
+        (tmp_path / f"{index:02d}.jpg").write_text("pixels")
+    (tmp_path / "list.txt").write_text("of them")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    looked, stat = [], os.stat
+
+    def counted(path, *arguments, **keys):
+        looked.append(str(path))
+        return stat(path, *arguments, **keys)
+
+    monkeypatch.setattr(data_digest.os, "stat", counted)
+    before = folder_digest(str(tmp_path))
+    monkeypatch.undo()
+    assert len([path for path in looked if path.endswith(".jpg")]) == 10
+    (tmp_path / "94.jpg").rename(tmp_path / "95.jpg")  # every name counts
+    folder_digest.cache_clear()
+    assert folder_digest(str(tmp_path)) != before
+
+
+def suite_of(path: Path, **keys: str):
+    (path / "task.yaml").write_text("SOLVER: {MAX_ITER: 8}\n")
+    tasks = [{"config": "task.yaml", "name": "own", "overrides": keys}]
+    tasks.append({"config": "task.yaml", "name": "known"})
+    (path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "tasks": tasks}))
+    return load_suite(path / "suite.yaml")
+
+
+@pytest.mark.parametrize("key", ["DATASETS.VOC_DIR", "DATA.ROOT"])
+def test_ids(key, tmp_path, monkeypatch):
+    """Two folders under one key are two experiments, one folder in two places is one."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+
+    def ids(place: str) -> list[str]:
+        suite = suite_of(tmp_path, **{key: place})
+        data, inits = data_digests(suite, None), {"random": Init("random", None)}
+        return [run.id for run in expand(suite, inits, 1, ["embedded"], version="1", data=data)]
+
+    first, other = voc(tmp_path / "first"), voc(tmp_path / "other")
+    (other / "JPEGImages" / "1.jpg").write_text("other pixels")
+    shutil.copytree(first, tmp_path / "copy")
+    assert ids(str(first)) == ids("$DETECTRON2_DATASETS/copy")
+    own, known = zip(ids(str(first)), ids(str(other)), strict=True)
+    assert own[0] != own[1] and known[0] == known[1]
+    inits = {"random": Init("random", None)}
+    plain = expand(suite_of(tmp_path), inits, 1, ["embedded"], version="1")
+    assert known[0] == plain[1].id, "a task of a known dataset keeps its id"
+
+
+def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    data, lab = voc(tmp_path / "data"), Lab(tmp_path, inits=("random",), trials=1)
+    opts = ["--opts", "DATASETS.VOC_DIR", str(data)]
+    lab.run(*opts)
+    assert len(lab.count("done")) == 2
+    shutil.move(data, tmp_path / "moved")
+    lab.run(*opts)  # done, and what the data was is known
+    lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))
+    assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 2
+    (tmp_path / "moved" / "JPEGImages" / "1.jpg").write_text("other pixels")
+    folder_digest.cache_clear()
+    with pytest.raises(UserError, match="tasks: a: data was "):
+        lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))
+    # A folder of an earlier version, which did not look at the data, keeps its ids.
+    path = lab.out / "suite.json"
+    content = json.loads(path.read_text())
+    for task in content["tasks"].values():
+        del task["data"]
+    path.write_text(json.dumps(content))
+    lab.run("--dry-run", "--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))

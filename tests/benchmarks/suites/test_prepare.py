@@ -1,0 +1,125 @@
+"""Small copies of the user's images, lists of a VOC folder; nothing of theirs changes."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks.suites.prepare import (
+    limit_voc,
+    main,
+    sample,
+    training_images,
+    voc_splits,
+    whole_folder,
+)
+from moco.common.errors import DataError, UserError
+
+
+def write_image(path: Path, size=(300, 200), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, 90 if mode == "L" else (200, 40, 90)).save(path)
+    return path
+
+
+def voc(root: Path, splits: dict[str, list[str]]) -> Path:
+    for name, ids in splits.items():
+        path = root / "ImageSets" / "Main" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(ids) + "\n")
+        for image_id in ids:
+            write_image(root / "JPEGImages" / f"{image_id}.jpg")
+    (root / "Annotations").mkdir()
+    return root
+
+
+def test_images_of_all_kinds_and_sizes(tmp_path):
+    write_image(tmp_path / "in" / "wide.jpg", (1000, 250))
+    write_image(tmp_path / "in" / "deep" / "tall.png", (50, 80))
+    write_image(tmp_path / "in" / "gray.png", (96, 97), mode="L")
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    main(["images", str(tmp_path / "in"), str(tmp_path / "out")])
+    sizes = set()
+    for path in (tmp_path / "out").iterdir():
+        with Image.open(path) as image:
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            sizes.add(image.size)
+    assert sizes == {(512, 128), (128, 205), (128, 129)}
+
+
+def test_a_damaged_image_is_named_and_nothing_is_left(tmp_path):
+    write_image(tmp_path / "in" / "a.jpg")
+    data = (tmp_path / "in" / "a.jpg").read_bytes()
+    (tmp_path / "in" / "b.jpg").write_bytes(data[: len(data) // 2])
+    with pytest.raises(DataError, match=r"b\.jpg"):
+        main(["images", str(tmp_path / "in"), str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_sample_is_fixed_and_ordered():
+    items = [f"{i:03d}" for i in range(100)]
+    assert sample(items, 100) == items
+    few = sample(items, 10)
+    assert few == sample(items, 10) == sorted(few) and len(set(few)) == 10
+
+
+def test_limit(tmp_path):
+    for i in range(6):
+        write_image(tmp_path / "in" / f"{i}.jpg")
+    main(["images", str(tmp_path / "in"), str(tmp_path / "out"), "--limit", "4", "--side", "20"])
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["train", "val", "trainval", "test"], ("trainval", "test")),
+        (["train", "val", "test"], ("train", "test")),
+        (["train", "val"], ("train", "val")),
+    ],
+)
+def test_splits(tmp_path, names, expected):
+    assert voc_splits(voc(tmp_path, {name: ["a"] for name in names})) == expected
+
+
+def test_a_folder_without_lists_is_refused(tmp_path):
+    with pytest.raises(DataError, match="expected a VOC layout"):
+        voc_splits(tmp_path)
+
+
+def test_never_pre_train_on_the_test_list(tmp_path):
+    root = voc(tmp_path, {"trainval": ["a", "b", "c"], "test": ["c", "d"]})
+    assert [path.stem for path in training_images(root)] == ["a", "b"]
+    main(["voc-images", str(root), str(tmp_path / "out")])
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    (root / "JPEGImages" / "b.jpg").unlink()
+    with pytest.raises(DataError, match="no image of b"):
+        training_images(root)
+
+
+def test_limited_lists_link_to_the_original(tmp_path):
+    ids = [f"{i:02d}" for i in range(20)]
+    root = voc(tmp_path / "mine", {"train": ids[:12], "val": ids[12:]})
+    before = sorted(str(path) for path in root.rglob("*"))
+    limit_voc(root, tmp_path / "out" / "mine", max_train=5, max_test=3)
+    out = tmp_path / "out" / "mine"
+    lists = {p.stem: p.read_text().split() for p in (out / "ImageSets" / "Main").iterdir()}
+    assert {name: len(found) for name, found in lists.items()} == {"trainval": 5, "test": 3}
+    assert set(lists["trainval"]) < set(ids[:12]) and set(lists["test"]) < set(ids[12:])
+    assert (out / "JPEGImages" / "03.jpg").read_bytes() == (
+        root / "JPEGImages" / "03.jpg"
+    ).read_bytes()
+    assert sorted(str(path) for path in root.rglob("*")) == before
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "x") as part:
+        (part / "half").touch()
+        raise RuntimeError
+    assert not (tmp_path / "x").exists()
+    with whole_folder(tmp_path / "x") as part:
+        assert list(part.iterdir()) == []
+        (part / "file").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    with pytest.raises(UserError, match="exists already"), whole_folder(tmp_path / "x"):
+        pass

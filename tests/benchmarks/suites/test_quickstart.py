@@ -1,0 +1,255 @@
+"""The quickstart: what it plans, what it refuses, and the real chain at a tiny size."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.benchmarks.fake_runs import write_pair, write_run
+
+from benchmarks import quickstart
+from benchmarks.quickstart import (
+    Plan,
+    check_sources,
+    claim,
+    make_jobs,
+    make_plan,
+    next_commands,
+    queue_length,
+    verdict,
+)
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.records import collect
+from benchmarks.suites.locks import Claim
+from moco.common.cfgnode import read_yaml
+from moco.common.errors import DataError, LockedError, UserError
+
+
+def plan(out: Path, *arguments: str) -> Plan:
+    return make_plan(quickstart.build_parser().parse_args(["--out", str(out), *arguments]))
+
+
+def flags(command: list[str]) -> tuple[str, dict[str, str]]:
+    """Module and KEY VALUE pairs of a command line."""
+    pairs = command[command.index("--config-file") + 2 :]
+    return command[2], dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def test_jobs_of_a_new_folder(tmp_path):
+    jobs = make_jobs(plan(tmp_path, "--seeds", "2"))
+    assert [job.name for job in jobs] == [
+        *("images", "scenes", "pre-train", "random seed 0", "random seed 1"),
+        *("convert", "moco seed 0", "moco seed 1"),
+    ]
+    after = {job.name: set(job.after) for job in jobs}
+    assert after["pre-train"] == {"images"} and after["convert"] == {"pre-train"}
+    assert after["random seed 1"] == {"scenes"} and after["moco seed 0"] == {"scenes", "convert"}
+    assert len({job.log for job in jobs}) == len(jobs)
+
+
+def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(tmp_path):
+    jobs = {job.name: job for job in make_jobs(plan(tmp_path, "--seeds", "2"))}
+    keys = {}
+    for name in ("random seed 0", "random seed 1", "moco seed 0"):
+        module, keys[name] = flags(jobs[name].command())
+        assert module == "detection.train_net"
+        assert "--engine embedded" in " ".join(jobs[name].command())
+
+    def different(a: str, b: str) -> set[str]:
+        return {key for key in keys[a] | keys[b] if keys[a].get(key) != keys[b].get(key)}
+
+    assert different("random seed 0", "moco seed 0") == {"MODEL.WEIGHTS", "OUTPUT_DIR"}
+    assert different("random seed 0", "random seed 1") == {"SEED", "OUTPUT_DIR"}
+    assert keys["random seed 0"]["MODEL.WEIGHTS"] == "random"
+    assert keys["moco seed 0"]["MODEL.WEIGHTS"] == str(tmp_path / "moco.pth")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--smoke", "--seeds", "2"),
+        ("--voc", "my scenes", "--smoke"),
+        ("--voc", "scenes", "--images", "my images"),
+    ],
+)
+def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
+    made = plan(tmp_path / "a b", *arguments)
+    words = shlex.split(next_commands(made).splitlines()[-1])
+    assert words[:3] == ["python", "-m", "benchmarks.quickstart"]
+    again = make_plan(quickstart.build_parser().parse_args(words[3:]))
+    assert len(again.seeds) == len(made.seeds) + 3
+    assert (again.out, again.settings()) == (made.out, made.settings())
+
+
+def test_iterations_follow_the_yaml_files(tmp_path):
+    jobs = {job.name: job for job in make_jobs(plan(tmp_path, "--seeds", "1"))}
+    steps = read_yaml(quickstart.PRETRAIN_CONFIG)["SOLVER"]["MAX_ITERS"]
+    iterations = read_yaml(quickstart.DETECTION_CONFIG)["SOLVER"]["MAX_ITER"]
+    assert jobs["pre-train"].iterations == steps > 100
+    assert jobs["moco seed 0"].iterations == iterations > 100
+    own = read_yaml(quickstart.PRETRAIN_CONFIG)
+    assert (quickstart.BATCH, quickstart.QUEUE) == (own["SOLVER"]["BATCH_SIZE"], own["MOCO"]["K"])
+
+
+def test_what_is_done_is_not_repeated(tmp_path):
+    made = plan(tmp_path, "--seeds", "3")
+    write_run(made.pretrain, kind="pretrain", engine="moco", metrics={})
+    made.images.mkdir(parents=True)
+    made.scenes.mkdir(parents=True)
+    made.weights.touch()
+    write_run(made.run_folder("random", 0))
+    write_run(made.run_folder("moco", 2), init="moco", status="failed")
+    names = [job.name for job in make_jobs(made)]
+    assert names == [*(f"random seed {i}" for i in (1, 2)), *(f"moco seed {i}" for i in range(3))]
+    assert all(job.after == () for job in make_jobs(made))
+
+
+def test_own_folders_are_used(tmp_path):
+    images, voc = tmp_path / "photos", tmp_path / "mine"
+    jobs = {j.name: j for j in make_jobs(plan(tmp_path / "o", "--images", str(images)))}
+    command = jobs["images"].command()
+    assert command[2:5] == ["benchmarks.suites.prepare", "images", str(images)]
+    assert "scenes" in jobs
+    (tmp_path / "o" / "data" / "images").mkdir(parents=True)
+    for i in range(300):
+        (tmp_path / "o" / "data" / "images" / str(i)).touch()
+    _, keys = flags(jobs["pre-train"].command())
+    assert keys["AUG.CROP_PX"] == "64" and keys["MOCO.K"] == "128"
+    assert "DATA.KNN_ROOT" not in keys
+    made = plan(tmp_path / "p", "--voc", str(voc))
+    jobs = {j.name: j for j in make_jobs(made)}
+    assert jobs["images"].command()[2:5] == [
+        "benchmarks.suites.prepare",
+        "voc-images",
+        str(voc),
+    ]
+    _, keys = flags(jobs["random seed 0"].command())
+    assert keys["DATASETS.VOC_DIR"] == str(tmp_path / "p" / "data" / "mine")
+    assert "INPUT.MIN_SIZE_TRAIN" in keys
+
+
+@pytest.mark.parametrize(
+    ("images", "length"), [(64, 64), (100, 64), (300, 128), (1000, 448), (9000, 512)]
+)
+def test_queue_is_whole_batches_of_at_most_half_the_data(images, length):
+    assert queue_length(images) == length
+
+
+def test_default_seeds(tmp_path):
+    assert plan(tmp_path).seeds == (0, 1, 2, 3, 4)
+    assert plan(tmp_path, "--voc", "mine").seeds == (0, 1, 2)
+    assert plan(tmp_path, "--voc", "mine", "--seeds", "1").seeds == (0,)
+
+
+def test_impossible_arguments(tmp_path):
+    with pytest.raises(UserError, match="--seeds: got 0"):
+        plan(tmp_path, "--seeds", "0")
+    with pytest.raises(UserError, match="--workers"):
+        plan(tmp_path, "--workers", "-1")
+
+
+def test_sources_are_checked_first(tmp_path):
+    with pytest.raises(DataError, match="no such folder"):
+        check_sources(plan(tmp_path, "--images", str(tmp_path / "none")))
+    with pytest.raises(DataError, match="expected a VOC layout"):
+        check_sources(plan(tmp_path, "--voc", str(tmp_path)))
+    for i in range(5):
+        (tmp_path / f"{i}.jpg").touch()
+    with pytest.raises(UserError, match="5 images to pre-train on, expected at least 64"):
+        check_sources(plan(tmp_path, "--images", str(tmp_path)))
+
+
+def test_a_folder_belongs_to_one_setting(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    claim(plan(out), overwrite=False)
+    claim(plan(out, "--seeds", "2"), overwrite=False)  # seeds may change
+    other = plan(out, "--images", str(tmp_path))
+    with pytest.raises(UserError, match="made with another --images"):
+        claim(other, overwrite=False)
+    (out / "data").mkdir()
+    (out / "table.md").touch()
+    (out / "mine.txt").touch()
+    (other.out / "logs").mkdir()
+    lock = Claim.take(other.out / "logs" / "moco-0.lock")
+    assert lock is not None
+    with pytest.raises(LockedError, match="moco-0 is still computed by a process of an earlier"):
+        claim(other, overwrite=True)
+    lock.release()
+    claim(other, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == ["mine.txt", "quickstart.json"]
+    assert json.loads((out / "quickstart.json").read_text())["images"] == str(tmp_path)
+
+
+def test_a_strangers_folder_is_never_touched(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").touch()
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds other files"):
+            claim(plan(tmp_path), overwrite=overwrite)
+    assert (tmp_path / "data" / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("moco", "words"),
+    [
+        ([20.0, 21.0, 25.0], r"helped: \+11.0 AP over random"),
+        ([3.0, 3.5, 4.0], "hurt: −7.5 AP"),
+        ([10.0, 13.0, 12.0], "No clear gain: .*within what chance"),
+        ([11.96], r"\+1\.0 AP .*may be chance"),
+    ],
+)
+def test_verdict_is_what_the_numbers_say(tmp_path, moco, words):
+    write_pair(tmp_path, {"random": [10.0, 11.0, 12.0], "moco": moco})
+    [table] = aggregate(collect([tmp_path]).transfer)
+    assert re.search(words, verdict(table))
+    assert "fine-tuning seed" in verdict(table)
+
+
+def call(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.quickstart", *arguments],
+        cwd=root,
+        env={**os.environ, "MOCO_PROGRESS": "off"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, request):
+    root, out = request.config.rootpath, tmp_path / "out"
+    arguments = ("--smoke", "--seeds", "1", "--out", str(out))
+    first = call(root, *arguments)
+    assert first.returncode == 0, first.stderr
+    assert "quickstart_R_10_C4: embedded engine, 4 iterations" in first.stdout
+    assert "6 steps to do" in first.stdout
+    for name in ("table.md", "table.csv", "runs.csv", "table.tex", "table.html", "moco.pth"):
+        assert (out / name).stat().st_size > 0 and str(out / name) in first.stdout
+    results = collect([out / "runs"])
+    assert {run.record.init for run in results.transfer} == {"random", "moco"}
+    assert {run.record.status for run in results.transfer} == {"done"}
+    assert len({run.record.config_sha256 for run in results.transfer}) == 1
+    moco_run = next(run.record for run in results.transfer if run.record.init == "moco")
+    assert moco_run.coverage is not None and moco_run.coverage["loaded"] > 40
+    records = {path: path.stat().st_mtime_ns for path in out.rglob("run.json")}
+
+    again = call(root, *arguments)
+    assert again.returncode == 0, again.stderr
+    assert "0 steps to do" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("run.json")} == records
+
+    # A failing child: one line, its log, its exit code, and no number.
+    (out / "runs" / "moco-0" / "run.json").unlink()
+    (out / "moco.pth").write_bytes(b"no weights")
+    broken = call(root, *arguments)
+    assert broken.returncode == 3
+    [line] = broken.stderr.strip().splitlines()
+    assert line.startswith("error: moco seed 0 failed: ") and "moco.pth" in line
+    assert line.endswith(f"its log is {out / 'logs' / 'moco-0.txt'}")
+    assert "embedded engine" not in broken.stdout

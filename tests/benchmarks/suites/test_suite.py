@@ -1,0 +1,344 @@
+"""Suites: strict reading, expansion, ids, estimates; and the files in configs/suites."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.report.paper import load_paper
+from benchmarks.suites.checks import command_keys, option_pairs
+from benchmarks.suites.suite import (
+    Init,
+    Measured,
+    RunSpec,
+    Suite,
+    SuiteTask,
+    engines_of,
+    estimate,
+    expand,
+    load_suite,
+    parse_inits,
+    run_id,
+    trials_of,
+    with_options,
+)
+from moco.common.cfgnode import read_yaml
+from moco.common.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
+INITS = {"random": Init("random", None), "mine": Init("/weights/my.pth", "a" * 64)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a task's file."""
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.02}\n")
+    (tmp_path / "task.yaml").write_text("_BASE_: base.yaml\nSOLVER: {MAX_ITER: 40}\n")
+    return tmp_path
+
+
+def write(folder: Path, **changes) -> Path:
+    content = {"name": "s", "trials": 2, "tasks": [{"config": "task.yaml"}], **changes}
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def two_tasks(folder: Path) -> Suite:
+    tasks = [{"config": "task.yaml", "name": "a"}, {"config": "task.yaml", "name": "b"}]
+    return load_suite(write(folder, tasks=tasks))
+
+
+def runs(suite: Suite, **changes) -> tuple[RunSpec, ...]:
+    given = {"inits": INITS, "trials": 2, "engines": ["embedded"], "version": "1", **changes}
+    return expand(suite, **given)
+
+
+def test_the_first_trial_of_everything_comes_first(folder):
+    specs = runs(two_tasks(folder), trials=3)
+    assert [(s.seed, s.task, s.init) for s in specs] == [
+        (seed, task, init) for seed in range(3) for task in "ab" for init in ("random", "mine")
+    ]
+    assert len({spec.id for spec in specs}) == len({spec.name for spec in specs}) == 12
+    one = specs[1]
+    assert re.fullmatch(r"a/mine/seed0-[0-9a-f]{10}", one.name) and one.name.endswith(one.id)
+    assert (one.weights, one.weights_sha256, one.gpus) == ("/weights/my.pth", "a" * 64, 0)
+
+
+def test_each_engine_is_a_run_of_its_own_where_the_task_has_it(folder):
+    tasks = [
+        {"config": "task.yaml", "name": "both"},
+        {"config": "task.yaml", "name": "one", "engines": ["detectron2"]},
+        {"config": "task.yaml", "name": "probe", "program": "linear"},
+    ]
+    suite = load_suite(write(folder, tasks=tasks))
+    specs = runs(suite, engines=["detectron2", "embedded"], trials=1, inits={"mine": INITS["mine"]})
+    assert [(s.task, s.engine) for s in specs] == [
+        ("both", "detectron2"),
+        ("both", "embedded"),
+        ("one", "detectron2"),
+        ("probe", "moco"),
+    ]
+    with pytest.raises(UserError, match="one runs on detectron2 only; got --engine embedded"):
+        engines_of(suite.tasks[1], ["embedded"])
+
+
+def test_a_task_may_leave_out_inits_and_has_keys_for_random_alone(folder):
+    tasks = [
+        {
+            "config": "task.yaml",
+            "without": ["m_*", "other"],
+            "overrides": {"SOLVER.BASE_LR": 0.1},
+            "random_overrides": {"MODEL": {"ARCH": "resnet50"}},
+        }
+    ]
+    inits = {**INITS, "m_0.9": Init("/m", "b" * 64)}
+    specs = runs(load_suite(write(folder, tasks=tasks)), inits=inits, trials=1)
+    assert {spec.init: spec.overrides for spec in specs} == {
+        "random": (("SOLVER.BASE_LR", "0.1"), ("MODEL.ARCH", "resnet50")),
+        "mine": (("SOLVER.BASE_LR", "0.1"),),
+    }
+    with pytest.raises(UserError, match=r"nothing to run for m_0\.9"):
+        runs(load_suite(write(folder, tasks=tasks)), inits={"m_0.9": Init("/m", "b" * 64)})
+
+
+def test_trials_are_the_command_lines_the_tasks_or_the_suites(folder):
+    tasks = [{"config": "task.yaml", "name": "a", "trials": 1}, {"config": "task.yaml"}]
+    suite = load_suite(write(folder, tasks=tasks))
+
+    def numbers(trials):
+        names = [
+            spec.task for spec in runs(suite, trials=trials, inits={"random": INITS["random"]})
+        ]
+        return names.count("a"), names.count("task")
+
+    assert numbers(None) == (1, 2)
+    assert numbers(3) == (3, 3)
+    with pytest.raises(UserError, match="--trials: got 0, expected 1 to 100"):
+        numbers(0)
+
+
+def test_gpus_of_a_run(folder):
+    suite = load_suite(write(folder, tasks=[{"config": "task.yaml", "gpus": 8}]))
+
+    def size(engine, **changes):
+        return runs(suite, engines=[engine], **changes)[0].gpus
+
+    assert size("detectron2", available=16) == 8
+    assert size("detectron2", available=2) == 2  # as many as there are
+    assert size("detectron2", available=8, gpus=4) == 4
+    assert size("embedded", available=8, gpus=4) == 4
+    assert size("detectron2", available=0) == 0  # the CPU
+    with pytest.raises(UserError, match="--gpus-per-run: got 4, expected 1 to 2"):
+        size("detectron2", available=2, gpus=4)
+
+
+def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
+    task = load_suite(write(folder)).tasks[0]
+    plain = (task, "mine", "a" * 64, "embedded", 0, "1")
+
+    def other(**changes) -> SuiteTask:
+        return replace(task, **changes)
+
+    names = ("task", "init", "sha256", "engine", "seed", "version")
+    own = run_id(*plain)
+    assert own == run_id(*plain) and re.fullmatch("[0-9a-f]{10}", own)
+    for index, value in enumerate(
+        (other(overrides=(("SOLVER.MAX_ITER", "41"),)), None, "b" * 64, "detectron2", 1, "2")
+    ):
+        if value is not None:
+            changed = [*plain[:index], value, *plain[index + 1 :]]
+            assert run_id(*changed) != own, names[index]
+    # Where data lies and what computes does not; nor how a value is written, or a file called.
+    places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
+    assert run_id(other(overrides=places), *plain[1:]) == own
+    half, full, moved = (
+        run_id(other(overrides=(("DATASETS.COCO_TRAIN_JSON", path),)), *plain[1:])
+        for path in ("/data/half.json", "/data/full.json", "/other/full.json")
+    )
+    assert half != full == moved, "files beside each other are different data"
+    assert run_id(other(overrides=(("SOLVER.MAX_ITER", "40.0"),)), *plain[1:]) == own
+    a, b = ((("SOLVER.STEPS", text),) for text in ("(10, 20)", "[10,20]"))
+    assert run_id(other(overrides=a), *plain[1:]) == run_id(other(overrides=b), *plain[1:])
+    # The keys of the bases count as the file's own.
+    (folder / "base.yaml").write_text("SOLVER: {BASE_LR: 0.03}\n")
+    assert run_id(*plain) != own
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": []}, "unknown key 'task'.*the nearest is tasks"),
+        ({"tasks": []}, "tasks: expected a list of at least one task"),
+        ({"tasks": ["task.yaml"]}, "task 1: got 'task.yaml', expected KEY: VALUE lines"),
+        ({"tasks": [{}]}, "task 1: config is missing"),
+        ({"tasks": [{"config": "no.yaml"}]}, "config no.yaml: no such file beside"),
+        ({"tasks": [{"config": "task.yaml", "gpu": 1}]}, "unknown key 'gpu'.*nearest is gpus"),
+        ({"tasks": [{"config": "task.yaml", "gpus": 0}]}, "gpus: got 0, expected a number from 1"),
+        ({"tasks": [{"config": "task.yaml", "program": "x"}]}, "program: got x, choices are detec"),
+        ({"tasks": [{"config": "task.yaml", "engines": ["x"]}]}, "engines: got x, choices are"),
+        ({"tasks": [{"config": "task.yaml", "engines": []}]}, "engines: got nothing, choices"),
+        ({"tasks": [{"config": "task.yaml", "without": "x"}]}, "without: got 'x', expected a list"),
+        ({"tasks": [{"config": "task.yaml", "overrides": [1]}]}, r"overrides: got \[1\], expected"),
+        (
+            {"tasks": [{"config": "task.yaml", "overrides": {"SEED": 1}}]},
+            "overrides: SEED is set for each run",
+        ),
+        (
+            {"tasks": [{"config": "task.yaml", "seconds_per_iteration": 0}]},
+            "seconds_per_iteration: got 0, expected seconds above 0",
+        ),
+        ({"tasks": [{"config": "task.yaml"}] * 2}, "two tasks are called task; give one another"),
+        (
+            {"tasks": [{"config": "task.yaml", "name": "../x"}]},
+            r"name: got '../x', expected a name",
+        ),
+        ({"name": "a b"}, "name: got 'a b', expected a name of letters"),
+        ({"trials": 0}, "trials: got 0, expected 1 to 100"),
+        ({"trials": True}, "trials: got True"),
+        ({"baseline": 3}, "baseline: got 3"),
+        ({"inits": ["x"]}, r"inits: got \['x'\], expected NAME: weights lines"),
+        ({"inits": {"mine": ""}}, "no weights; expected mine=FILE"),
+    ],
+)
+def test_a_wrong_suite_is_one_line(folder, changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        load_suite(write(folder, **changes))
+    assert "\n" not in str(error.value) and "suite.yaml" in str(error.value)
+
+
+def test_inits_of_the_command_line():
+    words = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
+    assert parse_inits(words) == {
+        "mine": "my.pth.tar",
+        "random": "random",
+        "r50": "weights/r50.pth",
+        "a.b": "x=y.pth",
+    }
+    for words, message in (
+        (["a=1", "a=2"], "a is given twice"),
+        (["x=random"], "the random initialization is called random"),
+        (["random=my.pth"], "the random initialization is called random"),
+        (["=my.pth"], "got '', expected a name"),
+        (["a/b=my.pth"], "got 'a/b', expected a name"),
+        (["mine.pth=my.pth"], "without a file's ending"),
+    ):
+        with pytest.raises(UserError, match=message):
+            parse_inits(words)
+
+
+def test_estimates_by_hand(folder):
+    spec = replace(runs(load_suite(write(folder)))[0], iterations=1000, gpus=2)
+    other = Measured("task", "detectron2", 2, 9.0)
+    assert estimate(spec, [other]).seconds is None and estimate(spec, [other]).source == "unknown"
+    own = [Measured("task", "embedded", 2, 1.0), Measured("task", "embedded", 2, 2.0)]
+    found = estimate(spec, [other, *own])
+    assert (found.seconds, found.source) == (1500.0, "measured, 2 runs")
+    assert found.hours(2) == pytest.approx(1500 * 2 / 3600)
+    assert found.hours(0) == pytest.approx(1500 / 3600)  # one CPU process
+    stated = replace(spec, seconds_per_iteration=0.36)
+    assert estimate(stated, [other]).hours(2) == pytest.approx(0.2)
+    assert estimate(stated, [other]).source == "stated"
+    assert estimate(stated, own).source == "measured, 2 runs"  # what was measured is better
+    assert estimate(replace(stated, iterations=0), own).seconds is None
+
+
+def test_options_reach_the_tasks(folder):
+    tasks = [
+        {"config": "task.yaml", "name": "a", "overrides": {"SOLVER.BASE_LR": 1}},
+        {"config": "task.yaml", "name": "p", "program": "linear", "seconds_per_iteration": 3},
+    ]
+    suite = load_suite(write(folder, tasks=tasks))
+    opts = option_pairs(suite.tasks, ["SOLVER.BASE_LR", "2", "DATA.ROOT=x"])
+    assert opts == {
+        "detection": [("SOLVER.BASE_LR", "2")],
+        "linear": [("SOLVER.BASE_LR", "2"), ("DATA.ROOT", "x")],
+    }
+    changed = with_options(suite, opts, {"": 0.5, "a": 0.25})
+    assert changed.tasks[0].overrides == (("SOLVER.BASE_LR", "1"), ("SOLVER.BASE_LR", "2"))
+    assert [task.seconds_of(0) for task in changed.tasks] == [0.25, 0.5]
+    assert [task.seconds_of(2) for task in suite.tasks] == [None, None]
+    assert [task.seconds_of(1) for task in suite.tasks] == [None, 3]  # of a group of its size
+    for words, message in (
+        (["SOLVER.BASELR", "1"], "unknown key SOLVER.BASELR"),
+        (["SEED", "1"], "SEED is set for each run"),
+        (["SOLVER.BASE_LR"], "'SOLVER.BASE_LR' has no value"),
+    ):
+        with pytest.raises(UserError, match=message):
+            option_pairs(suite.tasks, words)
+    with pytest.raises(UserError, match="c: no such task; choices are a, p"):
+        with_options(suite, {}, {"c": 1.0})
+
+
+def test_the_folder_of_the_data_sets_is_the_machines(folder, monkeypatch):
+    tasks = [{"config": "task.yaml", "overrides": {"DATASETS.VOC_DIR": "$DETECTRON2_DATASETS/x"}}]
+    [spec, *_] = runs(load_suite(write(folder, tasks=tasks)))
+    monkeypatch.setenv("DETECTRON2_DATASETS", "/here")
+    assert command_keys(spec) == ["DATASETS.VOC_DIR", "/here/x"]
+    monkeypatch.delenv("DETECTRON2_DATASETS")
+    assert command_keys(spec) == ["DATASETS.VOC_DIR", "datasets/x"]
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_every_suite_loads_and_expands(path):
+    suite = load_suite(path)
+    assert suite.name == path.stem and suite.title
+    engines = ["detectron2", "embedded"]
+    specs = expand(suite, INITS, None, engines, version="1", available=8)
+    assert len({spec.id for spec in specs}) == len(specs)
+    for task in suite.tasks:
+        assert option_pairs([task], [word for pair in task.overrides for word in pair])
+
+
+def test_there_is_a_suite_of_each_data_set_and_one_of_all():
+    names = {path.stem for path in SUITES}
+    assert names >= {"smoke", "voc", "coco", "lvis", "cityscapes", "imagenet", "inaturalist"}
+    single = {
+        (task.config, task.program)
+        for path in SUITES
+        if path.stem not in ("smoke", "paper")
+        for task in load_suite(path).tasks
+    }
+    paper = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
+    assert {(task.config, task.program) for task in paper.tasks} == single
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_trials_are_the_papers(path):
+    """As many as a number of its tables is the mean of; one where it does not say."""
+    suite = load_suite(path)
+    tables = {}
+    for table in load_paper()[1]:
+        for name in table.tasks:
+            stem = name if table.tested_on else name.rsplit("_resn", 1)[0]
+            tables.setdefault((stem, table.tested_on), []).append(table.trials or 1)
+    for task in suite.tasks:
+        tree = read_yaml(task.config)
+        tested_on = tree.get("DATASETS", {}).get("TEST", ())
+        key = (tree.get("TASK") or task.config.stem, tuple(names_in(tested_on)))
+        if suite.name != "smoke":
+            assert trials_of(suite, None)[task.name] == max(tables[key]), task.name
+
+
+def test_the_paper_suite_has_every_table():
+    """Each of the paper's tables that a task of this project has is fed by the suite ``paper``."""
+    suite = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
+    produced = set()
+    for task in suite.tasks:
+        tree = read_yaml(task.config)
+        if task.program == "detection":
+            produced.add((task.config.stem, tuple(names_in(tree["DATASETS"]["TEST"]))))
+        else:
+            produced.add((tree["TASK"], ()))
+    for table in load_paper()[1]:
+        for name in table.tasks:
+            stem = name if table.tested_on else name.rsplit("_resn", 1)[0]
+            assert (stem, table.tested_on) in produced, (table.cite, name)
+
+
+def names_in(value) -> list[str]:
+    """Names of datasets as the YAML files write them: a tuple in a text."""
+    return re.findall(r"[\w.]+", value) if isinstance(value, str) else list(value)

@@ -1,0 +1,157 @@
+"""The generated images: deterministic, valid as VOC data, boxes that fit the objects."""
+
+import hashlib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.suites import synthetic
+from moco.common.errors import UserError
+
+
+def digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    text = "".join(
+        f"{p.relative_to(folder)} {hashlib.sha256(p.read_bytes()).hexdigest()}\n" for p in files
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_classes_are_fixed_pairs():
+    assert len(set(synthetic.CLASSES)) == 8
+    assert synthetic.PAIRS[0] == ("disc", "checker") and synthetic.PAIRS[3] == ("star", "dots")
+    shapes, textures = zip(*synthetic.PAIRS, strict=True)
+    assert len(set(shapes)) == len(set(textures)) == 8
+
+
+def test_same_seed_same_bytes(tmp_path):
+    counts = ["--images=9", "--knn-train=8", "--knn-val=8", "--trainval=3", "--test=2"]
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        synthetic.main([str(tmp_path / name), *counts, f"--seed={seed}"])
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["knn", "images", "scenes"]
+    assert len(list((tmp_path / "a" / "images").iterdir())) == 9
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+
+
+def test_a_file_depends_on_its_number_only():
+    few = [synthetic.make_image(0, synthetic.IMAGES, i, i % 8) for i in range(3)]
+    assert np.array_equal(few[2], synthetic.make_image(0, synthetic.IMAGES, 2, 2))
+    assert not np.array_equal(few[2], synthetic.make_image(0, synthetic.KNN_VAL, 2, 2))
+
+
+def test_streams_and_splits_do_not_share_images(tmp_path):
+    synthetic.write_scenes(tmp_path / "scenes", 5, 5, seed=0)
+    images = [p.read_bytes() for p in (tmp_path / "scenes" / "JPEGImages").iterdir()]
+    assert len(set(images)) == 10
+
+
+@pytest.mark.parametrize("label", range(8), ids=synthetic.CLASSES)
+def test_box_is_the_tight_box_of_what_was_drawn(label):
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        canvas = np.full((160, 160, 3), -1000.0, dtype=np.float32)
+        center = np.array([80.0, 70.0], dtype=np.float32)
+        box = synthetic.draw_object(canvas, label, center, 60.0, rng)
+        # Every color is at least 0, so half-covered pixels are above the middle to -1000.
+        ys, xs = np.nonzero(canvas[..., 0] > -510)
+        drawn = (xs.min(), ys.min(), xs.max() + 1, ys.max() + 1)
+        assert np.abs(np.subtract(drawn, (box.x0, box.y0, box.x1, box.y1))).max() <= 1
+        assert (box.label, box.truncated) == (label, False)
+        assert 25 < box.x1 - box.x0 < 95 and 25 < box.y1 - box.y0 < 95
+
+
+def test_an_object_over_the_edge_is_marked_truncated():
+    canvas = np.zeros((160, 160, 3), dtype=np.float32)
+    center = np.array([10.0, 80.0], dtype=np.float32)
+    box = synthetic.draw_object(canvas, 1, center, 60.0, np.random.default_rng(0))
+    assert box.truncated and box.x0 == 0
+
+
+def test_voc_layout(tmp_path):
+    tmp_path = tmp_path / "scenes"
+    synthetic.write_scenes(tmp_path, trainval=12, test=7, seed=0)
+    splits = {
+        name: (tmp_path / "ImageSets" / "Main" / f"{name}.txt").read_text().split()
+        for name in ("trainval", "test")
+    }
+    assert {k: len(v) for k, v in splits.items()} == {"trainval": 12, "test": 7}
+    assert not set(splits["trainval"]) & set(splits["test"])
+    seen = set()
+    for name in splits["trainval"] + splits["test"]:
+        with Image.open(tmp_path / "JPEGImages" / f"{name}.jpg") as image:
+            assert (image.size, image.mode, image.format) == ((160, 160), "RGB", "JPEG")
+        root = ElementTree.parse(tmp_path / "Annotations" / f"{name}.xml").getroot()
+        assert root.findtext("filename") == f"{name}.jpg"
+        assert [root.findtext(f"size/{k}") for k in ("width", "height", "depth")] == [
+            "160",
+            "160",
+            "3",
+        ]
+        objects = root.findall("object")
+        assert 1 <= len(objects) <= 5
+        for node in objects:
+            seen.add(node.findtext("name"))
+            corners = [int(node.findtext(f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax")]
+            x0, y0, x1, y1 = corners
+            assert 1 <= x0 < x1 <= 160 and 1 <= y0 < y1 <= 160
+            assert node.findtext("difficult") == "0" and node.findtext("truncated") in ("0", "1")
+    assert seen <= set(synthetic.CLASSES) and len(seen) > 5
+
+
+def test_annotations_are_one_based_and_inclusive(tmp_path):
+    synthetic.write_scenes(tmp_path / "scenes", trainval=3, test=1, seed=0)
+    for index in range(3):
+        _, boxes = synthetic.make_scene(0, synthetic.SCENES_TRAIN, index)
+        path = tmp_path / "scenes" / "Annotations" / f"{index + 1:06d}.xml"
+        nodes = ElementTree.parse(path).getroot().findall("object")
+        assert [node.findtext("name") for node in nodes] == [
+            synthetic.CLASSES[box.label] for box in boxes
+        ]
+        for node, box in zip(nodes, boxes, strict=True):
+            corners = [int(node.findtext(f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax")]
+            assert corners == [box.x0 + 1, box.y0 + 1, box.x1, box.y1]
+
+
+def test_objects_hardly_overlap():
+    for index in range(20):
+        _, boxes = synthetic.make_scene(0, synthetic.SCENES_TRAIN, index)
+        for i, box in enumerate(boxes):
+            assert all(box.iou(other) <= synthetic.MAX_OVERLAP_IOU for other in boxes[:i])
+
+
+def test_color_says_nothing_about_the_class():
+    """Mean colors of two classes differ by less than the noise of the mean."""
+    means = np.array(
+        [
+            [synthetic.make_image(0, 0, 8 * i + c, c).mean(axis=(0, 1)) for i in range(60)]
+            for c in range(8)
+        ]
+    )  # (class, image, channel)
+    error = means.std(axis=1) / np.sqrt(60)
+    assert (np.abs(means.mean(axis=1) - means.mean(axis=(0, 1))) < 4 * error).all()
+
+
+def test_knn_folders_hold_every_class(tmp_path):
+    synthetic.write_knn(tmp_path / "knn", train=16, val=8, seed=0)
+    for split, each in (("train", 2), ("val", 1)):
+        folders = sorted((tmp_path / "knn" / split).iterdir())
+        assert [f.name for f in folders] == sorted(synthetic.CLASSES)
+        assert {len(list(f.iterdir())) for f in folders} == {each}
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic, "make_scene", fail)
+        with pytest.raises(RuntimeError):
+            synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)
+    assert not (tmp_path / "scenes").exists()
+    synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
+    with pytest.raises(UserError, match="exists already"):
+        synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)

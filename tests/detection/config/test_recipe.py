@@ -1,0 +1,477 @@
+"""Every config of a task is the paper's, and every key that leaves it is named."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from convert.contract import InputContract
+from detection.config.keys import NOT_PROTOCOL
+from detection.config.recipe import RecipeCheck, check, load_recipes
+from detection.config.task import default_task
+from moco.common.cfgnode import flatten, load_cfg, read_yaml
+from tests.oracles.official_yaml import NAMES, write_official
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted(
+    path
+    for folder in ("voc", "coco", "lvis", "cityscapes")
+    for path in (ROOT / "configs" / folder).glob("*.yaml")
+    if not path.name.startswith("Base-")
+)
+TASKS = [path for path in CONFIGS if not {"small", "quickstart"} & set(path.stem.split("_"))]
+OWN = [path for path in CONFIGS if path not in TASKS]
+RGB = {
+    "INPUT.FORMAT": "RGB",
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+}
+
+
+def contract(**changes: Any) -> InputContract:
+    values: dict[str, Any] = {
+        "pixel_mean": (123.675, 116.28, 103.53),
+        "pixel_std": (58.395, 57.12, 57.375),
+        "channel_order": "RGB",
+        "stride_in_1x1": False,
+        "depth": 50,
+        "stem": "imagenet",
+        "stem_out_channels": 64,
+        "res2_out_channels": 256,
+        "num_groups": 1,
+        "width_per_group": 64,
+        "source": "facebookresearch/moco",
+        "source_sha256": "0",
+        "encoder": "query",
+    }
+    return InputContract(**(values | changes))
+
+
+MSRA = contract(
+    pixel_mean=(103.53, 116.28, 123.675),
+    pixel_std=(1.0, 1.0, 1.0),
+    channel_order="BGR",
+    stride_in_1x1=True,
+    source="detectron2/MSRA",
+)
+
+
+def resolved(path: Path, **changes: Any) -> dict[str, Any]:
+    """Flat keys of a config with random weights; __ in a change stands for a dot."""
+    flat = flatten(default_task())
+    for key, value in flatten(read_yaml(path)).items():
+        # yacs reads tuples from text.
+        is_tuple = isinstance(value, str) and value.startswith("(")
+        flat[key] = ast.literal_eval(value) if is_tuple else value
+    flat |= {"MODEL.WEIGHTS": "random", **RGB}
+    return flat | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+# Another value is another model.
+MODEL_KEYS = {
+    "MODEL.META_ARCHITECTURE",
+    "MODEL.ROI_HEADS.NAME",
+    "MODEL.PROPOSAL_GENERATOR.NAME",
+    "MODEL.RESNETS.DEPTH",
+    "MODEL.RESNETS.NUM_GROUPS",
+}
+
+
+def identify(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def keys_of(result: RecipeCheck) -> list[str]:
+    return [line.split(":")[0] for line in result.deviations]
+
+
+VOC_24K = ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_the_configs_are_as_in_the_paper(path):
+    result = check(resolved(path), None)
+    assert result.deviations == ()
+    assert result.label == f"as in the paper ({result.recipe})"
+    # The header of the file names the same table or section.
+    header = " ".join(
+        line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
+    )
+    assert result.recipe.split(",")[0].lower() in header.lower()
+
+
+def test_every_recipe_has_its_config():
+    found = [check(resolved(path), None).recipe for path in TASKS]
+    assert sorted(found) == sorted(recipe.name for recipe in load_recipes())
+
+
+@pytest.mark.parametrize("path", OWN, ids=identify)
+def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
+    result = check(resolved(path), None)
+    assert result == RecipeCheck(None, "not a task of the paper", ())
+
+
+def test_there_are_small_configs():
+    assert OWN and TASKS
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"DATASETS__TRAIN": ("my_train",), "DATASETS__TEST": ("my_test",)},
+        {"MODEL__RESNETS__DEPTH": 18},
+        {"MODEL__RESNETS__DEPTH": 101},
+        {"MODEL__RESNETS__NUM_GROUPS": 32},
+        {"MODEL__ROI_HEADS__NAME": "CascadeROIHeads"},
+        {"MODEL__META_ARCHITECTURE": "RetinaNet"},
+        {
+            "MODEL__META_ARCHITECTURE": "RetinaNet",
+            "MODEL__BACKBONE__NAME": "build_retinanet_resnet_fpn_backbone",
+        },
+    ],
+)
+def test_other_data_and_other_networks(changes):
+    for path in (VOC_24K, FPN_1X):
+        assert check(resolved(path, **changes), None).label == "not a task of the paper"
+    assert check({}, None).recipe is None
+
+
+def other(value: Any) -> Any:
+    """A value of the same kind that is not this one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list | tuple):
+        return [*value, *value[-1:]] or [1]
+    if value is None:
+        return 0.0
+    return f"{value}X" if isinstance(value, str) else value + 3
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
+    cfg = resolved(path)
+    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    assert len(recipe.settings) > 40
+    for key in [*recipe.settings, *RGB]:
+        result = check(cfg | {key: other(cfg[key])}, None)
+        if key in MODEL_KEYS:
+            assert result.label == "not a task of the paper"
+            continue
+        assert keys_of(result) == [key], (key, result.deviations)
+        assert result.label == f"deviates from the paper ({recipe.name})"
+        line = result.deviations[0]
+        assert line.startswith(f"{key}: got ") and line.endswith(")"), line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_absent_keys_are_deviations_and_no_accident(path):
+    cfg = resolved(path)
+    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    for key in [*recipe.settings, *RGB]:
+        rest = {name: value for name, value in cfg.items() if name != key}
+        expected = [] if key == "MODEL.RESNETS.STEM" else [key]
+        result = check(rest, None)
+        assert keys_of(result) == expected
+        assert all(": got nothing, " in line for line in result.deviations)
+
+
+def test_every_citation_is_used():
+    tree = read_yaml(ROOT / "detection" / "config" / "recipes.yaml")
+    values = [value for group in tree["groups"].values() for value in group.values()]
+    values += [value for recipe in tree["recipes"] for value in recipe.get("values", {}).values()]
+    assert {source for _, source in values} == set(tree["sources"])
+    assert {name for recipe in tree["recipes"] for name in recipe["groups"]} == set(tree["groups"])
+
+
+# A key that no recipe of this task lists, at a value that is not Detectron2's default.
+NOT_LISTED = {
+    "MODEL.RPN.CONV_DIMS": [256, 256],
+    "MODEL.RPN.HEAD_NAME": "OtherRPNHead",
+    "MODEL.RPN.BOUNDARY_THRESH": 0,
+    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": True,
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": True,
+    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": True,
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
+    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.5,
+    "MODEL.LOAD_PROPOSALS": True,
+    "DATALOADER.REPEAT_SQRT": False,
+    "DATALOADER.ASPECT_RATIO_GROUPING": False,
+    "SOLVER.RESCALE_INTERVAL": True,
+    "FLOAT32_PRECISION": "medium",
+    "INPUT.SEM_SEG_CROP_SIZE": 513,
+}
+
+
+@pytest.mark.parametrize("key", [*NOT_LISTED, "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION"])
+def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key):
+    cfg = resolved(ROOT / "configs" / "coco" / "mask_rcnn_R_50_C4_1x.yaml")
+    default, value = cfg[key], NOT_LISTED.get(key, 28)
+    result = check(cfg | {key: value}, None)
+    owner = "this project's" if key.startswith("INPUT.SEM_SEG") else "Detectron2's"
+    got, expected = (list(v) if isinstance(v, tuple) else v for v in (value, default))
+    assert result.deviations == (
+        f"{key}: got {got!r}, expected {expected!r} ({owner} default; the paper is silent)",
+    )
+    assert result.label == "deviates from the paper (Table 5c)"
+    # Equal as a value, or not there: no deviation.
+    same = list(default) if isinstance(default, tuple) else default
+    assert check(cfg | {key: same}, contract()).deviations == ()
+    assert check({k: v for k, v in cfg.items() if k != key}, None).deviations == ()
+
+
+# How a run is watched, how fast it is, data of one's own.
+FREE = {
+    "TEST.EVAL_PERIOD",
+    "TEST.EXPECTED_RESULTS",
+    "VIS_PERIOD",
+    "VERSION",
+    "CUDNN_BENCHMARK",
+    "DATASETS.VOC_CLASSES",
+    "DATASETS.VOC_YEAR",
+}
+
+
+@pytest.mark.parametrize("path", TASKS, ids=identify)
+def test_every_key_is_compared_or_free(path):
+    cfg = resolved(path)
+    as_it_was = check(cfg, None)
+    silent = {
+        key
+        for key in flatten(default_task())
+        if key not in RGB and check(cfg | {key: other(cfg[key])}, None) == as_it_was
+    }
+    assert silent == {*NOT_PROTOCOL, *FREE} - set(RGB)
+
+
+def test_who_says_so():
+    cfg = resolved(VOC_24K, MODEL__BACKBONE__FREEZE_AT=2, MODEL__RPN__NMS_THRESH=0.5)
+    freeze, nms = check(cfg, None).deviations
+    assert freeze.startswith(
+        "MODEL.BACKBONE.FREEZE_AT: got 2, the paper has 0 (Sec. 4.2.1 and 4.2.2"
+    )
+    assert nms == (
+        "MODEL.RPN.NMS_THRESH: got 0.5, expected 0.7 (Detectron2 default: "
+        "detectron2/config/defaults.py; the paper is silent)"
+    )
+
+
+@pytest.mark.parametrize("name", ["SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N"])
+def test_every_synchronized_bn_is_the_papers(name):
+    cfg = resolved(FPN_1X, MODEL__RESNETS__NORM=name, MODEL__FPN__NORM=name)
+    assert check(cfg, None).label == "as in the paper (Table 5a)"
+
+
+def test_other_norms_are_not():
+    for name in ("BN", "FrozenBN", "GN"):
+        result = check(resolved(VOC_24K, MODEL__RESNETS__NORM=name), None)
+        assert keys_of(result) == ["MODEL.RESNETS.NORM"]
+        assert ("on one process that is the same" in result.deviations[0]) == (name == "BN")
+
+
+# Weights and input.
+
+
+def test_the_weights_decide_what_the_input_must_be():
+    cfg = resolved(VOC_24K, MODEL__WEIGHTS="moco.pth")
+    assert check(cfg, contract()).deviations == ()
+    result = check(cfg, MSRA)
+    assert keys_of(result) == list(RGB)
+    assert result.deviations[0] == (
+        "INPUT.FORMAT: got 'RGB', the weights need 'BGR' "
+        "(contract of the detectron2/MSRA checkpoint)"
+    )
+    assert check(cfg | {key: MSRA.d2_keys()[key] for key in RGB}, MSRA).deviations == ()
+    # Of a trained model nothing is known here.
+    bgr = cfg | {key: MSRA.d2_keys()[key] for key in RGB}
+    assert check(bgr | {"MODEL.WEIGHTS": "model_final.pth"}, None).deviations == ()
+    assert keys_of(check(bgr | {"MODEL.WEIGHTS": "random"}, None)) == list(RGB)
+
+
+def test_means_are_compared_within_rounding():
+    near = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+    assert check(resolved(VOC_24K, MODEL__PIXEL_MEAN=near), contract()).deviations == ()
+    far = [123.675, 116.28, 103.55]
+    result = check(resolved(VOC_24K, MODEL__PIXEL_MEAN=far), contract())
+    assert keys_of(result) == ["MODEL.PIXEL_MEAN"]
+
+
+def test_folded_batch_norm_is_wrong_where_it_is_trained():
+    folded = contract(source="detectron/MSRA (BN folded)")
+    (line,) = check(resolved(VOC_24K), folded).deviations
+    assert line.startswith("MODEL.WEIGHTS: got weights whose batch norm was folded")
+    frozen = ROOT / "configs" / "lvis" / "mask_rcnn_R_50_FPN_1x_frozen_bn.yaml"
+    assert check(resolved(frozen), folded).deviations == ()
+
+
+# The linear scaling rule.
+
+HALF = {
+    "SOLVER__IMS_PER_BATCH": 8,
+    "SOLVER__BASE_LR": 0.01,
+    "SOLVER__MAX_ITER": 48000,
+    "SOLVER__STEPS": (36000, 44000),
+}
+
+
+def test_half_the_batch_follows_the_rule_and_says_what_is_not_equivalent():
+    for warm_up, more in ((100, []), (200, ["SOLVER.WARMUP_ITERS"])):
+        cfg = resolved(VOC_24K, SOLVER__WARMUP_ITERS=warm_up, **HALF)
+        result = check(cfg, None)
+        assert result.recipe == "Table 2b"
+        assert set(keys_of(result)) == {*(k.replace("__", ".") for k in HALF), *more}
+        assert all("; follows the linear scaling rule" in line for line in result.deviations)
+        batch = next(line for line in result.deviations if "IMS_PER_BATCH" in line)
+        assert batch.endswith(
+            "but is not equivalent: BN statistics and gradients are averaged over fewer images "
+            "(8 instead of 16)"
+        )
+
+
+@pytest.mark.parametrize("key", [key for key in HALF if "BATCH" not in key])
+def test_half_of_the_rule_is_not_the_rule(key):
+    changes = {k: v for k, v in HALF.items() if k != key}
+    result = check(resolved(VOC_24K, **changes), None)
+    assert result.recipe == "Table 2b"
+    assert not any("linear scaling" in line for line in result.deviations)
+
+
+def test_half_the_batch_of_1x_is_not_2x():
+    cfg = resolved(
+        FPN_1X, **(HALF | {"SOLVER__MAX_ITER": 180000, "SOLVER__STEPS": (120000, 160000)})
+    )
+    assert check(cfg, None).recipe == "Table 5a"
+
+
+def test_a_larger_batch_and_frozen_bn():
+    frozen = ROOT / "configs" / "lvis" / "mask_rcnn_R_50_FPN_1x_frozen_bn.yaml"
+    cfg = resolved(
+        frozen,
+        SOLVER__IMS_PER_BATCH=64,
+        SOLVER__BASE_LR=0.08,
+        SOLVER__MAX_ITER=22500,
+        SOLVER__STEPS=(15000, 20000),
+        SOLVER__WARMUP_ITERS=250,
+    )
+    batch = next(line for line in check(cfg, None).deviations if "IMS_PER_BATCH" in line)
+    assert batch.endswith("the gradient is averaged over more images (64 instead of 16)")
+
+
+def test_a_longer_schedule_is_the_other_recipe():
+    cfg = resolved(FPN_1X, SOLVER__MAX_ITER=180000, SOLVER__STEPS=(120000, 160000))
+    assert check(cfg, None).label == "as in the paper (Table 5b)"
+
+
+# Files that are not this project's.
+
+
+def official(folder: Path, name: str, moco: bool) -> CfgNode:
+    file = f"{NAMES[name]}{'_moco' if moco else ''}.yaml"
+    return load_cfg(default_task(), write_official(folder) / file, [])
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("voc", "Table 2b"), ("coco", "Table 5d")])
+def test_the_official_files_are_as_in_the_paper(name, recipe, tmp_path):
+    label = f"as in the paper ({recipe})"
+    moco = check(official(tmp_path, name, moco=True), contract())
+    assert (moco.label, moco.deviations) == (label, ())
+    supervised = check(official(tmp_path, name, moco=False), MSRA)
+    assert (supervised.label, supervised.deviations) == (label, ())
+    # The mistake that users made: MoCo's weights under the supervised file.
+    mixed = check(official(tmp_path, name, moco=False), contract())
+    assert keys_of(mixed) == list(RGB)
+
+
+def test_a_record_of_it():
+    result = check(resolved(VOC_24K, SOLVER__BASE_LR=0.1), None)
+    assert result.to_dict() == {
+        "recipe": "Table 2b",
+        "label": "deviates from the paper (Table 2b)",
+        "deviations": list(result.deviations),
+    }
+
+
+def test_the_check_is_pure():
+    cfg = load_cfg(default_task(), VOC_24K, ["MODEL.WEIGHTS", "random"])
+    before = cfg.dump()
+    assert check(cfg, None) == check(cfg, None)
+    assert cfg.dump() == before
+
+
+# The data against Detectron2 itself.
+
+
+def test_what_is_called_a_default_is_one(detectron2):
+    from detectron2.config import get_cfg
+
+    defaults = flatten(get_cfg())
+    seen = set()
+    for recipe in load_recipes():
+        for key, setting in recipe.settings.items():
+            if setting.source.startswith("Detectron2 default:"):
+                assert _plain(defaults[key]) == setting.value, (recipe.name, key)
+                seen.add(key)
+    assert len(seen) > 50
+
+
+def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
+    from detectron2.config import get_cfg
+
+    folder = Path(detectron2.__file__).parent.parent
+    if not (folder / "configs" / "Base-RCNN-FPN.yaml").is_file():
+        folder = Path(detectron2.__file__).parent / "model_zoo"
+    if not (folder / "configs" / "Base-RCNN-FPN.yaml").is_file():
+        pytest.skip("this installation of Detectron2 has no configs")
+    seen = set()
+    for recipe in load_recipes():
+        for key, setting in recipe.settings.items():
+            if not setting.source.startswith("Detectron2: configs/"):
+                continue
+            file = setting.source.removeprefix("Detectron2: ").split(";")[0]
+            cfg = get_cfg()
+            cfg.merge_from_file(str(folder / file))
+            assert _plain(flatten(cfg)[key]) == setting.value, (recipe.name, key, file)
+            seen.add(file)
+    assert len(seen) == 5
+
+
+def test_what_is_cited_from_denseposes_files_is_there():
+    densepose = pytest.importorskip("densepose", reason="the DensePose project is not installed")
+    from densepose import add_densepose_config
+    from detectron2.config import get_cfg
+
+    folder = Path(densepose.__file__).parent.parent
+    if not (folder / "configs").is_dir():
+        pytest.skip("this installation of DensePose has no configs")
+    (recipe,) = [recipe for recipe in load_recipes() if "dense pose" in recipe.name]
+    files = set()
+    for key, setting in recipe.settings.items():
+        _, cites, file = setting.source.split(";")[0].partition("DensePose: ")
+        if not cites:
+            continue
+        cfg = get_cfg()
+        add_densepose_config(cfg)
+        cfg.merge_from_file(str(folder / file))
+        assert _plain(flatten(cfg)[key]) == setting.value, (key, file)
+        files.add(file)
+    assert len(files) == 2
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, all the way down."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_part_of_a_published_split_is_a_deviation():
+    flat = resolved(FPN_1X)
+    whole = {"coco_2017_train": 118287, "coco_2017_val": 5000}
+    assert check(flat, None, whole).deviations == ()
+    part = check(flat, None, whole | {"coco_2017_train": 100})
+    assert part.label == "deviates from the paper (Table 5a)"
+    (line,) = part.deviations
+    assert line == "coco_2017_train: got 100 images, the published split has 118287"
+    assert check(flat, None, {"of_ones_own": 3}).deviations == ()

@@ -1,0 +1,447 @@
+"""Tasks: Detectron2's names and values, one YAML for both engines, errors before training."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from detection.config.keys import DETECTRON2_ONLY, HONOURED
+from detection.config.task import (
+    add_transfer_config,
+    default_task,
+    load_task,
+    protocol_sha256,
+    resolved_config,
+)
+from detection.embedded.supported import check_supported
+from moco.common.cfgnode import flatten, load_cfg, read_yaml
+from moco.common.errors import DataError, UserError
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
+
+ROOT = Path(__file__).resolve().parents[3]
+LEAVES = [
+    path
+    for folder in ("voc", "coco", "lvis", "cityscapes")
+    for path in sorted((ROOT / "configs" / folder).glob("*.yaml"))
+]
+C4_ON_VOC = [path for path in LEAVES if path.parent.name == "voc" and "_C4_" in path.name]
+OTHERS = [path for path in LEAVES if path not in C4_ON_VOC and "quickstart" not in path.name]
+
+
+def protocol(task):
+    return protocol_sha256(resolved_config(task))
+
+
+@pytest.fixture
+def load(small_config, voc_folder, tmp_path):
+    """``load_task`` on the small task with random weights and a folder of one's own."""
+
+    def call(*opts: object, engine: str = "embedded", config: str = small_config, **kwargs):
+        base = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+        base += ["OUTPUT_DIR", str(tmp_path / "out"), "MODEL.DEVICE", "cpu"]
+        return load_task(config, [*base, *map(str, opts)], engine, **kwargs)
+
+    return call
+
+
+def test_keys_and_defaults_are_detectron2s(detectron2):
+    """Every key of get_cfg() is either honored or listed; no key of ours is missing there."""
+    from detectron2.config import get_cfg
+
+    theirs = flatten(get_cfg())
+    ours = flatten(default_task())
+    for key, value in theirs.items():
+        assert key in ours, key
+        assert (ours[key], type(ours[key])) == (value, type(value)), key
+    cfg = get_cfg()
+    add_transfer_config(cfg)
+    assert set(flatten(cfg)) == set(ours)
+    assert not set(DETECTRON2_ONLY) & set(HONOURED)
+
+
+def test_defaults_are_not_shared():
+    changed = default_task()
+    changed.MODEL.PIXEL_MEAN[0] = 1.0
+    changed.DATASETS.VOC_CLASSES.append("x")
+    assert default_task().MODEL.PIXEL_MEAN[0] == 103.53
+    assert list(default_task().DATASETS.VOC_CLASSES) == []
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=lambda path: path.stem)
+def test_shipped_files_name_no_weights_and_no_normalization(path):
+    flat = flatten(read_yaml(path))
+    forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
+    assert not forbidden & set(flat)
+    assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
+    frozen = "frozen_bn" in path.name
+    assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
+    assert flat["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "naiveSyncBN")
+    header = path.read_text().split("\n_BASE_")[0]
+    assert re.search("Table|ppendix A", header) or "Not in the paper" in header
+    assert f"--config-file {path.relative_to(ROOT)}" in header
+
+
+def test_the_papers_schedules():
+    """Table 2b: 24k iterations, steps 18k and 22k, batch 16; Table 4: 9k at the same fractions."""
+    long = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml"))
+    short = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_9k.yaml"))
+    assert (long["SOLVER.MAX_ITER"], long["SOLVER.STEPS"]) == (24000, "(18000, 22000)")
+    assert (short["SOLVER.MAX_ITER"], short["SOLVER.STEPS"]) == (9000, "(6750, 8250)")
+    assert long["DATASETS.TRAIN"] == '("voc_2007_trainval", "voc_2012_trainval")'
+    assert short["DATASETS.TRAIN"] == '("voc_2007_trainval",)'
+    for flat in (long, short):
+        assert (flat["SOLVER.IMS_PER_BATCH"], flat["SOLVER.BASE_LR"]) == (16, 0.02)
+        assert flat["INPUT.MIN_SIZE_TEST"] == 800
+        assert flat["DATASETS.TEST"] == '("voc_2007_test",)'
+    differing = {key for key in long if long[key] != short.get(key)}
+    assert differing == {"DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER"}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+@pytest.mark.parametrize("path", C4_ON_VOC, ids=lambda path: path.stem)
+def test_shipped_files_load_in_both_engines(path, engine, load, request):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+        if "R_10" in path.name:
+            with pytest.raises(UserError, match="use --engine embedded"):
+                load(engine=engine, config=str(path))
+            return
+    loaded = load(engine=engine, config=str(path))
+    assert loaded.name == path.stem
+    assert loaded.cfg.is_frozen()
+    assert loaded.cfg.MODEL.ROI_HEADS.NUM_CLASSES == 3
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_embedded_engine_has_every_task_but_densepose(path, load):
+    """What it lacks is one line with the first key, before weights or data are touched."""
+    if "densepose" in path.name:
+        with pytest.raises(UserError, match=r"^MODEL.DENSEPOSE_ON.*embedded engine .*detectron2"):
+            load(config=str(path))
+        return
+    cfg = load_cfg(default_task(), path, [])
+    check_supported(cfg)
+    cfg.merge_from_list(["MODEL.RESNETS.DEFORM_ON_PER_STAGE", [False, False, True, True]])
+    with pytest.raises(UserError, match=r"DEFORM_ON_PER_STAGE .*embedded engine .*detectron2"):
+        check_supported(cfg)
+
+
+def test_both_engines_resolve_alike(load, detectron2):
+    """The same keys and values, and one protocol hash."""
+    ours, theirs = load("SEED", 1), load("SEED", 1, engine="detectron2")
+    assert flatten(ours.cfg) == flatten(theirs.cfg)
+    assert protocol(ours) == protocol(theirs)
+
+
+def test_protocol_hash_is_of_the_experiment_only(load, tmp_path):
+    same = protocol(load("SEED", 1))
+    assert protocol(load("SEED", 2, "OUTPUT_DIR", tmp_path / "b")) == same
+    assert protocol(load("INPUT.FORMAT", "BGR", "DATALOADER.NUM_WORKERS", 3)) == same
+    assert protocol(load("SOLVER.BASE_LR", 0.02)) != same
+    assert protocol(load("TEST.PRECISE_BN.ENABLED", False)) != same
+
+
+@pytest.mark.parametrize(("seed", "is_same"), [(0, True), (1, False)])
+def test_protocol_hash_knows_the_data_by_content(load, voc_folder, tmp_path, seed, is_same):
+    """A copy elsewhere is the same dataset; other annotations under the same name are not."""
+    other = write_voc(tmp_path / voc_folder.name, {"trainval": 6, "test": 3}, seed=seed)
+    here, there = load("SEED", 1), load("SEED", 1, "DATASETS.VOC_DIR", other)
+    assert here.test.name == there.test.name
+    assert (protocol(here) == protocol(there)) == is_same
+
+
+def test_random_gets_torchvisions_convention(load):
+    cfg = load().cfg
+    assert cfg.INPUT.FORMAT == "RGB"
+    assert list(cfg.MODEL.PIXEL_MEAN) == [123.675, 116.28, 103.53]
+    assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
+    assert cfg.MODEL.RESNETS.STRIDE_IN_1X1 is False
+    bgr = load("INPUT.FORMAT", "BGR").cfg
+    assert list(bgr.MODEL.PIXEL_MEAN) == [103.53, 116.28, 123.675]
+    assert list(load("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]").cfg.MODEL.PIXEL_STD) == [1, 1, 1]
+
+
+def test_the_contract_is_applied(load, r18_file):
+    loaded = load("MODEL.WEIGHTS", r18_file)
+    assert loaded.init == "r18"
+    assert loaded.weights is not None
+    flat = flatten(loaded.cfg)
+    for key, value in loaded.weights.contract.d2_keys().items():
+        assert flat[key] == value, key
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "theirs"),
+    [
+        ("INPUT.FORMAT", "BGR", "'RGB'"),
+        ("MODEL.PIXEL_MEAN", "[103.53, 116.28, 123.675]", r"\[123.675"),
+        ("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]", r"\[58.395"),
+        ("MODEL.RESNETS.STRIDE_IN_1X1", "True", "False"),
+        ("MODEL.RESNETS.DEPTH", "34", "18"),
+        ("MODEL.RESNETS.STEM", "cifar", "'imagenet'"),
+    ],
+)
+def test_contradictions_name_both_sides(key, value, theirs, load, r18_file):
+    with pytest.raises(UserError, match=rf"{key}: you set .*need {theirs}"):
+        load("MODEL.WEIGHTS", r18_file, key, value)
+
+
+def test_a_contradiction_of_the_task_file_is_not_called_the_users(load, r18_file, tmp_path):
+    path = tmp_path / "bgr.yaml"
+    path.write_text(
+        f"_BASE_: {ROOT}/configs/voc/faster_rcnn_R_18_C4_small.yaml\nINPUT: {{FORMAT: BGR}}\n"
+    )
+    with pytest.raises(UserError, match=r"INPUT.FORMAT: the task file sets 'BGR', .*need 'RGB'"):
+        load("MODEL.WEIGHTS", r18_file, config=str(path))
+
+
+def test_weights_of_another_architecture_are_refused(load, r18_file):
+    config = str(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml")
+    fits = r"ResNet-50, but .* ResNet-18; .*configs/voc/faster_rcnn_R_18_C4_small\.yaml$"
+    with pytest.raises(UserError, match=f"MODEL.RESNETS.DEPTH: .*{fits}"):
+        load("MODEL.WEIGHTS", r18_file, config=config)
+    with pytest.raises(UserError, match=r"MODEL.RESNETS.DEPTH: you set 50, but .* need 18"):
+        load("MODEL.WEIGHTS", r18_file, "MODEL.RESNETS.DEPTH", 50, config=config)
+
+
+ERRORS = {
+    "unknown key": (["SOLVER.BASE_LRR", 1], "unknown key SOLVER.BASE_LRR; .*SOLVER.BASE_LR"),
+    "type": (["SOLVER.MAX_ITER", "many"], "SOLVER.MAX_ITER expects int"),
+    "no value": (["SOLVER.MAX_ITER"], "has no value"),
+    "steps": (["SOLVER.MAX_ITER", 100], r"SOLVER.STEPS: got \(225, 275\), .*MAX_ITER 100"),
+    "falling steps": (["SOLVER.STEPS", "(20, 10)"], "SOLVER.STEPS: got"),
+    "no iterations": (["SOLVER.MAX_ITER", 0], "SOLVER.MAX_ITER: got 0, expected at least 1"),
+    "no learning": (["SOLVER.BASE_LR", 0], "SOLVER.BASE_LR: got 0.0, expected more than 0"),
+    "nan": (["SOLVER.BASE_LR", "nan"], "SOLVER.BASE_LR: got nan"),
+    "no period": (["SOLVER.CHECKPOINT_PERIOD", 0], "CHECKPOINT_PERIOD: got 0"),
+    "format": (["INPUT.FORMAT", "GRB"], "INPUT.FORMAT.*RGB"),
+    "mean": (["MODEL.PIXEL_MEAN", "[1.0, 2.0]"], "MODEL.PIXEL_MEAN: got"),
+    "infinite mean": (["MODEL.PIXEL_MEAN", "[1.0, 2.0, 1e400]"], "MODEL.PIXEL_MEAN: got"),
+    "zero std": (["MODEL.PIXEL_STD", "[1.0, 0.0, 1.0]"], r"MODEL.PIXEL_STD: got \[1.0, 0.0, 1.0\]"),
+    "no size": (["INPUT.MIN_SIZE_TRAIN", "()"], r"INPUT.MIN_SIZE_TRAIN: got \(\)"),
+    "size 0": (["INPUT.MIN_SIZE_TRAIN", "(0,)"], r"INPUT.MIN_SIZE_TRAIN: got \(0,\)"),
+    "one size of a range": (
+        ["INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"],
+        "INPUT.MIN_SIZE_TRAIN: got .*MIN_SIZE_TRAIN_SAMPLING is range",
+    ),
+    "largest size": (["INPUT.MAX_SIZE_TEST", 0], "INPUT.MAX_SIZE_TEST: got 0"),
+    "device": (["MODEL.DEVICE", "gpu"], "MODEL.DEVICE: got 'gpu', choices are cuda"),
+    "classes": (["MODEL.ROI_HEADS.NUM_CLASSES", 20], "NUM_CLASSES: got 20, but .* has 3 classes"),
+    "train": (["DATASETS.TRAIN", "('shapes_all',)"], "shapes_all is not in .*shapes_trainval"),
+    "year": (["DATASETS.VOC_YEAR", 2010], "VOC_YEAR: got 2010, choices are 2007, 2012"),
+    "no folder": (["DATASETS.VOC_DIR", "/nowhere"], "VOC_DIR /nowhere: expected .*Annotations"),
+    "no weights": (["MODEL.WEIGHTS", ""], "MODEL.WEIGHTS is empty; .*random"),
+    "missing": (["MODEL.WEIGHTS", "moco.pth"], "MODEL.WEIGHTS moco.pth: no such file"),
+    "seed": (["SEED", 2**31], "SEED: got 2147483648, expected less"),
+    "class order": (["DATASETS.VOC_CLASSES", "['blue', 'red']"], "unknown class 'green'"),
+}
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_one_line_and_the_same_in_both_engines(case, engine, load, request):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    opts, message = ERRORS[case]
+    with pytest.raises(UserError, match=message) as caught:
+        load(*opts, engine=engine)
+    assert "\n" not in str(caught.value)
+
+
+def test_cuda_without_a_gpu(load, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"set MODEL\.DEVICE cpu"):
+        load("MODEL.DEVICE", "cuda")
+
+
+def test_the_device_is_found_if_not_set(small_config, voc_folder, monkeypatch):
+    import torch
+
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    for available, device in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
+        assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_several_processes_without_a_gpu_ask_for_the_cpu(
+    engine, small_config, voc_folder, monkeypatch, request
+):
+    import torch
+
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    with pytest.raises(UserError, match=r"2 processes .*--num-gpus.*MODEL\.DEVICE cpu"):
+        load_task(small_config, opts, engine, num_processes=2)
+    explicit = load_task(small_config, [*opts, "MODEL.DEVICE", "cpu"], engine, num_processes=2)
+    assert explicit.cfg.MODEL.DEVICE == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.META_ARCHITECTURE", "RetinaNet"),
+        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
+        ("MODEL.RESNETS.NORM", "GN"),
+        ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR"),
+        ("MODEL.RESNETS.RES5_DILATION", "4"),
+    ],
+)
+def test_known_keys_that_the_embedded_engine_cannot_honor(key, value, load):
+    with pytest.raises(UserError, match=f"{key}.*--engine detectron2"):
+        load(key, value)
+
+
+@pytest.mark.parametrize(
+    ("opts", "message"),
+    [
+        (["MODEL.RESNETS.STEM", "5x5"], "choices are imagenet, cifar, stride2"),
+        (["MODEL.RESNETS.DEPTH", 20], "choices are 10, 18, 34, 50, 101, 152"),
+        (["MODEL.RESNETS.RES2_OUT_CHANNELS", 32], "RES2_OUT_CHANNELS 32: .*set it to 64"),
+        (["MODEL.ROI_HEADS.NAME", "Res5ROIHeads"], "use Res5ROIHeadsExtraNorm"),
+        (["MODEL.ROI_HEADS.NAME", "Res6ROIHeads"], "choices are .*Res5ROIHeadsExtraNorm"),
+        (["MODEL.RESNETS.NORM", "SycnBN"], "MODEL.RESNETS.NORM: got 'SycnBN', choices"),
+        (["MODEL.META_ARCHITECTURE", "RCNN"], "choices are .*GeneralizedRCNN"),
+    ],
+)
+def test_what_detectron2_cannot_build(opts, message, load, detectron2):
+    with pytest.raises(UserError, match=message):
+        load(*opts, engine="detectron2")
+
+
+def test_a_seed_is_drawn_and_recorded(load):
+    drawn = load()
+    assert drawn.cfg.SEED >= 0
+    assert any(str(drawn.cfg.SEED) in note for note in drawn.notes)
+    assert load("SEED", 5).cfg.SEED == 5
+    assert load().cfg.SEED != drawn.cfg.SEED
+
+
+PLAIN_BN = "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN"
+
+
+def test_resuming_keeps_the_drawn_seed_and_notes_changes(load, tmp_path):
+    first = load()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text(first.cfg.dump())
+    again = load(resume=True)
+    assert again.cfg.SEED == first.cfg.SEED
+    assert again.notes == (PLAIN_BN,)
+    changed = load("TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
+    changes = "resumed with other values of TEST.DETECTIONS_PER_IMAGE"
+    assert set(changed.notes) == {PLAIN_BN, changes}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("BASE_LR", 0.5), ("IMS_PER_BATCH", 2), ("STEPS", (9,)), ("GAMMA", 0.5)]
+)
+def test_what_a_checkpoint_would_overrule_cannot_change(key, value, load, tmp_path):
+    """It restores the optimizer's rates: the record would name a rate that was never used."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text(load("SEED", 1).cfg.dump())
+    with pytest.raises(UserError, match=rf"^--resume: SOLVER\.{key} is .* was begun with"):
+        load(f"SOLVER.{key}", value, resume=True)
+    notes = load("SOLVER.MAX_ITER", 400, resume=True).notes
+    assert any(note.startswith("resumed with") for note in notes)
+
+
+def as_json(cfg) -> str:
+    return json.dumps(flatten(cfg), sort_keys=True)
+
+
+def test_a_resolved_config_loads_again(load, tmp_path, detectron2):
+    """config.yaml of either engine is a task for either engine, with the same result."""
+    first = load("SEED", 3)
+    path = tmp_path / "config.yaml"
+    for engine in ("embedded", "detectron2"):
+        path.write_text(load("SEED", 3, engine=engine).cfg.dump())
+        for reader in ("embedded", "detectron2"):
+            again = load_task(str(path), [], reader)
+            # Through JSON, because YAML has no tuples inside tuples.
+            assert as_json(again.cfg) == as_json(first.cfg)
+
+
+def test_splits_of_a_folder(load, tmp_path):
+    """trainval and test; without test train and val, never trainval with val inside it."""
+    assert load().cfg.DATASETS.TRAIN == ("shapes_trainval",)
+    assert load().cfg.DATASETS.TEST == ("shapes_test",)
+    root = write_voc(tmp_path / "own", {"train": 2, "val": 2, "trainval": 1})
+    cfg = load("DATASETS.VOC_DIR", root).cfg
+    assert (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST) == (("own_train",), ("own_val",))
+    chosen = load("DATASETS.VOC_DIR", root, "DATASETS.TRAIN", "('own_val',)")
+    assert chosen.cfg.DATASETS.TRAIN == ("own_val",)
+    assert chosen.notes[-1] == "2 of 2 test images are also trained on"
+    only = write_voc(tmp_path / "only", {"val": 2})
+    with pytest.raises(DataError, match="ImageSets/Main has val; expected trainval or train"):
+        load("DATASETS.VOC_DIR", only)
+
+
+def test_a_builtin_data_set_that_is_not_there(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    with pytest.raises(DataError, match=r"voc_2007_trainval: .*\$DETECTRON2_DATASETS"):
+        load_task(small_config, ["MODEL.WEIGHTS", "random"], "embedded")
+
+
+def test_classes_of_a_builtin_data_set(small_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_voc(tmp_path / "VOC2007", {"trainval": 2, "test": 1}, names=VOC_NAMES)
+    opts = ["MODEL.WEIGHTS", "random", "SEED", "1"]
+    assert load_task(small_config, opts, "embedded").cfg.MODEL.ROI_HEADS.NUM_CLASSES == 20
+    with pytest.raises(UserError, match="NUM_CLASSES: got 3, but voc_2007_test has 20"):
+        load_task(small_config, [*opts, "MODEL.ROI_HEADS.NUM_CLASSES", "3"], "embedded")
+
+
+def test_no_objects_to_learn_from(load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
+    for path in (root / "Annotations").glob("000000.xml"):
+        text = path.read_text()
+        path.write_text(text[: text.index("<object>")] + "</annotation>")
+    with pytest.raises(DataError, match="no annotated objects in the training split"):
+        load("DATASETS.VOC_DIR", root)
+
+
+def without(root: Path, split: str, name: str) -> None:
+    """Remove the objects of a class from a split."""
+    for image_id in (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split():
+        path = root / "Annotations" / f"{image_id}.xml"
+        objects = re.findall(r"<object>.*?</object>", path.read_text())
+        kept = "".join(text for text in objects if f"<name>{name}<" not in text)
+        path.write_text(re.sub(r"<object>.*</object>", kept, path.read_text()))
+
+
+@pytest.mark.parametrize("year", [2007, 2012])
+def test_classes_without_an_object_are_said_before_training(year, load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 4, "test": 4})
+    assert not any("no object" in note for note in load("DATASETS.VOC_DIR", root).notes)
+    root = write_voc(tmp_path / "less", {"train": 4, "test": 4})
+    without(root, "train", "red")
+    without(root, "test", "blue")
+    task = load("DATASETS.VOC_DIR", root, "DATASETS.VOC_YEAR", year)
+    learned, measured = (note for note in task.notes if "no object" in note)
+    assert "train" in learned and "red" in learned
+    assert "less_test" in measured and "blue" in measured and "bbox/AP_detectron2" in measured
+
+
+def test_no_objects_to_measure(load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 1, "test": 1})
+    for name in ("red", "green", "blue"):
+        without(root, "test", name)
+    with pytest.raises(DataError, match=r"own_test.*test split"):
+        load("DATASETS.VOC_DIR", root)
+
+
+def test_malicious_yaml(load, tmp_path):
+    path = tmp_path / "task.yaml"
+    marker = tmp_path / "ran"
+    path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.system ['touch {marker}']\n")
+    with pytest.raises(UserError, match=r"!!python/object/apply:os\.system"):
+        load(config=str(path))
+    path.write_text("_BASE_: https://example.com/base.yaml\n")
+    with pytest.raises(UserError, match="remote"):
+        load(config=str(path))
+    assert not marker.exists()

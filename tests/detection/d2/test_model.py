@@ -1,0 +1,222 @@
+"""The plugin's parts on the real Detectron2: head, norms, weights, datasets, evaluator."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from convert.verify import read_converted
+from detection.config.task import load_task
+from detection.embedded.build import build_model as build_embedded
+from detection.engine.weights import load_converted
+from moco.common.files import load_torch
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+
+@pytest.fixture
+def load(small_config, small_options, tmp_path):
+    def call(*opts: object, engine: str = "detectron2", weights: object = "random"):
+        base = [*small_options, "MODEL.WEIGHTS", str(weights), "OUTPUT_DIR", str(tmp_path / "out")]
+        return load_task(small_config, [*base, *map(str, opts)], engine).cfg
+
+    return call
+
+
+NARROW_R50 = [
+    "MODEL.RESNETS.DEPTH", 50,
+    "MODEL.RESNETS.STEM_OUT_CHANNELS", 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS", 32,
+    "MODEL.RESNETS.WIDTH_PER_GROUP", 8,
+]  # fmt: skip
+
+
+def build(cfg):
+    from detectron2.modeling import build_model
+
+    from detection.d2 import with_process_norms
+
+    torch.manual_seed(cfg.SEED)
+    return build_model(with_process_norms(cfg, 1))
+
+
+@pytest.mark.parametrize("shape", [[], NARROW_R50], ids=["R18", "R50"])
+def test_both_engines_build_the_same_detector_from_the_same_seed(shape, load):
+    """Names, shapes and random values: checkpoints pass in both directions."""
+    theirs = build(load(*shape)).state_dict()
+    torch.manual_seed(7)
+    ours = build_embedded(load(*shape, engine="embedded")).state_dict()
+    assert set(theirs) == set(ours)
+    for name, value in theirs.items():
+        assert torch.equal(value, ours[name]), name
+    assert "roi_heads.res5.norm.running_var" in theirs
+
+
+def test_the_extra_norm_is_the_official_one(load):
+    """As facebookresearch/moco's class: Detectron2's res5 and a norm over its map, then pooling."""
+    from detectron2.modeling.roi_heads import Res5ROIHeads
+
+    heads = build(load(*NARROW_R50)).roi_heads
+    assert isinstance(heads, Res5ROIHeads)
+    assert [name for name, _ in heads.res5.named_children()] == ["0", "1", "2", "norm"]
+    assert isinstance(heads.res5.norm, torch.nn.BatchNorm2d)
+    assert heads.res5.norm.num_features == 256
+    maps = torch.randn(2, 128, 6, 6)
+    heads.eval()
+    heads.res5.norm.running_mean.fill_(3.0)
+    expected = heads.res5.norm(heads.res5[2](heads.res5[1](heads.res5[0](maps))))
+    assert torch.equal(heads.res5(maps), expected)
+    assert expected.shape == (2, 256, 3, 3)
+
+
+def test_r18_gets_basic_blocks(load):
+    heads = build(load()).roi_heads
+    assert [type(block).__name__ for block in heads.res5] == [
+        "BasicBlock",
+        "BasicBlock",
+        "BatchNorm2d",
+    ]
+    assert heads.box_predictor.cls_score.in_features == 512
+
+
+def test_norms_fit_the_processes(load):
+    from detection.d2 import with_process_norms
+
+    naive = load()
+    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"
+    assert with_process_norms(naive, 1).MODEL.RESNETS.NORM == "BN"
+    assert with_process_norms(naive, 2).MODEL.RESNETS.NORM == "naiveSyncBN"
+    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"  # the task stays what it is
+    torchs = load("MODEL.RESNETS.NORM", "SyncBN", "MODEL.FPN.NORM", "SyncBN")
+    several = with_process_norms(torchs, 2)
+    assert (several.MODEL.RESNETS.NORM, several.MODEL.FPN.NORM) == ("naiveSyncBN", "naiveSyncBN")
+    frozen = load("MODEL.RESNETS.NORM", "FrozenBN")
+    assert with_process_norms(frozen, 1).MODEL.RESNETS.NORM == "FrozenBN"
+
+
+def test_nothing_is_frozen_and_every_parameter_learns(load):
+    from detectron2.data import DatasetCatalog, build_detection_train_loader
+    from detectron2.utils.events import EventStorage
+
+    from detection.d2.data import register
+
+    cfg = load("SOLVER.IMS_PER_BATCH", 4, "DATALOADER.NUM_WORKERS", 0)
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    assert len(DatasetCatalog.get("shapes_trainval")) == 6
+    model = build(cfg).train()
+    with EventStorage():
+        losses = model(next(iter(build_detection_train_loader(cfg))))
+    assert set(losses) == {"loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"}
+    sum(losses.values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad, name
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all(), name
+    stem = model.backbone.stem.conv1
+    assert stem.weight.grad.abs().sum() > 0
+    assert stem.norm.weight.grad.abs().sum() > 0
+
+
+def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path):
+    """Its name-matching heuristics put every tensor where our direct names do."""
+    from detectron2.checkpoint import DetectionCheckpointer
+
+    cfg = load(weights=r18_file)
+    theirs, ours = build(cfg), build(cfg)
+    DetectionCheckpointer(theirs, str(tmp_path)).load(str(r18_file))
+    load_converted(ours, read_converted(r18_file).model)
+    expected = ours.state_dict()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_users_own_train_net_can_use_the_plugin(r18_file, voc_folder):
+    """The README's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
+    from detectron2.checkpoint import DetectionCheckpointer
+    from detectron2.config import get_cfg
+    from detectron2.data import DatasetCatalog
+    from detectron2.modeling import build_model
+
+    from detection.d2 import add_transfer_config, apply_weights, register
+
+    cfg = get_cfg()
+    add_transfer_config(cfg)
+    cfg.merge_from_file("configs/voc/faster_rcnn_R_18_C4_small.yaml", allow_unsafe=False)
+    cfg.merge_from_list(["MODEL.WEIGHTS", str(r18_file), "MODEL.DEVICE", "cpu"])
+    cfg.DATASETS.VOC_DIR, cfg.DATASETS.TRAIN = str(voc_folder), ("shapes_trainval",)
+    assert cfg.INPUT.FORMAT == "BGR" and cfg.MODEL.RESNETS.STRIDE_IN_1X1  # Detectron2's defaults
+    apply_weights(cfg)
+    assert cfg.INPUT.FORMAT == "RGB" and not cfg.MODEL.RESNETS.STRIDE_IN_1X1
+    assert cfg.MODEL.PIXEL_STD == [58.395, 57.12, 57.375]
+    register(cfg, cfg.DATASETS.TRAIN)
+    assert len(DatasetCatalog.get("shapes_trainval")) == 6
+    cfg.MODEL.RESNETS.NORM = "BN"
+    model = build_model(cfg)
+    DetectionCheckpointer(model).load(cfg.MODEL.WEIGHTS)
+    stored = load_torch(r18_file)["model"]["res4.1.conv2.weight"]
+    assert torch.equal(model.backbone.res4[1].conv2.weight, stored)
+
+
+def test_registered_folders_carry_their_metadata(load, voc_folder):
+    from detectron2.data import MetadataCatalog
+
+    from detection.d2.data import register
+
+    cfg = load()
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))  # a second run in the same process
+    meta = MetadataCatalog.get("shapes_test")
+    assert (meta.evaluator_type, meta.year, meta.split) == ("pascal_voc", 2007, "test")
+    assert meta.thing_classes == ["blue", "green", "red"]
+    assert meta.dirname == str(voc_folder)
+
+
+def test_a_name_of_detectron2_is_read_by_us(load, tmp_path, monkeypatch):
+    """One image, which Detectron2 lists with numpy.loadtxt, would be a scalar there."""
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+
+    from detection.d2.data import register
+
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_voc(tmp_path / "VOC2007", {"train": 2, "val": 1}, names=VOC_NAMES)
+    cfg = load("DATASETS.VOC_DIR", "", "DATASETS.TRAIN", "('voc_2007_train',)",
+               "DATASETS.TEST", "('voc_2007_val',)", "MODEL.ROI_HEADS.NUM_CLASSES", 20)  # fmt: skip
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    (record,) = DatasetCatalog.get("voc_2007_val")
+    assert record["image_id"] == "000002" and record["annotations"]
+    meta = MetadataCatalog.get("voc_2007_val")
+    assert meta.evaluator_type == "pascal_voc" and meta.thing_classes[14] == "person"
+
+
+def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
+    """The same dictionary as PascalVOCDetectionEvaluator's, plus classes and a file."""
+    from detectron2.evaluation import PascalVOCDetectionEvaluator
+    from detectron2.structures import Boxes, Instances
+
+    from detection.d2.data import build_evaluator, register
+    from detection.datasets import read_split
+
+    cfg = load()
+    register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    ours, theirs = build_evaluator(cfg, "shapes_test"), PascalVOCDetectionEvaluator("shapes_test")
+    rng = np.random.default_rng(0)
+    for evaluator in (ours, theirs):
+        evaluator.reset()
+    for record in read_split("shapes_test", cfg).records:
+        boxes = np.array([a["bbox"] for a in record["annotations"]] * 2)
+        boxes += rng.normal(0, 2, boxes.shape)
+        instances = Instances((record["height"], record["width"]))
+        instances.pred_boxes = Boxes(torch.from_numpy(boxes).float())
+        instances.scores = torch.from_numpy(rng.uniform(0.1, 1, len(boxes))).float()
+        labels = [a["category_id"] for a in record["annotations"]] * 2
+        instances.pred_classes = torch.tensor(labels)
+        for evaluator in (ours, theirs):
+            evaluator.process([record], [{"instances": instances}])
+    result, expected = ours.evaluate()["bbox"], theirs.evaluate()["bbox"]
+    assert expected["AP50"] > 50
+    for key, value in expected.items():
+        assert result[key] == pytest.approx(value, abs=1e-6)
+    written = json.loads((tmp_path / "out" / "inference" / "shapes_test.json").read_text())
+    assert written["classes"] == ["blue", "green", "red"]
+    assert written["predictions"][0]["image_id"] == "000006"

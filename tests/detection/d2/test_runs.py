@@ -1,0 +1,511 @@
+"""How runs of the paper's tasks behave on Detectron2: kill and resume, processes, checks, files."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detection.config.task import load_task
+from detection.train_net import main
+from moco.common.errors import DataError, UserError
+from moco.common.files import TEMPORARY_PREFIX, load_torch
+from moco.common.run import RunRecord, read_record
+from tests.detection.conftest import ROOT
+from tests.oracles.small_tasks import options
+from tests.oracles.tiny_coco import KINDS, write_coco
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+MASKS, LABELS, POINTS = (
+    "coco/mask_rcnn_R_50_FPN_1x",
+    "voc/fcn16s_R_50_30k",
+    "coco/keypoint_rcnn_R_50_FPN_2x",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data(layouts_root):
+    """All names of datasets mean the tiny ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DETECTRON2_DATASETS", str(layouts_root / "of_all_others"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def arguments(narrow_r50_file):
+    """The command line of a task cut down to seconds."""
+
+    def build(task: str, folder: Path, *opts: object, flags: tuple[str, ...] = ()) -> list[str]:
+        values = options(task) | {"MODEL.WEIGHTS": narrow_r50_file, "OUTPUT_DIR": folder}
+        argv = ["--config-file", str(ROOT / "configs" / f"{task}.yaml"), *flags]
+        return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def finished(arguments, tmp_path_factory):
+    """Task → the folder and the record of a run of two iterations, each run once."""
+    runs: dict[str, tuple[Path, RunRecord]] = {}
+
+    def get(task: str) -> tuple[Path, RunRecord]:
+        if task not in runs:
+            folder = tmp_path_factory.mktemp("finished") / "run"
+            assert main(arguments(task, folder, "SOLVER.CHECKPOINT_PERIOD", 1)) == 0
+            runs[task] = folder, read_record(folder / "run.json")
+        return runs[task]
+
+    return get
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+# Kill and resume.
+
+# detection/train_net.py as a user starts it, but for a log line at every iteration instead of 20.
+SCRIPT = """
+import runpy, sys
+from detectron2.engine import hooks
+from detection.engine import resuming
+resuming.WRITE_EVERY_ITERS = 1
+init = hooks.PeriodicWriter.__init__
+hooks.PeriodicWriter.__init__ = lambda self, writers, period=20: init(self, writers, 1)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+SCHEDULE = {
+    "SOLVER.MAX_ITER": 12,
+    "SOLVER.WARMUP_ITERS": 8,
+    "SOLVER.STEPS": (9, 11),
+    "SOLVER.CHECKPOINT_PERIOD": 3,
+    "SOLVER.BASE_LR": 0.01,
+}
+
+
+def rate(iteration: int) -> float:
+    """By hand: linear from a thousandth, over 8 iterations; a tenth from each of two steps on."""
+    warm_up = 0.001 + 0.999 * min(iteration / 8, 1)
+    return 0.01 * warm_up * 0.1 ** sum(iteration >= step for step in (9, 11))
+
+
+def start(argv: list[str], log: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", SCRIPT, str(ROOT / "detection" / "train_net.py"), *argv]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with log.open("w") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=env)
+
+
+@pytest.mark.race
+def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "out.txt"
+    opts = [x for pair in SCHEDULE.items() for x in pair]
+    process = start(arguments(MASKS, folder, *opts), out)
+    deadline = time.monotonic() + 300
+    try:
+        while not (folder / "model_0000005.pth").is_file():
+            assert process.poll() is None, out.read_text()[-2000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (folder / "run.json").exists() and not (folder / "model_final.pth").exists()
+    before = lines(folder)
+    # What a kill in the middle of a save leaves.
+    (folder / f"{TEMPORARY_PREFIX}half").write_bytes(b"half a checkpoint")
+    newest = load_torch(folder / (folder / "last_checkpoint").read_text())["iteration"]
+    assert newest >= 2
+
+    process = start(arguments(MASKS, folder, *opts, flags=("--resume",)), out)
+    assert process.wait(timeout=300) == 0, out.read_text()[-2000:]
+    record = read_record(folder / "run.json")
+    assert (record.status, record.iterations) == ("done", 12)
+    assert not any("resumed with other values" in note for note in record.notes)
+    after = lines(folder)
+    # Detectron2 writes the line of an iteration after its checkpoint: the kill may come in between.
+    found = [line["iteration"] for line in after if "lr" in line]
+    assert found in (list(range(12)), [n for n in range(12) if n != newest])
+    for line in before + after:
+        if "lr" in line:
+            assert line["lr"] == pytest.approx(rate(line["iteration"]), rel=1e-9), line
+    assert load_torch(folder / "model_final.pth")["iteration"] == 11
+    assert not list(folder.rglob(f"{TEMPORARY_PREFIX}*"))
+    # The terminal of the second run: the batch norm's replacement once for each key.
+    text = out.read_text()
+    assert f"resuming after iteration {newest + 1}" in text
+    for key in ("MODEL.RESNETS.NORM", "MODEL.FPN.NORM"):
+        assert text.count(f"{key} naiveSyncBN: one process, so this is plain BN") == 1
+    assert text.count("so this is") == 2
+
+
+def test_semantic_segmentation_resumes(arguments, finished, tmp_path):
+    folder, record = finished(LABELS)
+    resumed = tmp_path / "run"
+    resumed.mkdir()
+    for name in ("model_0000000.pth", "config.yaml"):
+        (resumed / name).write_bytes((folder / name).read_bytes())
+    (resumed / "last_checkpoint").write_text("model_0000000.pth")
+    assert main(arguments(LABELS, resumed, "SOLVER.CHECKPOINT_PERIOD", 1, flags=("--resume",))) == 0
+    again = read_record(resumed / "run.json")
+    assert (again.status, again.iterations) == ("done", 2)
+    assert again.coverage == record.coverage
+    assert "Starting training from iteration 1" in (resumed / "log.txt").read_text()
+    assert lines(resumed)[0]["lr"] == lines(folder)[0]["lr"]
+    assert lines(resumed)[0]["iteration"] == 1
+
+
+# Processes.
+
+
+def recording_process(work, *args) -> None:
+    """A process, which also leaves the model that its rank ended with."""
+    from detectron2.utils import comm
+
+    from detection.d2 import trainer
+
+    train, (cfg, *_) = trainer._train, work.args
+
+    def recording(*args):
+        result = train(*args)
+        torch.save(result[0].state_dict(), Path(cfg.OUTPUT_DIR) / f"rank{comm.get_rank()}.pth")
+        return result
+
+    trainer._train = recording
+    trainer._in_process(work, *args)
+
+
+@pytest.mark.parametrize("task", [MASKS, LABELS])
+def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
+    from detection.d2 import trainer
+
+    monkeypatch.setattr(trainer, "_in_process", recording_process)
+    folder = tmp_path / "run"
+    scaling = ("SOLVER.REFERENCE_WORLD_SIZE", 1, "SOLVER.MAX_ITER", 4, "SOLVER.STEPS", "(2,)")
+    # Images of several sizes: the ranks then weigh their statistics differently.
+    sizes = ("INPUT.MIN_SIZE_TRAIN", "(48, 96, 144)", "TEST.PRECISE_BN.NUM_ITER", 4)
+    assert main(arguments(task, folder, *scaling, *sizes, flags=("--num-gpus", "2"))) == 0
+    record = read_record(folder / "run.json")
+    # Twice the batch and the rate, half the iterations; said and recorded.
+    assert (record.status, record.iterations) == ("done", 2)
+    base = {MASKS: 0.02, LABELS: 0.003}[task]
+    assert record.config["SOLVER.IMS_PER_BATCH"] == 4
+    assert record.config["SOLVER.BASE_LR"] == 2 * base
+    assert list(record.config["SOLVER.STEPS"]) == [1]
+    assert record.config["SOLVER.REFERENCE_WORLD_SIZE"] == 2
+    out = capsys.readouterr().out
+    for note in (
+        f"scaled from 1 to 2 processes: batch 2 -> 4, learning rate {base:g} -> {2 * base:g}, "
+        "iterations 4 -> 2",
+        "not equivalent after scaling: BN sees 4 images at once instead of 2",
+    ):
+        assert f"note: {note}" in out
+        assert sum(line.startswith(note) for line in record.notes) == 1
+    # Both ranks ended with one model, BN statistics included, and that is the one in the file.
+    final = load_torch(folder / "model_final.pth")["model"]
+    start = load_torch(load_task(str(folder / "config.yaml"), [], "detectron2").cfg.MODEL.WEIGHTS)
+    for rank in (0, 1):
+        state = load_torch(folder / f"rank{rank}.pth")
+        assert set(state) == set(final)
+        assert [name for name in final if not torch.equal(state[name], final[name])] == []
+    (stem,) = [name for name in final if name.endswith("stem.conv1.norm.running_mean")]
+    assert not torch.equal(final[stem], start["model"]["stem.conv1.norm.running_mean"])
+    # Every image was evaluated once: one process finds the same.
+    predictions = {p.name: p.read_bytes() for p in (folder / "inference").rglob("*.*")}
+    again = tmp_path / "again"
+    where = ("MODEL.WEIGHTS", str(folder / "model_final.pth"), "OUTPUT_DIR", str(again))
+    argv = ["--config-file", str(folder / "config.yaml"), "--eval-only", *where]
+    assert main(argv) == 0
+    alone = read_record(again / "inference" / "run.json")
+    assert alone.metrics == record.metrics
+    assert not any("scaled" in note for note in alone.notes)
+    assert alone.task == record.task
+    different = {key for key, value in record.config.items() if alone.config[key] != value}
+    assert different == {"MODEL.WEIGHTS", "OUTPUT_DIR"}
+    for name, content in predictions.items():
+        assert (again / "inference" / name).read_bytes() == content, name
+    if task == MASKS:
+        found = json.loads(predictions["coco_2017_val.json"])
+        assert len({row["image_id"] for row in found}) == 2
+
+
+# --check-only.
+
+
+def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_path, capsys):
+    argv = arguments(MASKS, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", 1)
+    assert main(["--check-only", *argv]) == 0
+    out = capsys.readouterr().out.splitlines()[1:]
+    assert out[0].startswith("engine: detectron2 (version ")
+    assert out[1] == "task: mask_rcnn_R_50_FPN_1x, init narrow_r50, seed 3, on cpu"
+    assert out[2].startswith("data: coco_2017_train (4 images), tested on coco_2017_val (2 pict")
+    assert "80 classes: person, bicycle" in out[2]
+    assert out[3] == (
+        "weights: moco-transfer; RGB, mean [102.0, 127.5, 153.0], std [51.0, 63.75, 76.5], "
+        "stride in the 3x3"
+    )
+    assert out[4] == ("schedule: 2 iterations of 2 images, learning rate 0.02, times 0.1 at 1")
+    label = "deviates from the paper (Table 5a)"
+    deviations = [line.strip() for line in out if line.startswith("  ")]
+    assert "SOLVER.MAX_ITER: got 2, the paper has 90000" in "\n".join(deviations)
+    assert f"recipe: {label}, {len(deviations)} deviations:" in out
+    assert out[-1] == f"checked, nothing was trained or written; recipe: {label}"
+    assert list(tmp_path.iterdir()) == []
+    # The same in the record of the run.
+    _, record = finished(MASKS)
+    recipe = {"recipe": "Table 5a", "label": label, "deviations": deviations}
+    assert record.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("opts", "flags", "kind", "message"),
+    [
+        (("MODEL.WEIGHTS", "no.pth"), (), DataError, r"MODEL\.WEIGHTS no\.pth: no such file"),
+        (("MODEL.RPN.NMS", 1), (), UserError, r"unknown key MODEL\.RPN\.NMS; the nearest is"),
+        (("MODEL.ROI_HEADS.NUM_CLASSES", 3), (), UserError, "coco_2017_val has 80 classes"),
+        (("INPUT.FORMAT", "BGR"), (), UserError, r"INPUT\.FORMAT: you set 'BGR', but the weights"),
+        (("DATASETS.TEST", "('lvis_v0.5_val',)"), (), DataError, "lvis"),
+        (("SOLVER.IMS_PER_BATCH", 3), ("--num-gpus", "2"), UserError, "divided among 2 processes"),
+        (("SOLVER.AMP.ENABLED", True), (), UserError, "AMP.ENABLED needs a GPU, and MODEL.DEVICE"),
+    ],
+)
+def test_what_is_wrong_is_found_before_the_folder(opts, flags, kind, message, arguments, tmp_path):
+    """By the check and by the run itself; the exit codes are 2 and 3."""
+    assert (UserError.exit_code, DataError.exit_code) == (2, 3)
+    for check in (("--check-only",), ()):
+        with pytest.raises(UserError, match=message) as caught:
+            main(arguments(MASKS, tmp_path / "run", *opts, flags=(*flags, *check)))
+        assert type(caught.value) is kind
+        assert list(tmp_path.iterdir()) == []
+
+
+# --eval-only.
+
+
+@pytest.mark.parametrize("task", [MASKS, LABELS, POINTS])
+@pytest.mark.parametrize("how", ["task file", "its config", "model alone", "resume"])
+def test_evaluation_gives_the_numbers_of_the_training(task, how, finished, arguments, tmp_path):
+    folder, record = finished(task)
+    again = tmp_path / "again"
+    model = ("MODEL.WEIGHTS", str(folder / "model_final.pth"))
+    where = ("OUTPUT_DIR", str(again))
+    kept = {p: p.read_bytes() for p in (folder / "run.json", folder / "config.yaml")}
+    predictions = {p.name: p.read_bytes() for p in (folder / "inference").glob("*_val.json")}
+    assert task == LABELS or predictions
+    if how == "task file":
+        argv = arguments(task, again, *model, flags=("--eval-only",))
+    elif how == "its config":
+        argv = ["--eval-only", "--config-file", str(folder / "config.yaml"), *model, *where]
+    elif how == "model alone":
+        again, argv = folder, ["--eval-only", *model]
+    else:
+        again, argv = folder, ["--eval-only", "--resume", "OUTPUT_DIR", str(folder)]
+    for name in predictions:
+        (again / "inference" / name).unlink(missing_ok=True)
+    assert main(argv) == 0
+    result = read_record(again / "inference" / "run.json")
+    assert result.metrics == record.metrics
+    assert (result.task, result.iterations, result.coverage) == (record.task, 0, None)
+    # Untrained detectors have an AP of 0 all alike, so the predictions tell.
+    for name, content in predictions.items():
+        assert (again / "inference" / name).read_bytes() == content
+    assert kept == {path: path.read_bytes() for path in kept}
+
+
+def test_evaluation_without_any_config(finished, tmp_path):
+    """A model that was moved away from its folder needs --config-file, and the message says so."""
+    folder, _ = finished(MASKS)
+    alone = tmp_path / "model_final.pth"
+    alone.symlink_to(folder / "model_final.pth")
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS is .*model_final\.pth.*--config-file"):
+        main(["--eval-only", "MODEL.WEIGHTS", str(alone)])
+    with pytest.raises(UserError, match=r"OUTPUT_DIR is 'not set'.*--config-file"):
+        main(["--eval-only", "--resume"])
+
+
+# --visualize.
+
+
+def images(folder: Path) -> dict[str, tuple[int, int]]:
+    """Name without ending → (width, height)."""
+    return {path.stem: Image.open(path).size for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("task", [MASKS, LABELS])
+@pytest.mark.parametrize(("number", "drawn"), [(1, 1), (9, 2), (0, 0)])
+def test_predictions_are_drawn(task, number, drawn, finished, tmp_path):
+    folder, _ = finished(task)
+    where = ("MODEL.WEIGHTS", str(folder / "model_final.pth"), "OUTPUT_DIR", str(tmp_path))
+    assert main(["--eval-only", "--visualize", str(number), *where]) == 0
+    out = tmp_path / "inference" / "visualize"
+    if not drawn:
+        assert not out.exists()
+        return
+    records = load_task(str(folder / "config.yaml"), [], "detectron2").test.records
+    originals = {Path(r["file_name"]).stem: r["file_name"] for r in records}
+    sizes = images(out)
+    assert len(sizes) == drawn and set(sizes) <= set(originals)
+    for name, (width, height) in sizes.items():
+        with Image.open(originals[name]) as image:
+            original = image.convert("RGB")
+        assert width == original.width
+        assert height == original.height if task == MASKS else height >= original.height
+        with Image.open(out / f"{name}.jpg") as image:
+            seen = np.asarray(image.convert("RGB"))[: original.height].astype(int)
+        assert (np.abs(seen - np.asarray(original)) > 40).any()  # something is drawn
+
+
+def test_the_embedded_engine_draws_too(small_config, small_options, r18_file, tmp_path):
+    argv = ["--config-file", small_config, "--engine", "embedded", "--visualize", "2"]
+    opts = [*small_options, "MODEL.WEIGHTS", str(r18_file), "OUTPUT_DIR", str(tmp_path)]
+    assert main([*argv, *opts, "DATALOADER.NUM_WORKERS", "0"]) == 0
+    assert set(images(tmp_path / "inference" / "visualize")) == {"000006", "000007"}
+
+
+def test_a_negative_number_of_drawings(arguments, tmp_path):
+    with pytest.raises(UserError, match="--visualize: got -1, expected a number of images"):
+        main(arguments(MASKS, tmp_path / "run", flags=("--visualize", "-1")))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Mixed precision and norms.
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_mixed_precision_is_detectron2s(enabled, arguments, tmp_path):
+    """The trainer that a GPU would have; a CPU is refused above."""
+    from detectron2.engine import AMPTrainer, SimpleTrainer
+
+    from detection.d2.data import register
+    from detection.d2.trainer import Trainer
+    from detection.modeling.norms import with_process_norms
+
+    argv = arguments(MASKS, tmp_path)
+    cfg = with_process_norms(load_task(argv[1], argv[2:], "detectron2").cfg, 1).clone()
+    cfg.defrost()
+    cfg.SOLVER.AMP.ENABLED = enabled
+    register(cfg, cfg.DATASETS.TRAIN)
+    assert type(Trainer(cfg)._trainer) is (AMPTrainer if enabled else SimpleTrainer)
+
+
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [
+        (MASKS, ["MODEL.RESNETS.NORM", "MODEL.FPN.NORM"]),
+        (LABELS, ["MODEL.RESNETS.NORM", "MODEL.SEM_SEG_HEAD.NORM"]),
+        ("coco/mask_rcnn_R_50_C4_1x", ["MODEL.RESNETS.NORM"]),
+        ("lvis/mask_rcnn_R_50_FPN_1x_frozen_bn", []),
+    ],
+)
+def test_what_is_said_about_batch_norm(task, keys, arguments, data_of, tmp_path):
+    data_of(task)
+    argv = arguments(task, tmp_path)
+    said = [n for n in load_task(argv[1], argv[2:], "detectron2").notes if "so this is" in n]
+    assert sorted(said) == sorted(
+        f"{key} naiveSyncBN: one process, so this is plain BN" for key in keys
+    )
+
+
+# DensePose's own needs.
+
+DENSEPOSE = "coco/densepose_rcnn_R_50_FPN_s1x"
+
+
+def test_densepose_that_is_not_installed(arguments, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "densepose", None)
+    with pytest.raises(UserError, match=r"MODEL\.DENSEPOSE_ON needs .*DensePose project") as caught:
+        main(arguments(DENSEPOSE, tmp_path / "run", flags=("--engine", "detectron2")))
+    assert "python -m pip install" in str(caught.value)
+    assert "subdirectory=projects/DensePose" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path, monkeypatch):
+    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    from detectron2.utils.file_io import PathManager
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    for handler in PathManager._path_handlers.values():
+        if hasattr(handler, "cache_map"):  # what another test has fetched
+            monkeypatch.setattr(handler, "cache_map", {})
+    begin = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        main(arguments(DENSEPOSE, tmp_path / "run"))
+    assert time.monotonic() - begin < 20
+    message = str(caught.value)
+    assert "https://dl.fbaipublicfiles.com/densepose/data/UV_symmetry_transforms.mat" in message
+    assert str(tmp_path / "cache" / "densepose" / "data") in message
+    assert "Name or service not known" in message and "\n" not in message
+    assert not (tmp_path / "run").exists()
+
+
+# A dataset of one's own in COCO's format.
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> list[str]:
+    """Options for a COCO-JSON dataset of three classes, with crowds, boxes as XYWH."""
+    root = write_coco(tmp_path_factory.mktemp("own"), {"train2017": 6, "val2017": 3}, seed=4)
+    opts = []
+    for role, name in (("TRAIN", "train2017"), ("TEST", "val2017")):
+        path = root / "coco" / "annotations" / f"instances_{name}.json"
+        content = json.loads(path.read_text())
+        content["categories"] = [c for c in content["categories"] if c["id"] in KINDS]
+        assert any(a["iscrowd"] for a in content["annotations"])
+        # Fractions of pixels, as real annotations have.
+        for annotation in content["annotations"]:
+            x, y, w, h = annotation["bbox"]
+            annotation["bbox"] = [x + 0.37, y + 0.21, w - 0.53, h - 0.41]
+        path.write_text(json.dumps(content))
+        opts += [f"DATASETS.COCO_{role}_JSON", str(path)]
+        opts += [f"DATASETS.COCO_{role}_ROOT", str(root / "coco" / name)]
+    return opts
+
+
+def test_own_coco_data_trains_alike_on_both_engines(
+    own, small_config, small_options, r18_file, tmp_path
+):
+    where = small_options.index("DATASETS.VOC_DIR")
+    options = [*small_options[:where], *small_options[where + 2 :], *own]
+    options += ["MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
+    options += ["TEST.PRECISE_BN.ENABLED", "False"]
+    records, logs, models = [], [], []
+    for engine in ("detectron2", "embedded"):
+        folder = tmp_path / engine
+        argv = ["--config-file", small_config, "--engine", engine, *options]
+        assert main([*argv, "OUTPUT_DIR", str(folder)]) == 0
+        records.append(read_record(folder / "run.json"))
+        logs.append(lines(folder)[0])
+        models.append(load_torch(folder / "model_final.pth")["model"])
+    theirs, ours = records
+    assert theirs.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 3
+    assert ours.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 3
+    for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc", "lr"):
+        assert logs[0][name] == logs[1][name], name
+    assert [k for k, value in models[0].items() if not torch.equal(value, models[1][k])] == []
+    assert theirs.metrics == ours.metrics
+    assert set(ours.metrics) >= {"bbox/AP", "bbox/AP-person", "bbox/AP-car", "bbox/AP-dog"}
+
+
+def test_own_coco_data_trains_masks(own, arguments, tmp_path):
+    assert main(arguments(MASKS, tmp_path / "run", *own)) == 0
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.status == "done"
+    assert record.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 3
+    assert set(record.metrics) >= {"bbox/AP", "segm/AP", "segm/AP-dog"}
+    assert record.recipe is not None and record.recipe["label"] == "not a task of the paper"

@@ -1,0 +1,374 @@
+"""Stop signals on the real Detectron2: saved, left, and gone on from to the same bits."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from detection.engine import resuming
+from detection.train_net import main
+from moco.common.errors import Preempted
+from moco.common.files import load_torch
+from moco.common.run import RunRecord, read_record
+from tests.oracles.launch import processes_of
+from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
+
+pytestmark = [pytest.mark.race, pytest.mark.usefixtures("detectron2")]
+
+SCHEDULE = {
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
+    "SOLVER.MAX_ITER": 6,
+    "SOLVER.STEPS": (5,),
+    "SOLVER.CHECKPOINT_PERIOD": 100,  # so that nothing is saved but for a stop and the end
+    "TEST.EVAL_PERIOD": 3,
+    # An image that waits for a partner has been drawn before.
+    "INPUT.MIN_SIZE_TRAIN": (64, 80, 96),
+}
+NOT_OF_THE_TRAINING = ("time", "eta_seconds")
+
+
+@pytest.fixture(scope="module")
+def words(small_config, small_options, narrow_r18_file):
+    """The command line of the small task."""
+
+    def build(folder: Path, *opts: object, flags: tuple[str, ...] = (), workers: int = 0):
+        values = SCHEDULE | {"MODEL.WEIGHTS": narrow_r18_file, "DATALOADER.NUM_WORKERS": workers}
+        values |= {"OUTPUT_DIR": folder}
+        argv = ["--config-file", small_config, "--engine", "detectron2", *flags, *small_options]
+        return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def straight(words, tmp_path_factory):
+    """The folder of an uninterrupted run with so many data-loader workers, each run once."""
+    folders: dict[int, Path] = {}
+
+    def get(workers: int) -> Path:
+        if workers not in folders:
+            folders[workers] = tmp_path_factory.mktemp("straight") / "run"
+            with every_iteration():
+                assert main(words(folders[workers], workers=workers)) == 0
+        return folders[workers]
+
+    return get
+
+
+@contextmanager
+def every_iteration() -> Iterator[pytest.MonkeyPatch]:
+    """A line of metrics at every iteration, instead of 20, while open."""
+    from detectron2.engine.hooks import PeriodicWriter
+
+    init = PeriodicWriter.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            PeriodicWriter, "__init__", lambda self, writers, period: init(self, writers, 1)
+        )
+        patch.setattr(resuming, "WRITE_EVERY_ITERS", 1)
+        yield patch
+
+
+def metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """Iteration → what all lines about it say of the training and of its evaluation."""
+    found: dict[int, dict[str, float]] = {}
+    for line in (folder / "metrics.json").read_text().splitlines():
+        values = json.loads(line)
+        known = found.setdefault(values.pop("iteration"), {})
+        for name, value in values.items():
+            if not name.endswith(NOT_OF_THE_TRAINING):
+                # A value of an iteration is written once, or again as it was.
+                assert repr(known.setdefault(name, value)) == repr(value), name
+    return found
+
+
+def assert_same(got: Path, expected: Path) -> None:
+    """Weights, momentum, schedule, what was drawn, metrics of all iterations, the record."""
+    a, b = (load_torch(folder / "model_final.pth") for folder in (got, expected))
+    assert same(a, b)
+    lines, wanted = metrics(got), metrics(expected)
+    # As text: what was not measured is NaN, which equals nothing. A run that stops writes a line.
+    texts = [json.dumps({i: x[i] for i in wanted}, sort_keys=True) for x in (lines, wanted)]
+    assert texts[0] == texts[1]
+    mine, other = (comparable(read_record(folder / "run.json")) for folder in (got, expected))
+    assert mine == other
+
+
+def comparable(record: RunRecord) -> dict[str, object]:
+    content = record.to_dict() if hasattr(record, "to_dict") else dict(vars(record))
+    config = {k: v for k, v in content.pop("config").items() if k != "OUTPUT_DIR"}
+    # What it was run with and how long it took; the time is part of the run's name, too.
+    for key in ("seconds", "provenance", "created", "run_id"):
+        content.pop(key, None)
+    return content | {"config": config}
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = {key for key in a.keys() | b.keys() if not str(key).endswith(NOT_OF_THE_TRAINING)}
+        return all(key in a and key in b and same(a[key], b[key]) for key in keys)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def signal_in(patch: pytest.MonkeyPatch, owner: type, name: str, call: int, *numbers: int) -> None:
+    """Send this process the signals when the method is called for the ``call``-th time, from 0."""
+    original: Callable[..., object] = getattr(owner, name)
+    calls = iter(range(10**6))
+
+    def method(*args: object, **kwargs: object) -> object:
+        if next(calls) == call:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    patch.setattr(owner, name, method)
+
+
+def owner_of(name: str) -> tuple[type, str]:
+    from detectron2.engine import DefaultTrainer
+    from detectron2.engine.hooks import EvalHook
+
+    from detection.d2.precise_bn import RankEqualPreciseBN
+
+    return {
+        "build": (DefaultTrainer, "register_hooks"),
+        "step": (DefaultTrainer, "run_step"),
+        "precise BN": (RankEqualPreciseBN, "after_step"),
+        "evaluation": (EvalHook, "_do_eval"),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("where", "call", "after", "workers"),
+    [
+        ("build", 0, 0, 0),  # before the first iteration
+        ("step", 1, 1, 0),
+        ("step", 2, 2, 0),  # an evaluation is due after it
+        ("precise BN", 2, 2, 0),
+        ("evaluation", 0, 3, 0),  # the evaluation is finished, and one more iteration
+        ("step", 3, 3, 2),
+    ],
+)
+def test_stopped_and_resumed_to_the_same_bits(
+    where, call, after, workers, words, straight, tmp_path
+):
+    folder = tmp_path / "run"
+    before = signal.getsignal(signal.SIGTERM)
+    expected = rf"^stopped after iteration {after} and saved .*model_000000{after}\.pth; .*--resume"
+    with every_iteration() as patch, pytest.raises(Preempted, match=expected) as caught:
+        signal_in(patch, *owner_of(where), call, signal.SIGTERM)
+        main(words(folder, workers=workers))
+    assert caught.value.exit_code == 85
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert (folder / "last_checkpoint").read_text() == f"model_000000{after}.pth"
+    assert not (folder / "run.json").exists() and not (folder / "model_final.pth").exists()
+    assert "Exception during training" not in (folder / "log.txt").read_text()
+    torch.manual_seed(99)
+    with every_iteration():
+        assert main(words(folder, flags=("--resume",), workers=workers)) == 0
+    assert_same(folder, straight(workers))
+
+
+@pytest.fixture(scope="module")
+def periodic(words, tmp_path_factory):
+    """The folder of a run with a checkpoint after every iteration."""
+    folder = tmp_path_factory.mktemp("periodic") / "run"
+    assert main(words(folder, "SOLVER.CHECKPOINT_PERIOD", 1)) == 0
+    return folder
+
+
+def test_what_was_compared(straight, periodic):
+    """The bits above depend on all that a checkpoint holds."""
+    held = [load_torch(periodic / f"model_{i:07d}.pth")["standing"] for i in range(6)]
+    data = [standing["ranks"][0]["data"] for standing in held]
+    # Images of other shapes were passed over, and wait with what their size was drawn from.
+    assert data[3]["waiting"] and data[3]["done"] > 8
+    lines = metrics(straight(0))
+    assert [i for i, line in lines.items() if "bbox/AP" in line] == [2, 6]
+    assert len({lines[i]["total_loss"] for i in range(6)}) > 3  # medians of all before
+    # data-loader workers draw from other streams, and their number does not matter.
+    assert metrics(straight(2))[5]["total_loss"] != lines[5]["total_loss"]
+
+
+@pytest.mark.parametrize("iteration", [2, 3])
+def test_from_a_periodic_checkpoint(iteration, words, straight, periodic, tmp_path):
+    """After a kill; the first is of before an evaluation, which is made up for."""
+    name = f"model_{iteration:07d}.pth"
+    for file in (name, "config.yaml"):
+        (tmp_path / file).write_bytes((periodic / file).read_bytes())
+    (tmp_path / "last_checkpoint").write_text(name)
+    assert main(words(tmp_path, "SOLVER.CHECKPOINT_PERIOD", 1, flags=("--resume",))) == 0
+    assert same(*(load_torch(f / "model_final.pth") for f in (tmp_path, straight(0))))
+
+
+def test_an_older_checkpoint_replaces_what_came_after_it(words, straight, tmp_path, capsys):
+    folder, often = tmp_path / "run", ("SOLVER.CHECKPOINT_PERIOD", 2)
+    with every_iteration():
+        assert main(words(folder, *often)) == 0
+    (folder / "last_checkpoint").write_text("model_0000001.pth")
+    with every_iteration() as patch, pytest.raises(Preempted):
+        signal_in(patch, *owner_of("step"), 2, signal.SIGTERM)
+        main(words(folder, *often, flags=("--resume",)))
+    assert (folder / "last_checkpoint").read_text() == "model_0000004.pth"
+    aside = folder / "superseded_1"
+    names = ["earlier_run.json", "model_0000003.pth", "model_0000005.pth", "model_final.pth"]
+    assert sorted(path.name for path in aside.iterdir()) == names
+    assert str(aside) in capsys.readouterr().out
+    with every_iteration():
+        assert main(words(folder, *often, flags=("--resume",))) == 0
+    iterations = [json.loads(x)["iteration"] for x in (folder / "metrics.json").open()]
+    # Each once; after an evaluation that the stop came before, its own line.
+    assert sorted(set(iterations)) == list(range(7)) and len(iterations) <= 8
+    assert metrics(folder) == metrics(straight(0))
+
+
+def test_a_stop_between_two_lines_leaves_none(words, tmp_path):
+    """Detectron2 writes one when a training ends, whatever the reason."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Preempted):
+        signal_in(patch, *owner_of("step"), 3, signal.SIGTERM)
+        main(words(tmp_path / "run"))
+    assert main(words(tmp_path / "run", flags=("--resume",))) == 0
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.json").open()]
+    assert [line["iteration"] for line in lines if "total_loss" in line] == [5]
+
+
+def test_the_number_of_reading_processes_does_not_matter(words, straight, tmp_path):
+    with every_iteration():
+        assert main(words(tmp_path / "run", workers=1)) == 0
+    assert metrics(tmp_path / "run") == metrics(straight(2))
+
+
+@pytest.mark.parametrize(("where", "call"), [("step", 5), ("evaluation", 1)])
+def test_a_run_that_is_through_goes_on_to_its_end(where, call, words, straight, tmp_path):
+    with every_iteration() as patch:
+        signal_in(patch, *owner_of(where), call, signal.SIGTERM, signal.SIGTERM)
+        assert main(words(tmp_path / "run")) == 0
+    assert_same(tmp_path / "run", straight(0))
+
+
+def test_ctrl_c_saves_and_once_more_leaves_at_once(words, tmp_path, capsys):
+    folder = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        signal_in(patch, *owner_of("step"), 1, signal.SIGINT)
+        main(words(folder))
+    assert f"saved {folder}/model_0000001.pth; run the same command" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        signal_in(patch, *owner_of("step"), 1, signal.SIGINT, signal.SIGINT)
+        main(words(folder, flags=("--resume",)))
+    assert "saved" not in capsys.readouterr().out
+    assert (folder / "last_checkpoint").read_text() == "model_0000001.pth"
+
+
+def test_sigterm_twice_is_sigterm(words, tmp_path):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Preempted, match="iteration 1 and"):
+        signal_in(patch, *owner_of("step"), 1, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1)
+        main(words(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("change", ["detectron2's", "processes", "readers"])
+def test_a_checkpoint_that_does_not_fit_any_longer_is_said(change, words, periodic, tmp_path):
+    """Resumed as Detectron2 does, with a warning."""
+    folder, workers = tmp_path / "run", 0
+    folder.mkdir()
+    (folder / "config.yaml").write_bytes((periodic / "config.yaml").read_bytes())
+    content = load_torch(periodic / "model_0000004.pth")
+    if change == "processes":
+        content["standing"]["ranks"] *= 2
+        reason = "2 processes wrote it, now there are 1"
+    elif change == "readers":
+        workers, reason = 1, "DATALOADER.NUM_WORKERS was 0"
+    else:
+        del content["standing"]
+        reason = "Detectron2 itself, or an earlier version of this project, wrote it"
+    torch.save(content, folder / "model_0000004.pth")
+    (folder / "last_checkpoint").write_text("model_0000004.pth")
+    assert main(words(folder, flags=("--resume",), workers=workers)) == 0
+    text = (folder / "log.txt").read_text()
+    assert f"resumed with other images and random numbers ({reason}" in text
+    assert "Starting training from iteration 5" in text
+
+
+# Several processes, and one that is told from outside.
+
+
+LONG = ("SOLVER.MAX_ITER", 14, "SOLVER.STEPS", "(12,)", "SOLVER.CHECKPOINT_PERIOD", 2)
+LONG += ("TEST.EVAL_PERIOD", 0)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_kill_term_and_resume(processes, words, tmp_path):
+    """From outside; only the first process is told, and all save after the same iteration."""
+    flags = ("--num-gpus", str(processes))
+    folder, whole, out = tmp_path / "run", tmp_path / "whole", tmp_path / "out.txt"
+    process = start([*TRAIN_NET, *words(folder, *LONG, flags=flags)], out, hold=4)
+    wait_for(held(processes, out), process, out)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 85, out.read_text()[-2000:]
+    said = out.read_text()
+    assert "Traceback" not in said
+    line = said.splitlines()[-1]
+    assert line.startswith("error: stopped after iteration 3 ")
+    assert line.endswith("; run the same command with --resume to go on")
+    assert said.count("error: stopped after iteration") == 1
+    last = (folder / "last_checkpoint").read_text()
+    assert f"saved {folder / last}" in line
+    content = load_torch(folder / last)
+    assert content["iteration"] == 3
+    assert len(content["standing"]["ranks"]) == processes
+    assert nobody_left(process)
+    assert not (folder / "run.json").exists()
+
+    for where, more in ((folder, ("--resume",)), (whole, ())):
+        assert main(words(where, *LONG, flags=(*flags, *more))) == 0
+    # One line of metrics, over all iterations.
+    assert_same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "whom", "code"),
+    [
+        (signal.SIGINT, "all", 130),  # Ctrl-C
+        (signal.SIGTERM, "one rank", 85),
+        (signal.SIGTERM, "all too early", 85),
+        (signal.SIGKILL, "the first process", -signal.SIGKILL),
+    ],
+)
+def test_signals_to_two_processes(number, whom, code, words, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "out.txt"
+    process = start(
+        [*TRAIN_NET, *words(folder, *LONG, "SOLVER.MAX_ITER", 500, flags=("--num-gpus", "2"))], out
+    )
+    early = whom == "all too early"
+    if early:
+        wait_for(lambda: len(children(process.pid)) == 2, process, out)
+    else:
+        wait_for((folder / "model_0000001.pth").is_file, process, out)
+    if whom.startswith("all"):
+        os.killpg(process.pid, number)
+    else:
+        os.kill(children(process.pid)[1] if whom == "one rank" else process.pid, number)
+    try:
+        assert process.wait(SECONDS) == code, out.read_text()[-2000:]
+        assert nobody_left(process)
+    finally:
+        if processes_of(str(folder)):
+            os.killpg(process.pid, signal.SIGKILL)
+    said = out.read_text()
+    assert not (folder / "run.json").exists()
+    if early:
+        assert "nothing was saved since the last checkpoint" in said.splitlines()[-1]
+        assert not list(folder.glob("*.pth"))
+    elif number != signal.SIGKILL:
+        assert "Traceback" not in said
+        last = load_torch(folder / (folder / "last_checkpoint").read_text())
+        assert len(last["standing"]["ranks"]) == 2
+        assert f"stopped after iteration {last['iteration']} and saved" in said

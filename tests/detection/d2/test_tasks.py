@@ -1,0 +1,163 @@
+"""Every task file: built, trained for two iterations, evaluated, recorded; in both engines alike.
+
+The data is generated in each dataset's own layout (tests/oracles/small_tasks.py). Without
+Detectron2 the embedded engine's runs remain.
+"""
+
+import re
+
+import pytest
+import torch
+
+from detection.train_net import main
+from moco.common.cfgnode import load_cfg
+from moco.common.run import RunRecord, read_record
+from tests.detection.conftest import ROOT, task_files
+from tests.oracles.small_tasks import assert_same_run
+
+RPN = ("proposal_generator.rpn_head",)
+NEW_C4 = (*RPN, "roi_heads.box_predictor", "roi_heads.res5.norm")
+NEW_FPN = (*RPN, "backbone.fpn_lateral", "backbone.fpn_output", "roi_heads.box_head",
+           "roi_heads.box_predictor")  # fmt: skip
+NEW_FPN_MASK = (*NEW_FPN, "roi_heads.mask_head")
+NEW_FCN = ("sem_seg_head.head.convs", "sem_seg_head.head.predictor")
+# Task → the layers that start at random. Everything else comes from the weights.
+NEW_LAYERS = {
+    "voc/faster_rcnn_R_50_C4_24k": NEW_C4,
+    "voc/faster_rcnn_R_50_C4_9k": NEW_C4,
+    "voc/faster_rcnn_R_50_dilated_C5_24k": (
+        *RPN, "backbone.reduce", "roi_heads.box_head", "roi_heads.box_predictor",
+    ),
+    "voc/fcn16s_R_50_30k": NEW_FCN,
+    "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_C4_2x": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_6x": NEW_FPN_MASK,
+    "coco/keypoint_rcnn_R_50_FPN_2x": (*NEW_FPN, "roi_heads.keypoint_head"),
+    "coco/densepose_rcnn_R_50_FPN_s1x": (
+        *NEW_FPN, "roi_heads.densepose_head", "roi_heads.densepose_predictor",
+    ),
+    "lvis/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_1x_frozen_bn": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_2x_frozen_bn": NEW_FPN_MASK,
+    "cityscapes/mask_rcnn_R_50_FPN_24k": NEW_FPN_MASK,
+    "cityscapes/fcn16s_R_50_90k": NEW_FCN,
+}  # fmt: skip
+# Kinds of metric by what the file's name says.
+METRICS = {
+    "voc/faster": {"bbox/AP", "bbox/AP50", "bbox/AP75"},
+    "coco/mask": {"bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"},
+    "coco/keypoint": {"bbox/AP", "keypoints/AP", "keypoints/AP50", "keypoints/AP75"},
+    "coco/densepose": {"bbox/AP", "densepose/AP", "densepose/AP50", "densepose/AP75"},
+    "lvis": {"bbox/AP", "segm/AP", "segm/AP50", "segm/AP75", "segm/APr", "segm/APc", "segm/APf"},
+    "cityscapes/mask": {"segm/AP", "segm/AP50"},
+    "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
+}
+PAPER_TASKS = [path for path in task_files() if path not in ("voc/faster_rcnn_R_18_C4_small",)]
+
+
+# Parameters in millions at full width, which the runs below do not have.
+PARAMETERS = {
+    "voc/faster_rcnn_R_50_C4": 33.2,
+    "voc/faster_rcnn_R_50_dilated_C5": 62.2,
+    "voc/fcn16s": 28.8,
+    "coco/mask_rcnn_R_50_C4": 36.0,
+    "coco/mask_rcnn_R_50_FPN": 44.4,
+    "coco/keypoint": 59.2,
+    "lvis/mask_rcnn_R_50_FPN": 50.6,
+    "cityscapes/mask_rcnn": 44.0,
+    "cityscapes/fcn16s": 28.8,
+}
+
+
+def test_the_tables_name_every_task_file():
+    assert set(NEW_LAYERS) == set(PAPER_TASKS)
+
+
+@pytest.mark.parametrize("task", [task for task in PAPER_TASKS if "densepose" not in task])
+def test_the_model_at_full_width(task, detectron2):
+    """The numbers of parameters are those of Detectron2's models with the paper's layers added."""
+    from detectron2.modeling import build_model
+
+    from detection.d2 import transfer_defaults, with_process_norms
+
+    cfg = load_cfg(transfer_defaults(), ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "cpu"])
+    model = build_model(with_process_norms(cfg, 1))
+    (expected,) = [number for part, number in PARAMETERS.items() if part in task]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(expected, abs=0.1)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("task", PAPER_TASKS)
+def test_a_task_trains_and_evaluates_on_detectron2(task, task_run, detectron2, tmp_path):
+    if "densepose" in task:
+        pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+        from tests.oracles.tiny_body import write_body
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FVCORE_CACHE", str(write_body(tmp_path / "cache")))
+            folder, record = task_run("detectron2", task)
+    else:
+        folder, record = task_run("detectron2", task)
+    check_record(task, record)
+    state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+# One of each network, dataset and metric; the others differ in their schedules.
+DISTINCT = [task for task in PAPER_TASKS if not re.search(r"_9k|_2x$|_6x|2x_f|densepose", task)]
+DISTINCT.append("coco/keypoint_rcnn_R_50_FPN_2x")
+
+
+@pytest.mark.parametrize("task", DISTINCT)
+def test_a_task_trains_and_evaluates_on_the_embedded_engine(task, task_run):
+    folder, record = task_run("embedded", task)
+    check_record(task, record)
+    state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+
+
+@pytest.mark.parametrize("task", DISTINCT)
+def test_both_engines_give_the_same_run(task, task_run, detectron2):
+    """Weights, statistics, coverage, predictions, metrics, protocol: no difference at all."""
+    (theirs, their_record), (ours, our_record) = (
+        task_run(engine, task) for engine in ("detectron2", "embedded")
+    )
+    assert_same_run(theirs, ours)
+    for field in ("metrics", "coverage", "config_sha256", "recipe"):
+        assert getattr(their_record, field) == getattr(our_record, field)
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["coco/mask_rcnn_R_50_FPN_1x", "coco/keypoint_rcnn_R_50_FPN_2x", "voc/fcn16s_R_50_30k"],
+)
+def test_the_embedded_engine_evaluates_and_draws_a_trained_model(task, task_run, data_of, tmp_path):
+    """From the config.yaml beside it; the numbers are those of the training's end."""
+    data_of(task)
+    folder, trained = task_run("embedded", task)
+    argv = ["--engine", "embedded", "--eval-only", "--visualize", "1"]
+    opts = ["MODEL.WEIGHTS", folder / "model_final.pth", "OUTPUT_DIR", tmp_path / "again"]
+    assert main([*argv, *map(str, opts)]) == 0
+    record = read_record(tmp_path / "again" / "inference" / "run.json")
+    assert record.metrics == trained.metrics
+    assert len(list((tmp_path / "again" / "inference" / "visualize").glob("*.jpg"))) == 1
+
+
+def check_record(task: str, record: RunRecord) -> None:
+    assert (record.status, record.iterations) == ("done", 2)
+    (expected,) = [metrics for part, metrics in METRICS.items() if part in task]
+    assert set(record.metrics) >= expected
+    assert record.recipe is not None
+    assert record.coverage is not None and record.coverage["loaded"] == 265  # all of an R50's
+    started_anew = {layer(name) for name in record.coverage["left_at_init"]}
+    assert started_anew == set(NEW_LAYERS[task])
+
+
+def layer(name: str) -> str:
+    """``roi_heads.mask_head.deconv.weight`` → ``roi_heads.mask_head``; numbers of levels go too."""
+    parts = name.split(".")
+    depth = 3 if parts[:2] == ["roi_heads", "res5"] or parts[0] == "sem_seg_head" else 2
+    return re.sub(r"\d+$", "", ".".join(parts[:depth]))

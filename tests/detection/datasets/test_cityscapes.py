@@ -1,0 +1,212 @@
+"""The Cityscapes reader: Detectron2's records, hidden and grouped objects, missing label files."""
+
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detection.config.task import default_task
+from detection.datasets import cache_clear, cityscapes, read_split
+from moco.common.errors import DataError, UserError
+from tests.oracles.tiny_cityscapes import write_cityscapes
+
+INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
+
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    return write_cityscapes(tmp_path, {"train": 4, "val": 2})
+
+
+@pytest.fixture
+def shapely():
+    return pytest.importorskip("shapely", reason="shapely is not installed")
+
+
+@pytest.fixture
+def theirs(detectron2, monkeypatch):
+    """Detectron2's readers, whose imports of cityscapesscripts name a path of their own."""
+    pytest.importorskip("cityscapesscripts", reason="cityscapesscripts is not installed")
+    inner = "cityscapesscripts.helpers.labels"
+    outer = "deeplearning.projects.cityscapesApi."
+    parts = (outer + inner).split(".")
+    for end in range(1, len(parts)):
+        name = ".".join(parts[:end])
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, outer + inner, importlib.import_module(inner))
+    from detectron2.data.datasets import cityscapes as module
+
+    return module
+
+
+def read(name: str):
+    return read_split(name, default_task())
+
+
+def by_name(records):
+    return sorted(records, key=lambda record: record["file_name"])
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_instances_are_detectron2s(split, theirs, shapely, root):
+    from detectron2.data import MetadataCatalog
+
+    name = f"cityscapes_fine_instance_seg_{split}"
+    ours = read(name)
+    folders = (f"{root}/cityscapes/leftImg8bit/{split}/", f"{root}/cityscapes/gtFine/{split}/")
+    records = theirs.load_cityscapes_instances(*folders)
+    assert list(ours.records) == by_name(records)
+    assert sum(len(record["annotations"]) for record in records) >= 4
+    meta = MetadataCatalog.get(name)
+    assert list(ours.classes) == meta.thing_classes == ours.metadata["thing_classes"]
+    assert ours.metadata["stuff_classes"] == meta.stuff_classes
+    assert ours.evaluator_type == meta.evaluator_type
+    assert (ours.metadata["image_dir"], ours.metadata["gt_dir"]) == folders
+    assert meta.image_dir.endswith(f"cityscapes/leftImg8bit/{split}/")
+    assert ours.has_masks
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_semantic_records_are_detectron2s(split, theirs, root):
+    from detectron2.data import MetadataCatalog
+
+    name = f"cityscapes_fine_sem_seg_{split}"
+    ours = read(name)
+    records = theirs.load_cityscapes_semantic(*ours_folders(ours))
+    assert list(ours.records) == by_name(records)
+    meta = MetadataCatalog.get(name)
+    assert list(ours.classes) == meta.stuff_classes
+    assert ours.metadata["ignore_label"] == meta.ignore_label == 255
+    assert ours.evaluator_type == "sem_seg"  # Detectron2's metric for it needs its file layout
+
+
+def ours_folders(split):
+    return split.metadata["image_dir"], split.metadata["gt_dir"]
+
+
+def test_labels_are_cityscapesscripts():
+    labels = pytest.importorskip("cityscapesscripts.helpers.labels").labels
+    assert {label.name: label.id for label in labels} == cityscapes._LABEL_IDS
+    things = [label.name for label in labels if label.hasInstances and not label.ignoreInEval]
+    assert things == list(cityscapes.THING_CLASSES)
+    trained = sorted((label.trainId, label.name) for label in labels if 0 <= label.trainId < 255)
+    assert trained == list(enumerate(cityscapes.STUFF_CLASSES))
+
+
+def test_hidden_grouped_and_deleted_objects(shapely, root):
+    split = read(INSTANCES)
+    objects = split.records[0]["annotations"]
+    assert split.notes[0] == "objects hidden by others, left out: 1"
+    classes = [split.classes[obj["category_id"]] for obj in objects]
+    # The last one drawn comes first. The trailer hides a part of the bicycle and is no class.
+    assert classes[:3] == ["person", "bicycle", "car"]
+    assert [obj["iscrowd"] for obj in objects[:3]] == [True, False, False]
+    assert [len(obj["segmentation"]) for obj in objects[:3]] == [1, 2, 1]
+    assert objects[0]["bbox"] == (70.0, 89.0, 91.0, 94.0)
+
+
+def test_many_images_are_read_by_several_processes(shapely, root, monkeypatch):
+    alone = read(INSTANCES)
+    monkeypatch.setattr(cityscapes, "_FEW", 1)
+    cache_clear()
+    together = read(INSTANCES)
+    assert together.records == alone.records
+    assert together.annotations_sha256 == alone.annotations_sha256
+
+
+def test_instances_without_shapely_name_the_extra(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shapely", None)
+    with pytest.raises(UserError, match=r"shapely.*\[cityscapes\]"):
+        read(INSTANCES)
+
+
+def test_missing_train_ids_come_with_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_cityscapes(tmp_path, {"train": 2}, train_ids=False)
+    with pytest.raises(DataError, match=r"labelTrainIds.png: missing") as caught:
+        read(SEMANTIC)
+    command = f"CITYSCAPES_DATASET={tmp_path}/cityscapes csCreateTrainIdLabelImgs"
+    assert command in str(caught.value)
+
+
+def polygons(root: Path) -> Path:
+    return sorted((root / "cityscapes/gtFine/train/aachen").glob("*_polygons.json"))[0]
+
+
+def change(root: Path, edit) -> None:
+    content = json.loads(polygons(root).read_text())
+    edit(content)
+    polygons(root).write_text(json.dumps(content))
+
+
+BROKEN = {
+    "not an object": (lambda c: c.clear(), "expected an object with imgHeight"),
+    "no size": (lambda c: c.pop("imgWidth"), "imgHeight, imgWidth are"),
+    "unknown label": (lambda c: c["objects"][1].update(label="cart"), "object 2: .*'cart'"),
+    "unknown group": (lambda c: c["objects"][1].update(label="group"), "object 2: .*'group'"),
+    "two corners": (
+        lambda c: c["objects"][3].update(polygon=[[1, 1], [2, 2]]),
+        "object 4: expected a polygon of 3 or more",
+    ),
+    "no polygon": (lambda c: c["objects"][3].pop("polygon"), "object 4: "),
+    "text": (lambda c: c["objects"][3].update(polygon=[["a", 1]] * 3), "object 4: polygon is not"),
+    "not a number": (
+        lambda c: c["objects"][3].update(polygon=[[float("nan"), 1], [1, 2], [3, 3]]),
+        "object 4: a corner is not a finite number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_polygons_are_refused(case, shapely, root):
+    edit, message = BROKEN[case]
+    change(root, edit)
+    with pytest.raises(DataError, match=message) as caught:
+        read(INSTANCES)
+    assert polygons(root).name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_missing_or_odd(root):
+    polygons(root).write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        read(SEMANTIC)
+    polygons(root).unlink()
+    with pytest.raises(DataError, match=r"polygons.json: missing \(1 of the 4 such files\)"):
+        read(SEMANTIC)
+    odd = root / "cityscapes/leftImg8bit/train/aachen/readme.txt"
+    odd.write_text("x")
+    with pytest.raises(DataError, match=r"readme.txt: not an image named"):
+        read(SEMANTIC)
+
+
+def test_labels_that_do_not_fit(root):
+    labels = Path(read(SEMANTIC).records[0]["sem_seg_file_name"])
+    height, width = np.asarray(Image.open(labels)).shape
+    for values, message in (
+        (np.full((height, width), 24, np.uint8), "label 24, expected 0..18 or 255"),
+        (np.zeros((height, width + 1), np.uint8), "contradicts"),
+        (np.zeros((height, width, 3), np.uint8), "mode RGB"),
+    ):
+        cache_clear()
+        Image.fromarray(values).save(labels)
+        with pytest.raises(DataError, match=message) as caught:
+            read(SEMANTIC)
+        assert labels.name in str(caught.value)
+
+
+def test_a_missing_data_set_shows_what_is_expected_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    for name in (INSTANCES, SEMANTIC):
+        with pytest.raises(DataError) as caught:
+            read(name)
+        for word in ("leftImg8bit/train/", "gtFine/train/", "$DETECTRON2_DATASETS", "gtFine_train"):
+            assert word in str(caught.value)

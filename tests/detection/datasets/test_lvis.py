@@ -1,0 +1,172 @@
+"""The LVIS reader: Detectron2's records without the ``lvis`` package, and the two versions."""
+
+import copy
+import json
+import sys
+import types
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from detection.config.task import default_task
+from detection.datasets import read_split
+from moco.common.errors import DataError
+from tests.oracles.tiny_lvis import KINDS, write_lvis
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lvis")
+    write_lvis(folder, {"train": 4, "val": 3})
+    write_lvis(folder, {"train": 3, "val": 2}, version="v1", seed=1)
+    return folder
+
+
+@pytest.fixture
+def root(tiny, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tiny))
+    return tiny
+
+
+@pytest.fixture
+def lvis_package(monkeypatch):
+    """The ``lvis`` package, or what Detectron2's reader uses of it: three indices of the file."""
+    try:
+        import lvis  # noqa: F401
+    except ImportError:
+        monkeypatch.setitem(sys.modules, "lvis", types.SimpleNamespace(LVIS=Index))
+
+
+class Index:
+    """As in lvis/lvis.py of the package."""
+
+    def __init__(self, path: str) -> None:
+        content = json.loads(Path(path).read_text())
+        self.imgs = {image["id"]: image for image in content["images"]}
+        self.img_ann_map = defaultdict(list)
+        for annotation in content["annotations"]:
+            self.img_ann_map[annotation["image_id"]].append(annotation)
+
+    def load_imgs(self, ids):
+        return [self.imgs[image_id] for image_id in ids]
+
+
+def read(name: str):
+    return read_split(name, default_task())
+
+
+@pytest.mark.parametrize("name", ["lvis_v0.5_train", "lvis_v0.5_val", "lvis_v1_train"])
+def test_records_are_detectron2s(name, detectron2, lvis_package, root):
+    from detectron2.data import MetadataCatalog
+    from detectron2.data.datasets.lvis import load_lvis_json
+
+    split = read(name)
+    theirs = load_lvis_json(str(root / f"lvis/{name}.json"), str(root / "coco") + "/")
+    assert list(split.records) == theirs
+    assert sum(len(record["annotations"]) for record in theirs) >= 3
+    assert all(record["neg_category_ids"] for record in theirs)
+    assert all(Path(record["file_name"]).is_file() for record in theirs)
+    meta = MetadataCatalog.get(name)
+    assert split.evaluator_type == meta.evaluator_type == "lvis"
+    assert Path(split.metadata["json_file"]).name == Path(meta.json_file).name
+    assert split.metadata["image_root"].endswith("/coco/") and meta.image_root.endswith("coco/")
+    assert split.has_masks and not split.has_keypoints
+
+
+@pytest.mark.parametrize("version", ["v0.5", "v1"])
+def test_class_names_are_detectron2s(version, detectron2, tmp_path, monkeypatch):
+    """From a file with the real categories, in another order than theirs."""
+    from detectron2.data import MetadataCatalog
+    from detectron2.data.datasets import lvis_v0_5_categories, lvis_v1_categories
+
+    table = lvis_v0_5_categories if version == "v0.5" else lvis_v1_categories
+    categories = copy.deepcopy(table.LVIS_CATEGORIES)[::-1]
+    write_lvis(tmp_path, {"train": 1}, version=version, categories=categories)
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    split = read(f"lvis_{version}_train")
+    assert list(split.classes) == MetadataCatalog.get(f"lvis_{version}_train").thing_classes
+
+
+def test_the_class_ids_are_the_files(root):
+    split = read("lvis_v0.5_train")
+    assert len(split.classes) == 1230
+    found = {obj["category_id"] + 1 for r in split.records for obj in r["annotations"]}
+    assert found <= set(KINDS) and len(found) == 3
+    assert split.metadata["thing_dataset_id_to_contiguous_id"][600] == 599
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "message"),
+    [
+        ("v1", "v0.5", r"1203 categories, but LVIS v0.5 has 1230 \(LVIS v1 has 1203\)"),
+        ("v0.5", "v1", r"1230 categories, but LVIS v1 has 1203 \(LVIS v0.5 has 1230\)"),
+    ],
+)
+def test_one_version_under_the_others_name(there, asked, message, tmp_path, monkeypatch):
+    write_lvis(tmp_path, {"train": 1}, version=there)
+    file = tmp_path / "lvis" / f"lvis_{there}_train.json"
+    file.rename(file.with_name(f"lvis_{asked}_train.json"))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    with pytest.raises(DataError, match=message):
+        read(f"lvis_{asked}_train")
+
+
+def first(content, **fields):
+    content["annotations"][0].update(fields)
+
+
+BROKEN = {
+    "traversal": (
+        lambda c: c["images"][0].update(coco_url="http://x/train2017/.."),
+        "'..' leads out of the dataset's folder",
+    ),
+    "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url is missing"),
+    "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation is missing"),
+    "short polygon": (
+        lambda c: first(c, segmentation=[[1, 2, 3, 4]]),
+        "annotation 1: a polygon of 4 numbers",
+    ),
+    "unknown negative": (
+        lambda c: c["images"][0].update(neg_category_ids=[1231]),
+        "neg_category_ids: expected category ids",
+    ),
+    "no synonyms": (lambda c: c["categories"][4].pop("synonyms"), "category 5: 'synonyms'"),
+    "no frequency": (lambda c: c["categories"][4].pop("frequency"), "category 5: 'frequency'"),
+    "gap in the ids": (lambda c: c["categories"][1229].update(id=1300), "ids are not 1..1230"),
+    "twice": (lambda c: first(c, id=2), "annotation 2: there are two with this id"),
+    "inverted": (lambda c: first(c, bbox=[1, 1, -3, 3]), "annotation 1: bbox .* is inverted"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files_are_refused(case, tmp_path, monkeypatch):
+    change, message = BROKEN[case]
+    write_lvis(tmp_path, {"train": 3})
+    file = tmp_path / "lvis" / "lvis_v0.5_train.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    with pytest.raises(DataError, match=message) as caught:
+        read("lvis_v0.5_train")
+    assert "lvis_v0.5_train.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_images_are_counted(tmp_path, monkeypatch):
+    write_lvis(tmp_path, {"train": 3})
+    for image in sorted((tmp_path / "coco" / "train2017").iterdir())[:2]:
+        image.unlink()
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    with pytest.raises(DataError, match=r"missing \(2 of the 3 images"):
+        read("lvis_v0.5_train")
+
+
+def test_a_missing_data_set_shows_what_is_expected_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError) as caught:
+        read("lvis_v0.5_val")
+    for word in ("lvis/lvis_v0.5_val.json", "$DETECTRON2_DATASETS", "lvisdataset.org"):
+        assert word in str(caught.value)

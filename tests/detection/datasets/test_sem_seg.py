@@ -1,0 +1,168 @@
+"""VOC semantic segmentation: labels are palette indices, and odd masks are found."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detection.config.task import default_task
+from detection.datasets import cache_clear, read_split, sem_seg
+from detection.datasets.labels import read_labels
+from moco.common.errors import DataError
+from tests.oracles.real_voc import with_links
+from tests.oracles.tiny_voc_seg import write_voc_seg
+
+AUG, VAL = "voc_2012_sem_seg_train_aug", "voc_2012_sem_seg_val"
+
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    return write_voc_seg(tmp_path, {"train_aug": 4, "val": 3}) / "VOC2012"
+
+
+def read(name: str):
+    return read_split(name, default_task())
+
+
+def test_records(root):
+    split = read(AUG)
+    assert split.evaluator_type == "sem_seg"
+    assert split.classes[:3] == ("background", "aeroplane", "bicycle") and len(split.classes) == 21
+    assert split.metadata == {"stuff_classes": list(split.classes), "ignore_label": 255}
+    record = split.records[0]
+    with Image.open(record["file_name"]) as image:
+        assert image.size == (record["width"], record["height"])
+    assert record == {
+        "file_name": str(root / "JPEGImages" / "2012_000000.jpg"),
+        "image_id": "2012_000000",
+        "height": record["height"],
+        "width": record["width"],
+        "sem_seg_file_name": str(root / "SegmentationClassAug" / "2012_000000.png"),
+    }
+    labels = [np.unique(read_labels(r["sem_seg_file_name"])) for r in split.records]
+    assert set(np.concatenate(labels)) == {0, 1, 2, 3, 255}
+    assert len(read(VAL).records) == 3
+
+
+def test_labels_are_indices_and_not_gray_values(root):
+    mask = read(VAL).records[0]["sem_seg_file_name"]
+    gray = np.unique(np.asarray(Image.open(mask).convert("L")))
+    labels = np.unique(read_labels(mask))
+    assert labels.max() == 255 and set(labels) <= {0, 1, 2, 3, 255}
+    assert set(gray) != set(labels)
+
+
+@pytest.mark.parametrize("name", ["train_aug.txt", "trainaug.txt"])
+@pytest.mark.parametrize("paths", [False, True])
+def test_the_forms_of_the_augmented_list(name, paths, root):
+    lists = root / "ImageSets" / "Segmentation"
+    ids = (lists / "train_aug.txt").read_text().split()
+    (lists / "train_aug.txt").unlink()
+    line = "/JPEGImages/{0}.jpg /SegmentationClassAug/{0}.png" if paths else "{0}"
+    (lists / name).write_text("\n".join(line.format(image_id) for image_id in ids))
+    assert [record["image_id"] for record in read(AUG).records] == ids
+
+
+def test_augmented_masks_may_all_lie_with_the_others(root):
+    augmented = root / "SegmentationClassAug"
+    for mask in augmented.iterdir():
+        mask.rename(root / "SegmentationClass" / mask.name)
+    split = read(AUG)
+    assert {Path(r["sem_seg_file_name"]).parent.name for r in split.records} == {
+        "SegmentationClass"
+    }
+    (root / "SegmentationClass" / "2012_000001.png").rename(augmented / "2012_000001.png")
+    cache_clear()
+    with pytest.raises(DataError, match=r"000000.png: missing \(3 of the 4 masks\)"):
+        read(AUG)
+
+
+def first_mask(root: Path) -> Path:
+    return root / "SegmentationClass" / "2012_000004.png"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda shape: np.full(shape, 21, np.uint8), "label 21, expected 0..20 or 255"),
+        (lambda shape: np.zeros((shape[0], shape[1] + 2), np.uint8), "contradicts 2012_000004.jpg"),
+        (
+            lambda shape: np.zeros((*shape, 3), np.uint8),
+            "mode RGB, expected class ids",
+        ),
+        (
+            lambda shape: np.zeros(shape, np.uint16),
+            "mode I;16, expected class ids",
+        ),
+    ],
+)
+def test_odd_masks_are_refused(make, message, root):
+    mask = first_mask(root)
+    Image.fromarray(make(np.asarray(Image.open(mask)).shape)).save(mask)
+    with pytest.raises(DataError, match=message) as caught:
+        read(VAL)
+    assert mask.name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_damaged_masks_are_refused(root):
+    mask = first_mask(root)
+    whole = mask.read_bytes()
+    for content in (b"", b"text", whole[: len(whole) // 2]):
+        cache_clear()
+        mask.write_bytes(content)
+        with pytest.raises(DataError, match=r"2012_000004.png: not an image or damaged"):
+            read(VAL)
+
+
+def test_every_mask_is_looked_at_where_asked(root, monkeypatch):
+    """Before training a sample is enough; the doctor takes the time."""
+    split = read(VAL)
+    monkeypatch.setattr(sem_seg, "_SAMPLE", 1)
+    last = Path(split.records[-1]["sem_seg_file_name"])
+    Image.fromarray(np.full(np.asarray(Image.open(last)).shape, 99, np.uint8)).save(last)
+    sem_seg.check_labels(split.records, 21, 255)
+    with pytest.raises(DataError, match="label 99"):
+        sem_seg.check_labels(split.records, 21, 255, everything=True)
+
+
+@pytest.mark.parametrize("line", ["../2012_000004", "/etc/passwd", ".."])
+def test_lists_cannot_lead_out_of_the_folder(line, root):
+    (root / "ImageSets" / "Segmentation" / "val.txt").write_text(line)
+    with pytest.raises(DataError, match="leads out of the dataset"):
+        read(VAL)
+
+
+def test_the_digest_is_of_the_labels(root):
+    before = read(VAL).annotations_sha256
+    mask = first_mask(root)
+    labels = np.asarray(Image.open(mask)).copy()
+    labels[0, 0] = 7
+    Image.fromarray(labels).save(mask)
+    cache_clear()
+    assert read(VAL).annotations_sha256 != before
+
+
+def test_a_missing_data_set_shows_what_is_expected_where(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    with pytest.raises(DataError) as caught:
+        read(AUG)
+    for word in (
+        "/train_aug.txt",
+        "SegmentationClassAug/",
+        "$DETECTRON2_DATASETS",
+        "SBD",
+    ):
+        assert word in str(caught.value)
+
+
+def test_real_masks(shared_data, tmp_path, monkeypatch):
+    with_links(shared_data / "VOC2007", tmp_path / "VOC2007")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    split = read("voc_2007_sem_seg_trainval")
+    assert len(split.records) == 77
+    sem_seg.check_labels(split.records, 21, 255, everything=True)

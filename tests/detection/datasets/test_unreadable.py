@@ -1,0 +1,156 @@
+"""An image that cannot be read: one line, a record and a checkpoint, from both engines."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detection.datasets import cache_clear
+from detection.train_net import main
+from moco.common.errors import DataError
+from moco.common.files import load_torch
+from moco.common.run import read_record
+from tests.oracles.tiny_voc import write_voc
+
+SCHEDULE = {
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
+    "SOLVER.MAX_ITER": 4,
+    "SOLVER.STEPS": (3,),
+    "SOLVER.CHECKPOINT_PERIOD": 100,  # nothing is saved but because of the image, and at the end
+    "DATALOADER.ASPECT_RATIO_GROUPING": False,  # so that the order of the images is the sampler's
+}
+# The order of the 6 images in the first epoch of TrainingSampler under the task's SEED.
+ORDER = torch.randperm(6, generator=torch.Generator().manual_seed(7)).tolist()
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    root = write_voc(tmp_path / "own", {"trainval": 6, "test": 3})
+    cache_clear()
+    yield root
+    cache_clear()
+
+
+@pytest.fixture
+def arguments(small_config, small_options, narrow_r18_file, images) -> Callable[..., list[str]]:
+    def build(engine: str, folder: Path, *opts: object, flags: tuple[str, ...] = ()) -> list[str]:
+        values = SCHEDULE | {"DATASETS.VOC_DIR": images, "MODEL.WEIGHTS": narrow_r18_file}
+        argv = ["--config-file", small_config, "--engine", engine, *flags, *small_options]
+        argv += [str(x) for pair in values.items() for x in pair]
+        return [*argv, "OUTPUT_DIR", str(folder), *map(str, opts)]
+
+    return build
+
+
+@contextmanager
+def truncated(path: Path) -> Iterator[None]:
+    """While open the end of the file is missing; its header is there."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    cache_clear()
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
+        cache_clear()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_torch(folder / "model_final.pth")["model"]
+
+
+def assert_ended(error: pytest.ExceptionInfo[DataError], folder: Path, image: Path) -> None:
+    text = str(error.value)
+    assert text.startswith(f"{image}: cannot be read as an image") and "\n" not in text
+    assert f"doctor --voc-dir {image.parents[1]} --verify" in text
+    record = read_record(folder / "run.json")
+    assert record.status == "failed" and str(image) in record.notes[-1]
+    assert (folder / "last_checkpoint").read_text() == "model_0000001.pth"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_of_the_training_split(engine, workers, arguments, images, tmp_path, request, capfd):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    image = images / "JPEGImages" / f"{ORDER[5]:06d}.jpg"
+    opts = ("DATALOADER.NUM_WORKERS", workers)
+    with truncated(image), pytest.raises(DataError) as error:
+        main(arguments(engine, tmp_path / "out", *opts))
+    assert_ended(error, tmp_path / "out", image)
+    shown = capfd.readouterr()
+    assert "Traceback" not in shown.out + shown.err
+    assert main(arguments(engine, tmp_path / "out", *opts, flags=("--resume",))) == 0
+    assert main(arguments(engine, tmp_path / "straight", *opts)) == 0
+    resumed, straight = weights(tmp_path / "out"), weights(tmp_path / "straight")
+    assert all(torch.equal(resumed[key], straight[key]) for key in straight)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_of_the_test_split(engine, workers, arguments, images, tmp_path, request):
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    image = images / "JPEGImages" / "000007.jpg"
+    opts = ("DATALOADER.NUM_WORKERS", workers, "TEST.EVAL_PERIOD", 2)
+    with truncated(image), pytest.raises(DataError) as error:
+        main(arguments(engine, tmp_path / "out", *opts))
+    assert_ended(error, tmp_path / "out", image)
+    assert main(arguments(engine, tmp_path / "out", *opts, flags=("--resume",))) == 0
+    with truncated(image), pytest.raises(DataError, match=image.name):
+        main(arguments(engine, tmp_path / "out", *opts, flags=("--eval-only", "--resume")))
+    record = read_record(tmp_path / "out" / "inference" / "run.json")
+    assert record.status == "failed" and str(image) in record.notes[-1]
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_on_two_processes(engine, arguments, images, tmp_path, request):
+    """The process that reads it is not alone with it: all save, and the message is the image's."""
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    image = images / "JPEGImages" / f"{ORDER[5]:06d}.jpg"
+    with truncated(image), pytest.raises(DataError) as error:
+        main(arguments(engine, tmp_path / "out", flags=("--num-gpus", "2")))
+    assert_ended(error, tmp_path / "out", image)
+
+
+@pytest.mark.parametrize("engine", ["embedded", "detectron2"])
+def test_gray_of_16_bits_is_refused_before_training(engine, arguments, images, request):
+    """Detectron2's reader would clip it to white."""
+    if engine == "detectron2":
+        request.getfixturevalue("detectron2")
+    jpeg = images / "JPEGImages" / "000003.jpg"
+    with Image.open(jpeg) as image:
+        gray = np.asarray(image.convert("L"), dtype=np.uint16) * 257
+    Image.fromarray(gray).save(jpeg.with_suffix(".png"))
+    jpeg.unlink()
+    with pytest.raises(DataError, match=r"000003\.png.*8 bits"):
+        main(arguments(engine, images.parent / "out", flags=("--check-only",)))
+
+
+def test_gray_of_16_bits_under_another_name(detectron2, images):
+    """What no check of the dataset opens is refused when it is read, by both engines alike."""
+    from detection.d2.loader import NamesImages
+    from detection.datasets.images import read_image
+
+    path = images / "JPEGImages" / "wide.jpg"
+    Image.fromarray(np.full((4, 4), 999, dtype=np.uint16)).save(path, format="png")
+    with pytest.raises(DataError) as error:
+        read_image(str(path))
+    returned = NamesImages(lambda record: record)({"file_name": str(path)})
+    assert isinstance(returned, DataError) and str(returned) == str(error.value)
+
+
+def test_errors_that_are_not_the_images_stay_what_they_are(detectron2, images):
+    from detection.d2.loader import NamesImages
+
+    def mapper(record: object) -> dict[str, object]:
+        raise KeyError("a fault of the program")
+
+    path = images / "JPEGImages" / "000000.jpg"
+    with pytest.raises(KeyError):
+        NamesImages(mapper)({"file_name": str(path)})

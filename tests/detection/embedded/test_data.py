@@ -1,0 +1,395 @@
+"""The data pipeline without Detectron2: expected values written out, and its own promises."""
+
+import json
+import multiprocessing
+import os
+import signal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detection.datasets.images import read_image
+from detection.embedded import data, samples
+from detection.embedded.pipeline import training_records
+from moco.common.errors import DataError, UserError
+from tests.oracles import tiny_detector as tiny
+from tests.oracles.tiny_coco import write_coco
+
+
+def record(folder: Path, size: tuple[int, int], number: int = 0, **more: Any) -> dict[str, Any]:
+    """An image of `size` = (width, height) with one object; `more` replaces its entries."""
+    path = folder / f"{number}.png"
+    columns, rows = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
+    pixels = np.stack([columns * 2, rows * 2, np.full_like(rows, number)], axis=-1)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return {
+        "file_name": str(path),
+        "image_id": str(number),
+        "width": size[0],
+        "height": size[1],
+        "annotations": [{"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 2}],
+        **more,
+    }
+
+
+def load(
+    one: dict[str, Any], draw: samples.Draw, order: str = "RGB", **options: Any
+) -> dict[str, Any]:
+    return samples.Mapper(1000, order, **options)(one, draw)
+
+
+@pytest.mark.parametrize(
+    ("size", "short_edge", "limit", "expected"),
+    [
+        ((480, 640), 800, 1333, (800, 1067)),
+        ((640, 480), 800, 1333, (1067, 800)),
+        ((375, 500), 600, 1000, (600, 800)),
+        ((300, 1200), 600, 1000, (250, 1000)),  # the longer side decides
+        ((333, 333), 0, 10, (333, 333)),  # 0: as it is
+        ((3, 2), 5, 100, (8, 5)),  # 7.5 rounds up
+    ],
+)
+def test_resized_size(
+    size: tuple[int, int], short_edge: int, limit: int, expected: tuple[int, int]
+) -> None:
+    assert samples.resized_size(size, short_edge, limit) == expected
+
+
+def test_boxes_follow_the_image(tmp_path: Path) -> None:
+    one = record(tmp_path, (60, 40))
+    plain = load(one, samples.Draw(0))
+    assert plain["boxes"].tolist() == [[10, 4, 30, 20]]
+    assert plain["classes"].tolist() == [2]
+    assert plain["image"].shape == (3, 40, 60)
+    assert plain["image"].dtype == torch.uint8
+    flipped = load(one, samples.Draw(0, "horizontal"))
+    assert flipped["boxes"].tolist() == [[30, 4, 50, 20]]
+    assert torch.equal(flipped["image"], plain["image"].flip(2))
+    upside_down = load(one, samples.Draw(0, "vertical"))
+    assert upside_down["boxes"].tolist() == [[10, 20, 30, 36]]
+    assert torch.equal(upside_down["image"], plain["image"].flip(1))
+    doubled = load(one, samples.Draw(80, "horizontal"))
+    assert doubled["boxes"].tolist() == [[60, 8, 100, 40]]
+    assert doubled["image"].shape == (3, 80, 120)
+    assert torch.equal(load(one, samples.Draw(0), "BGR")["image"], plain["image"].flip(0))
+    assert (doubled["height"], doubled["width"]) == (40, 60)  # of the original, for the metric
+
+
+def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
+    boxes = [[-5.0, -5.0, 20.0, 99.0], [70.0, 3.0, 80.0, 9.0], [5.0, 5.0, 5.0, 9.0]]
+    annotations = [{"bbox": b, "bbox_mode": 0, "category_id": i} for i, b in enumerate(boxes)]
+    sample = load(record(tmp_path, (60, 40), annotations=annotations), samples.Draw(0))
+    assert sample["boxes"].tolist() == [[0, 0, 20, 40]]
+    assert sample["classes"].tolist() == [0]
+
+
+def test_a_image_without_objects(tmp_path: Path) -> None:
+    sample = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
+    assert sample["boxes"].shape == (0, 4)
+    assert sample["classes"].shape == (0,)
+    assert sample["classes"].dtype == torch.int64
+
+
+def test_exif_orientation(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90 degrees clockwise
+    pixels = np.zeros((2, 3, 3), dtype=np.uint8)
+    pixels[0, 0] = 255
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    image = np.asarray(read_image(str(tmp_path / "turned.png")))
+    assert image.shape == (3, 2, 3)
+    assert image[0, 1].tolist() == [255, 255, 255]
+
+
+def test_bad_images_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"missing\.jpg.*No such file"):
+        read_image(str(tmp_path / "missing.jpg"))
+    (tmp_path / "text.jpg").write_text("not an image")
+    with pytest.raises(DataError, match=r"text\.jpg: cannot be read"):
+        read_image(str(tmp_path / "text.jpg"))
+    Image.fromarray(np.random.RandomState(0).randint(0, 255, (90, 90, 3)).astype(np.uint8)).save(
+        tmp_path / "whole.jpg"
+    )
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
+    with pytest.raises(DataError, match=r"cut\.jpg.*truncated"):
+        read_image(str(tmp_path / "cut.jpg"))
+    with pytest.raises(DataError, match="60x40, its annotation says 50x40"):
+        load(record(tmp_path, (60, 40), width=50), samples.Draw(0))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_worker_stays_one_line(num_workers: int, tmp_path: Path) -> None:
+    broken = record(tmp_path, (60, 40), file_name=str(tmp_path / "gone.png"))
+    batches = data.evaluation_batches(
+        [broken], samples.Draw(0), samples.Mapper(99, "RGB"), num_workers=num_workers
+    )
+    with pytest.raises(DataError) as caught:
+        next(batches)
+    assert "gone.png" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not multiprocessing.active_children()  # although the traceback is still held
+
+
+def test_the_shuffled_stream() -> None:
+    """Whole permutations, one after the other, fixed by the seed."""
+    stream = list(islice(data.shuffled_forever(5, seed=3), 15))
+    assert [sorted(stream[i : i + 5]) for i in (0, 5, 10)] == [list(range(5))] * 3
+    assert stream[:5] != stream[5:10]
+    generator = torch.Generator().manual_seed(3)
+    assert stream[:5] == torch.randperm(5, generator=generator).tolist()
+    assert stream == list(islice(data.shuffled_forever(5, seed=3), 15))
+    assert stream != list(islice(data.shuffled_forever(5, seed=4), 15))
+
+
+def sizes(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
+    return [{"width": w, "height": h} for w, h in pairs]
+
+
+def plan(records: list[dict[str, Any]], seed: int, **options: Any) -> list[list[data.Planned]]:
+    draw = samples.Augmentation((10, 20, 30), "choice", "horizontal").draw
+    indices = data.shuffled_forever(len(records), seed)
+    rng = np.random.RandomState(seed)
+    return list(islice(data.plan_batches(records, indices, draw, rng=rng, **options), 40))
+
+
+def test_wide_and_tall_images_do_not_share_a_batch() -> None:
+    records = sizes((3, 2), (2, 3), (3, 2), (2, 2), (2, 3))  # a square one counts as tall
+    wide = {0, 2}
+    batches = plan(records, batch_size=2, group_by_shape=True, seed=0)
+    kinds = [{index in wide for index, _ in batch} for batch in batches]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert {True, False} == {kind.copy().pop() for kind in kinds}
+    mixed = plan(records, batch_size=2, group_by_shape=False, seed=0)
+    assert any(len({index in wide for index, _ in batch}) == 2 for batch in mixed)
+
+
+def test_grouping_loses_no_image() -> None:
+    records = sizes(*[(3, 2), (2, 3), (4, 2)] * 4)
+    batches = plan(records, batch_size=3, group_by_shape=True, seed=5)
+    counts = np.bincount([index for batch in batches for index, _ in batch])
+    assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
+
+
+def test_draws_cover_sizes_and_flips() -> None:
+    rng = np.random.RandomState(0)
+    augmentation = samples.Augmentation((10, 20, 30), "choice", "vertical")
+    draws = [augmentation.draw(rng) for _ in range(60)]
+    assert {draw.short_edge_px for draw in draws} == {10, 20, 30}
+    assert {draw.flip for draw in draws} == {"vertical", "none"}
+    ranged = samples.Augmentation((10, 12), "range", "none")
+    draws = [ranged.draw(rng) for _ in range(60)]
+    assert {draw.short_edge_px for draw in draws} == {10, 11, 12}
+    assert {draw.flip for draw in draws} == {"none"}
+
+
+def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
+    records = [record(tmp_path, (40 + i, 44), i) for i in range(9)]
+    augmentation = samples.Augmentation((30, 40), "choice", "horizontal")
+
+    def batches(num_workers: int, skip: int) -> list[list[dict[str, Any]]]:
+        stream = data.training_batches(
+            records,
+            lambda: data.shuffled_forever(len(records), seed=1),
+            augmentation.draw,
+            samples.Mapper(60, "RGB"),
+            batch_size=2,
+            group_by_shape=True,
+            num_workers=num_workers,
+            seed=1,
+            skip=skip,
+        )
+        return list(islice(stream, 7 - skip))
+
+    straight = batches(0, 0)
+    for other in (batches(2, 0), [*straight[:3], *batches(0, 3)], [*straight[:4], *batches(2, 4)]):
+        for one, two in zip(straight, other, strict=True):
+            assert [s["image_id"] for s in one] == [s["image_id"] for s in two]
+            assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, two, strict=True))
+
+
+def test_random_numbers_go_on_where_a_training_left_them(tmp_path: Path) -> None:
+    """The images are those of the beginning."""
+    records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
+
+    def shapes(number: int, **options: Any) -> list[tuple[str, tuple[int, ...]]]:
+        stream = data.training_batches(
+            records,
+            lambda: data.shuffled_forever(len(records), seed=1),
+            samples.Augmentation((10, 20, 30, 40), "choice", "horizontal").draw,
+            samples.Mapper(60, "RGB"),
+            batch_size=2,
+            group_by_shape=True,
+            num_workers=0,
+            seed=1,
+            **options,
+        )
+        batches = list(islice(stream, number))
+        return [(s["image_id"], s["image"].shape) for batch in batches for s in batch]
+
+    begun, later = shapes(3), shapes(3, drawn=3)
+    assert [name for name, _ in begun] == [name for name, _ in later]
+    assert begun != later
+    assert later == shapes(3, drawn=3)
+    assert begun == shapes(3, drawn=0)
+
+
+@pytest.mark.race
+def test_workers_outlive_a_stop_signal_but_not_their_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler signals every process; the trainer still has to save."""
+    monkeypatch.setattr(data, "STOP_AFTER_SECONDS", 5)
+    before = set(multiprocessing.active_children())
+    stream = data.training_batches(
+        [record(tmp_path, (40, 44), i) for i in range(4)],
+        lambda: data.shuffled_forever(4, seed=1),
+        samples.Augmentation((30,), "choice", "none").draw,
+        samples.Mapper(60, "RGB"),
+        batch_size=2,
+        group_by_shape=False,
+        num_workers=1,
+        seed=1,
+    )
+    next(stream)
+    (worker,) = set(multiprocessing.active_children()) - before
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGTERM)
+    assert len(list(islice(stream, 6))) == 6
+    assert worker.is_alive()
+    stream.close()
+    worker.join(timeout=300)
+    assert not worker.is_alive()
+
+
+def test_records_without_anything_to_learn_are_left_out() -> None:
+    objects = {"annotations": [{"iscrowd": 1}, {"keypoints": [1, 1, 2, 3, 3, 0]}]}
+    crowd = {"annotations": [{"iscrowd": 1, "keypoints": [1, 1, 1, 3, 3, 2]}]}
+    nothing: dict[str, Any] = {"annotations": []}
+    assert data.with_objects([objects, crowd, nothing]) == [objects]
+    assert data.with_keypoints([objects, crowd, nothing], 1) == [objects, crowd]
+    assert data.with_keypoints([objects, crowd, nothing], 2) == [crowd]
+    assert data.with_keypoints([nothing], 0) == [nothing]
+
+
+def test_training_leaves_out_what_has_no_object_or_no_keypoint(
+    tmp_path: Path, fresh_cache: None
+) -> None:
+    write_coco(tmp_path, {"train2017": 4}, keypoints=True)
+    path = tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json"
+    content = json.loads(path.read_text())
+    crowded, hidden, *others = [image["id"] for image in content["images"]]
+    for item in content["annotations"]:
+        if item["image_id"] == crowded:
+            item["iscrowd"] = 1
+        if item["image_id"] == hidden:
+            item["keypoints"] = [0] * len(item["keypoints"])
+    path.write_text(json.dumps(content))
+    keys: dict[str, Any] = {
+        "DATASETS.COCO_TRAIN_JSON": str(path),
+        "DATASETS.COCO_TRAIN_ROOT": str(tmp_path / "coco" / "train2017"),
+        "DATASETS.TRAIN": (f"annotations_{path.stem}",),
+    }
+
+    def kept(**more: Any) -> set[int]:
+        given = {f"MODEL.{name}": value for name, value in more.items()}
+        return {r["image_id"] for r in training_records(tiny.task({**keys, **given}))}
+
+    assert kept() == {hidden, *others}
+    assert kept(KEYPOINT_ON=True) == set(others)
+    with pytest.raises(UserError, match=r"TRAIN holds no image with labeled keypoints"):
+        kept(KEYPOINT_ON=True, **{"ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1000})
+    keys["DATALOADER.FILTER_EMPTY_ANNOTATIONS"] = False
+    assert kept() == {crowded, hidden, *others}
+
+
+def test_rare_classes_are_repeated() -> None:
+    def one(*classes: int) -> dict[str, Any]:
+        return {"annotations": [{"category_id": c} for c in classes]}
+
+    records = [one(0), one(0, 1), one(0), one()]
+    # Class 0 is in 3 of 4 images, class 1 in 1 of 4.
+    assert data.repeat_factors(records, 0.5, square_root=False) == [1.0, 2.0, 1.0, 1.0]
+    assert data.repeat_factors(records, 1.0, square_root=True)[1] == 2.0
+    stream = list(islice(data.repeated_forever([1.0, 2.0, 1.5], seed=0), 4000))
+    counts = np.bincount(stream)
+    assert counts / counts[0] == pytest.approx([1, 2, 1.5], rel=0.03)
+
+
+def test_masks_follow_the_image(tmp_path: Path) -> None:
+    square = [10.5, 4.0, 30.0, 4.0, 30.0, 20.0, 10.5, 20.0]
+    runs = {"size": [40, 60], "counts": [40 * 10 + 4, 1, 40 * 60 - 40 * 10 - 5]}
+    whole = {"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 2}
+    one = record(tmp_path, (60, 40), annotations=[{**whole, "segmentation": [square]}])
+    sample = load(one, samples.Draw(80, "horizontal"), masks="polygon")
+    ((polygon,),) = sample["masks"]
+    assert polygon.tolist() == [99, 8, 60, 8, 60, 40, 99, 40]
+    bitmap = load(one, samples.Draw(0, "vertical"), masks="bitmask")["masks"]
+    assert (bitmap.dtype, bitmap.shape) == (torch.bool, (1, 40, 60))
+    assert bitmap[0].any(dim=1).nonzero().flatten().tolist() == list(range(20, 36))
+    import pycocotools.mask
+
+    encoded = pycocotools.mask.frPyObjects(runs, 40, 60)
+    one = record(tmp_path, (60, 40), annotations=[{**whole, "segmentation": encoded}])
+    bitmap = load(one, samples.Draw(0, "horizontal"), masks="bitmask")["masks"]
+    assert bitmap[0].nonzero().tolist() == [[4, 49]]
+    with pytest.raises(DataError, match=r"0\.png: has a mask in run lengths.*MASK_FORMAT bitmask"):
+        load(one, samples.Draw(0), masks="polygon")
+
+
+def test_an_object_without_box_or_mask_is_no_object(tmp_path: Path) -> None:
+    shape = [[10.0, 4.0, 30.0, 4.0, 30.0, 20.0]]
+    outside = [[-9.0, 4.0, -1.0, 4.0, -1.0, 20.0]]
+    annotations = [
+        {"bbox": box, "bbox_mode": 0, "category_id": number, "segmentation": segmentation}
+        for number, (box, segmentation) in enumerate(
+            [([5.0, 5.0, 5.0, 9.0], shape), ([1.0, 1.0, 9.0, 9.0], outside), ([1, 1, 9, 9], shape)]
+        )
+    ]
+    one = record(tmp_path, (60, 40), annotations=annotations)
+    for masks, classes in (("bitmask", [2]), ("polygon", [1, 2]), ("", [1, 2])):
+        sample = load(one, samples.Draw(0), masks=masks)
+        assert sample["classes"].tolist() == classes
+        assert len(sample.get("masks", classes)) == len(classes)
+
+
+def test_keypoints_follow_the_image(tmp_path: Path) -> None:
+    flips = samples.flip_indices(
+        ["nose", "left_eye", "right_eye", "left_ear"], [("left_eye", "right_eye")]
+    )
+    assert flips == (0, 2, 1, 3)
+    points = [10.5, 4.5, 2, 60.0, 40.0, 1, 60.5, 4.0, 2, 7.0, 7.0, 0]
+    annotations = [
+        {"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 0, "keypoints": points}
+    ]
+    one = record(tmp_path, (60, 40), annotations=annotations)
+    plain = load(one, samples.Draw(0), flip_indices=flips)["keypoints"]
+    assert plain.tolist() == [[[10.5, 4.5, 2], [60, 40, 1], [0, 0, 0], [0, 0, 0]]]
+    flipped = load(one, samples.Draw(80, "horizontal"), flip_indices=flips)["keypoints"]
+    assert flipped.tolist() == [[[99, 9, 2], [0, 0, 0], [0, 80, 1], [0, 0, 0]]]
+    none = record(tmp_path, (60, 40), annotations=[])
+    assert load(none, samples.Draw(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
+
+
+def test_labels_follow_the_image(tmp_path: Path) -> None:
+    from detection.datasets import sem_seg_data
+
+    one = record(tmp_path, (60, 40))
+    labels = np.arange(40 * 60).reshape(40, 60) % 7
+    Image.fromarray(labels.astype(np.uint8)).save(tmp_path / "labels.png")
+    one["sem_seg_file_name"] = str(tmp_path / "labels.png")
+    augmentation = sem_seg_data.Augmentation((1.0, 1.0), True, 50, (9.0, 8.0, 7.0), 255)
+    for order in ("RGB", "BGR"):
+        mapper = samples.LabelMapper(augmentation, order)
+        whole = mapper(one, None)
+        assert "sem_seg" not in whole and whole["image"].shape == (3, 40, 60)
+        cut = mapper(one, sem_seg_data.Draw(1.0, True, (0.0, 0.99)))
+        assert torch.equal(cut["image"][:, :40], whole["image"].flip(2)[:, :, 10:])
+        assert cut["image"][:, 40:, 0].T.tolist() == [[9, 8, 7]] * 10  # in the model's order
+        assert cut["sem_seg"].dtype == torch.int64
+        assert cut["sem_seg"][:40].tolist() == labels[:, ::-1][:, 10:].tolist()
+        assert (cut["sem_seg"][40:] == 255).all()

@@ -1,0 +1,297 @@
+"""The embedded model on its own: refusals, corner cases, formulas by hand."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from detection.embedded.boxes import decode, encode, match, nonempty, rescale, sample
+from detection.embedded.build import build_model
+from detection.embedded.layers import FrozenBatchNorm, freeze
+from detection.embedded.masks import crop_polygons, locate_keypoints, paste, visible_in
+from detection.embedded.roi_heads import Pooler
+from detection.embedded.rpn import cell_anchors, grid_anchors
+from moco.common.errors import UserError
+from tests.oracles import tiny_detector as tiny
+
+# A network of this project's own, which Detectron2 does not have.
+R10 = {
+    **tiny.COMMON,
+    "MODEL.RESNETS.DEPTH": 10,
+    "MODEL.RESNETS.STEM": "stride2",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("MODEL.META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
+        ("MODEL.KEYPOINT_ON", True, "StandardROIHeads"),
+        ("MODEL.BACKBONE.NAME", "build_swint_backbone", "build_resnet_fpn_backbone"),
+        ("MODEL.RESNETS.RES5_DILATION", 4, "1, 2"),
+        ("MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK", True, "False"),
+        ("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIPool", "ROIAlignV2"),
+        ("MODEL.FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
+        ("MODEL.RESNETS.NORM", "GN", "BN, FrozenBN"),
+        ("MODEL.RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
+        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads", "Res5ROIHeads"),
+        ("MODEL.ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
+        ("MODEL.RPN.BBOX_REG_LOSS_TYPE", "giou", "smooth_l1"),
+        ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True, "False"),
+        ("MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
+        ("INPUT.FORMAT", "L", "RGB, BGR"),
+        ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "WarmupMultiStepLR"),
+        ("TEST.AUG.ENABLED", True, "False"),
+    ],
+)
+def test_what_cannot_be_honored_is_refused(key: str, value: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_model(tiny.task({**tiny.NARROW_R50, key: value}))
+    message = str(caught.value)
+    shown = value if isinstance(value, str) else str(value)
+    assert key in message and shown in message and said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"MODEL.RESNETS.RES2_OUT_CHANNELS": 256}, r"RES2_OUT_CHANNELS 256.*set it to 8"),
+        ({"MODEL.RESNETS.NUM_GROUPS": 2}, r"NUM_GROUPS 2.*set it to 1"),
+        ({"MODEL.ROI_HEADS.NAME": "Res5ROIHeads"}, r"use Res5ROIHeadsExtraNorm"),
+        ({"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION 2.*cannot be dilated"),
+        ({"MODEL.RESNETS.OUT_FEATURES": ["res5"]}, r"RPN.IN_FEATURES \['res4'\].*of res5"),
+        ({"MODEL.RESNETS.OUT_FEATURES": ["res6"]}, r"OUT_FEATURES \['res6'\].*of stem, res2"),
+        ({"MODEL.BACKBONE.NAME": "build_resnet_dilated_c5_backbone"}, r"needs \['res5'\] and 2"),
+        ({"MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone"}, r"FPN.IN_FEATURES \[\]"),
+        ({"MODEL.ROI_HEADS.NAME": "StandardROIHeads"}, r"ROI_BOX_HEAD.NAME ''.*FastRCNNConvFC"),
+        ({"MODEL.META_ARCHITECTURE": "SemanticSegmentor"}, r"SEM_SEG_HEAD.NAME.*only FCN16sHead"),
+    ],
+)
+def test_keys_that_contradict_each_other(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build_model(tiny.task({**R10, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("base", "keys", "said"),
+    [
+        (tiny.FPN, {"MODEL.FPN.IN_FEATURES": ["res2", "res4"]}, r"FPN.IN_FEATURES.*in a row"),
+        (tiny.FPN, {"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION.*set 1"),
+        (tiny.FPN, {"MODEL.RPN.IN_FEATURES": ["p7"]}, r"RPN.IN_FEATURES \['p7'\].*of p2, p3"),
+        (tiny.FPN, {"MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p4"]}, r"ROI_HEADS.IN_FEATURES.*a row"),
+        (tiny.FPN, {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9]]}, r"SIZES.*each of the 5"),
+        (
+            tiny.FPN,
+            {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9, 10], [11], [12], [13]]},
+            r"SIZES: has \[1, 2, 1, 1, 1\]",
+        ),
+        (tiny.FPN, {"MODEL.RPN.IOU_THRESHOLDS": [0.7, 0.3]}, r"RPN.IOU_THRESHOLDS.*expected 2"),
+        (tiny.FPN, {"MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.4, 0.5]}, r"HEADS.IOU_T.*expected 1"),
+        (tiny.FPN, {"MODEL.ROI_BOX_HEAD.NUM_FC": 0}, r"NUM_FC 0.*no layer"),
+        (tiny.FCN, {"INPUT.RANDOM_FLIP": "vertical"}, r"RANDOM_FLIP vertical.*horizontal, none"),
+        (tiny.FCN, {"MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res4"]}, r"IN_FEATURES \['res4'\].*res5"),
+        (tiny.FCN, {"MODEL.RESNETS.RES5_DILATION": 1}, r"IN_FEATURES.*of stride 16"),
+    ],
+)
+def test_maps_that_do_not_fit(base: dict[str, Any], keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        build_model(tiny.task({**base, **keys}))
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "cifar", "stride2"])
+def test_small_networks_train_and_detect(stem: str) -> None:
+    torch.manual_seed(0)
+    keys = {**R10, "MODEL.RESNETS.STEM": stem, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0}
+    model = build_model(tiny.task(keys))
+    stride = {"imagenet": 16, "cifar": 4, "stride2": 8}[stem]
+    assert model.backbone.strides["res4"] == stride
+    samples = tiny.images([(61, 75), (80, 52)], seed=1)
+    losses = model(samples)
+    sum(losses.values()).backward()
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    missing = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not missing
+    model.eval()
+    with torch.no_grad():
+        for found, sample in zip(model(samples), samples, strict=True):
+            assert len(found["scores"]) == 100
+            assert found["classes"].max() < 5
+            assert (found["scores"].diff() <= 0).all()
+            limit = torch.tensor([sample["width"], sample["height"]] * 2)
+            assert (found["boxes"] >= 0).all() and (found["boxes"] <= limit).all()
+
+
+def test_nothing_found_and_nothing_proposed() -> None:
+    model = build_model(tiny.task({**R10, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 1.0}))
+    samples = tiny.images([(61, 75)], seed=1)
+    model.eval()
+    with torch.no_grad():
+        assert model(samples)[0]["boxes"].shape == (0, 4)
+        rules = dataclasses.replace(model.proposal_generator.rules, min_size_px=1e6)
+        model.proposal_generator.rules = rules
+        found = model(samples)[0]
+    assert [len(found[name]) for name in ("boxes", "scores", "classes")] == [0, 0, 0]
+
+
+def test_a_batch_without_any_object() -> None:
+    torch.manual_seed(0)
+    model = build_model(tiny.task(R10))
+    samples = [tiny.without_objects(s) for s in tiny.images([(61, 75), (80, 52)], seed=1)]
+    losses = model(samples)
+    sum(losses.values()).backward()
+    assert losses["loss_box_reg"] == losses["loss_rpn_loc"] == 0
+    assert losses["loss_cls"] > 0 and losses["loss_rpn_cls"] > 0
+
+
+def test_rpn_losses_are_divided_by_the_size_asked_for() -> None:
+    """Not by the number of anchors found, which here is 960 in either case."""
+    samples = tiny.images([(61, 75)], seed=1)
+    sums = []
+    for asked in (2000, 4000):
+        torch.manual_seed(0)
+        model = build_model(tiny.task({**R10, "MODEL.RPN.BATCH_SIZE_PER_IMAGE": asked}))
+        losses = model(samples)
+        sums.append([losses[n].item() * asked for n in ("loss_rpn_cls", "loss_rpn_loc")])
+    assert sums[0] == pytest.approx(sums[1], rel=1e-5)
+
+
+def test_weights_that_are_not_finite() -> None:
+    """In training an error; in evaluation, as in Detectron2, the affected boxes are dropped."""
+    model = build_model(tiny.task(R10))
+    samples = tiny.images([(61, 75)], seed=1)
+    with torch.no_grad():
+        model.proposal_generator.rpn_head.anchor_deltas.bias[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="proposals are not finite"):
+        model(samples)
+    model.eval()
+    with torch.no_grad():
+        found = model(samples)[0]
+    assert torch.isfinite(found["boxes"]).all()
+
+
+def test_anchors_by_hand() -> None:
+    boxes = grid_anchors(cell_anchors([8, 16], [0.25, 1.0]), 10, 0.5, (2, 1))
+    assert boxes.tolist() == [
+        # cell (0, 0), center (5, 5): size 8 before size 16, ratio h / w = 1/4 before 1
+        [-3, 3, 13, 7],
+        [1, 1, 9, 9],
+        [-11, 1, 21, 9],
+        [-3, -3, 13, 13],
+        # cell (1, 0), center (5, 15)
+        [-3, 13, 13, 17],
+        [1, 11, 9, 19],
+        [-11, 11, 21, 19],
+        [-3, 7, 13, 23],
+    ]
+
+
+def test_boxes_by_hand() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 10.0, 20.0], [5.0, 5.0, 5.0, 9.0]])
+    assert nonempty(boxes).tolist() == [True, False]
+    assert nonempty(boxes, 10.0).tolist() == [False, False]
+    assert rescale(boxes, (20, 10), (10, 30)).tolist() == [[0, 0, 30, 10], [15, 2.5, 15, 4.5]]
+    assert rescale(boxes, (10, 5), (20, 10)).tolist() == [[0, 0, 10, 20], [10, 10, 10, 18]]
+    deltas = torch.tensor([[0.5, 0.0, 0.0, 100.0]], dtype=torch.bfloat16)
+    decoded = decode(deltas, boxes[:1], (1.0, 1.0, 1.0, 1.0))
+    assert decoded.dtype == torch.float32
+    # Shifted by half a width; the height is clamped to 1000 / 16 times itself.
+    assert decoded[0].tolist() == pytest.approx([5, 10 - 625, 15, 10 + 625], rel=1e-5)
+    there = encode(boxes[:1] + 5, boxes[:1], (10.0, 10.0, 5.0, 5.0))
+    assert there.tolist() == [[5.0, 2.5, 0.0, 0.0]]
+
+
+def test_matching_by_hand() -> None:
+    objects = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 22.0, 22.0]])
+    boxes = torch.tensor(
+        [[0.0, 0.0, 10.0, 8.0], [0.0, 0.0, 5.0, 10.0], [0.0, 0.0, 10.0, 2.0], [18, 18, 22, 22]]
+    )
+    assert match(objects, boxes, (0.3, 0.7), each_object=False).tolist() == [0, -2, -1, -1]
+    # The second object's best box overlaps it by a quarter.
+    assert match(objects, boxes, (0.3, 0.7), each_object=True).tolist() == [0, -2, -1, 1]
+    assert match(objects[:0], boxes, (0.3, 0.7), each_object=True).tolist() == [-1] * 4
+
+
+def test_a_sample_has_its_size_and_its_share() -> None:
+    torch.manual_seed(0)
+    matched = torch.tensor([4] * 30 + [-1] * 30 + [-2] * 30)
+    positive, negative = sample(matched, 20, 0.25)
+    assert (len(positive), len(negative)) == (5, 15)
+    assert (matched[positive] == 4).all() and (matched[negative] == -1).all()
+    assert len(set(negative.tolist())) == 15
+    assert negative.tolist() != sorted(negative.tolist())
+    few = sample(torch.tensor([0, -1, -1, -2]), 20, 0.5)
+    assert [sorted(part.tolist()) for part in few] == [[0], [1, 2]]
+
+
+def test_a_region_goes_to_the_map_of_its_size() -> None:
+    pooler = Pooler(7, (4, 8, 16, 32), 0)
+    sides = torch.tensor([1.0, 111.9, 112.0, 223.9, 224.0, 447.9, 448.0, 5000.0])
+    boxes = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
+    assert pooler.levels(boxes).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert Pooler(7, (16, 32), 0).levels(boxes).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+
+
+def test_masks_by_hand() -> None:
+    square = [np.array([2.0, 2.0, 6.0, 2.0, 6.0, 6.0, 2.0, 6.0])]
+    (cropped,) = crop_polygons([square], torch.tensor([[0.0, 0.0, 8.0, 8.0]]), 4)
+    assert cropped.int().tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    (pasted,) = paste(torch.ones(1, 4, 4), torch.tensor([[1.0, 0.0, 3.0, 2.0]]), (3, 4))
+    assert pasted.int().tolist() == [[0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
+    assert paste(torch.ones(0, 4, 4), torch.zeros(0, 4), (3, 4)).shape == (0, 3, 4)
+
+
+def test_keypoints_by_hand() -> None:
+    heatmaps = torch.zeros(1, 1, 2, 2)
+    heatmaps[0, 0, 1, 0] = 3.0
+    (((x, y, score),),) = locate_keypoints(heatmaps, torch.tensor([[4.0, 8.0, 6.0, 10.0]])).tolist()
+    assert (x, y) == (4.5, 9.5)
+    assert score == pytest.approx(1 / (1 + 3 * np.exp(-3)))
+    points = torch.tensor([[[5.0, 5.0, 1.0], [50.0, 5.0, 2.0]], [[5.0, 5.0, 0.0], [0.0, 0.0, 0.0]]])
+    boxes = torch.tensor([[0.0, 0.0, 5.0, 5.0]] * 2)
+    assert visible_in(points, boxes).tolist() == [True, False]
+    assert visible_in(points[:1], boxes[:1] + 60).tolist() == [False]
+
+
+def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3)
+    with torch.no_grad():
+        for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            tensor.uniform_(0.5, 1.5)
+    block = nn.Sequential(nn.Conv2d(3, 3, 1), norm)
+    x = torch.randn(2, 3, 4, 4)
+    expected = block.eval()(x)
+    freeze(block.train())
+    assert isinstance(block[1], FrozenBatchNorm)
+    assert not [p for p in block.parameters() if p.requires_grad]
+    assert torch.equal(block(x), expected)
+    torch.testing.assert_close(block(x.clone().requires_grad_()), expected)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [R10, tiny.C4_MASK, tiny.DILATED_C5, tiny.FPN_MASK, tiny.KEYPOINTS, tiny.FCN],
+    ids=["r10", "c4-mask", "dilated-c5", "fpn-mask", "keypoints", "fcn16s"],
+)
+def test_mixed_precision_stays_close_to_full_precision(keys: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = build_model(tiny.task(keys))
+    samples = tiny.images([(61, 75), (80, 52)], seed=1, num_classes=1)
+    samples = [tiny.with_labels(tiny.with_shapes(sample)) for sample in samples]
+    torch.manual_seed(1)
+    full = model(samples)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(samples)
+    for name, loss in full.items():
+        assert mixed[name].dtype == torch.float32
+        # Proposals of nearly equal logits change places, so that others are sampled.
+        assert mixed[name].item() == pytest.approx(loss.item(), rel=0.3, abs=0.3)
+    sum(mixed.values()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())

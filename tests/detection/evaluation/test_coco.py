@@ -1,0 +1,378 @@
+"""COCO's and LVIS's metrics: equal to Detectron2's evaluator, and to cases done by hand."""
+
+import json
+import logging
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detection.evaluation.coco import COCOEvaluator, LVISEvaluator
+from tests.oracles.tiny_instances import (
+    answers,
+    coco_annotations,
+    coco_split,
+    empty_prediction,
+    rectangle,
+    rle,
+)
+
+
+def evaluator(split, kinds, folder, cls=COCOEvaluator, **options):
+    contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
+    return cls(
+        split.name,
+        split.metadata["json_file"],
+        {own: given for given, own in contiguous.items()},
+        split.classes,
+        kinds,
+        folder,
+        **options,
+    )
+
+
+def ours(split, predictions, kinds, folder, **options):
+    mine = evaluator(split, kinds, folder / "ours", **options)
+    for record, prediction in zip(split.records, predictions, strict=True):
+        mine.add(record, prediction)
+    return mine.evaluate()
+
+
+def detectron2s(
+    split, predictions, folder, masks, keypoints, tasks=None, use_fast_impl=False, **options
+):
+    """Detectron2's own evaluator on the same answers, as canonical names."""
+    import torch
+    from detectron2.data import MetadataCatalog
+    from detectron2.evaluation import COCOEvaluator as Theirs
+    from detectron2.structures import Boxes, Instances
+    from pycocotools import mask as mask_util
+
+    name = f"{folder}"  # unique: metadata cannot be set twice
+    MetadataCatalog.get(name).set(**split.metadata)
+    try:
+        out = str(folder / "theirs")
+        theirs = Theirs(name, tasks, False, out, use_fast_impl=use_fast_impl, **options)
+        theirs.reset()
+        for record, prediction in zip(split.records, predictions, strict=True):
+            found = Instances((record["height"], record["width"]))
+            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"].copy()))
+            found.scores = torch.from_numpy(prediction["scores"].copy())
+            found.pred_classes = torch.from_numpy(prediction["classes"].copy())
+            if masks:
+                decoded = [mask_util.decode(m) for m in prediction["masks"]]
+                shape = (0, record["height"], record["width"])
+                found.pred_masks = torch.from_numpy(np.array(decoded).reshape(-1, *shape[1:]))
+            if keypoints:
+                found.pred_keypoints = torch.from_numpy(prediction["keypoints"].copy())
+            theirs.process([record], [{"instances": found}])
+        results = theirs.evaluate()
+    finally:
+        MetadataCatalog.remove(name)
+    return {f"{kind}/{name}": v for kind, values in results.items() for name, v in values.items()}
+
+
+def same(mine, expected, tolerance=0.0):
+    """Equal to the last digit, NaN where NaN."""
+    assert list(mine) and set(mine) == set(expected)
+    assert mine == pytest.approx(expected, abs=tolerance, rel=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_boxes_and_masks_equal_detectron2s(detectron2, tmp_path, seed):
+    content = coco_annotations(seed, classes=4, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    predictions = answers(split, content, seed)
+    mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
+    same(mine, detectron2s(split, predictions, tmp_path, True, False))
+    # Its own C++ adds in another order.
+    faster = detectron2s(split, predictions, tmp_path, True, False, use_fast_impl=True)
+    same(mine, faster, tolerance=1e-10)
+    assert math.isnan(mine["bbox/AP-class11"])  # which has no object
+    assert 0 < mine["segm/AP"] < mine["segm/AP50"] < 100
+    assert mine["segm/APs"] != mine["bbox/APs"]
+
+
+@pytest.mark.parametrize("sigmas", [(), tuple(np.linspace(0.02, 0.2, 17))], ids=["COCO's", "own"])
+def test_keypoints_equal_detectron2s(detectron2, tmp_path, sigmas):
+    content = coco_annotations(3, classes=1, keypoints=17)
+    split = coco_split(tmp_path / "people.json", content)
+    predictions = answers(split, content, 4, keypoints=17)
+    mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
+    expected = detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas)
+    same(mine, expected)
+    assert 0 < mine["keypoints/AP"] < 100
+
+
+def test_without_the_compiled_package_the_metrics_are_the_same(tmp_path, monkeypatch):
+    content = coco_annotations(0, classes=4, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    predictions = answers(split, content, 16)
+    compiled = ours(split, predictions, ["bbox", "segm"], tmp_path)
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    same(ours(split, predictions, ["bbox", "segm"], tmp_path), compiled)
+
+
+def test_own_number_of_keypoints_equals_detectron2s(detectron2, tmp_path):
+    content = coco_annotations(5, classes=1, keypoints=4)
+    split = coco_split(tmp_path / "people.json", content)
+    predictions = answers(split, content, 6, keypoints=4)
+    sigmas = (0.05, 0.1, 0.07, 0.2)
+    mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
+    same(mine, detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas))
+
+
+@pytest.mark.parametrize("limit", [2, 300])
+def test_limit_on_detections_equals_detectron2s(detectron2, tmp_path, limit):
+    content = coco_annotations(7, classes=3, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    predictions = answers(split, content, 8, extra=400)
+    mine = ours(split, predictions, ["bbox"], tmp_path, max_detections=limit)
+    same(mine, detectron2s(split, predictions, tmp_path, False, False, max_dets_per_image=limit))
+    assert mine != ours(split, predictions, ["bbox"], tmp_path)
+
+
+def test_no_predictions_are_nan_as_detectron2s(detectron2, tmp_path):
+    content = coco_annotations(9, classes=3, keypoints=17)
+    split = coco_split(tmp_path / "tiny.json", content)
+    nothing = [empty_prediction(17) for _ in split.records]
+    mine = ours(split, nothing, ["bbox", "segm", "keypoints"], tmp_path)
+    same(
+        mine, detectron2s(split, nothing, tmp_path, True, True, tasks=["bbox", "segm", "keypoints"])
+    )
+    assert all(map(math.isnan, mine.values()))
+    assert json.loads((tmp_path / "ours" / "tiny.json").read_text()) == []
+
+
+def test_real_images_equal_detectron2s(detectron2, shared_data, tmp_path):
+    path = shared_data / "coco" / "annotations" / "instances_val2017.json"
+    content = json.loads(path.read_text())
+    split = coco_split(tmp_path / "instances_val2017.json", content)
+    predictions = answers(split, content, 10)
+    mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
+    same(mine, detectron2s(split, predictions, tmp_path, True, False))
+    assert 20 < mine["bbox/AP"] < 100
+
+
+def test_perfect_boxes_masks_and_keypoints(tmp_path):
+    """Whatever is annotated is found, so that also the half pixel of the keypoints is right."""
+    content = coco_annotations(11, classes=2, keypoints=17)
+    for annotation in content["annotations"]:
+        annotation["iscrowd"] = 0
+        x, y, w, h = annotation["bbox"]
+        annotation["area"] = 1e-3  # of the OKS: hardly any distance is forgiven
+        annotation["segmentation"] = rle(rectangle(200, 260, np.array([x, y, x + w, y + h])))
+    split = coco_split(tmp_path / "tiny.json", content)
+    ids = split.metadata["thing_dataset_id_to_contiguous_id"]
+    predictions = []
+    for record in split.records:
+        mine = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
+        boxes = np.array([a["bbox"] for a in mine], dtype=np.float32)
+        points = np.array([a["keypoints"] for a in mine], dtype=np.float32).reshape(-1, 17, 3)
+        prediction = {
+            "boxes": np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
+            "scores": np.full(len(mine), 0.9, dtype=np.float32),
+            "classes": np.array([ids[a["category_id"]] for a in mine]),
+            "masks": [a["segmentation"] for a in mine],
+            "keypoints": points + np.array([0.5, 0.5, 0], dtype=np.float32),
+        }
+        predictions.append(prediction)
+    metrics = ours(split, predictions, ["bbox", "segm", "keypoints"], tmp_path)
+    for kind in ("bbox", "segm"):
+        assert metrics[f"{kind}/AP"] == metrics[f"{kind}/AP75"] == pytest.approx(100)
+    assert math.isnan(metrics["keypoints/APl"])  # by their area there are small ones only
+    content["annotations"] = [{**a, "area": 5000.0} for a in content["annotations"]]
+    split = coco_split(tmp_path / "medium.json", content)
+    metrics = ours(split, predictions, ["keypoints"], tmp_path)
+    assert metrics["keypoints/AP"] == metrics["keypoints/APm"] == pytest.approx(100)
+
+
+def test_file_holds_coco_results_with_the_annotations_ids(tmp_path):
+    content = coco_annotations(12, classes=3, keypoints=17)
+    split = coco_split(tmp_path / "tiny.json", content)
+    prediction = {
+        "boxes": np.array([[1.25, 2.5, 11.35, 22.5]], dtype=np.float32),
+        "scores": np.array([0.1], dtype=np.float32),
+        "classes": np.array([1]),
+        "masks": [rle(np.ones((200, 260)))],
+        "keypoints": np.full((1, 17, 3), 10.6, dtype=np.float32),
+    }
+    mine = evaluator(split, ["bbox", "segm", "keypoints"], tmp_path / "out")
+    mine.add(split.records[1], prediction)
+    mine.add(split.records[2], empty_prediction(17))
+    mine.evaluate()
+    (row,) = json.loads((tmp_path / "out" / "tiny.json").read_text())
+    assert (row["image_id"], row["category_id"], row["score"]) == (8, 5, 0.1)
+    assert row["bbox"] == [1.25, 2.5, 10.1, 20.0]
+    assert row["segmentation"] == prediction["masks"][0]
+    assert row["keypoints"][:3] == [10.1, 10.1, 10.6] and len(row["keypoints"]) == 51
+    assert prediction["keypoints"][0, 0, 0] == np.float32(10.6)  # the caller's array is its own
+
+
+def test_extending_equals_one_process(tmp_path):
+    content = coco_annotations(13, classes=3, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    predictions = answers(split, content, 14)
+    halves = [evaluator(split, ["bbox", "segm"], tmp_path / "a") for _ in range(2)]
+    for index, pair in enumerate(zip(split.records, predictions, strict=True)):
+        halves[index >= 3].add(*pair)
+    halves[0].extend(halves[1])
+    assert repr(halves[0].evaluate()) == repr(
+        ours(split, predictions, ["bbox", "segm"], tmp_path / "b")
+    )
+
+
+def test_missing_masks_are_a_fault_of_the_engine(tmp_path):
+    content = coco_annotations(15, classes=3, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    prediction = answers(split, content, 16)[0]
+    del prediction["masks"]
+    with pytest.raises(ValueError, match="gave no segmentation for segm AP"):
+        evaluator(split, ["bbox", "segm"], tmp_path).add(split.records[0], prediction)
+
+
+@pytest.mark.parametrize("cls", [COCOEvaluator, LVISEvaluator])
+def test_nothing_is_printed(tmp_path, capfd, caplog, cls):
+    if cls is LVISEvaluator:
+        pytest.importorskip("hotcoco")
+    content = lvis_annotations(0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    caplog.set_level(logging.DEBUG, logger="detection.evaluation.coco")
+    predictions = answers(split, content, 16)
+    ours(split, predictions, ["bbox", "segm"], tmp_path, cls=cls)
+    assert capfd.readouterr() == ("", "")
+    assert "INFO" not in caplog.text
+    if cls is LVISEvaluator:
+        assert "DEBUG" in caplog.text
+
+
+# --- LVIS ---
+
+
+def lvis_annotations(seed):
+    """Rare, common, frequent; what was not looked for, and what was not annotated exhaustively."""
+    rng = np.random.default_rng(seed)
+    content = coco_annotations(seed, classes=7, keypoints=0, images=8)
+    for index, category in enumerate(content["categories"]):
+        category["frequency"] = "rcf"[index % 3]
+    for annotation in content["annotations"]:
+        annotation["iscrowd"] = 0
+        x, y, w, h = annotation["bbox"]
+        annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x + 0.4 * w, y + 0.7 * h]]
+    ids = [category["id"] for category in content["categories"]]
+    for image in content["images"]:
+        here = {a["category_id"] for a in content["annotations"] if a["image_id"] == image["id"]}
+        image["neg_category_ids"] = [i for i in ids if i not in here and rng.random() < 0.5]
+        image["not_exhaustive_category_ids"] = [i for i in sorted(here) if rng.random() < 0.3]
+    return content
+
+
+def lvis_case(tmp_path: Path):
+    """One image; class 2 is rare, 5 common, 8 frequent. Nobody looked for 8 in it."""
+    content = {
+        "info": {},
+        "licenses": [],
+        "images": [
+            {
+                **{"id": 1, "file_name": "1.jpg", "height": 200, "width": 260},
+                **{"neg_category_ids": [], "not_exhaustive_category_ids": [5]},
+            }
+        ],
+        "annotations": [
+            {
+                **{"id": 1, "image_id": 1, "category_id": 2, "area": 10000, "iscrowd": 0},
+                **{"bbox": [0, 0, 100, 100], "segmentation": [[0, 0, 100, 0, 100, 100, 0, 100]]},
+            },
+            {
+                **{"id": 2, "image_id": 1, "category_id": 5, "area": 900, "iscrowd": 0},
+                **{"bbox": [150, 0, 30, 30], "segmentation": [[150, 0, 180, 0, 180, 30, 150, 30]]},
+            },
+        ],
+        "categories": [
+            {"id": 2, "name": "a", "frequency": "r"},
+            {"id": 5, "name": "b", "frequency": "c"},
+            {"id": 8, "name": "c", "frequency": "f"},
+        ],
+    }
+    return coco_split(tmp_path / "lvis.json", content, "lvis")
+
+
+def said(*found):
+    """A prediction from (box, score, class) triples; masks as the boxes."""
+    boxes = np.array([box for box, _, _ in found], dtype=np.float32)
+    return {
+        "boxes": boxes,
+        "scores": np.array([score for _, score, _ in found], dtype=np.float32),
+        "classes": np.array([class_id for _, _, class_id in found]),
+        "masks": [rle(rectangle(200, 260, box)) for box in boxes],
+    }
+
+
+def test_lvis_by_hand(tmp_path):
+    pytest.importorskip("hotcoco")
+    split = lvis_case(tmp_path)
+    away = [200, 100, 250, 150]
+    prediction = said(
+        (away, 0.9, 0),  # wrong: the rare class is exhaustive in this image
+        ([0, 0, 100, 100], 0.8, 0),
+        (away, 0.9, 1),  # not counted: not exhaustive
+        ([150, 0, 180, 30], 0.8, 1),
+        (away, 0.9, 2),  # not counted: nobody looked for it
+    )
+    metrics = ours(split, [prediction], ["bbox", "segm"], tmp_path, cls=LVISEvaluator)
+    for kind in ("bbox", "segm"):
+        expected = {"AP": 75, "AP50": 75, "APs": 100, "APl": 100, "APr": 50, "APc": 100}
+        assert {n: metrics[f"{kind}/{n}"] for n in expected} == pytest.approx(expected)
+        assert math.isnan(metrics[f"{kind}/APf"]) and math.isnan(metrics[f"{kind}/APm"])
+
+
+def test_lvis_counts_300_detections_of_a_image(tmp_path):
+    pytest.importorskip("hotcoco")
+    split = lvis_case(tmp_path)
+    away, right = [200, 100, 250, 150], ([0, 0, 100, 100], 0.5, 0)
+    for ahead, expected in ((299, 100), (300, 0)):
+        others = [(away, 0.9, 2)] * ahead  # of another class, not counted but for the limit
+        metrics = ours(split, [said(*others, right)], ["bbox"], tmp_path, cls=LVISEvaluator)
+        assert metrics["bbox/APr"] == pytest.approx(expected)
+
+
+@pytest.mark.stored
+def test_lvis_equals_the_package_of_the_data_set(tmp_path):
+    """Numbers of the package ``lvis`` 0.5.3, made to run with ``np.float = float``."""
+    pytest.importorskip("hotcoco")
+    content = lvis_annotations(1)
+    split = coco_split(tmp_path / "lvis.json", content, "lvis")
+    predictions = answers(split, content, 2, extra=60)
+    metrics = ours(split, predictions, ["bbox", "segm"], tmp_path, cls=LVISEvaluator)
+    assert metrics == pytest.approx(LVIS_PACKAGE, abs=1e-9)
+
+
+def test_lvis_without_predictions(tmp_path):
+    split = lvis_case(tmp_path)
+    pytest.importorskip("hotcoco")
+    metrics = ours(split, [empty_prediction()], ["bbox"], tmp_path, cls=LVISEvaluator)
+    assert len(metrics) == 9 and all(map(math.isnan, metrics.values()))
+
+
+LVIS_PACKAGE = {
+    "bbox/AP": 16.4365452608,
+    "bbox/AP50": 21.2085541793,
+    "bbox/AP75": 18.4277774442,
+    "bbox/APs": 5.0476190476,
+    "bbox/APm": 17.3021504811,
+    "bbox/APl": 94.5159515952,
+    "bbox/APr": 11.7215154255,
+    "bbox/APc": 10.8675167371,
+    "bbox/APf": 26.7206036197,
+    "segm/AP": 4.7699727999,
+    "segm/AP50": 19.4596889199,
+    "segm/AP75": 0.0,
+    "segm/APs": 2.9437229437,
+    "segm/APm": 4.788842326,
+    "segm/APl": 27.2112211221,
+    "segm/APr": 3.7414274584,
+    "segm/APc": 2.6811914165,
+    "segm/APf": 7.8872995249,
+}

@@ -1,0 +1,295 @@
+"""The VOC metric: by hand, by its definition's corner cases, and against Detectron2's evaluator."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from detection.evaluation.voc import (
+    DETECTRON2_MEANS,
+    IOU_THRESHOLDS,
+    GroundTruth,
+    VOCDetections,
+    ap_11_points,
+    ap_area,
+    evaluate,
+    inclusive_iou,
+)
+
+
+def truth(*objects: tuple[tuple[int, int, int, int], int, bool]) -> GroundTruth:
+    """Objects as ((xmin, ymin, xmax, ymax), class, difficult), 1-based inclusive."""
+    return GroundTruth(
+        np.array([box for box, _, _ in objects], dtype=np.float64).reshape(-1, 4),
+        np.array([label for _, label, _ in objects], dtype=np.int64),
+        np.array([difficult for _, _, difficult in objects], dtype=bool),
+    )
+
+
+def detect(num_classes: int, *found: tuple[str, tuple[float, ...], float, int]) -> VOCDetections:
+    """Detections as (image id, 1-based inclusive box, score, class)."""
+    detections = VOCDetections(num_classes)
+    for image_id, (xmin, ymin, xmax, ymax), score, label in found:
+        box = np.array([[xmin - 1, ymin - 1, xmax, ymax]], dtype=np.float32)
+        detections.add(image_id, box, np.float32([score]), np.array([label]))
+    return detections
+
+
+def test_one_object_found_exactly():
+    metrics = evaluate(
+        detect(1, ("a", (11, 11, 20, 20), 0.9, 0)),
+        {"a": truth(((11, 11, 20, 20), 0, False))},
+        ["cell"],
+        2007,
+    )
+    assert metrics == pytest.approx(
+        dict.fromkeys(["bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP-cell", "bbox/AP50-cell"], 100)
+    )
+
+
+def test_a_false_alarm_before_the_hit_halves_the_precision():
+    """Ranked: false, true. Precision at every recall is 1/2: AP 50 under both definitions."""
+    found = detect(1, ("a", (50, 50, 60, 60), 0.9, 0), ("a", (11, 11, 20, 20), 0.8, 0))
+    for year in (2007, 2012):
+        metrics = evaluate(found, {"a": truth(((11, 11, 20, 20), 0, False))}, ["cell"], year)
+        assert metrics["bbox/AP50"] == pytest.approx(50.0)
+
+
+def test_half_of_the_objects_found():
+    """Recall 1/2 at precision 1: 6 of the 11 points (0 … .5), and half of the area."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, False), ((31, 31, 40, 40), 0, False))}
+    found = detect(1, ("a", (1, 1, 10, 10), 0.9, 0))
+    assert evaluate(found, objects, ["x"], 2007)["bbox/AP50"] == pytest.approx(600 / 11)
+    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(50.0)
+
+
+def test_the_second_detection_of_an_object_is_false():
+    """true, false (duplicate), true: precision 1, 1/2, 2/3; envelope 1 up to 1/2, then 2/3."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, False), ((31, 31, 40, 40), 0, False))}
+    found = detect(
+        1,
+        ("a", (1, 1, 10, 10), 0.9, 0),
+        ("a", (1, 1, 10, 10), 0.8, 0),
+        ("a", (31, 31, 40, 40), 0.7, 0),
+    )
+    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100 * (0.5 + 1 / 3))
+    assert evaluate(found, objects, ["x"], 2007)["bbox/AP50"] == pytest.approx(
+        100 * (6 + 5 * 2 / 3) / 11
+    )
+
+
+def test_difficult_objects_count_neither_way():
+    """The detection of a difficult object is no false alarm, and its miss is no miss."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, True), ((31, 31, 40, 40), 0, False))}
+    found = detect(1, ("a", (1, 1, 10, 10), 0.9, 0), ("a", (31, 31, 40, 40), 0.8, 0))
+    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
+    only = detect(1, ("a", (31, 31, 40, 40), 0.8, 0))
+    assert evaluate(only, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
+
+
+def test_thresholds_are_strict_and_separate():
+    """IoU exactly 0.6: found at .50 and .55, not at .60 or above: AP 20."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, False))}
+    found = detect(1, ("a", (1, 1, 10, 6), 0.9, 0))
+    assert inclusive_iou(np.array([[1.0, 1, 10, 6]]), np.array([[1.0, 1, 10, 10]])) == [0.6]
+    metrics = evaluate(found, objects, ["x"], 2012)
+    assert (metrics["bbox/AP"], metrics["bbox/AP50"], metrics["bbox/AP75"]) == pytest.approx(
+        (20.0, 100.0, 0.0)
+    )
+
+
+def test_ap75_is_the_threshold_three_quarters():
+    """IoU .73 counts up to .70 (5 of 10 thresholds) and not for AP75; .77 counts for it."""
+    objects = {"a": truth(((1, 1, 10, 100), 0, False))}
+    low = evaluate(detect(1, ("a", (1, 1, 10, 73), 0.9, 0)), objects, ["x"], 2012)
+    assert (low["bbox/AP"], low["bbox/AP75"]) == pytest.approx((50.0, 0.0))
+    high = evaluate(detect(1, ("a", (1, 1, 10, 77), 0.9, 0)), objects, ["x"], 2012)
+    assert (high["bbox/AP"], high["bbox/AP75"]) == pytest.approx((60.0, 100.0))
+
+
+def test_scores_and_boxes_are_rounded_like_result_files():
+    """.90040 and .90049 are both 0.900; corners have one decimal, ties go to the even digit."""
+    detections = VOCDetections(1)
+    boxes = np.float32([[0.25, 0.35, 9.96, 10.04], [0, 0, 1, 1]])
+    detections.add("a", boxes, np.float32([0.9004, 0.90049]), np.array([0, 0]))
+    ids, scores, rounded = detections.of_class(0)
+    assert ids == ["a", "a"]
+    assert scores.tolist() == [0.9, 0.9]
+    expected = [float(f"{x:.1f}") for x in (boxes[0] + np.float32([1, 1, 0, 0]))]
+    assert rounded[0].tolist() == expected == [1.2, 1.4, 10.0, 10.0]
+
+
+def test_rounding_equals_text_for_many_numbers():
+    rng = np.random.default_rng(0)
+    boxes = rng.uniform(0, 1500, (500, 4)).astype(np.float32)
+    boxes[:100] = np.round(boxes[:100] * 4) / 4  # exact ties such as .25 and .75
+    scores = rng.uniform(0, 1, 500).astype(np.float32)
+    detections = VOCDetections(1)
+    detections.add("a", boxes, scores, np.zeros(500, dtype=int))
+    _, rounded_scores, rounded = detections.of_class(0)
+    shifted = boxes + np.float32([1, 1, 0, 0])
+    assert rounded.tolist() == [[float(f"{x:.1f}") for x in row] for row in shifted]
+    assert rounded_scores.tolist() == [float(f"{s:.3f}") for s in scores.tolist()]
+
+
+@pytest.mark.parametrize("year", [2007, 2012])
+def test_classes_without_an_object_are_left_out_of_the_mean(year):
+    """And Detectron2's own means, which count them, are there by their names."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, False), ((20, 20, 30, 30), 2, True)), "b": truth()}
+    found = detect(3, ("a", (1, 1, 10, 10), 0.9, 0), ("b", (1, 1, 10, 10), 0.8, 1))
+    metrics = evaluate(found, objects, ["x", "absent", "difficult"], year)
+    assert metrics["bbox/AP"] == metrics["bbox/AP50"] == metrics["bbox/AP-x"] == pytest.approx(100)
+    assert np.isnan(metrics["bbox/AP-absent"]) and np.isnan(metrics["bbox/AP50-difficult"])
+    # Under the area metric Detectron2 divides by the number of objects of the absent class.
+    theirs = [metrics[name] for name in DETECTRON2_MEANS]
+    expected = [100 / 3] * 3 if year == 2007 else [np.nan] * 3
+    assert theirs == pytest.approx(expected, nan_ok=True)
+
+
+def test_detectron2s_means_are_named_only_where_they_differ():
+    metrics = evaluate(VOCDetections(1), {"a": truth(((1, 1, 10, 10), 0, False))}, ["x"], 2007)
+    assert set(metrics.values()) == {0.0} and not set(DETECTRON2_MEANS) & set(metrics)
+    nothing = evaluate(VOCDetections(1), {"a": truth()}, ["x"], 2007)
+    assert np.isnan(nothing["bbox/AP"])
+
+
+def test_curves_by_hand():
+    recall, precision = np.array([0.2, 0.2, 0.6]), np.array([1.0, 0.5, 0.6])
+    assert ap_area(recall, precision) == pytest.approx(0.2 * 1 + 0.4 * 0.6)
+    # points 0, .1, .2 reach 1; .3 … .6 reach .6; numpy's .6 is 0.6000000000000001 > .6
+    assert ap_11_points(recall, precision) == pytest.approx((3 * 1 + 3 * 0.6) / 11)
+
+
+def test_detections_of_two_processes_are_appended_in_order():
+    first, second = (detect(1, (name, (1, 1, 5, 5), 0.5, 0)) for name in ("a", "b"))
+    first.extend(second)
+    ids, scores, boxes = first.of_class(0)
+    assert ids == ["a", "b"]
+    assert scores.shape == (2,)
+    assert boxes.shape == (2, 4)
+
+
+NAMES = ("cat", "dog", "cow", "absent", "undetected")
+
+
+def random_case(
+    seed: int, *, absent: bool = True
+) -> tuple[dict[str, GroundTruth], list[tuple[str, np.ndarray, ...]]]:
+    """Images with objects and detections near, on and away from them; many equal scores."""
+    rng = np.random.default_rng(seed)
+    objects, found = {}, []
+    for index in range(40):
+        image_id = f"{index:06d}"
+        count = rng.integers(0, 6)
+        low = rng.integers(1, 150, (count, 2))
+        boxes = np.concatenate([low, low + rng.integers(0, 80, (count, 2))], axis=1)
+        labels = rng.choice([0, 0, 1, 2, 4] if absent else [0, 1, 2, 3, 4], count)
+        objects[image_id] = GroundTruth(
+            boxes.astype(np.float64), labels.astype(np.int64), rng.random(count) < 0.2
+        )
+        copies = np.repeat(np.arange(count), rng.integers(0, 4, count))
+        jitter = rng.normal(0, 4, (len(copies), 4)) * (rng.random((len(copies), 1)) < 0.8)
+        near = boxes[copies] - [1, 1, 0, 0] + jitter
+        low = rng.uniform(0, 150, (4, 2))
+        far = np.concatenate([low, low + rng.uniform(1, 80, (4, 2))], axis=1)
+        all_boxes = np.concatenate([near.reshape(-1, 4), far]).astype(np.float32)
+        wrong = rng.random(len(copies)) < 0.1
+        detected = np.concatenate([np.where(wrong, 3, labels[copies]), rng.integers(0, 4, 4)])
+        keep = detected != 4
+        scores = np.round(rng.uniform(0.05, 1, len(all_boxes)), rng.integers(1, 5))
+        found.append((image_id, all_boxes[keep], scores[keep].astype(np.float32), detected[keep]))
+    return objects, found
+
+
+def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
+    (folder / "Annotations").mkdir(parents=True)
+    (folder / "ImageSets" / "Main").mkdir(parents=True)
+    (folder / "ImageSets" / "Main" / "test.txt").write_text("\n".join(objects) + "\n")
+    for image_id, truths in objects.items():
+        parts = []
+        for box, label, difficult in zip(
+            truths.boxes, truths.classes, truths.difficult, strict=True
+        ):
+            sides = "".join(
+                f"<{tag}>{int(side)}</{tag}>"
+                for tag, side in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+            )
+            parts.append(
+                f"<object><name>{NAMES[label]}</name><pose>x</pose><truncated>0</truncated>"
+                f"<difficult>{int(difficult)}</difficult><bndbox>{sides}</bndbox></object>"
+            )
+        xml = f"<annotation>{''.join(parts)}</annotation>"
+        (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("year", [2007, 2012])
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_to_detectron2(detectron2, tmp_path, seed, year, absent):
+    """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
+    import torch
+    from detectron2.data import MetadataCatalog
+    from detectron2.evaluation import PascalVOCDetectionEvaluator
+    from detectron2.structures import Boxes, Instances
+
+    objects, found = random_case(seed, absent=absent)
+    write_annotations(tmp_path, objects)
+    name = f"random_voc_{seed}_{year}"
+    MetadataCatalog.get(name).set(
+        thing_classes=list(NAMES), dirname=str(tmp_path), split="test", year=year
+    )
+    reference = PascalVOCDetectionEvaluator(name)
+    reference.reset()
+    ours = VOCDetections(len(NAMES))
+    for image_id, boxes, scores, labels in found:
+        instances = Instances((300, 300))
+        instances.pred_boxes = Boxes(torch.from_numpy(boxes))
+        instances.scores = torch.from_numpy(scores)
+        instances.pred_classes = torch.from_numpy(labels)
+        reference.process([{"image_id": image_id}], [{"instances": instances}])
+        ours.add(image_id, boxes, scores, labels)
+    with np.errstate(invalid="ignore"):
+        expected = reference.evaluate()["bbox"]
+    MetadataCatalog.remove(name)
+    metrics = evaluate(ours, objects, NAMES, year)
+    # With a class that the split does not have, Detectron2's arithmetic goes by a name of its own.
+    for key, value in expected.items():
+        name = f"bbox/{key}{'_detectron2' * absent}"
+        np.testing.assert_allclose(metrics[name], value, rtol=0, atol=1e-6)
+    assert metrics["bbox/AP"] > 5 and np.isnan(metrics["bbox/AP-absent"]) == absent
+    # What is detected but absent has no recall in Detectron2.
+    assert np.isnan(expected["AP"]) == (absent and year == 2012)
+    assert len(IOU_THRESHOLDS) == 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_to_detectron2_per_class_under_the_2012_metric(detectron2, tmp_path, seed):
+    """The area metric without an absent class, so that the mean is a number."""
+    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
+
+    objects, found = random_case(100 + seed)
+    write_annotations(tmp_path, objects)
+    ours = VOCDetections(len(NAMES))
+    lines: dict[int, list[str]] = {label: [] for label in range(5)}
+    for image_id, boxes, scores, labels in found:
+        ours.add(image_id, boxes, scores, labels)
+        for box, score, label in zip(boxes, scores.tolist(), labels, strict=True):
+            x0, y0, x1, y1 = box + np.float32([1, 1, 0, 0])
+            lines[int(label)].append(f"{image_id} {score:.3f} {x0:.1f} {y0:.1f} {x1:.1f} {y1:.1f}")
+    metrics = evaluate(ours, objects, NAMES, 2012)
+    for label in (0, 1, 2):
+        (tmp_path / f"{NAMES[label]}.txt").write_text("\n".join(lines[label]))
+        aps = [
+            voc_eval(
+                str(tmp_path / "{}.txt"),
+                str(tmp_path / "Annotations" / "{}.xml"),
+                str(tmp_path / "ImageSets" / "Main" / "test.txt"),
+                NAMES[label],
+                ovthresh=percent / 100.0,
+                use_07_metric=False,
+            )[2]
+            for percent in range(50, 100, 5)
+        ]
+        assert 0.05 < np.mean(aps) < 0.95
+        assert metrics[f"bbox/AP-{NAMES[label]}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
+        assert metrics[f"bbox/AP50-{NAMES[label]}"] == pytest.approx(100 * aps[0], abs=1e-6)

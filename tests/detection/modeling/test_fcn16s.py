@@ -1,0 +1,124 @@
+"""FCN-16s: structure by the paper's sentence, alignment of pixels and cells, loss, augmentation."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from detection.datasets.sem_seg_data import Augmentation, Draw
+from detection.modeling.fcn16s import FCN16sHead, pixel_loss, upsample
+
+
+def test_the_head_is_the_papers():
+    """A.5: two 3x3 of 256 channels with dilation 6, BN and ReLU, and a 1x1 classifier."""
+    head = FCN16sHead(2048, 21)
+    layers = [*head.convs, head.predictor]
+    assert [type(layer) for layer in layers] == [
+        nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d,
+    ]  # fmt: skip
+    shapes = [(c.in_channels, c.out_channels, c.kernel_size, c.dilation, c.bias is not None)
+              for c in layers if isinstance(c, nn.Conv2d)]  # fmt: skip
+    assert shapes == [
+        (2048, 256, (3, 3), (6, 6), False),
+        (256, 256, (3, 3), (6, 6), False),
+        (256, 21, (1, 1), (1, 1), True),
+    ]
+    assert head(torch.zeros(1, 2048, 5, 7)).shape == (1, 21, 5, 7)
+
+
+@pytest.mark.parametrize("size", [(65, 81), (64, 96), (70, 50), (1, 17)])
+def test_cell_i_lies_on_pixel_16_i(size):
+    """Scores that say where their cell looks must say where the pixel is, up to the last cell."""
+    h, w = (-(-side // 16) for side in size)
+    rows = torch.arange(h).float()[:, None].expand(h, w) * 16
+    columns = torch.arange(w).float()[None].expand(h, w) * 16
+    full = upsample(torch.stack([rows, columns])[None], size)[0]
+    assert full.shape == (2, *size)
+    y = torch.arange(size[0]).clamp(max=16 * (h - 1)).float()[:, None].expand(size)
+    x = torch.arange(size[1]).clamp(max=16 * (w - 1)).float()[None].expand(size)
+    torch.testing.assert_close(full, torch.stack([y, x]), atol=1e-4, rtol=0)
+
+
+def test_a_backbone_of_padded_layers_is_aligned_as_assumed():
+    """An impulse at pixel 16 i excites cell i most, through the 7x7, the pooling, the strides."""
+    layers: list[nn.Module] = [nn.Conv2d(1, 1, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)]
+    layers += [nn.Conv2d(1, 1, 3, 2, 1, bias=False) for _ in range(2)]
+    backbone = nn.Sequential(*layers)
+    for layer in backbone:
+        if isinstance(layer, nn.Conv2d):  # a bump, highest in the middle
+            bump = torch.hann_window(layer.kernel_size[0] + 2, periodic=False)[1:-1]
+            layer.weight.data[:] = bump[:, None] * bump
+    for cell in (1, 2, 3):
+        image = torch.zeros(1, 1, 65, 65)
+        image[..., 16 * cell, 16 * cell] = 1
+        row, column = divmod(int(backbone(image).argmax()), 5)
+        assert (row, column) == (cell, cell)
+
+
+def test_the_loss_is_the_mean_over_labeled_pixels():
+    torch.manual_seed(0)
+    scores = torch.randn(2, 3, 2, 2)
+    labels = torch.randint(0, 3, (2, 17, 17))
+    labels[0] = 255
+    full = upsample(scores, (17, 17)).log_softmax(dim=1)
+    by_hand = -full[1].gather(0, labels[1][None]).mean()
+    torch.testing.assert_close(pixel_loss(scores, labels, 255), by_hand)
+    assert pixel_loss(scores, torch.full_like(labels, 255), 255) == 0
+
+
+def augmentation(crop: int, scales: tuple[float, float] = (0.5, 2.0)) -> Augmentation:
+    return Augmentation(scales, flip=True, crop_px=crop, pad_value=(1.2, 2.6, 3), ignore_value=255)
+
+
+def image(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """A smooth image whose red channel is 10 times the label."""
+    labels = np.zeros((height, width), np.uint8)
+    labels[:, width // 2 :] = 20
+    pixels = np.stack([labels * 10, labels, labels], axis=-1)
+    return pixels, labels
+
+
+def test_pixels_and_labels_stay_together():
+    pixels, labels = image(40, 60)
+    for draw in (
+        Draw(1.0, False, (0, 0)),
+        Draw(1.0, True, (0.9, 0.4)),
+        Draw(2.0, True, (0.5, 0.5)),
+    ):
+        cropped, cropped_labels = augmentation(32).apply(pixels, labels, draw)
+        assert cropped.shape == (32, 32, 3) and cropped_labels.shape == (32, 32)
+        inner = np.abs(np.diff(cropped_labels.astype(int), axis=1)) == 0
+        inner = np.pad(inner, ((0, 0), (1, 0))) & np.pad(inner, ((0, 0), (0, 1)))
+        difference = np.abs(cropped[..., 0].astype(int) - 10 * cropped_labels.astype(int))
+        assert difference[inner].max() <= 60  # the interpolated edge only
+        assert (difference[inner] == 0).mean() > 0.9
+    flipped, _ = augmentation(0).apply(pixels, labels, Draw(1.0, True, (0, 0)))
+    assert np.array_equal(flipped, pixels[:, ::-1])
+
+
+def test_beyond_the_image_nothing_is_labeled():
+    pixels, labels = image(20, 30)
+    cropped, cropped_labels = augmentation(32).apply(pixels, labels, Draw(1.0, False, (0.7, 0.7)))
+    assert (cropped_labels[20:] == 255).all() and (cropped_labels[:, 30:] == 255).all()
+    assert np.array_equal(cropped_labels[:20, :30], labels)
+    assert (cropped[20:] == (1, 3, 3)).all()
+
+
+def test_draws_cover_the_papers_range():
+    rng = np.random.RandomState(0)
+    draws = [augmentation(32).draw(rng) for _ in range(2000)]
+    scales = np.array([draw.scale for draw in draws])
+    assert 0.5 <= scales.min() < 0.51 and 1.99 < scales.max() <= 2.0
+    assert abs(scales.mean() - 1.25) < 0.03
+    assert abs(np.mean([draw.flip for draw in draws]) - 0.5) < 0.05
+    # Every place of the crop can be drawn, the last one too.
+    places = {
+        int(augmentation(2).apply(*ramp(5), Draw(1.0, False, (0, draw.corner[1])))[1][0, 0])
+        for draw in draws[:200]
+    }
+    assert places == {0, 1, 2, 3}
+
+
+def ramp(width: int) -> tuple[np.ndarray, np.ndarray]:
+    labels = np.tile(np.arange(width, dtype=np.uint8), (2, 1))
+    return np.repeat(labels[..., None], 3, axis=-1), labels

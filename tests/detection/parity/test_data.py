@@ -1,0 +1,283 @@
+"""The embedded data pipeline against Detectron2's mapper, sampler and grouping, bit for bit."""
+
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
+from detection.embedded import data, samples
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """RGB, gray, palette and turned images of odd sizes, with boxes at and over the border."""
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.RandomState(0)
+    records = []
+    for number in range(12):
+        height, width = rng.randint(40, 160, 2)
+        image = Image.fromarray(rng.randint(0, 255, (height, width, 3)).astype(np.uint8))
+        exif = Image.Exif()
+        if number % 3 == 1:
+            image = image.convert(("L", "P", "RGBA")[number % 3 - 1])
+        elif number % 3 == 2:
+            exif[274] = 1 + number % 8
+            if exif[274] >= 5:
+                height, width = width, height
+        path = folder / f"{number}.{'png' if image.mode != 'RGB' else 'jpg'}"
+        image.save(path, exif=exif)
+        annotations = []
+        for _ in range(number % 4):
+            x0, y0 = rng.uniform(-3, [width / 2, height / 2])
+            x1 = x0 + rng.uniform(1, width / 2 + 9)
+            y1 = y0 + rng.uniform(1, height / 2 + 9)
+            annotations.append(shaped([x0, y0, x1, y1], int(rng.randint(5)), rng))
+        if number == 7:
+            annotations.append(shaped([5.0, 5.0, 5.0, 9.0], 1, rng))
+        records.append(
+            {
+                "file_name": str(path),
+                "image_id": str(number),
+                "height": int(height),
+                "width": int(width),
+                "annotations": annotations,
+            }
+        )
+    return records
+
+
+def shaped(box: list[float], kind: int, rng: np.random.RandomState) -> dict[str, Any]:
+    """An object with a polygon of fractions and one of whole numbers, and 17 keypoints."""
+    corner, size = np.array(box[:2]), np.array(box[2:]) - box[:2]
+    parts = [(corner + rng.uniform(-0.1, 1.1, (5, 2)) * size).ravel().tolist() for _ in range(2)]
+    points = corner + rng.uniform(-0.2, 1.2, (17, 2)) * size
+    return {
+        "bbox": box,
+        "bbox_mode": 0,
+        "category_id": kind,
+        "segmentation": [parts[0], [int(x) for x in parts[1]]],
+        "keypoints": np.column_stack([points, rng.randint(0, 3, 17)]).ravel().tolist(),
+    }
+
+
+def config(order: str, flip: str, sampling: str, sizes: tuple[int, ...]) -> Any:
+    from detectron2.config import get_cfg
+
+    cfg = get_cfg()
+    cfg.INPUT.FORMAT = order
+    cfg.INPUT.RANDOM_FLIP = flip
+    cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING = sampling
+    cfg.INPUT.MIN_SIZE_TRAIN = sizes
+    cfg.INPUT.MAX_SIZE_TRAIN = 170
+    cfg.INPUT.MIN_SIZE_TEST = 111
+    cfg.INPUT.MAX_SIZE_TEST = 150
+    cfg.SEED = 11
+    return cfg
+
+
+def assert_same_sample(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert torch.equal(theirs["image"], ours["image"])
+    for name in ("file_name", "image_id", "height", "width"):
+        assert theirs[name] == ours[name]
+    if "sem_seg" in theirs:
+        assert torch.equal(theirs["sem_seg"], ours["sem_seg"])
+    if "instances" not in theirs:
+        assert "boxes" not in ours
+        return
+    instances = theirs["instances"]
+    assert torch.equal(instances.gt_boxes.tensor, ours["boxes"])
+    assert torch.equal(instances.gt_classes, ours["classes"])
+    assert all(instances.has(f"gt_{name}") or not len(ours[name]) for name in EXTRA & set(ours))
+    if instances.has("gt_keypoints"):
+        assert torch.equal(instances.gt_keypoints.tensor, ours["keypoints"])
+    if instances.has("gt_masks"):
+        masks = instances.gt_masks
+        if hasattr(masks, "tensor"):
+            assert torch.equal(masks.tensor, ours["masks"])
+            return
+        assert len(masks) == len(ours["masks"])
+        for expected, found in zip(masks.polygons, ours["masks"], strict=True):
+            assert len(expected) == len(found)
+            assert all(
+                a.dtype == b.dtype and np.array_equal(a, b)
+                for a, b in zip(expected, found, strict=True)
+            )
+
+
+EXTRA = {"masks", "keypoints"}
+
+
+SETTINGS = [
+    ("RGB", "horizontal", "choice", (90, 100, 120)),
+    ("BGR", "vertical", "range", (60, 140)),
+    ("RGB", "none", "choice", (0,)),
+]
+
+
+@pytest.mark.parametrize("masks", ["", "polygon", "bitmask"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
+def test_mapper(setting: tuple[Any, ...], masks: str, images: list[dict[str, Any]]) -> None:
+    """Boxes, and with the masks keypoints, too."""
+    from detectron2.data import DatasetMapper
+
+    order, flip, sampling, sizes = setting
+    cfg = config(*setting)
+    flips = None
+    if masks:
+        cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
+        cfg.INPUT.MASK_FORMAT = masks
+        cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
+        flips = samples.flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+    theirs = DatasetMapper(cfg, True)
+    ours = samples.Mapper(170, order, masks, flips)
+    augmentation = samples.Augmentation(sizes, sampling, flip)
+    np.random.seed(5)
+    rng = np.random.RandomState(5)
+    flipped, visible = set(), []
+    for index in [*range(len(images))] * 2:
+        draw = augmentation.draw(rng)
+        flipped.add(draw.flip)
+        sample = ours(images[index], draw)
+        assert_same_sample(theirs(images[index]), sample)
+        visible += sample.get("keypoints", torch.zeros(0, 0, 3))[:, :, 2].flatten().tolist()
+    assert flipped == {"none", flip}
+    assert set(visible) == ({0, 1, 2} if masks else set())
+
+
+@pytest.mark.parametrize("flip", ["horizontal", "vertical"])
+def test_masks_in_run_lengths(flip: str, images: list[dict[str, Any]]) -> None:
+    import pycocotools.mask
+    from detectron2.data import DatasetMapper
+
+    cfg = config("RGB", flip, "choice", (70, 90))
+    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
+    theirs, ours = DatasetMapper(cfg, True), samples.Mapper(170, "RGB", "bitmask")
+    np.random.seed(5)
+    rng = np.random.RandomState(5)
+    for one in images[1:7]:
+        size = one["height"], one["width"]
+        masks = np.random.RandomState(1).rand(*size, len(one["annotations"])) < 0.3
+        runs = pycocotools.mask.encode(np.asfortranarray(masks.astype(np.uint8)))
+        annotations = [
+            {**item, "segmentation": rle}
+            for item, rle in zip(one["annotations"], runs, strict=True)
+        ]
+        draw = samples.Augmentation((70, 90), "choice", flip).draw(rng)
+        record = {**one, "annotations": annotations}
+        assert_same_sample(theirs(record), ours(record, draw))
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+def test_label_mapper(order: str, tmp_path: Path, images: list[dict[str, Any]]) -> None:
+    from detection.d2.semantic_seg import SemSegMapper
+    from detection.datasets import sem_seg_data
+
+    augmentation = sem_seg_data.Augmentation((0.5, 2.0), True, 90, (120.4, 99.7, 3.2), 255)
+    np.random.seed(5)
+    rng = np.random.RandomState(5)
+    for one in images:
+        labels = np.random.RandomState(2).randint(0, 9, (one["height"], one["width"]))
+        path = tmp_path / f"{one['image_id']}.png"
+        Image.fromarray(labels.astype(np.uint8)).save(path)
+        record = {**one, "sem_seg_file_name": str(path)}
+        ours = samples.LabelMapper(augmentation, order)
+        sample = ours(record, augmentation.draw(rng))
+        assert_same_sample(SemSegMapper(augmentation, order)(record), sample)
+        assert sample["image"].shape[1:] == sample["sem_seg"].shape == (90, 90)
+        assert_same_sample(SemSegMapper(None, order)(record), ours(record, None))
+
+
+@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
+def test_mapper_on_real_images(masks: str, shared_data: Path) -> None:
+    """COCO's own annotations, crowds among them."""
+    from detectron2.data import DatasetMapper
+
+    cfg = config("RGB", "horizontal", "choice", (120, 144, 200))
+    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
+    theirs, ours = DatasetMapper(cfg, True), samples.Mapper(170, "RGB", masks)
+    augmentation = samples.Augmentation((120, 144, 200), "choice", "horizontal")
+    np.random.seed(1)
+    rng = np.random.RandomState(1)
+    for record in real_coco(shared_data)[: 100 if masks == "polygon" else 30]:
+        assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
+
+
+def real_coco(shared_data: Path) -> list[dict[str, Any]]:
+    folder = shared_data / "coco"
+    annotations = str(folder / "annotations" / "instances_val2017.json")
+    split = COCOSource("real", annotations, str(folder / "val2017"), "instances").read()
+    return list(split.records)
+
+
+def test_evaluation_batches(images: list[dict[str, Any]]) -> None:
+    from detectron2.data import DatasetMapper, build_detection_test_loader
+
+    cfg = config(*SETTINGS[0])
+    theirs = build_detection_test_loader(images, mapper=DatasetMapper(cfg, False))
+    mapper = samples.Mapper(150, "RGB", learning=False)
+    ours = data.evaluation_batches(images, samples.Draw(111), mapper, num_workers=0)
+    for expected, batch in zip(theirs, ours, strict=True):
+        assert_same_sample(expected[0], batch[0])
+
+
+def test_records_to_learn_from(images: list[dict[str, Any]]) -> None:
+    from detectron2.data.build import filter_images_with_few_keypoints
+    from detectron2.data.samplers import RepeatFactorTrainingSampler as Sampler
+
+    for minimum in (0, 1, 13, 25):
+        kept = filter_images_with_few_keypoints(images, minimum)
+        assert kept == data.with_keypoints(images, minimum)
+    for threshold, root in ((0.3, True), (0.6, False), (1.0, True)):
+        expected = Sampler.repeat_factors_from_category_frequency(images, threshold, root)
+        factors = data.repeat_factors(images, threshold, square_root=root)
+        assert torch.equal(expected, torch.tensor(factors))
+        assert expected.max() > 1
+        stream = data.repeated_forever(factors, seed=4)
+        assert list(islice(Sampler(expected, seed=4), 100)) == list(islice(stream, 100))
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_training_batches(grouped: bool, num_workers: int, images: list[dict[str, Any]]) -> None:
+    """Ours with any number of workers give what Detectron2 gives without."""
+    from detectron2.data import DatasetMapper, build_detection_train_loader
+    from detectron2.data.build import filter_images_with_only_crowd_annotations
+    from detectron2.data.samplers import TrainingSampler
+
+    setting = SETTINGS[0]
+    theirs = filter_images_with_only_crowd_annotations(images)
+    ours = data.with_objects(images)
+    assert theirs == ours
+    assert len(ours) < len(images)
+    loader = build_detection_train_loader(
+        theirs,
+        mapper=DatasetMapper(config(*setting), True),
+        sampler=TrainingSampler(len(theirs), seed=11),
+        total_batch_size=4,
+        aspect_ratio_grouping=grouped,
+        num_workers=0,
+    )
+    batches = data.training_batches(
+        ours,
+        lambda: data.shuffled_forever(len(ours), seed=11),
+        samples.Augmentation(setting[3], setting[2], setting[1]).draw,
+        samples.Mapper(170, "RGB"),
+        batch_size=4,
+        group_by_shape=grouped,
+        num_workers=num_workers,
+        seed=11,
+    )
+    np.random.seed(11)
+    random.seed(11)
+    for expected, batch in islice(zip(loader, batches, strict=False), 12):
+        assert len(batch) == 4
+        for one, other in zip(expected, batch, strict=True):
+            assert_same_sample(one, other)

@@ -1,0 +1,316 @@
+"""The embedded model against the real Detectron2: every quantity, every bit, on the CPU in fp32."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from detection.embedded.build import build_model
+from tests.oracles import tiny_detector as tiny
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+SIZES = [(161, 133), (120, 190), (147, 159)]
+# Of every head and pyramid the choices that the task files do not make.
+UNUSUAL_FPN = {
+    **tiny.FPN_MASK,
+    "MODEL.BACKBONE.FREEZE_AT": 1,
+    "MODEL.FPN.NORM": "",
+    "MODEL.FPN.FUSE_TYPE": "avg",
+    "MODEL.FPN.IN_FEATURES": ["res3", "res4", "res5"],
+    "MODEL.RPN.IN_FEATURES": ["p3", "p4", "p5", "p6"],
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[16, 24], [32, 48], [64, 96], [128, 200]],
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 2.0], [1.0, 3.0], [0.5, 1.0], [1.0, 2.0]],
+    "MODEL.ROI_HEADS.IN_FEATURES": ["p4", "p5"],
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 1,
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": 32,
+    "MODEL.ROI_BOX_HEAD.NORM": "GN",
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 2,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 1,
+    "MODEL.ROI_MASK_HEAD.NORM": "BN",
+    "MODEL.ROI_MASK_HEAD.POOLER_SAMPLING_RATIO": 1,
+    "INPUT.MASK_FORMAT": "bitmask",
+}
+UNUSUAL_KEYPOINTS = {
+    **tiny.KEYPOINTS,
+    "MODEL.MASK_ON": True,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 8,
+    "MODEL.RESNETS.NORM": "FrozenBN",
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 1,
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": 8,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 0,
+    "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": 3,
+    "MODEL.ROI_KEYPOINT_HEAD.LOSS_WEIGHT": 0.7,
+    "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
+    "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": 2,
+}
+# Every key that changes a number of the model, away from its default.
+UNUSUAL = {
+    **tiny.NARROW_R50,
+    "MODEL.BACKBONE.FREEZE_AT": 2,
+    "MODEL.RESNETS.STRIDE_IN_1X1": True,
+    "MODEL.RESNETS.NUM_GROUPS": 2,
+    "MODEL.RESNETS.WIDTH_PER_GROUP": 8,
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.4, 1.3]],
+    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.5,
+    "MODEL.PROPOSAL_GENERATOR.MIN_SIZE": 8,
+    "MODEL.RPN.IOU_THRESHOLDS": [0.25, 0.6],
+    "MODEL.RPN.POSITIVE_FRACTION": 0.3,
+    "MODEL.RPN.NMS_THRESH": 0.6,
+    "MODEL.RPN.BBOX_REG_WEIGHTS": (1.5, 2.5, 0.3, 0.7),
+    "MODEL.RPN.SMOOTH_L1_BETA": 0.1,
+    "MODEL.RPN.LOSS_WEIGHT": 0.6,
+    "MODEL.RPN.BBOX_REG_LOSS_WEIGHT": 1.7,
+    "MODEL.ROI_HEADS.NAME": "Res5ROIHeads",
+    "MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.4],
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.5,
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.3,
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (8.0, 7.0, 6.0, 5.0),
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.3,
+    "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": 2.1,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 6,
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 1,
+    "TEST.DETECTIONS_PER_IMAGE": 3,
+}
+
+
+ARCHITECTURES = {
+    "r50-c4": tiny.NARROW_R50,
+    "r18-c4": tiny.NARROW_R18,
+    "r50-c4-frozen-bn": {**tiny.NARROW_R50, "MODEL.RESNETS.NORM": "FrozenBN"},
+    "r50-c4-mask": tiny.C4_MASK,
+    "r18-c4-mask": {**tiny.NARROW_R18, "MODEL.MASK_ON": True, "MODEL.ROI_MASK_HEAD.CONV_DIM": 8},
+    "r50-c4-unusual": UNUSUAL,
+    "r50-dilated-c5": tiny.DILATED_C5,
+    "r50-fpn-mask": tiny.FPN_MASK,
+    "r50-fpn-unusual": UNUSUAL_FPN,
+    "r50-fpn-keypoints": tiny.KEYPOINTS,
+    "r50-fpn-keypoints-unusual": UNUSUAL_KEYPOINTS,
+    "r50-fcn16s": tiny.FCN,
+}
+every_architecture = pytest.mark.parametrize("keys", ARCHITECTURES.values(), ids=ARCHITECTURES)
+
+
+def both(keys: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+    """Detectron2's model and ours, with the same weights."""
+    from tests.oracles import detectron2_engine as d2
+
+    theirs, ours = d2.model(d2.config(keys)), build_model(tiny.task(keys))
+    state = tiny.fill(theirs.state_dict(), seed=1)
+    theirs.load_state_dict(state)
+    ours.load_state_dict(state)
+    return theirs, ours
+
+
+def assert_same(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert set(theirs) == set(ours)
+    different = [
+        name
+        for name, value in theirs.items()
+        if not (ours[name] is None if value is None else torch.equal(value, ours[name]))
+    ]
+    assert not different, different
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_training_equal(
+    theirs: nn.Module, ours: nn.Module, keys: dict[str, Any], batches: list[list[dict[str, Any]]]
+) -> dict[str, float]:
+    """Losses, gradients, weights and statistics of a step of SGD on every batch.
+
+    Returns the largest value that each loss had.
+    """
+    from tests.oracles import detectron2_engine as d2
+
+    # The same optimizer on both sides: what is compared here is the model.
+    their_sgd, _ = d2.solver(d2.config(keys), theirs)
+    our_sgd, _ = d2.solver(d2.config(keys), ours)
+    theirs.train()
+    ours.train()
+    their_regions, our_regions = numbers_of_regions(theirs), numbers_of_regions(ours)
+    largest: dict[str, float] = {}
+    for step, batch in enumerate(batches):
+        torch.manual_seed(step)
+        their_losses = d2.losses(theirs, batch)
+        after = torch.get_rng_state()
+        torch.manual_seed(step)
+        our_losses = ours(batch)
+        assert torch.equal(after, torch.get_rng_state())
+        assert list(their_losses) == list(our_losses)
+        assert_same(their_losses, our_losses)
+        for sgd, losses in ((their_sgd, their_losses), (our_sgd, our_losses)):
+            sgd.zero_grad()
+            sum(losses.values()).backward()
+        assert_same(gradients(theirs), gradients(ours))
+        their_sgd.step()
+        our_sgd.step()
+        assert_same(theirs.state_dict(), ours.state_dict())
+        for name, loss in our_losses.items():
+            largest[name] = max(largest.get(name, 0.0), loss.item())
+    assert their_regions == our_regions
+    return largest
+
+
+def numbers_of_regions(model: nn.Module) -> list[tuple[str, int]]:
+    """A list that will hold how many regions went through which head."""
+    seen: list[tuple[str, int]] = []
+    for name, module in model.named_modules():
+        if name.endswith(("box_predictor", "mask_head", "keypoint_head")):
+            module.register_forward_pre_hook(
+                lambda _, inputs, name=name: seen.append((name, len(inputs[0])))
+            )
+    return seen
+
+
+def assert_answers_equal(
+    theirs: nn.Module, ours: nn.Module, samples: list[dict[str, Any]]
+) -> list[dict[str, Tensor]]:
+    """Detections, masks, keypoints, scores of pixels, of each image alone and of all at once."""
+    from tests.oracles import detectron2_engine as d2
+
+    theirs.eval()
+    ours.eval()
+    answers = []
+    with torch.no_grad():
+        for batch in ([samples[0]], samples):
+            for found, expected in zip(ours(batch), d2.detections(theirs, batch), strict=True):
+                assert_same(expected, found)
+                answers.append(found)
+    return answers
+
+
+def images(keys: dict[str, Any]) -> list[dict[str, Any]]:
+    """Several objects, none, one, one of a single pixel; every image of another size."""
+    samples = tiny.images(SIZES, seed=3)  # with 1, 2 and 3 objects
+    samples.insert(1, tiny.without_objects(tiny.images([(160, 160)], seed=4)[0]))
+    samples.append(tiny.one_pixel(tiny.images([(97, 114)], seed=5)[0]))
+    number = keys.get("MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS", 17)
+    prepared = []
+    for sample in samples:
+        sample["classes"] %= keys["MODEL.ROI_HEADS.NUM_CLASSES"]
+        sample = tiny.with_labels(tiny.with_shapes(sample, number))
+        if len(sample["boxes"]) > 2:
+            sample["keypoints"][1] = 0.0  # an object that the keypoint head never sees
+        if keys.get("INPUT.MASK_FORMAT") == "bitmask":
+            sample = tiny.with_bitmaps(sample)
+        prepared.append(sample)
+    return prepared
+
+
+@every_architecture
+def test_every_quantity(keys: dict[str, Any]) -> None:
+    """Answers, five steps of training on all kinds of images, and answers again."""
+    theirs, ours = both(keys)
+    samples = images(keys)
+    answers = assert_answers_equal(theirs, ours, samples)
+    some, none, two, three, pixel = samples
+    batches = [[some, two], [none, three], [pixel], [three, pixel], [two, some, none]]
+    largest = assert_training_equal(theirs, ours, keys, batches)
+    assert_answers_equal(theirs, ours, samples)
+    # Equal, and not because there is nothing to compare.
+    assert min(largest.values()) > 1e-3
+    if "sem_seg" in answers[0]:
+        assert set(largest) == {"loss_sem_seg"}
+        assert all(len(answer["sem_seg"].argmax(dim=0).unique()) > 1 for answer in answers)
+        return
+    assert sum(len(answer["scores"]) for answer in answers) > len(answers)
+    wanted = {"loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"}
+    if keys.get("MODEL.MASK_ON"):
+        wanted |= {"loss_mask"}
+        shares = torch.cat([answer["masks"].float().mean(dim=(1, 2)) for answer in answers])
+        assert 0 < shares.mean() < 1
+    if keys.get("MODEL.KEYPOINT_ON"):
+        wanted |= {"loss_keypoint"}
+        points = torch.cat([answer["keypoints"] for answer in answers])
+        assert len(points.flatten().unique()) > 100
+    assert set(largest) == wanted
+
+
+@every_architecture
+def test_the_same_seed_gives_the_same_initial_weights(keys: dict[str, Any]) -> None:
+    from tests.oracles import detectron2_engine as d2
+
+    torch.manual_seed(7)
+    theirs = d2.model(d2.config(keys))
+    torch.manual_seed(7)
+    ours = build_model(tiny.task(keys))
+    assert_same(theirs.state_dict(), ours.state_dict())
+    trainable = {name for name, p in ours.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, p in theirs.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN])
+def test_intermediate_quantities(keys: dict[str, Any]) -> None:
+    """Features, RPN outputs, anchors, proposals: where a difference starts, if there is one."""
+    theirs, ours = both(keys)
+    theirs.eval()
+    ours.eval()
+    samples = tiny.images(SIZES, seed=5)
+    with torch.no_grad():
+        images = theirs.preprocess_image(samples)
+        _, batch = ours.images(samples)
+        assert torch.equal(images.tensor, batch)
+        features = theirs.backbone(images.tensor)
+        assert_same(features, ours.backbone(batch))
+        maps = [features[name] for name in keys.get("MODEL.RPN.IN_FEATURES", ["res4"])]
+        theirs_rpn, ours_rpn = theirs.proposal_generator, ours.proposal_generator
+        logits, deltas = theirs_rpn.rpn_head(maps)
+        for x, one, four in zip(maps, logits, deltas, strict=True):
+            our_logits, our_deltas = ours_rpn.rpn_head(x)
+            assert torch.equal(one.permute(0, 2, 3, 1).flatten(1), our_logits)
+            corners = four.unflatten(1, (-1, 4)).permute(0, 3, 4, 1, 2).flatten(1, 3)
+            assert torch.equal(corners, our_deltas)
+        for expected, anchors in zip(
+            theirs_rpn.anchor_generator(maps), ours_rpn.anchors(maps), strict=True
+        ):
+            assert torch.equal(expected.tensor, anchors)
+        their_proposals, _ = theirs_rpn(images, features)
+        our_proposals, _ = ours_rpn(features, images.image_sizes)
+        for found, boxes in zip(their_proposals, our_proposals, strict=True):
+            assert len(boxes) == 60
+            assert torch.equal(found.proposal_boxes.tensor, boxes)
+
+
+@pytest.mark.parametrize("keys", [tiny.FPN_MASK, tiny.KEYPOINTS], ids=["mask", "keypoints"])
+def test_512_regions(keys: dict[str, Any]) -> None:
+    """As many as in the paper, from Detectron2's own numbers of proposals."""
+    keys = {
+        **keys,
+        "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 2000,
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN": 1000,
+        "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
+    }
+    theirs, ours = both(keys)
+    samples = images(keys)
+    assert_training_equal(theirs, ours, keys, [samples[2:4], samples[1:3]])
+
+
+def test_full_size_r50_on_real_images(shared_data: Path) -> None:
+    samples = []
+    for number, path in enumerate(sorted((shared_data / "coco" / "train2017").glob("*.jpg"))[2:4]):
+        with Image.open(path) as image:
+            width, height = image.size
+            scale = 112 / min(width, height)
+            small = image.convert("RGB").resize((int(width * scale), int(height * scale)))
+        w, h = small.size
+        samples.append(
+            {
+                "image": torch.tensor(np.asarray(small)).permute(2, 0, 1).contiguous(),
+                "boxes": torch.tensor([[5.0, 8.5, w * 0.6, h * 0.7], [w * 0.4, 3, w - 2, h - 4]]),
+                "classes": torch.tensor([number, 4]),
+                "height": height,
+                "width": width,
+            }
+        )
+    theirs, ours = both(tiny.FULL_R50)
+    assert len(assert_answers_equal(theirs, ours, samples)[0]["scores"]) > 5
+    assert_training_equal(theirs, ours, tiny.FULL_R50, [samples, samples[::-1]])

@@ -1,0 +1,163 @@
+"""Whole runs of both engines from the same task, seed and images: equal to the last bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from detection.config.task import load_task
+from detection.engine.weights import EngineResult
+from moco.common.files import load_torch
+from moco.common.run import RunFolder
+from tests.oracles import tiny_detector as tiny
+from tests.oracles.tiny_voc import write_voc
+
+pytestmark = pytest.mark.usefixtures("detectron2")
+
+KEYS: dict[str, Any] = {
+    **tiny.NARROW_R50,
+    "MODEL.WEIGHTS": "random",
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[24, 40, 64]],
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+    "MODEL.ROI_HEADS.NUM_CLASSES": 3,
+    "INPUT.MIN_SIZE_TRAIN": (90, 100),
+    "INPUT.MIN_SIZE_TEST": 96,
+    "DATALOADER.NUM_WORKERS": 0,
+    "SOLVER.IMS_PER_BATCH": 2,
+    "SOLVER.MAX_ITER": 8,
+    "SOLVER.STEPS": (6,),
+    "SOLVER.WARMUP_ITERS": 4,
+    "SOLVER.WEIGHT_DECAY_NORM": 1e-4,
+    "SOLVER.BIAS_LR_FACTOR": 2.0,
+    "SEED": 42,
+}
+
+
+@pytest.fixture(scope="module")
+def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_voc(tmp_path_factory.mktemp("voc") / "voc", {"train": 10, "val": 4})
+
+
+def run_engine(
+    engine: str, voc: Path, out: Path, keys: dict[str, Any], eval_only: bool = False
+) -> EngineResult:
+    if engine == "embedded":
+        from detection.embedded.trainer import run
+    else:
+        from detection.d2.trainer import run  # type: ignore[assignment]
+    every = {**KEYS, "DATASETS.VOC_DIR": voc, "OUTPUT_DIR": out, **keys}
+    opts = [str(item) for pair in every.items() for item in pair]
+    task = load_task(None, opts, engine, eval_only=eval_only)
+    with RunFolder(out):
+        return run(task.cfg, weights=None, resume=False, eval_only=eval_only)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {
+            "TEST.PRECISE_BN.ENABLED": True,
+            "TEST.PRECISE_BN.NUM_ITER": 3,
+            "SOLVER.CLIP_GRADIENTS.ENABLED": True,
+            "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
+            "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 0.5,
+            "SOLVER.NESTEROV": True,
+            "SOLVER.WEIGHT_DECAY_BIAS": 0.0,
+        },
+        {"MODEL.CHANNELS_LAST": True},
+    ],
+    ids=["plain", "precise-bn-and-clipping", "channels-last"],
+)
+def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
+    """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
+    theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
+    ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
+    expected = load_torch(tmp_path / "d2" / "model_final.pth")
+    actual = load_torch(tmp_path / "embedded" / "model_final.pth")
+    assert actual["iteration"] == expected["iteration"] == 7
+    assert set(actual["model"]) == set(expected["model"])
+    different = [
+        name for name, x in expected["model"].items() if not torch.equal(x, actual["model"][name])
+    ]
+    assert not different
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
+        for name in ("d2", "embedded")
+    ]
+    their_log, our_log = ({k: v for line in log for k, v in line.items()} for log in logs)
+    for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"):
+        assert np.isclose(their_log[name], our_log[name], rtol=1e-6)
+    # With other groups Detectron2 logs the rate of the largest one.
+    if "SOLVER.WEIGHT_DECAY_BIAS" not in keys:
+        assert their_log["lr"] == our_log["lr"]
+    assert theirs.metrics == ours.metrics
+    predictions = [
+        json.loads((tmp_path / name / "inference" / "voc_val.json").read_text())
+        for name in ("d2", "embedded")
+    ]
+    assert predictions[0] == predictions[1]
+    assert predictions[0]["predictions"]
+    # Each engine reads the other's trained model.
+    for engine, other in (("detectron2", "embedded"), ("embedded", "d2")):
+        trained = {**keys, "MODEL.WEIGHTS": tmp_path / other / "model_final.pth"}
+        out = tmp_path / f"{engine}-reads-{other}"
+        assert run_engine(engine, voc, out, trained, eval_only=True).metrics == ours.metrics
+
+
+@pytest.mark.parametrize("engine", ["detectron2", "embedded"])
+def test_channels_last_is_how_the_model_lies_in_memory(
+    engine: str, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn import Conv2d
+
+    formats = []
+
+    def look(module: Conv2d, args: Any, out: torch.Tensor) -> None:
+        if out.shape[1] > 1 and out[0, 0].numel() > 1:
+            formats.append(out.is_contiguous(memory_format=torch.channels_last))
+
+    init = Conv2d.__init__
+
+    def watched(self: Conv2d, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.register_forward_hook(look)
+
+    monkeypatch.setattr(Conv2d, "__init__", watched)
+    for wanted in (True, False):
+        formats.clear()
+        keys = {"MODEL.CHANNELS_LAST": wanted, "SOLVER.MAX_ITER": 1, "SOLVER.STEPS": ()}
+        run_engine(engine, voc, tmp_path / str(wanted), keys)
+        assert set(formats) == {wanted}
+
+
+def test_learning_rates_of_a_long_schedule() -> None:
+    from detectron2.solver import build_lr_scheduler
+
+    from detection.embedded.solver import set_learning_rate, warmup_multistep
+
+    cfg = tiny.merge(
+        tiny.task({}),
+        {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17},
+    )
+    solver = cfg.SOLVER
+    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
+    ours = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
+    ours.param_groups[0]["initial_lr"] = solver.BASE_LR
+    scheduler = build_lr_scheduler(cfg, theirs)
+    schedule = warmup_multistep(
+        steps=solver.STEPS,
+        gamma=solver.GAMMA,
+        max_iter=solver.MAX_ITER,
+        warmup_iters=solver.WARMUP_ITERS,
+        warmup_factor=solver.WARMUP_FACTOR,
+        warmup_method=solver.WARMUP_METHOD,
+    )
+    for iteration in range(solver.MAX_ITER):
+        set_learning_rate(ours, schedule(iteration / solver.MAX_ITER))
+        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], iteration
+        theirs.step()
+        scheduler.step()

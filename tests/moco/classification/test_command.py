@@ -1,0 +1,77 @@
+"""The command lines of the two protocols, pinned."""
+
+import pytest
+
+from moco.classification.classify import build_parser, parse_args
+from moco.common.command import training_parser
+from moco.finetune import FINETUNE
+from moco.linear import LINEAR
+
+
+@pytest.mark.parametrize("protocol", [LINEAR, FINETUNE], ids=lambda p: p.kind)
+def test_flags_are_these(protocol):
+    flags = {word for action in build_parser(protocol)._actions for word in action.option_strings}
+    assert flags == {
+        *("-h", "--help", "--config-file", "--resume", "--extend", "--overwrite", "--debug"),
+        "--schedule",
+        *("-a", "--arch", "-j", "--workers", "-b", "--batch-size", "--lr", "--learning-rate"),
+        *("--momentum", "--wd", "--weight-decay", "--epochs", "--seed", "--dist-timeout"),
+        *("--checkpoint", "--init"),
+    }
+
+
+def test_aliases_become_keys_and_explicit_keys_come_last():
+    args = parse_args(
+        LINEAR,
+        ["--checkpoint", "x", "-b", "32", "--lr", "3", "--epochs", "5", "SOLVER.BASE_LR", "7"],
+    )
+    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    assert pairs == {
+        "SOLVER.BATCH_SIZE": "32",
+        "SOLVER.BASE_LR": "7",
+        "SOLVER.MAX_EPOCHS": "5",
+        "SOLVER.REFERENCE_BATCH_SIZE": "0",  # a learning rate that is given is meant as it is
+    }
+
+
+def test_lr_is_the_one_that_the_run_has():
+    args = parse_args(FINETUNE, ["--checkpoint", "random", "-a", "resnet18", "--lr", "0.2"])
+    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    assert pairs["SOLVER.RANDOM_LR"] == "0.2"
+    args = parse_args(FINETUNE, ["--checkpoint", "x", "--lr", "0.2"])
+    assert "SOLVER.RANDOM_LR" not in args.opts
+
+
+@pytest.mark.parametrize(
+    ("line", "opts"),
+    [
+        ("--schedule 60 80", ["SOLVER.MILESTONES_EPOCHS", "(60,80,)"]),
+        ("--schedule", ["SOLVER.MILESTONES_EPOCHS", "()"]),
+        # Numbers among the KEY VALUE words that follow are no epochs.
+        ("--schedule 60 80 SEED 3", ["SOLVER.MILESTONES_EPOCHS", "(60,80,)", "SEED", "3"]),
+        ("SEED 3 --schedule 60", ["SOLVER.MILESTONES_EPOCHS", "(60,)", "SEED", "3"]),
+    ],
+)
+def test_schedule(line, opts):
+    assert parse_args(LINEAR, ["--checkpoint", "x", *line.split()]).opts == opts
+
+
+@pytest.mark.parametrize(
+    ("line", "resume", "opts"),
+    [
+        ("--resume", "auto", []),
+        ("--resume a.pth.tar", "a.pth.tar", []),
+        ("--resume SEED 3", "auto", ["SEED", "3"]),
+        ("SEED 3 --resume", "auto", ["SEED", "3"]),
+    ],
+)
+def test_resume_with_and_without_a_file(line, resume, opts):
+    args = parse_args(LINEAR, ["--checkpoint", "x", *line.split()])
+    assert (args.resume, args.opts) == (resume, opts)
+
+
+def test_the_checkpoint_has_to_be_named(capsys):
+    with pytest.raises(SystemExit):
+        parse_args(LINEAR, [])
+    assert "--checkpoint" in capsys.readouterr().err
+    assert "--checkpoint" not in training_parser("x", "y").format_help()

@@ -1,0 +1,237 @@
+"""Fine-tuning: the loop by hand, in one process and in two, learning rates, recipes."""
+
+import os
+import socket
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.moco.classify_runs import MEAN, SPEC, STD, TINY, words, write_labeled, write_pretrained
+
+from moco.classification.config import default_cfg, learning_rate, load_classify_cfg
+from moco.classification.data import crop_and_flip
+from moco.classification.run import build_classifier
+from moco.classification.weights import read_weights
+from moco.common.cfgnode import load_cfg
+from moco.common.errors import Preempted, UserError
+from moco.common.files import sha256_state
+from moco.common.run import read_record
+from moco.data.augment import apply_colors
+from moco.data.images import labeled_sets
+from moco.data.views import Views
+from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_checkpoint
+from moco.finetune import FINETUNE, main
+from moco.linear import LINEAR
+from moco.modeling.grouped_bn import GroupedBatchNorm2d
+from tests.oracles.processes import run_on
+
+COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}
+SLOW = {"SOLVER__BASE_LR": 0.05, "SEED": 4}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_labeled(tmp_path_factory.mktemp("labeled"), COUNTS, noise=60)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    return write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
+
+
+@pytest.fixture(scope="module")
+def straight(data, pretrained, tmp_path_factory):
+    """Folder of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    main(words(folder, data, pretrained, **SLOW))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_two(data, pretrained, tmp_path_factory):
+    """Folder of two runs of two processes: one uninterrupted, one stopped and resumed."""
+    folder = tmp_path_factory.mktemp("two")
+    with ExitStack() as sockets:
+        free = [sockets.enter_context(socket.socket()) for _ in range(3)]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        ports = [str(each.getsockname()[1]) for each in free]
+    run_on(2, run_and_resume, folder, data, pretrained, ports, connect=False)
+    return folder
+
+
+def run_and_resume(folder, data, pretrained, ports):
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]  # three sessions, each with a store of its own
+    os.environ["MASTER_PORT"] = ports[0]
+    main(words(folder / "straight", data, pretrained, **SLOW))
+    os.environ["MASTER_PORT"] = ports[1]
+    with pytest.raises(Preempted):
+        main(words(folder / "resumed", data, pretrained, **SLOW, SOLVER__STOP_AT_ITERS=3))
+    os.environ["MASTER_PORT"] = ports[2]
+    main([*words(folder / "resumed", data, pretrained, **SLOW), "--resume"])
+
+
+def last_state(folder):
+    return load_checkpoint(list_checkpoints(folder)[-1], CLASSIFIER_FORMAT)["state_dict"]
+
+
+def by_hand(data, pretrained, groups):
+    """The state after 6 steps of SGD with momentum 0.9 and weight decay 1e-4 on all parameters.
+
+    BN normalizes each of ``groups`` parts of a batch by itself, as processes do.
+    """
+    keys = [str(word) for pair in TINY.items() for word in pair]
+    cfg = load_cfg(default_cfg(FINETUNE.defaults), None, keys)
+    sets = labeled_sets(data)
+    weights = read_weights(str(pretrained))
+    torch.manual_seed(4)
+    model = build_classifier(weights, 3, FINETUNE)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, torch.nn.BatchNorm2d) and groups > 1:
+                grouped = GroupedBatchNorm2d(child.num_features, num_groups=groups)
+                grouped.load_state_dict(child.state_dict())
+                setattr(parent, name, grouped)
+    model.train()
+    views = Views(sets.train, crop_and_flip(cfg), 4)
+    momentum = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for step in range(6):
+        epoch, within = divmod(step, 2)
+        lr = 0.05 if epoch < 1 else 0.005
+        order = np.random.default_rng([4, epoch]).permutation(22)
+        rows = order[8 * within : 8 * within + 8].tolist()
+        batch = views.__getitems__([(epoch, index, 0) for index in rows])
+        x = apply_colors(batch.pixels, batch.params, crop_and_flip(cfg), MEAN, STD)
+        loss = F.cross_entropy(model(x), torch.tensor(sets.train_labels)[rows])
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                momentum[name].mul_(0.9).add_(p.grad + 1e-4 * p)
+                p -= lr * momentum[name]
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_training_is_sgd_by_hand(data, pretrained, straight, on_two, processes):
+    """Two processes average their gradients and normalize their own images; the checkpoint holds
+    the mean of their running statistics."""
+    state = last_state(straight if processes == 1 else on_two / "straight")
+    for name, expected in by_hand(data, pretrained, processes).items():
+        got = state[f"module.{name}"]
+        torch.testing.assert_close(
+            got, expected, rtol=2e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_the_whole_network_learns(data, pretrained, tmp_path):
+    more = {"SOLVER__MAX_EPOCHS": 10, "SOLVER__MILESTONES_EPOCHS": "(8,)", "SOLVER__BASE_LR": 0.1}
+    main(words(tmp_path / "run", data, pretrained, **more))
+    record = read_record(tmp_path / "run" / "run.json")
+    assert (record.kind, record.task) == ("finetune", "finetune_resnet10w0.125_stride2")
+    assert record.metrics["finetune/top1"] == 100
+    before = load_checkpoint(pretrained)["state_dict"]
+    for name, after in last_state(tmp_path / "run").items():
+        if not name.startswith("module.fc."):
+            old = before[name.replace("module.", "module.encoder_q.")]
+            assert not torch.equal(after, old), name
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_resumed_run_equals_the_straight_run(data, pretrained, straight, tmp_path, stop):
+    run = tmp_path / "run"
+    with pytest.raises(Preempted):
+        main(words(run, data, pretrained, **SLOW, SOLVER__STOP_AT_ITERS=stop))
+    main([*words(run, data, pretrained, **SLOW, DATA__NUM_WORKERS=2), "--resume"])
+    assert sha256_state(last_state(run)) == sha256_state(last_state(straight))
+
+
+def test_two_processes_resume_exactly(on_two):
+    """Each goes on with its own running statistics."""
+    mine, theirs = (
+        load_checkpoint(list_checkpoints(on_two / name)[-1], CLASSIFIER_FORMAT)
+        for name in ("resumed", "straight")
+    )
+    assert mine["step"] == theirs["step"] == 6
+    assert sha256_state(mine["state_dict"]) == sha256_state(theirs["state_dict"])
+    assert torch.equal(mine["statistics"], theirs["statistics"])
+    assert not torch.equal(mine["statistics"][0], mine["statistics"][1])
+
+
+def test_random_has_to_be_said_and_has_its_own_learning_rate(data, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["DATA.ROOT", str(data)])
+    assert "--checkpoint" in capsys.readouterr().err
+    main(words(tmp_path / "run", data, "random"))
+    assert "init random (random weights)" in (out := capsys.readouterr().out)
+    assert "learning rate 0.1" in out
+    record = read_record(tmp_path / "run" / "run.json")
+    assert (record.init, record.weights_sha256, record.weights_source) == ("random", None, None)
+
+
+def test_rows_of_a_table_have_one_protocol(data, pretrained, straight, tmp_path):
+    """Seed, weights and what comes with them (mean and std) make no difference, others do."""
+    main(words(tmp_path / "run", data, "random", SEED=9, SOLVER__BASE_LR=0.05))
+    mine = read_record(tmp_path / "run" / "run.json")
+    theirs = read_record(straight / "run.json")
+    assert mine.config["AUG.MEAN"] != theirs.config["AUG.MEAN"]
+    assert mine.config_sha256 == theirs.config_sha256
+    main(words(tmp_path / "other", data, "random", SOLVER__BASE_LR=0.05, AUG__FLIP_PROB=0.4))
+    assert read_record(tmp_path / "other" / "run.json").config_sha256 != mine.config_sha256
+
+
+def test_a_classifier_is_a_start_too(data, straight, tmp_path):
+    """E.g. a network trained on ImageNet from scratch, fine-tuned on iNaturalist."""
+    path = list_checkpoints(straight)[-1]
+    weights = read_weights(str(path))
+    assert (weights.spec, weights.mean) == (SPEC, MEAN)
+    assert weights.init == "run_checkpoint_0002"
+    state = last_state(straight)
+    assert all(torch.equal(value, state[f"module.{k}"]) for k, value in weights.state.items())
+    main(words(tmp_path / "run", data, path, SOLVER__MAX_EPOCHS=2))
+
+
+@pytest.mark.parametrize(
+    ("file", "protocol", "lr", "random_lr", "milestones"),
+    [
+        ("imagenet/linear.yaml", LINEAR, 30.0, 30.0, (60, 80)),  # sec. 4.1
+        ("imagenet/finetune.yaml", FINETUNE, 0.03, 0.1, (30, 60, 90)),  # appendix
+        ("inaturalist/finetune_2018.yaml", FINETUNE, 0.025, 0.1, (70, 90)),  # appendix
+    ],
+)
+def test_recipes_hold_the_papers_settings(request, file, protocol, lr, random_lr, milestones):
+    path = request.config.rootpath / "configs" / file
+    cfg = load_classify_cfg(protocol.defaults, path, [])
+    assert learning_rate(cfg, random=False) == lr
+    assert learning_rate(cfg, random=True) == random_lr
+    assert (cfg.SOLVER.MAX_EPOCHS, tuple(cfg.SOLVER.MILESTONES_EPOCHS)) == (100, milestones)
+    assert cfg.SOLVER.WEIGHT_DECAY == (0.0 if protocol.frozen else 1e-4)
+    assert cfg.SOLVER.BATCH_SIZE == 256
+    half = load_classify_cfg(protocol.defaults, path, ["SOLVER.BATCH_SIZE", "128"])
+    assert learning_rate(half, random=False) == lr / 2  # linear scaling
+    assert cfg.TASK == f"{path.parent.name}{'_2018' * ('2018' in path.stem)}_{protocol.kind}"
+
+
+def test_a_batch_that_processes_cannot_share(data, pretrained, tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=r"SOLVER\.BATCH_SIZE: got 8, .* multiple of the 3 proc"):
+        main(words(tmp_path / "run", data, pretrained))
+
+
+def test_what_processes_and_a_scaled_rate_change_is_said(
+    on_two, data, pretrained, tmp_path, capsys
+):
+    notes = read_record(on_two / "straight" / "run.json").notes
+    assert "batch 8: 2 processes x 4; BN over 4 images each" in notes
+    scaled = {"SOLVER__REFERENCE_BATCH_SIZE": 16, "SOLVER__MAX_EPOCHS": 2}
+    main(words(tmp_path / "run", data, pretrained, **SLOW | scaled))
+    note = read_record(tmp_path / "run" / "run.json").notes[-1]
+    assert note.startswith(
+        "batch 8: 1 process x 8; BN over 8 images each; learning rate 0.025 instead of 0.05"
+    )
+    assert f"note: {note}" in capsys.readouterr().out
+    assert len(read_record(on_two / "straight" / "run.json").notes) == 2

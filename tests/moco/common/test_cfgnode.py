@@ -1,0 +1,186 @@
+"""YAML and overrides: what is accepted, what is refused, and what the refusal says."""
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from moco.common.cfgnode import (
+    cfg_sha256,
+    explicit_keys,
+    flatten,
+    load_cfg,
+    read_yaml,
+    split_assignments,
+)
+from moco.common.errors import UserError
+
+
+@pytest.fixture
+def defaults():
+    return CfgNode(
+        {"SOLVER": {"BASE_LR": 0.03, "STEPS": (120, 160), "EPOCHS": 200}, "DATA": {"ROOT": ""}}
+    )
+
+
+def test_file_then_overrides(tmp_path, defaults):
+    (tmp_path / "a.yaml").write_text("SOLVER:\n  BASE_LR: 0.1\n  EPOCHS: 10\n")
+    cfg = load_cfg(defaults, tmp_path / "a.yaml", ["SOLVER.EPOCHS", "20", "DATA.ROOT", "/x y"])
+    assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.EPOCHS, cfg.DATA.ROOT) == (0.1, 20, "/x y")
+    assert defaults.SOLVER.EPOCHS == 200
+    with pytest.raises(AttributeError):
+        cfg.SOLVER.EPOCHS = 1
+
+
+def test_base_files_are_merged_below(tmp_path, defaults):
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.1, STEPS: [1, 2]}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.yaml").write_text("_BASE_: ../base.yaml\nSOLVER: {BASE_LR: 0.2}\n")
+    cfg = load_cfg(defaults, tmp_path / "sub" / "a.yaml", [])
+    assert cfg.SOLVER.BASE_LR == 0.2 and tuple(cfg.SOLVER.STEPS) == (1, 2)
+
+
+@pytest.mark.parametrize("value", ["1", "1e-4", "1e4", "3e-05"])
+def test_whole_and_exponent_numbers_are_floats(tmp_path, defaults, value):
+    """YAML 1.1 reads 1e-4 as text and 1 as an integer."""
+    (tmp_path / "a.yaml").write_text(f"SOLVER: {{BASE_LR: {value}}}\n")
+    for cfg in (
+        load_cfg(defaults, tmp_path / "a.yaml", []),
+        load_cfg(defaults, None, ["SOLVER.BASE_LR", value]),
+    ):
+        assert cfg.SOLVER.BASE_LR == float(value) and isinstance(cfg.SOLVER.BASE_LR, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SOLVER: {BASE_LRR: 0.1}", "unknown key SOLVER.BASE_LRR; the nearest is SOLVER.BASE_LR"),
+        ("EPOCHS: 3", "unknown key EPOCHS; the nearest is SOLVER.EPOCHS"),
+        ("SOLVER: {EPOCHS: many}", "SOLVER.EPOCHS expects int such as 200, got 'many'"),
+        ("SOLVER: {BASE_LR: high}", "SOLVER.BASE_LR expects float"),
+        ("SOLVER: 3", "SOLVER is a group of keys"),
+        ("- a\n- b", "expected KEY: VALUE lines, got list"),
+        ("a: [", "not valid YAML"),
+        ("_BASE_: a.yaml", "does it name itself"),
+        ("_BASE_: https://example.org/a.yaml", "is remote"),
+        ("_BASE_: missing.yaml", "cannot be read"),
+    ],
+)
+def test_what_is_refused(tmp_path, defaults, text, message):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_cfg(defaults, tmp_path / "a.yaml", [])
+    assert message in str(caught.value) and ".yaml: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_tags_build_nothing(tmp_path, defaults):
+    marker = tmp_path / "marker"
+    (tmp_path / "a.yaml").write_text(
+        f"DATA: {{ROOT: !!python/object/apply:os.system ['touch {marker}']}}\n"
+    )
+    with pytest.raises(UserError, match=r"line 1: !!python/object/apply:os\.system"):
+        load_cfg(defaults, tmp_path / "a.yaml", [])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("tagged", "literal"),
+    [
+        # Detectron2's Base-RetinaNet.yaml and panoptic_deeplab_….yaml.
+        (
+            """object/apply:eval ["[[x, x * 2**(1.0/3)] for x in [32, 64]]"]""",
+            "[[32, 40.31747359663594], [64, 80.63494719327188]]",
+        ),
+        (
+            """object/apply:eval ["[int(x * 0.1 * 640) for x in range(5, 8)]"]""",
+            "[320, 384, 448]",
+        ),
+        ("""object/apply:eval ["int(640 * 0.8)"]""", "512"),
+        ("""object/apply:eval ["[2**3, 7 // 2, (1, -1)]"]""", "[8, 3, (1, -1)]"),
+        ("""tuple [3, 4]""", "[3, 4]"),
+        (
+            """object/apply:eval ["[[y for y in range(99)] for x in range(99)]"]""",
+            "the value that it gives",
+        ),
+        ("""object/apply:eval ["[x for x in range(10**9)]"]""", "the value that it gives"),
+        ("""object/apply:eval ["9**9**9**9"]""", "the value that it gives"),
+        ("""object/apply:eval ["[0] * 10**11"]""", "the value that it gives"),
+        ("""object/apply:eval ["__import__('os').getpid()"]""", "the value that it gives"),
+        ("""name:os.system""", "the value that it gives"),
+    ],
+)
+def test_a_python_tag_is_refused_with_the_literal_to_write(tmp_path, defaults, tagged, literal):
+    (tmp_path / "a.yaml").write_text(f"DATA:\n  ROOT: x\nSOLVER:\n  STEPS: !!python/{tagged}\n")
+    with pytest.raises(UserError) as caught:
+        load_cfg(defaults, tmp_path / "a.yaml", [])
+    assert f"line 4: !!python/{tagged.split()[0]}" in str(caught.value)
+    assert str(caught.value).endswith(f"instead {literal}")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("SOLVER.LEARNING_RATE", "SOLVER.BASE_LR"),
+        ("SOLVER.LR", "SOLVER.BASE_LR"),
+        ("solver.base_lr", "SOLVER.BASE_LR"),
+        ("data.rot", "DATA.ROOT"),
+        ("moco.k", "MOCO.K"),
+        ("SOLVER.IMS_PER_BATCH", "SOLVER.BATCH_SIZE"),
+    ],
+)
+def test_the_key_that_was_meant(defaults, key, meant):
+    defaults.MOCO = CfgNode({"K": 16, "M": 0.999, "T": 0.07})
+    defaults.SOLVER.BATCH_SIZE = 256
+    with pytest.raises(UserError) as caught:
+        load_cfg(defaults, None, [key, "1"])
+    assert f"unknown key {key}" in str(caught.value) and str(caught.value).endswith(f" {meant}")
+
+
+def test_assignments_are_pairs():
+    words = ["DATA.ROOT=a=b", "SEED", "A=1", "SOLVER.STEPS=(1,2)", "data.root=", "x y=3"]
+    assert split_assignments(words) == [
+        *("DATA.ROOT", "a=b", "SEED", "A=1", "SOLVER.STEPS", "(1,2)", "data.root", "", "x y=3"),
+    ]
+
+
+def test_python_configs_are_refused(tmp_path, defaults):
+    (tmp_path / "a.py").write_text("SOLVER = 1")
+    with pytest.raises(UserError, match=r"expected a \.yaml file"):
+        load_cfg(defaults, tmp_path / "a.py", [])
+
+
+def test_an_override_without_a_value_is_refused(defaults):
+    with pytest.raises(UserError, match=r"'DATA\.ROOT' has no value"):
+        load_cfg(defaults, None, ["DATA.ROOT"])
+
+
+def test_explicit_keys_come_from_file_bases_and_overrides(tmp_path):
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 0.1}\n")
+    (tmp_path / "a.yaml").write_text("_BASE_: base.yaml\nSOLVER: {EPOCHS: 3}\n")
+    keys = explicit_keys(tmp_path / "a.yaml", ["DATA.ROOT", "x"])
+    assert keys == {"SOLVER.BASE_LR", "SOLVER.EPOCHS", "DATA.ROOT"}
+
+
+def test_the_hash_is_of_what_is_kept(defaults):
+    changed = load_cfg(defaults, None, ["DATA.ROOT", "elsewhere"])
+    assert cfg_sha256(defaults) != cfg_sha256(changed)
+    assert cfg_sha256(defaults, ["DATA.ROOT"]) == cfg_sha256(changed, ["DATA.ROOT"])
+    assert cfg_sha256(defaults, ["DATA"]) == cfg_sha256(changed, ["DATA"])
+
+
+def test_flatten_and_read_yaml_agree(tmp_path):
+    (tmp_path / "a.yaml").write_text("A: {B: {C: 1}, D: []}\n")
+    assert flatten(read_yaml(tmp_path / "a.yaml")) == {"A.B.C": 1, "A.D": []}
+
+
+def test_aliases_that_multiply_are_refused(tmp_path, defaults):
+    lines = ["a0: &a0 [1, 1]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
+    (tmp_path / "x.yaml").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"not valid YAML .*more than 100000 parts"):
+        load_cfg(defaults, tmp_path / "x.yaml", [])
+
+
+def test_deep_nesting_is_refused(tmp_path, defaults):
+    for depth in (200, 100_000):
+        (tmp_path / "x.yaml").write_text("A: " + "[" * depth + "]" * depth)
+        with pytest.raises(UserError, match="not valid YAML"):
+            load_cfg(defaults, tmp_path / "x.yaml", [])

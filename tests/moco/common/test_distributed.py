@@ -1,0 +1,237 @@
+"""Several gloo processes on this machine: collectives, and mechanisms equal to one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from moco.common import distributed
+from moco.common.errors import UserError
+from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.mechanisms.end_to_end import EndToEnd
+from moco.modeling.mechanisms.memory_bank import MemoryBank
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan
+from moco.pretrain import main
+from tests.oracles.connection import gloo_threads
+from tests.oracles.processes import run_on
+from tests.oracles.training import train_step
+
+N, G, M, STEPS = 16, 4, 30, 4  # 4 groups of 4, on 1, 2 or 4 processes
+MECHANISMS = ("queue", "queue_unshuffled", "end_to_end", "two_encoders", "bank", "bank_nce")
+
+
+def collectives():
+    r, W = distributed.rank(), distributed.world_size()
+    row = torch.full((2, 3), float(r), requires_grad=True)
+    gathered = distributed.gather_rows_with_gradient(row)
+    ((r + 1) * gathered).sum().backward()
+    plan = shuffle_plan(4 * W, 2 * W, seed=0, step=0)
+    mine = torch.arange(4 * r, 4 * r + 4, dtype=torch.uint8)[:, None]
+    before = distributed.bytes_received["exchange"]
+    exchanged = distributed.exchange_rows(mine, *exchange_plan(plan, r, W))
+    distributed.agree(7, "seven")
+    with pytest.raises(UserError, match=rf"rank: the processes do not agree \(from 0 to {W - 1}\)"):
+        distributed.agree(r, "rank")
+    return {
+        "gathered": gathered[:, 0].tolist(),
+        "same": torch.equal(gathered.detach(), distributed.gather_rows(row)),
+        "gradient": row.grad[0, 0].item(),
+        "exchanged": exchanged[:, 0].tolist(),
+        "wanted": plan[4 * r : 4 * r + 4].tolist(),
+        "bytes": distributed.bytes_received["exchange"] - before,
+        "foreign": int((plan[4 * r : 4 * r + 4] // 4 != r).sum()),
+        "mean": distributed.mean_over_ranks(torch.tensor(float(r))).item(),
+        "highest": distributed.highest(10 - r),
+    }
+
+
+@pytest.mark.parametrize("W", [2, 4])
+def test_collectives(W):
+    for got in run_on(W, collectives):
+        assert got["gathered"] == [float(r) for r in range(W) for _ in range(2)] and got["same"]
+        assert got["gradient"] == sum(range(1, W + 1))  # every process's loss has its share
+        assert got["exchanged"] == got["wanted"]
+        assert got["bytes"] == got["foreign"]  # a byte per row; rows that stay cost nothing
+        assert (got["mean"], got["highest"]) == ((W - 1) / 2, 10)
+
+
+def test_one_process_is_a_normal_case():
+    x = torch.ones(3, requires_grad=True)
+    assert distributed.gather_rows_with_gradient(x) is x
+    assert not distributed.gather_rows(x).requires_grad
+    assert (distributed.rank(), distributed.world_size(), distributed.highest(3)) == (0, 1, 3)
+    model = torch.nn.Linear(1, 1)
+    assert distributed.data_parallel(model) is model
+
+
+def build(name):
+    """The mechanism with this process's share of the G groups; the same weights everywhere."""
+    torch.manual_seed(0)
+    spec = EncoderSpec("resnet10", "stride2", 0.125)
+    encoder = build_encoder(spec, 8, False, G // distributed.world_size())
+    if name.startswith("queue"):
+        return MomentumQueue(encoder, 8, K=20, m=0.9, T=0.2).double()
+    if name.startswith("bank"):
+        loss = "nce" if name == "bank_nce" else "info_nce"
+        return MemoryBank(encoder, 8, M, 6, 0.5, 0.2, loss).double()
+    return EndToEnd(encoder, T=0.2, shared=name == "end_to_end").double()
+
+
+def train():
+    """Losses over all processes, and the state after the last step, of each mechanism."""
+    results = {}
+    for name in MECHANISMS:
+        model = build(name)
+        parallel = distributed.data_parallel(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9)
+        losses = []
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(step)
+            views = torch.randn(2, N, 3, 16, 16, dtype=torch.float64, generator=generator)
+            images = torch.randperm(M, generator=generator)[:N].tolist()
+            keys = views[1] if model.needs_key_view else views[1, :0]
+            plan = shuffle_plan(N, G, seed=0, step=step)
+            if name == "queue_unshuffled" or not model.needs_key_view:
+                plan = None
+            out = train_step(model, optimizer, views[0], keys, plan, images, step, parallel)
+            losses.append(distributed.mean_over_ranks(out.loss).item())
+        state = model.gathered_state()
+        results[name] = losses, {k: v for k, v in state.items() if "running" not in k}
+    return results
+
+
+def test_processes_train_as_one():
+    """The same batch, groups of BN, shuffle and dictionary: the mathematics says equal."""
+    one = train()
+    for W in (2, 4):
+        for several in run_on(W, train):
+            for name in MECHANISMS:
+                assert several[name][0] == pytest.approx(one[name][0], rel=1e-9), name
+                for key, value in one[name][1].items():
+                    torch.testing.assert_close(several[name][1][key], value, rtol=0, atol=1e-8)
+
+
+def batch_companions():
+    """Which images BN sees together in the two encoders, as it really happens.
+
+    Every image is of one value, its number, so a group's content can be read off its input.
+    """
+    model = build("queue")
+    seen = {}
+    for name in ("encoder_q", "encoder_k"):
+        encoder = getattr(model, name)
+        encoder.register_forward_pre_hook(
+            lambda _, inputs, name=name: seen.update({name: inputs[0][:, 0, 0, 0]})
+        )
+    x = torch.arange(N, dtype=torch.float64)[:, None, None, None].expand(N, 3, 16, 16)
+    optimizer = torch.optim.SGD(model.encoder_q.parameters(), lr=0.0)
+    train_step(model, optimizer, x, x, shuffle_plan(N, G, seed=0, step=0))
+    groups = G // distributed.world_size()
+    return {
+        name: [frozenset(group.int().tolist()) for group in order.chunk(groups)]
+        for name, order in seen.items()
+    }
+
+
+@pytest.mark.parametrize("W", [1, 2])
+def test_a_key_is_normalized_with_other_images_than_its_query(W):
+    of_processes = [batch_companions()] if W == 1 else run_on(W, batch_companions)
+    queries, keys = (
+        {n: group for one in of_processes for group in one[name] for n in group}
+        for name in ("encoder_q", "encoder_k")
+    )
+    assert queries.keys() == keys.keys() == set(range(N))
+    assert all(len(group) == N // G for group in (*queries.values(), *keys.values()))
+    assert all(queries[n] != keys[n] for n in range(N))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_thread_of_the_connection_outlives_it(fails):
+    """One that frees a tensor while the interpreter ends aborts the process."""
+    for connected, afterwards in run_on(2, gloo_threads, fails, connect=False):
+        assert connected and not afterwards
+
+
+def command(opts):
+    main(opts)
+    return dict(distributed.bytes_received)
+
+
+@pytest.fixture(scope="module")
+def runs(images, tiny, tmp_path_factory):
+    """Folders of the same run on one process, and on two with both ways to shuffle."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def opts(name, **changes):
+        return tiny(
+            DATA__ROOT=images,
+            OUTPUT_DIR=folder / name,
+            SOLVER__BATCH_SIZE=16,
+            SOLVER__BASE_LR=0.01,
+            SOLVER__MAX_ITERS=4,
+            LOG__EVERY_ITERS=1,
+            MOCO__BN_SPLITS=4,
+            **{"AUG__CROP_PX": 32, **changes},
+        )
+
+    main(opts("one"))
+    main(opts("parts", SOLVER__ACCUMULATE=2))
+    # Two passes of two parts: four backward passes per step, one exchange of gradients.
+    both_ways = {"MOCO__SYMMETRIC": True, "MOCO__K": 40, "SOLVER__ACCUMULATE": 2}
+    main(opts("one_both_ways", **both_ways))
+    received = {
+        name: run_on(W, command, opts(name, MOCO__SHUFFLE_BY=by), connect=False)
+        for W, name, by in (
+            (2, "index", "index"),
+            (2, "all_to_all", "all_to_all"),
+            (4, "four", "index"),
+        )
+    }
+    run_on(2, command, opts("both_ways", **both_ways), connect=False)
+    return folder, received
+
+
+def losses(folder):
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def last_state(folder):
+    return load_checkpoint(list_checkpoints(folder)[-1])["state_dict"]
+
+
+@pytest.mark.parametrize("name", ["parts", "index", "all_to_all", "four", "both_ways"])
+def test_the_command_on_several_processes_or_in_parts_is_one_run(runs, name):
+    """Float32, so equal to rounding: parts of a batch, two and four processes."""
+    folder, _ = runs
+    reference = folder / ("one_both_ways" if name == "both_ways" else "one")
+    assert losses(folder / name) == pytest.approx(losses(reference), abs=1e-4)
+    one, other = last_state(reference), last_state(folder / name)
+    for key, value in one.items():
+        if name in ("parts", "both_ways") and ("running" in key or "tracked" in key):
+            continue  # two updates per step from half the groups each, not one from all
+        torch.testing.assert_close(other[key], value, rtol=0, atol=1e-3)
+
+
+def test_both_ways_to_shuffle_give_the_same_bits(runs):
+    folder, _ = runs
+    index, exchanged = last_state(folder / "index"), last_state(folder / "all_to_all")
+    assert all(torch.equal(index[key], exchanged[key]) for key in index)
+
+
+def test_bytes_that_shuffling_moves(runs):
+    """By index: keys only, N x C floats per step. All-to-all: 8-bit crops besides."""
+    _, received = runs
+    steps, n, dim, crop, statistics = 4, 8, 16, 3 * 32 * 32, 1440
+    for by_index in received["index"]:
+        assert "exchange" not in by_index
+        # Each of the steps ends an epoch, after which the statistics of BN are gathered and saved.
+        assert by_index["gather"] == steps * (n * dim + statistics) * 4
+    for exchanged in received["all_to_all"]:
+        assert 0 < exchanged["exchange"] <= steps * n * (crop + 7 * 4)
+        assert exchanged["exchange"] % (crop + 7 * 4) == 0

@@ -1,0 +1,150 @@
+"""Run folders: one owner, nothing overwritten by accident, records that validate."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from moco.common.errors import LockedError, UserError, run_cli
+from moco.common.progress import Progress, format_seconds
+from moco.common.run import RunFolder, RunRecord, provenance, read_record, write_record
+
+
+def record(**changes):
+    fields = {
+        "kind": "detection",
+        "status": "done",
+        "task": "faster_rcnn_R_50_C4_24k",
+        "engine": "embedded",
+        "init": "random",
+        "weights_sha256": None,
+        "weights_source": None,
+        "seed": 3,
+        "config_sha256": "0" * 64,
+        "config": {"SOLVER.MAX_ITER": 10},
+        "provenance": {},
+        "iterations": 10,
+        "seconds": 1.5,
+        "metrics": {"bbox/AP": 12.5, "bbox/AP75": None},
+    }
+    return RunRecord(**{**fields, **changes})
+
+
+def test_a_second_process_is_refused(tmp_path):
+    program = f"""
+from moco.common.errors import run_cli
+from moco.common.run import RunFolder
+def main(argv):
+    with RunFolder({str(tmp_path / "run")!r}, resume=True):
+        pass
+run_cli(main)
+"""
+    with RunFolder(tmp_path / "run"):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == LockedError.exit_code
+        assert "in use by another process" in done.stderr and done.stderr.count("\n") == 1
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_with_files_needs_resume_or_overwrite(tmp_path):
+    with RunFolder(tmp_path) as folder:
+        folder.log({"iteration": 1, "loss": 2.0})
+        write_record(tmp_path, record())
+        (tmp_path / "events.out.tfevents.1.host.2.0").touch()
+    with pytest.raises(UserError, match="add --resume"), RunFolder(tmp_path):
+        pass
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.log({"iteration": 2, "loss": float("nan")})
+        assert list(tmp_path.glob("events.out.tfevents.*"))
+    lines = (tmp_path / "metrics.json").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [2.0, None]
+    with RunFolder(tmp_path, overwrite=True):
+        assert not (tmp_path / "run.json").exists() and not (tmp_path / "metrics.json").exists()
+        assert not list(tmp_path.glob("events.out.tfevents.*"))
+    with pytest.raises(UserError, match="exclude each other"):
+        RunFolder(tmp_path, resume=True, overwrite=True)
+
+
+def test_stale_temporaries_are_cleaned(tmp_path):
+    (tmp_path / ".tmp-abc").write_text("half a checkpoint")
+    with RunFolder(tmp_path):
+        assert not (tmp_path / ".tmp-abc").exists()
+
+
+def test_an_output_path_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used as output folder"):
+        RunFolder(tmp_path / "file").__enter__()
+
+
+def test_records_round_trip(tmp_path):
+    path = write_record(tmp_path, record(notes=["one"]))
+    assert read_record(path) == record(notes=["one"])
+
+
+def test_a_metric_that_is_not_finite_is_null(tmp_path):
+    path = write_record(tmp_path, record(metrics={"bbox/AP": float("nan")}))
+    assert read_record(path).metrics == {"bbox/AP": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "running"}, "choices are done, failed"),
+        ({"schema": 2}, "schema"),
+        ({"metrics": {"bbox/AP": "55.9"}}, "expected a number or null"),
+        ({"color": 1}, "color: no such field"),
+        ({"init": ""}, "init"),
+    ],
+)
+def test_records_that_do_not_validate(tmp_path, change, message):
+    path = write_record(tmp_path, record())
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match=message) as caught:
+        read_record(path)
+    assert str(path) in str(caught.value)
+
+
+def test_provenance_names_versions_hardware_and_command():
+    found = provenance()
+    assert found["versions"]["torch"] and found["hardware"]["cpu"]
+    assert found["utc"].endswith("+00:00") and found["command"]
+    json.dumps(found)
+
+
+def test_errors_are_one_line_with_their_exit_code(monkeypatch, capsys):
+    def fail(argv):
+        raise UserError("a key\nis wrong")
+
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    with pytest.raises(SystemExit) as caught:
+        run_cli(fail)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: a key is wrong\n"
+    monkeypatch.setattr(sys, "argv", ["prog", "--debug"])
+    with pytest.raises(SystemExit):
+        run_cli(fail)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    with pytest.raises(SystemExit) as caught:
+        run_cli(lambda argv: 1 // 0)
+    assert caught.value.code == 1
+    error = capsys.readouterr().err
+    assert "ZeroDivisionError" in error and "--debug" in error and error.count("\n") == 1
+
+
+def test_progress_says_speed_and_time_left(monkeypatch, capsys):
+    bar = Progress(100, "pre-train", "img", initial=40)
+    bar.update(20, loss="1.5")
+    assert bar.line(10.0) == "pre-train: 60/100 img, 2 img/s, 0:20 left, loss=1.5"
+    assert Progress(10, "x").line(5.0).split(", ")[2] == "? left"
+    assert format_seconds(3725) == "1:02:05" and format_seconds(59.6) == "1:00"
+    monkeypatch.delenv("MOCO_PROGRESS", raising=False)
+    with Progress(1, "x") as loud:
+        loud.update()
+    assert capsys.readouterr().err.startswith("x: 1/1 it")

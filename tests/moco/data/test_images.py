@@ -1,0 +1,101 @@
+"""Folders and lists of images, CIFAR-10's own files, and labels."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from moco.common.errors import DataError
+from moco.data.images import find_images, find_labeled_images, labeled_sets, open_images
+
+
+def save(path, mode="RGB", size=(8, 6), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, options.pop("color", 0)).save(path, **options)
+    return path
+
+
+def test_flat_folder(tmp_path):
+    expected = [save(tmp_path / name) for name in ("a.JPG", "b.png", "c.webp")]
+    (tmp_path / "notes.txt").write_text("no image")
+    assert find_images(tmp_path) == expected
+
+
+def test_nested_folders_and_dotfiles(tmp_path):
+    expected = [save(tmp_path / name) for name in ("n01/x.jpg", "n02/deep/y.jpg")]
+    save(tmp_path / "n01/._x.jpg", format="jpeg")
+    save(tmp_path / ".cache/z.jpg")
+    (tmp_path / "empty_class").mkdir()
+    assert find_images(tmp_path) == expected
+
+
+def test_train_is_used_where_it_exists(tmp_path):
+    save(tmp_path / "val/cat/v.jpg")
+    assert find_images(tmp_path) == [tmp_path / "val/cat/v.jpg"]
+    train = save(tmp_path / "train/cat/t.jpg")
+    assert find_images(tmp_path) == [train]
+
+
+def test_list_in_a_file(tmp_path):
+    b, a = save(tmp_path / "b.jpg"), save(tmp_path / "sub/a.jpg")
+    (tmp_path / "list.txt").write_text(f"b.jpg\n\n{a}\n")
+    assert find_images(tmp_path / "list.txt") == [b, a]
+    (tmp_path / "list.txt").write_text("b.jpg\nmissing.jpg\n")
+    with pytest.raises(DataError, match=r"list.txt: line 2: no such file .*missing.jpg"):
+        find_images(tmp_path / "list.txt")
+
+
+def test_links_are_followed_once(tmp_path):
+    image = save(tmp_path / "real/x.jpg")
+    (tmp_path / "real/loop").symlink_to(tmp_path / "real")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(image.parent)
+    assert find_images(root) == [root / "link/x.jpg"]
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir()])
+def test_nothing_there_shows_an_example_tree(tmp_path, make):
+    make(tmp_path / "data")
+    with pytest.raises(DataError, match=r"data: no .*ROOT/train/class/0001.jpg"):
+        find_images(tmp_path / "data")
+
+
+def test_labels(tmp_path):
+    images = [save(tmp_path / name) for name in ("cat/1.jpg", "cat/sub/2.jpg", "dog/3.jpg")]
+    (tmp_path / "ant").mkdir()
+    save(tmp_path / ".git/x.jpg")
+    assert find_labeled_images(tmp_path) == (images, [0, 0, 1], ["cat", "dog"])
+    with pytest.raises(DataError, match="<class>"):
+        find_labeled_images(tmp_path / "ant")
+
+
+def test_images_are_read_and_named(tmp_path):
+    path = save(tmp_path / "a.png", size=(5, 3), color=(1, 2, 3))
+    (tmp_path / "b.png").write_bytes(b"")
+    images = open_images(tmp_path)
+    assert len(images) == 2
+    assert images.name(0) == str(path)
+    assert images.read(0).shape == (3, 5, 3)
+    assert images.read(0)[2, 4].tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match=r"b\.png: the file is empty"):
+        images.read(1)
+
+
+def test_the_order_of_an_epoch_of_files(tmp_path):
+    """Fixed for ever: runs of earlier versions are resumed in it."""
+    save(tmp_path / "0.png")
+    (tmp_path / "list.txt").write_text("0.png\n" * 10)
+    order = open_images(tmp_path / "list.txt").epoch_order(seed=3, epoch=5)
+    assert order.tolist() == np.random.default_rng([3, 5]).permutation(10).tolist()
+
+
+def test_labeled_folders(tmp_path):
+    for name in ("train/cat/1.png", "train/dog/2.png", "val/dog/3.png"):
+        save(tmp_path / name)
+    sets = labeled_sets(tmp_path)
+    assert sets.classes == ["cat", "dog"]
+    assert (sets.train_labels, sets.val_labels) == ([0, 1], [1])
+    assert sets.val.name(0) == str(tmp_path / "val/dog/3.png")
+    save(tmp_path / "val/eel/4.png")
+    with pytest.raises(DataError, match="class eel is in val and not in train"):
+        labeled_sets(tmp_path)

@@ -1,0 +1,144 @@
+import pickle
+
+import pytest
+import torch
+
+from moco.common.errors import DataError
+from moco.engine.checkpoint import (
+    FORMAT,
+    checkpoint_name,
+    list_checkpoints,
+    load_backbone,
+    load_checkpoint,
+    newest_checkpoint,
+    remove_old_checkpoints,
+    save_checkpoint,
+)
+from moco.modeling.encoder import EncoderSpec, build_encoder
+
+SPEC = EncoderSpec("resnet10", "stride2", 0.125)
+
+
+def content(step=3, **changes):
+    encoder = build_encoder(SPEC, 4, mlp=True)
+    weights = {f"module.encoder_q.{name}": p for name, p in encoder.state_dict().items()}
+    return {
+        "epoch": 1,
+        "arch": "resnet10",
+        "state_dict": weights,
+        "optimizer": {},
+        "format": FORMAT,
+        "encoder": SPEC.to_dict() | {"dim": 4, "mlp": True},
+        "input": {"channel_order": "RGB", "mean": [0.0] * 3, "std": [1.0] * 3},
+        "step": step,
+        "seed": 0,
+        "num_images": 10,
+        "seconds": 1.0,
+        "config": {"AUG.CROP_PX": 16},
+    } | changes
+
+
+def names(folder):
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def test_names_sort_by_time(tmp_path):
+    in_order = [
+        checkpoint_name(0, 5),
+        checkpoint_name(0),
+        checkpoint_name(1, 20),
+        checkpoint_name(1, 100),
+        checkpoint_name(1),
+        checkpoint_name(9999),
+        checkpoint_name(10000),
+    ]
+    assert in_order[1] == "checkpoint_0000.pth.tar"
+    for name in [*reversed(in_order), "checkpoint_best.pth.tar", ".tmp-checkpoint_0003.pth.tar"]:
+        (tmp_path / name).touch()
+    assert names(tmp_path) == in_order
+
+
+def test_keeps_the_newest_and_the_milestones(tmp_path):
+    for epoch in range(6):
+        (tmp_path / checkpoint_name(epoch)).touch()
+        (tmp_path / checkpoint_name(epoch, 10 * epoch + 5)).touch()
+    remove_old_checkpoints(tmp_path, keep=2, milestone_epochs=2)
+    kept = [checkpoint_name(e) for e in (1, 3)] + [checkpoint_name(5, 55), checkpoint_name(5)]
+    assert names(tmp_path) == kept
+    remove_old_checkpoints(tmp_path, keep=2, milestone_epochs=0)
+    assert names(tmp_path) == kept[2:]
+
+
+def test_what_must_stay_stays(tmp_path):
+    """The file just written is among the oldest names where somebody put newer ones beside it."""
+    for epoch in range(5):
+        (tmp_path / checkpoint_name(epoch)).touch()
+    written, good = checkpoint_name(1), checkpoint_name(0)
+    remove_old_checkpoints(tmp_path, keep=2, milestone_epochs=0, never=(written, good))
+    assert names(tmp_path) == [good, written, checkpoint_name(3), checkpoint_name(4)]
+
+
+def test_saved_checkpoint_is_read_back_and_pointed_at(tmp_path):
+    save_checkpoint(tmp_path / checkpoint_name(0), content())
+    assert (tmp_path / "last_checkpoint").read_text() == "checkpoint_0000.pth.tar"
+    assert load_checkpoint(tmp_path / checkpoint_name(0))["step"] == 3
+
+
+def test_newest_skips_what_cannot_be_read(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    for epoch in range(2):
+        save_checkpoint(tmp_path / checkpoint_name(epoch), content(step=epoch))
+    whole = (tmp_path / checkpoint_name(1)).read_bytes()
+    (tmp_path / checkpoint_name(2)).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / checkpoint_name(3)).write_bytes(b"")
+    (tmp_path / checkpoint_name(4)).write_text("not a checkpoint")
+    path, state, warnings = newest_checkpoint(tmp_path)
+    assert (path.name, state["step"]) == (checkpoint_name(1), 1)
+    assert [w.split("checkpoint_")[1][:4] for w in warnings] == ["0004", "0003", "0002"]
+    for epoch in range(2):
+        (tmp_path / checkpoint_name(epoch)).unlink()
+    with pytest.raises(DataError, match=r"can be read; the newest: .*0004"):
+        newest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ([1, 2], "holds list"),
+        ({"state_dict": {}}, "no 'epoch'; expected a checkpoint written by moco.pretrain"),
+        (content(step="3"), "a malformed 'step'"),
+        (content(format="moco-transfer/9"), "format 'moco-transfer/9', expected"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, bad, message):
+    torch.save(bad, tmp_path / "x.pth.tar")
+    with pytest.raises(DataError, match=message):
+        load_checkpoint(tmp_path / "x.pth.tar")
+
+
+def test_a_payload_is_not_executed(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    torch.save(content(config={"x": Payload()}), tmp_path / "a.pth.tar")
+    (tmp_path / "b.pth.tar").write_bytes(pickle.dumps(Payload()))
+    for name in ("a", "b"):
+        with pytest.raises(DataError):
+            load_checkpoint(tmp_path / f"{name}.pth.tar")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_backbone_is_the_query_encoder_without_head():
+    state = content()
+    backbone = load_backbone(state)
+    assert torch.equal(backbone.conv1.weight, state["state_dict"]["module.encoder_q.conv1.weight"])
+    assert backbone(torch.randn(1, 3, 16, 16)).shape == (1, 64)
+    assert not backbone.training
+
+
+def test_backbone_of_another_architecture_is_refused():
+    state = content()
+    state["encoder"]["arch"] = "resnet18"
+    with pytest.raises(DataError, match=r"does not hold a resnet18: .*layer1.1.conv1"):
+        load_backbone(state)

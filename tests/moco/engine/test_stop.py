@@ -1,0 +1,78 @@
+"""Stop signals: noted while open, once more means now, and left alone elsewhere."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from moco.common import distributed
+from moco.common.errors import Preempted
+from moco.engine.stop import STOP_SIGNALS, StopRequest, leave, stop_signals
+
+pytestmark = pytest.mark.race
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_is_noted_and_the_handler_restored(number):
+    before = [signal.getsignal(other) for other in STOP_SIGNALS]
+    with stop_signals() as stop:
+        assert stop.received is None
+        send(number)
+        assert stop.received == number
+    assert [signal.getsignal(other) for other in STOP_SIGNALS] == before
+
+
+def test_only_ctrl_c_once_more_means_now():
+    with stop_signals() as stop:
+        send(signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1)
+        assert stop.received is not None
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+    with stop_signals():
+        send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_handlers_are_restored_after_an_error():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match="x"), stop_signals():
+        raise ValueError("x")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    answers = []
+
+    def work() -> None:
+        with stop_signals() as stop:
+            answers.append((stop.received, signal.getsignal(signal.SIGTERM)))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert answers == [(None, before)]
+
+
+def test_a_launcher_that_has_gone_asks_for_a_stop(monkeypatch):
+    monkeypatch.setattr(distributed, "launcher_died", lambda: True)
+    assert StopRequest().received == signal.SIGHUP
+
+
+def test_leaving(capsys):
+    path = Path("runs/x/model_0000004.pth")
+    message = f"stopped after iteration 4 and saved {path}; run the same command with --resume to"
+    with pytest.raises(Preempted, match=message):
+        leave(signal.SIGTERM, "iteration 4", path)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(KeyboardInterrupt):
+        leave(signal.SIGINT, "iteration 4", path)
+    assert capsys.readouterr().out.startswith(message)

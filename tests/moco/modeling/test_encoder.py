@@ -1,0 +1,90 @@
+import pytest
+import torch
+import torchvision
+from torchvision.models.resnet import Bottleneck
+
+from moco.common.errors import UserError
+from moco.modeling.encoder import EncoderSpec, build_backbone, build_encoder
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_is_torchvisions_network(arch):
+    theirs = getattr(torchvision.models, arch)(num_classes=7).eval()
+    ours = build_encoder(EncoderSpec(arch), 7, mlp=False).eval()
+    assert isinstance(ours, torchvision.models.ResNet)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 40, 40)
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_initial_weights_are_torchvisions():
+    torch.manual_seed(0)
+    theirs = torchvision.models.resnet18()
+    ours = build_backbone(EncoderSpec("resnet18"))
+    for a, b in zip(ours.children(), theirs.children(), strict=True):
+        if not isinstance(b, torch.nn.Linear):
+            for p, q in zip(a.parameters(), b.parameters(), strict=True):
+                assert p.std(correction=0).item() == pytest.approx(
+                    q.std(correction=0).item(), rel=0.2
+                )
+
+
+@pytest.mark.parametrize("stem, stride", [("imagenet", 32), ("stride2", 16), ("cifar", 8)])
+def test_strides_of_the_stems(stem, stride):
+    backbone = build_backbone(EncoderSpec("resnet10", stem, 0.125))
+    sizes = []
+    backbone.layer4.register_forward_hook(lambda m, i, out: sizes.append(out.shape[-1]))
+    assert backbone(torch.randn(2, 3, 64, 64)).shape == (2, 64)
+    assert sizes == [64 // stride]
+
+
+def test_width_multiplies_every_channel_count():
+    narrow = build_backbone(EncoderSpec("resnet50", "imagenet", 0.375))
+    wide = build_backbone(EncoderSpec("resnet50"))
+    for (name, a), b in zip(narrow.named_parameters(), wide.parameters(), strict=True):
+        assert a.shape[0] == b.shape[0] * 0.375, name
+    assert EncoderSpec("resnet50", width=0.375).feature_dim == 768
+
+
+@pytest.mark.parametrize(
+    "arch, width, millions",
+    [("resnet50", 1, 24), ("resnet50", 2, 94), ("resnet50", 4, 375), ("resnext50_32x8d", 1, 46)],
+)
+def test_parameters_of_the_papers_networks(arch, width, millions):
+    """Table 1 counts the backbone's parameters in whole millions."""
+    with torch.device("meta"):
+        backbone = build_backbone(EncoderSpec(arch, width=float(width)))
+    assert round(sum(p.numel() for p in backbone.parameters()) / 1e6) == millions
+
+
+def test_resnext_is_torchvisions_with_32_groups_of_8():
+    theirs = torchvision.models.ResNet(Bottleneck, [3, 4, 6, 3], groups=32, width_per_group=8)
+    ours = build_backbone(EncoderSpec("resnext50_32x8d"))
+    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
+    ours.load_state_dict(state)
+    theirs.fc = torch.nn.Identity()
+    x = torch.randn(2, 3, 40, 40)
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(x), theirs.eval()(x))
+
+
+def test_resnet10_has_one_block_per_stage():
+    backbone = build_backbone(EncoderSpec("resnet10"))
+    stages = (backbone.layer1, backbone.layer2, backbone.layer3, backbone.layer4)
+    assert [len(stage) for stage in stages] == [1, 1, 1, 1]
+
+
+def test_mlp_head_has_the_features_width():
+    encoder = build_encoder(EncoderSpec("resnet10", "cifar", 0.125), 5, mlp=True)
+    assert encoder.fc[0].weight.shape == (64, 64)
+    assert encoder.fc[2].weight.shape == (5, 64)
+
+
+@pytest.mark.parametrize(
+    "spec", [{"arch": "resnet20"}, {"stem": "vgg"}, {"width": 0.3}, {"width": 0.0}, {"width": 0.1}]
+)
+def test_unknown_specs_are_refused(spec):
+    with pytest.raises(UserError, match=f"^{next(iter(spec))}: got"):
+        EncoderSpec(**({"arch": "resnet18"} | spec))

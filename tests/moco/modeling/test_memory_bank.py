@@ -1,0 +1,88 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.memory_bank import MemoryBank
+from tests.oracles.mechanisms import MemoryBankOracle
+from tests.oracles.training import train_step
+
+SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
+SPEC = EncoderSpec("resnet10", "stride2", 0.125)
+M = 11
+
+
+def make_model(K=7, momentum=0.5, loss="info_nce", num_images=M):
+    torch.manual_seed(0)
+    encoder = build_encoder(SPEC, 6, mlp=False)
+    return MemoryBank(encoder, 6, num_images, K, momentum, 0.2, loss, seed=3).double()
+
+
+def batch(step, N=4):
+    generator = torch.Generator().manual_seed(step)
+    x_q = torch.randn(N, 3, 8, 8, dtype=torch.float64, generator=generator)
+    return x_q, torch.randperm(M, generator=generator)[:N].tolist()
+
+
+@pytest.mark.parametrize("loss", ["info_nce", "nce"])
+def test_follows_the_slow_transcription(loss):
+    model = make_model(loss=loss)
+    network = copy.deepcopy(model.encoder_q)
+    oracle = MemoryBankOracle(
+        lambda params, x: functional_call(network, params, (x,)),
+        {name: p.detach() for name, p in model.encoder_q.named_parameters()},
+        list(model.bank.clone()),
+        bank_momentum=0.5,
+        t=0.2,
+        nce=loss == "nce",
+        **SGD,
+    )
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    for step in range(5):
+        x_q, images = batch(step)
+        drawn = drawn_by(model, images, step)
+        out = train_step(model, optimizer, x_q, x_q[:0], images=images, step=step)
+        assert out.loss.item() == pytest.approx(oracle.step(x_q, images, drawn), rel=1e-10)
+        torch.testing.assert_close(model.bank, torch.stack(oracle.bank), rtol=0, atol=1e-10)
+    for name, p in model.encoder_q.named_parameters():
+        torch.testing.assert_close(p.detach(), oracle.sgd.params[name], rtol=0, atol=1e-10)
+
+
+def drawn_by(model, images, step):
+    """Which entries the negatives are, found by their values."""
+    nothing = torch.empty(0, 3, 8, 8)
+    negatives = model.look_up(LookUp(nothing, None, torch.tensor(images), step)).negatives
+    found = (negatives.T[:, None] - model.bank[None]).abs().sum(dim=2).argmin(dim=1)
+    torch.testing.assert_close(model.bank[found].T, negatives)
+    return found.tolist()
+
+
+def test_negatives_are_drawn_evenly_from_the_whole_bank_and_anew_each_step():
+    model = make_model(K=2200)
+    counts = np.bincount(drawn_by(model, [0], 0), minlength=M)
+    assert counts.min() > 150 and counts.max() < 250  # 200 expected, standard deviation 13.5
+    model = make_model()
+    assert drawn_by(model, [0], 0) == drawn_by(model, [0], 0) != drawn_by(model, [0], 1)
+
+
+def test_only_the_entries_of_the_batch_move_and_stay_unit_vectors():
+    model = make_model(momentum=0.9)
+    before = model.bank.clone()
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    x_q, images = batch(0)
+    train_step(model, optimizer, x_q, x_q[:0], images=images)
+    moved = (model.bank - before).abs().sum(dim=1) > 0
+    assert moved.nonzero()[:, 0].tolist() == sorted(images)
+    torch.testing.assert_close(model.bank.norm(dim=1), torch.ones(M, dtype=torch.float64))
+
+
+def test_size_for_imagenet():
+    """1.28M x 128 beside a ResNet-50: 655 MB in fp32, before it is divided among processes."""
+    with torch.device("meta"):
+        encoder = build_encoder(EncoderSpec("resnet50"), 128, mlp=False)
+        model = MemoryBank(encoder, 128, 1_281_167, 65536, 0.5, 0.07)
+    assert model.bank.nbytes == 1_281_167 * 128 * 4 < 660e6

@@ -1,0 +1,137 @@
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.modeling.shuffle_bn import shuffle_plan
+from tests.oracles.algorithm1 import Algorithm1
+from tests.oracles.training import train_step
+
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
+SPEC = EncoderSpec("resnet10", "stride2", 0.125)
+
+
+def make_model(K, m=0.9, T=0.2, dim=6, mlp=False, bn_splits=1):
+    torch.manual_seed(0)
+    return MomentumQueue(build_encoder(SPEC, dim, mlp, bn_splits), dim, K, m, T).double()
+
+
+def views(step, N):
+    generator = torch.Generator().manual_seed(step)
+    return (torch.randn(N, 3, 8, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+
+
+def keys(model, plan, num_chunks=1):
+    _, x_k = views(0, 6)
+    x_k = x_k if plan is None else x_k[plan]
+    return model.look_up(LookUp(x_k, plan, torch.arange(6), 0, num_chunks)).keys
+
+
+def oldest_first(model):
+    return model.queue.roll(-int(model.queue_ptr), dims=1).T
+
+
+@pytest.mark.parametrize("N, K", [(4, 8), (3, 8), (5, 7), (8, 8)])
+def test_follows_algorithm_1_step_by_step(N, K):
+    """Losses, queue and key parameters, through several wraps, for batches that divide K or not."""
+    model = make_model(K, mlp=N == 3)
+    networks = [copy.deepcopy(model.encoder_q) for _ in range(2)]
+    oracle = Algorithm1(
+        *[lambda params, x, net=net: functional_call(net, params, (x,)) for net in networks],
+        {name: p.detach() for name, p in model.encoder_q.named_parameters()},
+        list(model.queue.T.clone()),
+        m=0.9,
+        t=0.2,
+        **SGD,
+    )
+    optimizer = torch.optim.SGD(model.encoder_q.parameters(), **SGD)
+    for step in range(6):
+        x_q, x_k = views(step, N)
+        out = train_step(model, optimizer, x_q, x_k)
+        assert out.loss.item() == pytest.approx(oracle.step(x_q, x_k), rel=1e-10)
+        torch.testing.assert_close(
+            oldest_first(model), torch.stack(oracle.queue), rtol=0, atol=1e-10
+        )
+        for name, p in model.encoder_q.named_parameters():
+            torch.testing.assert_close(p.detach(), oracle.q_params[name], rtol=0, atol=1e-10)
+        for name, p in model.encoder_k.named_parameters():
+            torch.testing.assert_close(p, oracle.k_params[name], rtol=0, atol=1e-10)
+    assert int(model.queue_ptr) == 6 * N % K
+
+
+def test_the_official_order_encodes_the_same(monkeypatch):
+    """Updating the key encoder before the next forward pass gives the same losses and queue."""
+    ours, official = make_model(12), make_model(12)
+    optimizers = [torch.optim.SGD(m.encoder_q.parameters(), **SGD) for m in (ours, official)]
+    for step in range(4):
+        x_q, x_k = views(step, 4)
+        a = train_step(ours, optimizers[0], x_q, x_k)
+        official._follow_query_encoder()  # main_moco.py: in forward, before the keys
+        dictionary = official.look_up(LookUp(x_k, None, torch.arange(4), step))
+        b = official(x_q, dictionary)
+        optimizers[1].zero_grad()
+        b.loss.backward()
+        optimizers[1].step()
+        official._enqueue(dictionary.keys)
+        assert a.loss.item() == pytest.approx(b.loss.item(), rel=1e-10)
+        torch.testing.assert_close(ours.queue, official.queue, rtol=0, atol=1e-10)
+    lag = next(iter(official.encoder_k.parameters())) - next(iter(ours.encoder_k.parameters()))
+    assert lag.abs().max() > 1e-6  # one update behind
+
+
+def test_key_encoder_gets_no_gradient_and_keeps_its_own_bn_statistics():
+    model = make_model(8)
+    optimizer = torch.optim.SGD(model.encoder_q.parameters(), **SGD)
+    x_q, x_k = views(0, 4)
+    train_step(model, optimizer, x_q, 3 * x_k)
+    assert all(p.grad is None and not p.requires_grad for p in model.encoder_k.parameters())
+    assert all(p.grad is not None for p in model.encoder_q.parameters())
+    assert not torch.equal(model.encoder_q.bn1.running_var, model.encoder_k.bn1.running_var)
+
+
+def test_enqueue_wraps():
+    model = make_model(5, dim=2)
+    model.queue.zero_()
+    for value in (1, 2):
+        model._enqueue(torch.full((3, 2), float(value), dtype=torch.float64))
+    assert model.queue[0].tolist() == [2, 1, 1, 2, 2]
+    assert model.queue_ptr.item() == 1
+    model._enqueue(torch.full((5, 2), 3.0, dtype=torch.float64))
+    assert model.queue[0].tolist() == [3] * 5
+    assert model.queue_ptr.item() == 1
+
+
+def test_keys_come_back_in_the_order_of_the_queries():
+    """With ordinary BN, which does not care about order, the shuffle must change nothing."""
+    plain, shuffled = keys(make_model(8), None), keys(make_model(8), shuffle_plan(6, 1, 1, 0))
+    torch.testing.assert_close(plain, shuffled)
+
+
+def test_shuffling_changes_what_a_key_is_normalized_with():
+    model = make_model(8, bn_splits=3)
+    plain, shuffled = keys(model, None), keys(model, shuffle_plan(6, 3, seed=1, step=0))
+    assert not torch.allclose(plain, shuffled, atol=1e-3)
+
+
+def test_keys_encoded_in_parts():
+    """As many parts as BN groups: the same groups, the same keys."""
+    plan = shuffle_plan(6, 2, seed=1, step=0)
+    whole, parts = make_model(8, bn_splits=2), make_model(8, bn_splits=1)
+    torch.testing.assert_close(keys(whole, plan), keys(parts, plan, num_chunks=2))
+
+
+def test_state_names_are_the_official_ones():
+    names = make_model(8, mlp=True).state_dict().keys()
+    assert {
+        "queue",
+        "queue_ptr",
+        "encoder_q.conv1.weight",
+        "encoder_k.layer4.0.bn2.running_var",
+    } <= {*names}
+    assert {n for n in names if ".fc." in n} == {
+        f"encoder_{e}.fc.{i}.{p}" for e in "qk" for i in (0, 2) for p in ("weight", "bias")
+    }

@@ -1,0 +1,154 @@
+"""Which checkpoint a diverging run keeps and names, and numbers that no run can start with."""
+
+import math
+
+import pytest
+import torch
+
+from moco import pretrain
+from moco.classification.classify import main as classify
+from moco.classification.config import load_classify_cfg
+from moco.common.errors import NumericError, UserError
+from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT, list_checkpoints, load_checkpoint
+from moco.engine.saver import LossRange, largest_weight
+from moco.engine.schedule import LearningRate
+from moco.linear import LINEAR
+from moco.pretraining.config import load_pretrain_cfg
+from tests.moco import classify_runs
+
+
+def good_after(losses, weights=1.0):
+    """The good checkpoint after these losses, one named by its step after each."""
+    loss_range = LossRange()
+    for step, loss in enumerate(losses):
+        loss_range.add(loss)
+        loss_range.save(str(step), weights)
+    return loss_range.good
+
+
+@pytest.mark.parametrize(
+    "losses, good",
+    [
+        ([], ""),
+        ([7.0], ""),  # nothing has used the checkpoint's weights yet
+        ([7.0, 6.0, 5.0], "1"),
+        ([7.0, 6.0, 1e4], "0"),  # the weights after step 1 gave 10000
+        ([7.0, 6.0, 1e4, 1e5, 1e6], "0"),
+        ([7.0, 600.0, 6.0, 5.0], "2"),  # a peak that a high learning rate may have
+        ([7.0, 1e4, 6.0, 5.0], "2"),  # back in range
+        ([0.05, 5.5, 11.0], "1"),  # MoCo, whose queue starts with random keys
+        ([*[0.001] * 2000, 0.2, 0.001], "2000"),  # losses near 0 may grow a hundredfold
+        ([*[0.001] * 2000, 200.0, 200.0], "1998"),
+    ],
+)
+def test_a_checkpoint_is_good_once_the_next_loss_was_in_range(losses, good):
+    assert good_after(losses) == good
+
+
+def test_a_creeping_loss_does_not_take_the_range_along():
+    losses = [7.0 * 50**i for i in range(8)]
+    assert int(good_after(losses)) <= 1
+
+
+def test_weights_count_too():
+    """Queries of unit length have a bounded loss, whatever the weights."""
+    assert good_after([7.0] * 5, weights=1e6) == "3"
+    assert good_after([7.0] * 5, weights=3e29) == ""
+
+
+def test_the_range_travels_in_a_checkpoint():
+    one, losses = LossRange(), [7.0, 6.0, 5.0, 2.0, 1e9, 3.0]
+    for step, loss in enumerate(losses):
+        one.add(loss)
+        saved = one.save(str(step), 1.0)
+        again = LossRange()
+        again.load(saved, str(step))
+        assert vars(again) == vars(one)
+        one = again
+    assert one.good == "4"
+
+
+def test_largest_weight():
+    model = torch.nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -4.0]]))
+        model.bias.fill_(1)
+        assert largest_weight(model) == 4
+        model.bias.fill_(math.nan)
+        assert math.isnan(largest_weight(model))
+
+
+@pytest.fixture(scope="module")
+def labeled(tmp_path_factory):
+    counts = {"train": (7, 7, 8), "val": (3, 2, 2)}
+    return classify_runs.write_labeled(tmp_path_factory.mktemp("labeled"), counts, 60)
+
+
+@pytest.fixture(params=["pretrain", "linear"])
+def train(request, images, tiny, labeled, monkeypatch):
+    """``train(folder, rates, KEY=value)``: with these learning rates at these steps."""
+
+    def go(folder, rates, **changes):
+        monkeypatch.setattr(
+            LearningRate, "__call__", lambda self, step: rates.get(step) or usual(self, step)
+        )
+        changes = {"CHECKPOINT__EVERY_ITERS": 1, **changes}
+        if request.param == "pretrain":
+            pretrain.main(tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes))
+        else:
+            changes = {"SOLVER__RANDOM_LR": 0.1, "SOLVER__MAX_EPOCHS": 4, **changes}
+            classify(LINEAR, classify_runs.words(folder, labeled, "random", **changes))
+
+    usual = LearningRate.__call__
+    go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT
+    return go
+
+
+def test_a_diverged_run_keeps_the_checkpoint_before(train, tmp_path):
+    """From step 3 on the weights are of 1e7 and more; KEEP 2 would leave only such files."""
+    run = tmp_path / "run"
+    rates = {2: 1e9} | dict.fromkeys(range(3, 8), 1e-09)
+    train(run, rates)
+    states = {path: load_checkpoint(path, train.form) for path in list_checkpoints(run)}
+    assert [state["step"] for state in states.values()] == [2, 7, 8]
+    weights = [max(float(x.abs().max()) for x in s["state_dict"].values()) for s in states.values()]
+    assert weights[0] < 1e3 and min(weights[1:]) > 1e6
+    assert load_checkpoint(run / (run / "last_checkpoint").read_text(), train.form)["step"] == 8
+
+
+def test_the_message_names_it(train, tmp_path):
+    """The loss breaks off some steps after the learning rate did."""
+    run = tmp_path / "run"
+    rates = {2: 1e9} | dict.fromkeys(range(3, 6), 1e-09) | {6: math.inf}
+    with pytest.raises(NumericError) as error:
+        train(run, rates)
+    (kept,) = [p for p in list_checkpoints(run) if load_checkpoint(p, train.form)["step"] == 2]
+    assert str(kept) in str(error.value)
+
+
+def test_a_healthy_run_keeps_as_many_as_ever(train, tmp_path):
+    train(tmp_path / "run", {})
+    states = [load_checkpoint(p, train.form) for p in list_checkpoints(tmp_path / "run")]
+    assert [state["step"] for state in states] == [7, 8]
+
+
+def test_weights_that_are_not_finite_are_not_saved(train, tmp_path):
+    with pytest.raises(NumericError, match=r"weight is .* after step 2; .*SOLVER\.BASE_LR"):
+        train(tmp_path / "run", {2: math.inf})
+    states = [load_checkpoint(p, train.form) for p in list_checkpoints(tmp_path / "run")]
+    assert [state["step"] for state in states] == [1, 2]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+@pytest.mark.parametrize("key", ["BASE_LR", "WEIGHT_DECAY", "GAMMA"])
+def test_numbers_that_are_refused_by_their_key(key, value):
+    opts = [f"SOLVER.{key}", value]
+    with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
+        load_pretrain_cfg(None, opts)
+    with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
+        load_classify_cfg(LINEAR.defaults, None, opts)
+
+
+def test_a_flag_is_refused_by_its_key():
+    with pytest.raises(UserError, match=r"SOLVER\.BASE_LR: got inf"):
+        load_pretrain_cfg(None, pretrain.parse_args(["--lr", "inf"]).opts)

@@ -1,0 +1,196 @@
+"""Pre-training that starts from a file: what is taken, what starts from scratch, what is
+recorded."""
+
+import pytest
+import torch
+from torchvision.models import resnet18
+
+from moco.common.errors import DataError, Preempted, UserError
+from moco.common.files import sha256_file
+from moco.common.run import read_record
+from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.pretrain import main
+
+# One step that moves no parameter of the query encoder: what was loaded is still there.
+STILL = {"SOLVER__BASE_LR": 0.0, "SOLVER__MAX_ITERS": 1}
+R18 = {"MODEL__ARCH": "resnet18", "MODEL__STEM": "imagenet", "MODEL__WIDTH": 1.0}
+
+
+@pytest.fixture
+def opts(images, tiny, tmp_path):
+    def words(folder="run", **changes):
+        return tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, **changes)
+
+    return words
+
+
+@pytest.fixture
+def earlier(opts, tmp_path):
+    """A checkpoint of a short pre-training, and its tensors."""
+    main(opts("earlier", SEED=5, SOLVER__MAX_ITERS=3))
+    path = list_checkpoints(tmp_path / "earlier")[-1]
+    return path, load_checkpoint(path)["state_dict"]
+
+
+@pytest.fixture
+def official(earlier, tmp_path):
+    """The same as facebookresearch/moco's main_moco.py writes it."""
+    path = tmp_path / "official.pth.tar"
+    content = {"epoch": 1, "arch": "resnet10", "state_dict": earlier[1], "optimizer": {}}
+    torch.save(content, path)
+    return path, earlier[1]
+
+
+def after_a_step(folder):
+    return load_checkpoint(list_checkpoints(folder)[-1])["state_dict"]
+
+
+def parameters(state, encoder):
+    start = f"module.{encoder}."
+    moving = ("running_mean", "running_var", "num_batches_tracked")
+    return {
+        name.removeprefix(start): value
+        for name, value in state.items()
+        if name.startswith(start) and not name.endswith(moving)
+    }
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys() and one
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("source", ["earlier", "official"])
+def test_a_moco_checkpoint_brings_queue_and_key_encoder(source, request, opts, tmp_path, capsys):
+    path, given = request.getfixturevalue(source)
+    main(opts(MODEL__WEIGHTS=path, MOCO__M=0.0, **STILL))
+    state = after_a_step(tmp_path / "run")
+    assert_equal(parameters(state, "encoder_q"), parameters(given, "encoder_q"))
+    # The step replaced 8 of the 20 keys, from where the pointer was.
+    start = int(given["module.queue_ptr"])
+    replaced = [(start + i) % 20 for i in range(8)]
+    stayed = [i for i in range(20) if i not in replaced]
+    assert torch.equal(state["module.queue"][:, stayed], given["module.queue"][:, stayed])
+    assert not torch.equal(state["module.queue"][:, replaced], given["module.queue"][:, replaced])
+    record = read_record(tmp_path / "run/run.json")
+    assert (record.weights_sha256, record.init) != (None, "random")
+    assert record.weights_sha256 == sha256_file(path)
+    assert "moco" in record.weights_source
+    assert record.coverage["left_at_init"] == []
+    assert record.config["MODEL.WEIGHTS"] == str(path)
+
+
+def test_the_key_encoder_is_the_files_own(earlier, opts, tmp_path):
+    path, given = earlier
+    assert not torch.equal(
+        given["module.encoder_k.conv1.weight"], given["module.encoder_q.conv1.weight"]
+    )
+    main(opts(MODEL__WEIGHTS=path, MOCO__M=0.5, **STILL))
+    state = after_a_step(tmp_path / "run")
+    for name, key in parameters(state, "encoder_k").items():
+        mean = (given[f"module.encoder_k.{name}"] + given[f"module.encoder_q.{name}"]) / 2
+        torch.testing.assert_close(key, mean, rtol=1e-6, atol=1e-7)
+
+
+def test_any_backbone_that_the_converter_knows(opts, tmp_path, capsys):
+    torch.manual_seed(1)
+    network = resnet18()
+    with torch.no_grad():  # not what nobody trained
+        for module in network.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+                module.weight.uniform_(0.5, 2)
+    given = network.state_dict()
+    torch.save(given, tmp_path / "tv.pth")
+    main(opts(MODEL__WEIGHTS=tmp_path / "tv.pth", **R18, **STILL, AUG__CROP_PX=32))
+    state = after_a_step(tmp_path / "run")
+    for encoder in ("encoder_q", "encoder_k"):
+        mine = {n: p for n, p in parameters(state, encoder).items() if not n.startswith("fc.")}
+        for name, value in mine.items():
+            assert torch.equal(value, given[name]), name
+    # A key encoder without weights of its own is a copy, head and all.
+    assert_equal(parameters(state, "encoder_k"), parameters(state, "encoder_q"))
+    record = read_record(tmp_path / "run/run.json")
+    anew = ["encoder_q.fc.bias", "encoder_q.fc.weight", "queue", "queue_ptr"]
+    assert record.coverage["left_at_init"] == anew
+    assert record.init == "tv"
+    (note,) = [note for note in record.notes if "not from the file" in note]
+    assert f"note: {note}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes, taken",
+    [
+        ({"MOCO__K": 24}, {"encoder_q.fc", "encoder_k"}),
+        ({"MOCO__DIM": 8}, set()),
+        ({"MOCO__MLP": True}, set()),
+        ({"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8}, {"encoder_q.fc"}),
+        ({"MOCO__MECHANISM": "memory_bank"}, {"encoder_q.fc"}),
+    ],
+)
+def test_what_does_not_fit_starts_anew(changes, taken, earlier, opts, tmp_path):
+    path, given = earlier
+    main(opts(MODEL__WEIGHTS=path, **{**STILL, **changes}))
+    record = read_record(tmp_path / "run/run.json")
+    anew = record.coverage["left_at_init"]
+    assert ("encoder_q.fc" in taken) == (not any(name.startswith("encoder_q.fc") for name in anew))
+    said = " ".join(note for note in record.notes if "not from the file" in note)
+    assert ("key encoder" in said) == ("encoder_k" not in taken and "MECHANISM" not in str(changes))
+    state = after_a_step(tmp_path / "run")
+    name = "module.encoder_q.conv1.weight"
+    assert torch.equal(state[name], given[name])
+
+
+def test_another_network_is_refused_by_its_keys(earlier, opts):
+    with pytest.raises(UserError, match=r"ResNet-10.*MODEL\.ARCH"):
+        main(opts(MODEL__WEIGHTS=earlier[0], MODEL__ARCH="resnet18"))
+    with pytest.raises(UserError, match=r"MODEL\.STEM cifar"):
+        main([*opts("b", MODEL__WEIGHTS=earlier[0], MODEL__STEM="cifar")])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"module.queue": float("nan")},
+        {"module.encoder_k.conv1.weight": float("inf")},
+        {"module.queue_ptr": 20},
+        {"module.encoder_q.conv1.weight": float("nan")},
+    ],
+)
+def test_damaged_values_are_refused(change, official, opts, tmp_path):
+    path, given = official
+    ((name, value),) = change.items()
+    state = {**given, name: torch.full_like(given[name], value)}
+    torch.save({"epoch": 1, "arch": "resnet10", "state_dict": state, "optimizer": {}}, path)
+    with pytest.raises(DataError, match=r"official\.pth\.tar"):
+        main(opts(MODEL__WEIGHTS=path))
+    assert not list_checkpoints(tmp_path / "run")
+
+
+def test_a_file_that_is_missing(opts, tmp_path):
+    with pytest.raises(DataError, match=r"none\.pth"):
+        main(opts(MODEL__WEIGHTS=tmp_path / "none.pth"))
+
+
+def test_resuming_keeps_the_start(earlier, opts, tmp_path):
+    words = {"MODEL__WEIGHTS": earlier[0]}
+    main(opts("straight", **words))
+    with pytest.raises(Preempted):
+        main(opts(SOLVER__STOP_AT_ITERS=3, **words))
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS"):
+        main([*opts(), "--resume"])
+    main([*opts(**words), "--resume"])
+    mine, theirs = (read_record(tmp_path / name / "run.json") for name in ("run", "straight"))
+    assert mine.coverage == theirs.coverage and mine.weights_sha256 == theirs.weights_sha256
+    assert mine.notes == theirs.notes and mine.metrics == theirs.metrics
+    one, two = after_a_step(tmp_path / "run"), after_a_step(tmp_path / "straight")
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_the_protocols_hash_is_that_of_a_run_from_scratch(earlier, opts, tmp_path):
+    """As in detection, weights are no part of it; earlier records have the same one."""
+    main(opts(MODEL__WEIGHTS=earlier[0], SOLVER__MAX_ITERS=3))
+    records = [read_record(tmp_path / name / "run.json") for name in ("run", "earlier")]
+    assert records[0].config_sha256 == records[1].config_sha256

@@ -1,0 +1,402 @@
+"""The command: what a run leaves behind, resuming, stopping, and errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.common.files import sha256_state
+from moco.common.run import RunFolder, read_record
+from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.pretrain import main, parse_args
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def opts(images, tiny, tmp_path):
+    """``opts(folder, KEY=value)``: words for a tiny run in tmp_path/folder."""
+
+    def words(folder="run", **changes):
+        return tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, **changes)
+
+    return words
+
+
+def weights(folder):
+    return sha256_state(load_checkpoint(list_checkpoints(folder)[-1])["state_dict"])
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def test_what_a_run_leaves_behind(opts, tmp_path, capsys):
+    main(opts(SEED=7))
+    run = tmp_path / "run"
+    assert [path.name for path in list_checkpoints(run)] == [
+        "checkpoint_0001.pth.tar",
+        "checkpoint_0002.pth.tar",
+    ]
+    assert (run / "last_checkpoint").read_text() == "checkpoint_0002.pth.tar"
+    state = load_checkpoint(run / "checkpoint_0002.pth.tar")
+    assert (state["step"], state["epoch"], state["arch"], state["seed"]) == (8, 2, "resnet10", 7)
+    assert state["encoder"] == {
+        "arch": "resnet10",
+        "stem": "stride2",
+        "width": 0.125,
+        "dim": 16,
+        "mlp": False,
+    }
+    assert state["input"]["channel_order"] == "RGB"
+    assert state["state_dict"]["module.queue"].shape == (16, 20)
+    assert state["state_dict"]["module.queue_ptr"].item() == 8 * 8 % 20
+    lines = metrics(run)
+    assert [line["iteration"] for line in lines] == [2, 4, 6, 8]
+    assert all(
+        {"loss", "lr", "pretext_accuracy", "images_per_second", "epoch"} <= line.keys()
+        for line in lines
+    )
+    record = read_record(run / "run.json")
+    assert (record.kind, record.status, record.seed, record.iterations) == (
+        "pretrain",
+        "done",
+        7,
+        8,
+    )
+    assert record.metrics["pretrain/loss"] == lines[-1]["loss"]
+    out = capsys.readouterr().out
+    assert f"next: python convert/convert_to_d2.py {run / 'checkpoint_0002.pth.tar'}" in out
+
+
+@pytest.mark.parametrize(("K", "is_noted"), [(26, False), (27, True)])
+def test_a_queue_longer_than_the_data_set_is_noted(opts, tmp_path, capsys, K, is_noted):
+    main(opts(MOCO__K=K, SOLVER__MAX_ITERS=1))
+    assert ("note: MOCO.K 27 exceeds the 26 images" in capsys.readouterr().out) == is_noted
+    assert len(read_record(tmp_path / "run" / "run.json").notes) == is_noted
+
+
+@pytest.fixture(scope="module")
+def straight(images, tiny, tmp_path_factory):
+    """Weights of an uninterrupted run."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    main(tiny(DATA__ROOT=images, OUTPUT_DIR=run))
+    return weights(run)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_resumed_run_equals_the_straight_run(opts, tmp_path, straight, stop, workers):
+    """q, k and queue to the last bit, stopped in the first epoch, at its end, and later."""
+    words = {"DATA__NUM_WORKERS": workers}
+    with pytest.raises(Preempted, match=rf"after step {stop} of 8 .*--resume"):
+        main(opts(SOLVER__STOP_AT_ITERS=stop, **words))
+    main([*opts(**words), "--resume"])
+    assert weights(tmp_path / "run") == straight
+    iterations = [line["iteration"] for line in metrics(tmp_path / "run")]
+    assert iterations == sorted(set(iterations))
+    assert iterations[-1] == 8
+
+
+def test_bf16_channels_last_resumes_exactly(opts, tmp_path):
+    words = {"SOLVER__PRECISION": "bf16", "SOLVER__CHANNELS_LAST": True, "AUG__KIND": "v2"}
+    main(opts("straight", **words))
+    with pytest.raises(Preempted):
+        main(opts(SOLVER__STOP_AT_ITERS=4, **words))
+    main([*opts(**words), "--resume"])
+    assert weights(tmp_path / "run") == weights(tmp_path / "straight")
+
+
+def test_the_seed_matters(opts, tmp_path, straight):
+    main(opts(SEED=1))
+    assert weights(tmp_path / "run") != straight
+
+
+@pytest.mark.race
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signal_to_the_whole_group(opts, tmp_path, number, straight):
+    """Saved at a step, exit code, message; workers get the signal too; then resumed exactly."""
+    words = opts(DATA__NUM_WORKERS=2, LOG__EVERY_ITERS=1)
+    code = (
+        "import moco.pretrain, moco.common.errors as e\n"
+        "from tests.oracles.stopping import hold_at\n"
+        "hold_at(4)\n"
+        "e.run_cli(moco.pretrain.main)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while process.stdout.readline() not in ("held\n", ""):
+            pass
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == (85 if number == signal.SIGTERM else 130), err
+    assert "run the same command with --resume" in (err if number == signal.SIGTERM else out)
+    assert "Traceback" not in err
+    done = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])["step"]
+    assert done == 4
+    main([*opts(), "--resume"])
+    assert weights(tmp_path / "run") == straight
+
+
+def test_a_step_checkpoint_after_a_crash(opts, tmp_path, straight, monkeypatch):
+    """Nothing saved at the end: --resume goes on from the last of EVERY_ITERS."""
+    forward = MomentumQueue.forward
+    calls = iter(range(100))
+
+    def crash(*args):
+        if next(calls) == 5:
+            raise RuntimeError("power cut")
+        return forward(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(MomentumQueue, "forward", crash)
+        main(opts(CHECKPOINT__EVERY_ITERS=4, LOG__EVERY_ITERS=1))
+    newest = list_checkpoints(tmp_path / "run")[-1]
+    assert newest.name == "checkpoint_0001_step00000004.pth.tar"
+    main([*opts(LOG__EVERY_ITERS=1), "--resume", str(newest)])
+    assert weights(tmp_path / "run") == straight
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == list(range(1, 9))
+
+
+def test_resume_without_a_checkpoint_starts_anew(opts, tmp_path, capsys):
+    main([*opts(SOLVER__MAX_ITERS=1), "--resume"])
+    assert "starting anew" in capsys.readouterr().out
+    assert list_checkpoints(tmp_path / "run")
+
+
+def test_resume_skips_a_damaged_checkpoint(opts, tmp_path, capsys, straight):
+    with pytest.raises(Preempted):
+        main(opts(SOLVER__STOP_AT_ITERS=4))
+    (tmp_path / "run/checkpoint_0002.pth.tar").write_bytes(b"PK\x03\x04 half")
+    main([*opts(), "--resume"])
+    assert "warning: skipped a checkpoint: " in capsys.readouterr().out
+    assert weights(tmp_path / "run") == straight
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 half a file", b"text"])
+def test_explicit_checkpoint_must_be_good(opts, tmp_path, content):
+    path = tmp_path / "x.pth.tar"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.pth\.tar: "):
+        main([*opts(), "--resume", str(path)])
+    assert not list_checkpoints(tmp_path / "run")
+
+
+def test_resume_refuses_another_recipe_or_other_data(opts, tmp_path, images):
+    with pytest.raises(Preempted):
+        main(opts(SOLVER__STOP_AT_ITERS=2))
+    with pytest.raises(UserError, match=r"was trained with MOCO.M 0.9, this run has 0.5"):
+        main([*opts(MOCO__M=0.5), "--resume"])
+    fewer = tmp_path / "fewer"
+    fewer.mkdir()
+    for path in sorted(images.iterdir())[:20]:
+        (fewer / path.name).symlink_to(path)
+    with pytest.raises(DataError, match=r"holds 20 images, the run in .* with 26"):
+        main([*opts(), "--resume", "DATA.ROOT", str(fewer)])
+
+
+def test_used_folder(opts, tmp_path):
+    main(opts(SOLVER__MAX_ITERS=7))
+    with pytest.raises(UserError, match="not empty"):
+        main(opts())
+    with RunFolder(tmp_path / "run", resume=True), pytest.raises(LockedError):
+        main([*opts(), "--resume"])
+    with pytest.raises(Preempted):
+        main([*opts(SOLVER__STOP_AT_ITERS=1), "--overwrite"])
+    # --resume must not find the earlier run's checkpoints, which are further.
+    assert [p.name for p in list_checkpoints(tmp_path / "run")] == [
+        "checkpoint_0000_step00000001.pth.tar"
+    ]
+    assert not (tmp_path / "run/run.json").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_the_run(opts, tmp_path, monkeypatch, value):
+    forward = MomentumQueue.forward
+    calls = iter(range(100))
+
+    def poisoned(*args):
+        out = forward(*args)
+        return out._replace(loss=out.loss * value) if next(calls) == 5 else out
+
+    monkeypatch.setattr(MomentumQueue, "forward", poisoned)
+    with pytest.raises(NumericError, match=rf"loss is {value} at step 5; .*checkpoint_0000.pth"):
+        main(opts())
+    state = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    assert state["step"] == 3
+    assert all(p.isfinite().all() for p in state["state_dict"].values())
+    assert not (tmp_path / "run/run.json").exists()
+
+
+class TestBadImages:
+    @pytest.fixture
+    def one_bad(self, images, tmp_path):
+        folder = tmp_path / "one_bad"
+        folder.mkdir()
+        for path in images.iterdir():
+            (folder / path.name).symlink_to(path)
+        (folder / "004.jpg").unlink()
+        (folder / "004.jpg").write_bytes((images / "004.jpg").read_bytes()[:300])
+        return folder
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_fail_names_the_file(self, opts, one_bad, workers):
+        with pytest.raises(DataError, match=r"^\S*one_bad/004.jpg: cannot be decoded"):
+            main([*opts(DATA__NUM_WORKERS=workers), "DATA.ROOT", str(one_bad)])
+
+    def test_skip_replaces_and_counts(self, opts, tmp_path, one_bad, capsys):
+        skip = [
+            "DATA.ROOT",
+            str(one_bad),
+            "DATA.BAD_IMAGES",
+            "skip",
+            "DATA.MAX_BAD_FRACTION",
+            "0.1",
+        ]
+        for name, workers in (("a", 0), ("b", 2)):
+            main([*opts(name, DATA__NUM_WORKERS=workers), *skip])
+        assert weights(tmp_path / "a") == weights(tmp_path / "b")
+        assert capsys.readouterr().out.count("another image takes its place") == 2
+        assert read_record(tmp_path / "a/run.json").notes == [
+            "1 images could not be decoded, replaced"
+        ]
+
+    def test_too_many(self, opts, one_bad):
+        with pytest.raises(DataError, match=r"1 of 26 images are bad, more than DATA\.MAX_BAD"):
+            main([*opts(), "DATA.ROOT", str(one_bad), "DATA.BAD_IMAGES", "skip"])
+
+
+def test_resuming_a_finished_run_changes_nothing(opts, tmp_path):
+    main(opts())
+    before = weights(tmp_path / "run"), read_record(tmp_path / "run/run.json").metrics
+    main([*opts(), "--resume"])
+    assert (weights(tmp_path / "run"), read_record(tmp_path / "run/run.json").metrics) == before
+    assert len(metrics(tmp_path / "run")) == 4
+
+
+def test_a_reading_process_that_dies(opts, monkeypatch):
+    monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: os._exit(1))
+    with pytest.raises(DataError, match=r"reads images died .*/dev/shm"):
+        main(opts(DATA__NUM_WORKERS=1))
+
+
+def test_what_is_checked_before_training(opts, tmp_path):
+    for changes, error, message in (
+        ({"DATA__KNN_ROOT": tmp_path}, DataError, r"train: no such folder"),
+        (
+            {"SOLVER__SCHEDULE": "step", "SOLVER__MILESTONES_EPOCHS": "(1,3)"},
+            UserError,
+            r"3 epochs are 9 steps here and the run has 8",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            main(opts(**changes))
+        assert not (tmp_path / "run/metrics.json").exists()
+        for path in (tmp_path / "run").iterdir():
+            path.unlink()
+
+
+def test_too_few_images(opts):
+    with pytest.raises(DataError, match="26 images are less than one batch of 32"):
+        main(opts(SOLVER__BATCH_SIZE=32, MOCO__K=32))
+
+
+def test_data_root_is_needed(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"DATA\.ROOT is not set"):
+        main(tiny(OUTPUT_DIR=tmp_path / "run"))
+
+
+def test_half_of_torchruns_variables(opts, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2 and RANK is not set; start .* torchrun"):
+        main(opts())
+
+
+def test_tensorboard_has_the_same_numbers(opts, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    main(opts(LOG__TENSORBOARD=True))
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    logged = {event.step: event.value for event in events.Scalars("loss")}
+    assert logged == pytest.approx({m["iteration"]: m["loss"] for m in metrics(tmp_path / "run")})
+
+
+def test_names_of_the_official_flags():
+    line = (
+        "-a resnet18 -j 3 -b 64 --lr 0.1 --momentum 0.8 --wd 1e-3 --epochs 9 --seed 5 "
+        "--moco-dim 32 --moco-k 99 --moco-m 0.5 --moco-t 0.3 --mlp --aug-plus --cos "
+        "--bn-splits 4 --symmetric --dist-timeout 30 "
+        "--schedule 3 6 DATA.ROOT x --resume --debug SEED 6"
+    )
+    args = parse_args(line.split())
+    assert args.resume == "auto"
+    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    assert pairs == {
+        "MODEL.ARCH": "resnet18",
+        "DATA.NUM_WORKERS": "3",
+        "SOLVER.BATCH_SIZE": "64",
+        "SOLVER.BASE_LR": "0.1",
+        "SOLVER.REFERENCE_BATCH_SIZE": "0",  # a rate on the command line is meant as it is
+        "SOLVER.MOMENTUM": "0.8",
+        "SOLVER.WEIGHT_DECAY": "1e-3",
+        "SOLVER.MAX_EPOCHS": "9",
+        "SEED": "6",  # the pair wins over the flag
+        "MOCO.DIM": "32",
+        "MOCO.K": "99",
+        "MOCO.M": "0.5",
+        "MOCO.T": "0.3",
+        "MOCO.BN_SPLITS": "4",
+        "MOCO.SYMMETRIC": "True",
+        "DIST_TIMEOUT_SECONDS": "30",
+        "MOCO.MLP": "True",
+        "AUG.KIND": "v2",
+        "SOLVER.SCHEDULE": "cosine",
+        "SOLVER.MILESTONES_EPOCHS": "(3,6,)",
+        "DATA.ROOT": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    "line, resume",
+    [
+        ("", None),
+        ("--resume", "auto"),
+        ("--resume DATA.ROOT x", "auto"),
+        ("--resume a/checkpoint_0001.pth.tar DATA.ROOT x", "a/checkpoint_0001.pth.tar"),
+        ("DATA.ROOT x --resume", "auto"),
+        ("--resume DATA.ROOT=x", "auto"),
+        ("DATA.ROOT=x --resume a.pth.tar", "a.pth.tar"),
+    ],
+)
+def test_resume_flag(line, resume):
+    args = parse_args(line.split())
+    assert args.resume == resume
+    assert args.opts == (["DATA.ROOT", "x"] if "DATA" in line else [])
+
+
+def test_real_images(shared_data, opts, tmp_path):
+    """100 photographs in a flat folder, through the command."""
+    root = str(shared_data / "coco" / "val2017")
+    main([*opts(SOLVER__MAX_ITERS=2, SOLVER__BATCH_SIZE=16), "DATA.ROOT", root])
+    state = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])
+    assert state["num_images"] == 100
+    assert torch.isfinite(state["state_dict"]["module.queue"]).all()
