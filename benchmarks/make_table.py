@@ -3,14 +3,14 @@
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
     python -m benchmarks.make_table --diff A B [--out DIR]
 
-RUNS are folders of ``detection/train_net.py``, ``moco.linear``, ``moco.finetune`` (OUTPUT_DIR) or
-``moco.knn`` (--output), or folders that hold several of them.
-Without ``--out`` the table is only printed. Folders may come from other machines: a record holds
+RUNS are folders of `detection/train_net.py`, `moco.linear`, `moco.finetune` (OUTPUT_DIR) or
+`moco.knn` (--output), or folders that hold several of them.
+Without `--out` the table is only printed. Folders may come from other machines: a record holds
 all that a table needs, and what its paths lead to need not be here. They may come from untrusted
 people, too: in every output a record's texts are texts and no markup, formula or path
 (benchmarks/report/escape.py).
 
-``--diff`` compares two such folders, say of two machines or of two versions: what changed per task,
+`--diff` compares two such folders, say of two machines or of two versions: what changed per task,
 initialization and metric, what appeared or vanished, and where the protocols differ.
 """
 
@@ -57,7 +57,7 @@ def make_tables(
     """Tables of all finished runs.
 
     Args:
-        engine: only this engine's runs; ``each``: a table of each engine; None: there is one.
+        engine: only this engine's runs; `each`: a table of each engine; None: there is one.
 
     Raises:
         UserError: no finished run, no runs of that engine, or what must not be averaged.
@@ -80,10 +80,10 @@ def make_tables(
 
 
 def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -> None:
-    """Print what changed from the results in ``a`` to those in ``b``; files with ``out``.
+    """Print what changed from the results in `a` to those in `b`; files with `out`.
 
     Raises:
-        UserError: what :func:`make_tables` refuses; the message names the folder.
+        UserError: what `make_tables` refuses; the message names the folder.
     """
     from benchmarks.report import compare
     from benchmarks.report.records import collect
@@ -110,7 +110,7 @@ def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -
 def write_files(
     out: Path, tables: Sequence["Table"], results: "Results", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write the table in each format and the figures into ``out``; returns the paths."""
+    """Write the table in each format and the figures into `out`; returns the paths."""
     from benchmarks.report import plots
     from benchmarks.report import tables as render
     from benchmarks.report.aggregate import stems

@@ -25,7 +25,7 @@ PANELS = {
 
 
 def read_curves(run: PathLike) -> dict[str, Curve]:
-    """Epochs and values of everything in ``PANELS`` that a run has logged.
+    """Epochs and values of everything in `PANELS` that a run has logged.
 
     Raises:
         DataError: no such folder, no metrics in it, or none of these yet.
@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m benchmarks.plot_curves``."""
+    """The command `python -m benchmarks.plot_curves`."""
     args = build_parser().parse_args(argv)
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")

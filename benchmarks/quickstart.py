@@ -266,7 +266,7 @@ def scenes_job(plan: Plan) -> Job:
 
 
 def pretrain_job(plan: Plan) -> Job:
-    """``python -m moco.pretrain``, continued where it was interrupted."""
+    """`python -m moco.pretrain`, continued where it was interrupted."""
     own = plan.images is not None or plan.voc is not None
     keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
     if own:
@@ -298,7 +298,7 @@ def pretrain_job(plan: Plan) -> Job:
 
 
 def convert_job(plan: Plan) -> Job:
-    """``python -m convert.convert_to_d2`` on the checkpoint that pre-training points at."""
+    """`python -m convert.convert_to_d2` on the checkpoint that pre-training points at."""
 
     def command() -> list[str]:
         newest = (plan.pretrain / POINTER_NAME).read_text().strip()
@@ -309,7 +309,7 @@ def convert_job(plan: Plan) -> Job:
 
 
 def detection_job(plan: Plan, init: str, seed: int) -> Job:
-    """``python -m detection.train_net``; rows differ in MODEL.WEIGHTS, trials in SEED."""
+    """`python -m detection.train_net`; rows differ in MODEL.WEIGHTS, trials in SEED."""
     folder = plan.run_folder(init, seed)
     keys: dict[str, object] = {
         "MODEL.WEIGHTS": "random" if init == "random" else plan.weights,

@@ -46,7 +46,7 @@ class Backend:
 
     Attributes:
         resolve_names: init → weights, with names that are not files made files.
-        choose_engines: the value of ``--engine`` → engines for detection.
+        choose_engines: the value of `--engine` → engines for detection.
         check: every task, dataset, weights file; whether on GPUs.
         command: the words that start or continue a run in a folder; on several machines, their
             number is a third argument.
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, backend: Backend | None = None) -> N
 
 
 def run(suite: "Suite", folder: "SuiteFolder", args: argparse.Namespace, backend: Backend) -> None:
-    """Check, run, report; with ``--dry-run`` only check and list.
+    """Check, run, report; with `--dry-run` only check and list.
 
     Raises:
         UserError: something that a run would fail of, before anything has started.
@@ -205,7 +205,7 @@ def command(spec: "RunSpec", folder: Path, machines: int = 1) -> list[str]:
     """The words that start a run of this project's programs, or continue it.
 
     On several machines each has to put in what only it knows, see
-    :mod:`benchmarks.suites.executors.local`.
+    `benchmarks.suites.executors.local`.
     """
     from benchmarks.suites.checks import command_keys
     from benchmarks.suites.executors.local import HOST, PORT, RANK
@@ -379,7 +379,7 @@ def write_tables(
 
 
 def parse_stated(words: Sequence[str]) -> dict[str, float]:
-    """``0.3`` for every task, ``TASK=0.3`` for one.
+    """`0.3` for every task, `TASK=0.3` for one.
 
     Raises:
         UserError: not a number.

@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; see :func:`build_parser`."""
+    """Run the command line; see `build_parser`."""
     args = parse_with_pairs(build_parser(), argv)
     main_process = distributed.launched_rank() == 0
 
@@ -268,7 +268,7 @@ def in_model_zoo(name: str | Path | None) -> bool:
 
 
 def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Path | None:
-    """A task file, or with Detectron2 one of its model zoo: ``COCO-Detection/….yaml``."""
+    """A task file, or with Detectron2 one of its model zoo: `COCO-Detection/….yaml`."""
     if engine != "detectron2" or not in_model_zoo(name):
         return name
     from detection.d2.model_zoo import find_config as find_in_zoo

@@ -3,7 +3,7 @@
     python -m moco.finetune --config-file configs/imagenet/finetune.yaml \\
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
-``--checkpoint random`` trains from scratch, with the learning rate SOLVER.RANDOM_LR.
+`--checkpoint random` trains from scratch, with the learning rate SOLVER.RANDOM_LR.
 
 From the paper: on ImageNet learning rate 0.03 (0.1 from scratch); on iNaturalist 2018 "the typical
 ResNet implementation in PyTorch", 100 epochs, 0.025 (0.1 from scratch), divided by 10 at 70% and
@@ -35,7 +35,7 @@ FINETUNE = classify.Protocol(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m moco.finetune``."""
+    """The command `python -m moco.finetune`."""
     classify.main(FINETUNE, argv)
 
 

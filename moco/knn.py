@@ -37,8 +37,8 @@ MAX_SIMILARITIES = 1 << 27  # worked out at a time: half a gigabyte
 class KnnInput:
     """How images are fed to the encoder.
 
-    The shorter side is resized to ``resize_px``, the center ``crop_px`` x ``crop_px`` is taken and
-    normalized by ``mean`` and ``std`` (RGB, of 0..1).
+    The shorter side is resized to `resize_px`, the center `crop_px` x `crop_px` is taken and
+    normalized by `mean` and `std` (RGB, of 0..1).
     """
 
     resize_px: int
@@ -56,7 +56,7 @@ class KnnInput:
 
 @dataclass(frozen=True)
 class KnnResult:
-    """Top-1 in 0..100, and what it was measured on; ``k`` after limiting it to the images."""
+    """Top-1 in 0..100, and what it was measured on; `k` after limiting it to the images."""
 
     top1: float
     k: int
@@ -74,7 +74,7 @@ class KnnResult:
 
 
 def default_sizes(crop_px: int, resize_px: int, training_crop_px: int) -> tuple[int, int]:
-    """``(resize_px, crop_px)`` with 0 replaced: the training crop, and 256/224 of the crop."""
+    """`(resize_px, crop_px)` with 0 replaced: the training crop, and 256/224 of the crop."""
     crop = crop_px or training_crop_px
     return resize_px or round(crop * 256 / 224), crop
 
@@ -82,7 +82,7 @@ def default_sizes(crop_px: int, resize_px: int, training_crop_px: int) -> tuple[
 def knn_predict(
     train: "Tensor", labels: "Tensor", queries: "Tensor", k: int, t: float, num_classes: int
 ) -> "Tensor":
-    """Predicted classes (N,) of ``queries`` (N, D), given ``train`` (M, D) and ``labels`` (M,).
+    """Predicted classes (N,) of `queries` (N, D), given `train` (M, D) and `labels` (M,).
 
     Rows are of unit length; 1 <= k <= M. Equal votes go to the lowest class.
     """
@@ -104,12 +104,12 @@ def evaluate(
     workers: int = 0,
     batch: int = 64,
 ) -> KnnResult:
-    """kNN accuracy on ``root/val`` with the images of ``root/train`` as neighbors.
+    """kNN accuracy on `root/val` with the images of `root/train` as neighbors.
 
     Each process of a run encodes its part of the images; all get the result.
 
     Args:
-        backbone: images (N, 3, H, W) → features (N, D); is moved to ``device``.
+        backbone: images (N, 3, H, W) → features (N, D); is moved to `device`.
 
     Raises:
         DataError: folders missing, different classes, images that cannot be decoded.
@@ -212,7 +212,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m moco.knn``."""
+    """The command `python -m moco.knn`."""
     args = build_parser().parse_args(argv)
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")

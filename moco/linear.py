@@ -33,7 +33,7 @@ LINEAR = classify.Protocol(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m moco.linear``."""
+    """The command `python -m moco.linear`."""
     classify.main(LINEAR, argv)
 
 

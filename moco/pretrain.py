@@ -2,10 +2,10 @@
 
     python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT my/images
 
-moco/pretraining/config.py describes every key. OUTPUT_DIR gets ``config.yaml``,
-``checkpoint_%04d.pth.tar``,
-``last_checkpoint`` (the newest one's name), ``metrics.json`` (a JSON line per log step) and, when
-all is done, ``run.json``. The same command with ``--resume`` goes on where a run was interrupted;
+moco/pretraining/config.py describes every key. OUTPUT_DIR gets `config.yaml`,
+`checkpoint_%04d.pth.tar`,
+`last_checkpoint` (the newest one's name), `metrics.json` (a JSON line per log step) and, when
+all is done, `run.json`. The same command with `--resume` goes on where a run was interrupted;
 on a CPU, with as many threads, the result is that of an uninterrupted run to the last bit.
 """
 
@@ -51,9 +51,9 @@ def pretrain(
     """Train, save, evaluate; returns the path of the last checkpoint.
 
     Args:
-        cfg: checked keys (:func:`moco.pretraining.config.load_pretrain_cfg`).
+        cfg: checked keys (`moco.pretraining.config.load_pretrain_cfg`).
         folder: open and locked.
-        resume: None to start from scratch, ``"auto"`` for the newest checkpoint in the folder (from
+        resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
             scratch where there is none), or the path of a checkpoint.
         other_processes: resume although the checkpoint was made by another number of processes.
         extend: the checkpoint's run may have been a shorter one.
@@ -98,7 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Arguments with the flags turned into ``opts``; explicit ``KEY VALUE`` pairs come last."""
+    """Arguments with the flags turned into `opts`; explicit `KEY VALUE` pairs come last."""
     args = command.parse_training_args(build_parser(), argv, VALUES)
     switched = [
         word
@@ -111,7 +111,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m moco.pretrain``."""
+    """The command `python -m moco.pretrain`."""
     args = parse_args(argv)
 
     from moco.common import distributed

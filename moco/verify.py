@@ -4,8 +4,8 @@
     python -m moco.verify ROOT              # later, or on the copy
 
 A bit that flips inside a JPEG mostly decodes to another image without any error, so only a hash
-tells. ``ROOT/SHA256SUMS`` lists every file below ROOT whose name does not start with a dot, in the
-format of ``sha256sum``, which can check it, too (``cd ROOT && sha256sum -c SHA256SUMS``). It is
+tells. `ROOT/SHA256SUMS` lists every file below ROOT whose name does not start with a dot, in the
+format of `sha256sum`, which can check it, too (`cd ROOT && sha256sum -c SHA256SUMS`). It is
 optional: without it the images are only decoded.
 """
 
@@ -47,7 +47,7 @@ def bad_images(root: PathLike, workers: int = 0) -> tuple[int, list[str]]:
 
 
 def write_sums(root: PathLike, workers: int = 0) -> int:
-    """Record the hash of every file below the folder ``root``; returns how many there are.
+    """Record the hash of every file below the folder `root`; returns how many there are.
 
     Raises:
         UserError: there are recorded hashes already. DataError: a name that cannot be listed.
@@ -66,7 +66,7 @@ def write_sums(root: PathLike, workers: int = 0) -> int:
 
 
 def changed_files(root: PathLike, workers: int = 0) -> list[str]:
-    """Files that are missing, new, or not what ``SHA256SUMS`` says; only those below ``root``.
+    """Files that are missing, new, or not what `SHA256SUMS` says; only those below `root`.
 
     Raises:
         DataError: a malformed list.
@@ -93,7 +93,7 @@ def changed_files(root: PathLike, workers: int = 0) -> list[str]:
 
 
 def _names(root: PathLike) -> list[str]:
-    """Paths below ``root``, sorted; links are followed, each real folder once."""
+    """Paths below `root`, sorted; links are followed, each real folder once."""
     names, seen = [], set()
     for parent, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(parent)
@@ -119,7 +119,7 @@ def _sha256(root: PathLike, name: str) -> str:
 
 @dataclass(frozen=True)
 class _Results:
-    """``function`` of each item, as a dataset; pickled where workers are spawned (macOS)."""
+    """`function` of each item, as a dataset; pickled where workers are spawned (macOS)."""
 
     function: Callable[[Any], str]
     items: Sequence[Any]
@@ -134,7 +134,7 @@ class _Results:
 def _each(
     function: Callable[[Any], str], items: Sequence[Any], what: str, workers: int
 ) -> list[str]:
-    """``function`` of each item, in processes if wanted."""
+    """`function` of each item, in processes if wanted."""
     from torch.utils.data import DataLoader
 
     from moco.common.progress import Progress
@@ -168,7 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m moco.verify``."""
+    """The command `python -m moco.verify`."""
     args = build_parser().parse_args(argv)
     root = Path(args.root).expanduser()
     if args.write and not root.is_dir():

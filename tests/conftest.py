@@ -40,7 +40,7 @@ def detectron2_as_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with ``coco/``, ``VOC2007/`` and ``bccd/``: real images, not part of the project."""
+    """Folder with `coco/`, `VOC2007/` and `bccd/`: real images, not part of the project."""
     path = Path(os.environ.get("MOCO_TEST_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
         pytest.skip("no real images here; set MOCO_TEST_DATA to a folder with coco/ VOC2007/ bccd/")

@@ -102,7 +102,7 @@ def test_nothing_that_could_run_a_files_content(pattern):
 
 @pytest.mark.parametrize("command", [*COMMANDS, *SCRIPTS])
 def test_help_needs_neither_torch_nor_detectron2(command):
-    """``--help`` answers at once because nothing heavy is imported for it."""
+    """`--help` answers at once because nothing heavy is imported for it."""
     target = [command] if command in SCRIPTS else ["-m", command]
     blocked = "import sys; sys.modules['torch'] = sys.modules['detectron2'] = None; "
     run = f"import runpy; sys.argv = ['x', '--help']; runpy.run_{{}}({target[-1]!r}, {{}}"

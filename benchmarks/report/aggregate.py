@@ -49,7 +49,7 @@ class Gap:
     """Mean minus the baseline's mean.
 
     Attributes:
-        value: of the means themselves, as are ``low``, ``high`` and ``p_value``.
+        value: of the means themselves, as are `low`, `high` and `p_value`.
         printed: of the means as tables print them, to one decimal, which is the paper's rule too.
         low, high: 95% interval of the gap, without assuming equal variances (Welch).
         p_value: of Welch's two-sided test that the means are equal. All three are None if either
@@ -115,7 +115,7 @@ def aggregate(
     """One table per task and what it is tested on, in alphabetical order.
 
     Args:
-        baseline: name of the row that gaps refer to; None takes ``random`` where there is one.
+        baseline: name of the row that gaps refer to; None takes `random` where there is one.
         metrics: the columns; None takes, per task, what its runs measured
         (detection/evaluation/metrics.py),     in the order of the paper's table where it has one.
 
@@ -150,7 +150,7 @@ def summarize(values: Sequence[float]) -> Cell:
 
 
 def gap(cell: Cell, base: Cell) -> Gap:
-    """``cell`` minus ``base`` with Welch's interval and test."""
+    """`cell` minus `base` with Welch's interval and test."""
     value = cell.mean - base.mean
     printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
     if cell.std is None or base.std is None or cell.std == base.std == 0:
@@ -279,7 +279,7 @@ def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[Any]]:
 
 
 def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
-    """``SOLVER.BASE_LR (0.02 / 0.01), …``: the first few, values in the order of the groups."""
+    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few, values in the order of the groups."""
     parts = [
         f"{key} ({' / '.join(map(repr, values))})" for key, values in differences(groups).items()
     ]

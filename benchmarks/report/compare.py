@@ -56,7 +56,7 @@ class Comparison:
 
 
 def compare(first: Sequence[Table], second: Sequence[Table]) -> Comparison:
-    """What changed from ``first`` to ``second``; tables of one task, dataset and engine meet."""
+    """What changed from `first` to `second`; tables of one task, dataset and engine meet."""
     a, b = ({_key(table): table for table in tables} for tables in (first, second))
     both = tuple(_difference(a[key], b[key]) for key in a if key in b)
     vanished = tuple(_named(table) for key, table in a.items() if key not in b)

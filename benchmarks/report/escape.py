@@ -1,8 +1,8 @@
 """Untrusted text, that of records and of paths, made safe for each renderer.
 
 Whatever a report takes from a record passes through the function of its renderer: there it is no
-markup, formula, control sequence or path. Ordinary names such as ``moco_v2 (200ep)`` stay as they
-are, and what cannot be printed is shown as an escape such as ``\\x1b``.
+markup, formula, control sequence or path. Ordinary names such as `moco_v2 (200ep)` stay as they
+are, and what cannot be printed is shown as an escape such as `\\x1b`.
 """
 
 import csv
@@ -65,7 +65,7 @@ def latex(text: str) -> str:
 
 
 def figure(text: str) -> str:
-    """For matplotlib, whose ``$`` begins a formula and whose legends leave out names with ``_``."""
+    """For matplotlib, whose `$` begins a formula and whose legends leave out names with `_`."""
     text = printable(text)
     if len(text) > MAX_LABEL:
         text = f"{text[: MAX_LABEL - 1]}…"
@@ -73,7 +73,7 @@ def figure(text: str) -> str:
 
 
 def csv_text(lines: Sequence[Sequence[str]]) -> str:
-    """CSV of lines of cells; what a spreadsheet takes for a formula has a ``'`` before it."""
+    """CSV of lines of cells; what a spreadsheet takes for a formula has a `'` before it."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([map(_csv_cell, line) for line in lines])
     return buffer.getvalue()
@@ -87,7 +87,7 @@ def _csv_cell(text: str) -> str:
 def file_names(keys: Sequence[tuple[str, ...]]) -> list[str]:
     """A file name for each key, all different: its parts, joined by dashes.
 
-    Anything but ASCII letters, digits and ``_.-`` becomes ``_``. A name that this
+    Anything but ASCII letters, digits and `_.-` becomes `_`. A name that this
     changed, that is too long or that another has, in capitals or not, ends in a hash of its key.
     """
     names = ["-".join(key) for key in keys]

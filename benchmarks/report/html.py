@@ -51,8 +51,8 @@ def to_html(
     """The page.
 
     Args:
-        drawn: PNG files there are already, by the names that make_table gives them: ``loss-`` and
-            ``ap-`` with the table's name of :func:`stems`.
+        drawn: PNG files there are already, by the names that make_table gives them: `loss-` and
+            `ap-` with the table's name of `stems`.
 
     Raises:
         UserError: a run's metrics.json that is none.
@@ -288,7 +288,7 @@ def _table(names: list[str], lines: list[list[str]], kind: str = "ours") -> str:
 
 
 def _head(name: str) -> str:
-    """``AP50^bb`` as the paper sets it."""
+    """`AP50^bb` as the paper sets it."""
     parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", name)
     if parts is None:
         return escape.html(name)

@@ -1,4 +1,4 @@
-"""The paper's printed numbers (``paper.yaml``) as validated data, to stand beside ours."""
+"""The paper's printed numbers (`paper.yaml`) as validated data, to stand beside ours."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ OWN = "this paper"
 class PaperRow:
     """One printed row; None where the paper prints no number. Units: AP and accuracy, 0..100.
 
-    ``tasks`` are those of the table's that the row is the reference of.
+    `tasks` are those of the table's that the row is the reference of.
     """
 
     name: str
@@ -26,12 +26,12 @@ class PaperRow:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One (sub-)table; ``metrics[i]`` and ``methods[i]`` belong to ``columns[i]``.
+    """One (sub-)table; `metrics[i]` and `methods[i]` belong to `columns[i]`.
 
-    ``number`` is None for numbers of the text and of tables without one: ``label`` says where. Of
-    ``iterations`` and ``epochs`` the one is None that the paper does not give, ``trials`` where it
+    `number` is None for numbers of the text and of tables without one: `label` says where. Of
+    `iterations` and `epochs` the one is None that the paper does not give, `trials` where it
     does not tell. A metric is None where the column is no result (the number of parameters).
-    ``tested_on`` is DATASETS.TEST of the tasks, empty for classifications.
+    `tested_on` is DATASETS.TEST of the tasks, empty for classifications.
     """
 
     number: int | str | None
@@ -51,14 +51,14 @@ class PaperTable:
 
     @property
     def cite(self) -> str:
-        """E.g. ``Table 2b (tab:voc)``."""
+        """E.g. `Table 2b (tab:voc)`."""
         if self.number is None:
             return self.label
         part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
         return f"Table {self.number}{part} ({self.label})"
 
     def own(self, row: PaperRow, metric: str) -> tuple[float | None, float | None]:
-        """Value and gap of the paper's own pre-training for ``metric``."""
+        """Value and gap of the paper's own pre-training for `metric`."""
         for i, (name, method) in enumerate(zip(self.metrics, self.methods, strict=True)):
             if name == metric and method == OWN:
                 return row.values[i], row.gaps[i]

@@ -45,7 +45,7 @@ def read_losses(runs: Sequence[Run]) -> list[Curve]:
     """The loss curve of every run that has one (a record may have come without its metrics).
 
     Raises:
-        UserError: a line of ``metrics.json`` that is not JSON.
+        UserError: a line of `metrics.json` that is not JSON.
     """
     files = [run.folder / METRICS_NAME for run in runs]
     curves = [read_curve(path, LOSS_NAMES) for path in files if path.is_file()]
@@ -53,12 +53,12 @@ def read_losses(runs: Sequence[Run]) -> list[Curve]:
 
 
 def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
-    """From the lines of ``metrics.json`` the ``x`` and the first of ``names`` that a line has.
+    """From the lines of `metrics.json` the `x` and the first of `names` that a line has.
 
     Of an iteration logged twice (a resumed run) the last one counts.
 
     Raises:
-        UserError: unreadable, a line that is not JSON, or without iteration or ``x``.
+        UserError: unreadable, a line that is not JSON, or without iteration or `x`.
     """
     try:
         lines = path.read_text().splitlines()
@@ -82,10 +82,10 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
 
 
 def losses(table: Table, results: Results) -> tuple[dict[str, list[Curve]], dict[str, list[Curve]]]:
-    """The arguments of :func:`loss_figure`: curves of all pre-trainings, and of the table's runs.
+    """The arguments of `loss_figure`: curves of all pre-trainings, and of the table's runs.
 
     Raises:
-        UserError: as :func:`read_losses`.
+        UserError: as `read_losses`.
     """
     tasks = [run.record.task for run in results.pretraining]
     pretraining = {
@@ -107,7 +107,7 @@ def plot_losses(
     pretraining: Mapping[str, Sequence[Curve]],
     finetuning: Mapping[str, Sequence[Curve]],
 ) -> None:
-    """Write :func:`loss_figure`."""
+    """Write `loss_figure`."""
     save_figure(loss_figure(pretraining, finetuning), path)
 
 
@@ -135,7 +135,7 @@ def loss_figure(
 
 
 def plot_ap(path: PathLike, table: Table) -> None:
-    """Write :func:`ap_figure`."""
+    """Write `ap_figure`."""
     save_figure(ap_figure(table), path)
 
 
@@ -227,7 +227,7 @@ def family(table: Table) -> tuple[str, tuple[str, ...], str]:
 
 
 def schedule_figure(tables: Sequence[Table]) -> "Figure | None":
-    """The first metric against the length of the fine-tuning; ``tables`` are of one family."""
+    """The first metric against the length of the fine-tuning; `tables` are of one family."""
     if len({table.iterations for table in tables}) < 2:
         return None
     ordered = sorted(tables, key=lambda table: table.iterations)
@@ -329,7 +329,7 @@ def _draw_curves(axis: "Axes", curves: Mapping[str, Sequence[Curve]]) -> None:
 
 
 def pretty(title: str) -> str:
-    """``AP50^bb`` as the paper sets it, for matplotlib."""
+    """`AP50^bb` as the paper sets it, for matplotlib."""
     parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", title)
     if parts is None or title == "AP":
         return title
@@ -346,7 +346,7 @@ def _colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def new_figure(panels: int, width: float, height: float) -> tuple["Figure", list["Axes"]]:
-    """A row of panels, each ``width`` x ``height`` inches."""
+    """A row of panels, each `width` x `height` inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

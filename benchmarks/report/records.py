@@ -1,6 +1,6 @@
 """Run folders → validated records. Only a finished run has numbers; the others are listed by name.
 
-A record (``run.json``) is written last by the run itself, so a folder with other traces of a run
+A record (`run.json`) is written last by the run itself, so a folder with other traces of a run
 but without it is unfinished. Nothing is read from logs.
 """
 
@@ -40,21 +40,21 @@ class Run:
 
     @property
     def label(self) -> str:
-        """``as in the paper (…)`` or the like, then every deviation; empty if nothing was said."""
+        """`as in the paper (…)` or the like, then every deviation; empty if nothing was said."""
         recipe = self.record.recipe or {}
         parts = [str(recipe.get("label") or ""), *map(str, recipe.get("deviations") or ())]
         return "; ".join(part for part in parts if part)
 
     @property
     def versions(self) -> str:
-        """``python 3.11.4, torch 2.5.1, …``: what was installed, and the project's revision."""
+        """`python 3.11.4, torch 2.5.1, …`: what was installed, and the project's revision."""
         made = self.record.provenance
         parts = [f"{k} {v}" for k, v in (made.get("versions") or {}).items() if v is not None]
         return ", ".join([*parts, *([f"git {made['git'][:12]}"] if made.get("git") else [])])
 
     @property
     def hardware(self) -> str:
-        """``8 x NVIDIA V100`` or the processor's name, with its number of threads."""
+        """`8 x NVIDIA V100` or the processor's name, with its number of threads."""
         hardware = self.record.provenance.get("hardware") or {}
         if gpus := list(hardware.get("gpus") or ()):
             return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
@@ -92,7 +92,7 @@ class Results:
 
 
 def collect(paths: Sequence[PathLike]) -> Results:
-    """Read every run below ``paths`` (run folders, folders of run folders, or ``run.json`` files).
+    """Read every run below `paths` (run folders, folders of run folders, or `run.json` files).
 
     A folder reached twice counts once. The order is that of the folders' names.
 
@@ -129,7 +129,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
 
 
 def sample_images(run: Run) -> dict[str, Path]:
-    """Predictions drawn by ``--visualize``: file name → file; empty if there are none."""
+    """Predictions drawn by `--visualize`: file name → file; empty if there are none."""
     folder = run.folder / "inference" / "visualize"
     return {path.name: path for path in sorted(folder.glob("*.jpg"))}
 
@@ -232,10 +232,10 @@ def _coco_curve(path: Path, annotations: str) -> tuple[Any, Any, float]:
 
 
 def _run_folders(root: Path) -> list[Path]:
-    """Folders below ``root`` with a record or, as traces of an unfinished run, metrics.
+    """Folders below `root` with a record or, as traces of an unfinished run, metrics.
 
-    What lies inside a run's folder belongs to that run: ``--eval-only`` leaves the record of an
-    evaluation in ``inference/``, which is not another trial.
+    What lies inside a run's folder belongs to that run: `--eval-only` leaves the record of an
+    evaluation in `inference/`, which is not another trial.
     """
     found = []
     for folder, below, files in os.walk(root):

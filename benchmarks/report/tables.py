@@ -1,13 +1,13 @@
 """Tables → Markdown, CSV, LaTeX and terminal text (HTML: report_html.py).
 
-A cell is ``mean ± std``, then the gap to the baseline in brackets, in bold (and green where there
-is color) from +0.5 on, as in the paper; ``–`` where there is no number. Printed gaps are the
+A cell is `mean ± std`, then the gap to the baseline in brackets, in bold (and green where there
+is color) from +0.5 on, as in the paper; `–` where there is no number. Printed gaps are the
 differences of the printed means. Fewer trials than the paper averages are marked. The paper's rows
 are in tables of their own below ours; in LaTeX, where the tables are arranged as the paper's, below
 a rule.
 
 What differs from one making of the same runs to the next, or from machine to machine (folders,
-time, hardware), stands in ``runs_to_markdown`` and ``runs_to_csv`` alone.
+time, hardware), stands in `runs_to_markdown` and `runs_to_csv` alone.
 """
 
 import re
@@ -29,7 +29,7 @@ MINUS = "−"
 
 
 def format_cell(cell: Cell | None, n_of_row: int) -> str:
-    """``26.5 ± 1.2``, ``26.5`` for one trial, and ``(n = 2)`` where some trials have no number."""
+    """`26.5 ± 1.2`, `26.5` for one trial, and `(n = 2)` where some trials have no number."""
     if cell is None:
         return MISSING
     text = f"{cell.mean:.1f}" if cell.std is None else f"{cell.mean:.1f} ± {cell.std:.1f}"
@@ -37,7 +37,7 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
 
 
 def format_gap(value: float) -> str:
-    """``+18.4`` or ``−0.3``, rounded as printed."""
+    """`+18.4` or `−0.3`, rounded as printed."""
     rounded = round(value, 1) + 0.0  # no negative zero
     return f"{MINUS if rounded < 0 else '+'}{abs(rounded):.1f}"
 
@@ -48,7 +48,7 @@ def is_strong(value: float) -> bool:
 
 
 def format_evidence(gap: Gap | None) -> str:
-    """``+18.4 [15.0, 21.8], p = 0.002``; the interval is a 95% one."""
+    """`+18.4 [15.0, 21.8], p = 0.002`; the interval is a 95% one."""
     if gap is None:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
@@ -62,7 +62,7 @@ def to_markdown(tables: Sequence[Table], results: Results, runs_name: str = "") 
     """A document with, per task: our rows, the gaps' evidence, the paper's rows.
 
     Args:
-        runs_name: of the file with :func:`runs_to_markdown`, to lead there; empty for none.
+        runs_name: of the file with `runs_to_markdown`, to lead there; empty for none.
     """
     lines = ["# Transfer results", ""]
     for table, stem in zip(tables, stems(tables), strict=True):
@@ -218,7 +218,7 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], color: bool) -> str:
-    """Text for a terminal; ``color`` adds green to the bold gaps."""
+    """Text for a terminal; `color` adds green to the bold gaps."""
     from tabulate import tabulate
 
     def paint(value: float) -> str:
@@ -265,7 +265,7 @@ def anchor(stem: str) -> str:
 
 
 def setting(table: Table) -> str:
-    """``embedded engine, 300 iterations, tested on voc_2007_test``."""
+    """`embedded engine, 300 iterations, tested on voc_2007_test`."""
     config = table.runs[0].record.config
     parts = [f"{table.engine} engine"]
     if table.iterations:
@@ -321,16 +321,16 @@ def seeds(table: Table) -> str:
 
 
 def head(table: Table) -> list[str]:
-    """The heads of :func:`rows`."""
+    """The heads of `rows`."""
     return ["pre-train", "n", *titles(table.metrics)]
 
 
 def rows(
     table: Table, gap_text: Callable[[float], str], escaped: Callable[[str], str]
 ) -> list[list[str]]:
-    """Our rows: name, n, and a cell per metric with the gap as ``gap_text`` writes it.
+    """Our rows: name, n, and a cell per metric with the gap as `gap_text` writes it.
 
-    ``escaped`` is the renderer's function of benchmarks/report/escape.py, here and in the next two.
+    `escaped` is the renderer's function of benchmarks/report/escape.py, here and in the next two.
     """
     found = []
     for row in table.rows:
@@ -346,7 +346,7 @@ def paper_rows(
     gap_text: Callable[[float], str],
     escaped: Callable[[str], str],
 ) -> list[list[str]]:
-    """The paper's rows: name and, per metric of ``table``, the value with its printed gap."""
+    """The paper's rows: name and, per metric of `table`, the value with its printed gap."""
     found = []
     for row in paper.rows:
         cells = [_printed(*paper.own(row, metric), gap_text, escaped) for metric in table.metrics]
@@ -364,7 +364,7 @@ def evidence(table: Table, escaped: Callable[[str], str]) -> list[list[str]]:
 
 
 def evidence_title(table: Table) -> str:
-    """The title of :func:`evidence`."""
+    """The title of `evidence`."""
     return f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
 
 
@@ -436,7 +436,7 @@ def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
 
 
 def _versions(runs: Sequence[Run]) -> str:
-    """``torch (2.4.0 / 2.5.1)``: the packages whose version is not the same in all runs."""
+    """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
     said: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in (run.record.provenance.get("versions") or {}).items():
@@ -570,7 +570,7 @@ def _tex_gap(value: float) -> str:
 
 
 def _tex_title(title: str) -> str:
-    """``AP$^{mk}_{50}$`` of ``AP50^mk``."""
+    """`AP$^{mk}_{50}$` of `AP50^mk`."""
     parts = re.fullmatch(r"AP(\d*)(?:\^(\w+))?", title)
     if parts is None or title == "AP":
         return latex(title)

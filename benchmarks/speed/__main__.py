@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m benchmarks.speed``."""
+    """The command `python -m benchmarks.speed`."""
     args = build_parser().parse_args(argv)
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")

@@ -44,7 +44,7 @@ class Side:
 
 
 def task_config(engine: str, config: str, keys: dict[str, Any], folder: Path) -> CfgNode:
-    """``configs/<config>.yaml`` with other values, checked as for training."""
+    """`configs/<config>.yaml` with other values, checked as for training."""
     given = {"MODEL.WEIGHTS": "random", "OUTPUT_DIR": folder, "SEED": SEED, **keys}
     opts = [str(item) for pair in given.items() for item in pair]
     return load_task(CONFIGS / f"{config}.yaml", opts, engine).cfg

@@ -25,7 +25,7 @@ def interleaved(
     only add to it. On a GPU the median of the times between two events.
 
     Args:
-        clock: what else to measure on the CPU, e.g. :func:`children_seconds`.
+        clock: what else to measure on the CPU, e.g. `children_seconds`.
     """
     clock = clock or (_gpu_seconds if device == "cuda" else _cpu_seconds)
     typical = median if device == "cuda" else min
@@ -36,7 +36,7 @@ def interleaved(
 def every_round(
     contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Clock | None = None
 ) -> dict[str, list[float]]:
-    """What :func:`interleaved` chooses from: of each contender the seconds of all rounds."""
+    """What `interleaved` chooses from: of each contender the seconds of all rounds."""
     clock = clock or _cpu_seconds
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():

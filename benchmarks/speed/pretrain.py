@@ -106,7 +106,7 @@ class Setting:
 
     @cached_property
     def photographs(self) -> Path:
-        """A folder ``<class>/*.jpg``."""
+        """A folder `<class>/*.jpg`."""
         root = self.scratch / "images"
         folder = root / "0"
         folder.mkdir(parents=True)
@@ -178,7 +178,7 @@ class OurStep:
         self._dtype, self._device = dtype, device
 
     def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
-        """See :class:`benchmarks.speed.reference.Step`."""
+        """See `benchmarks.speed.reference.Step`."""
         x_q, x_k = (x.contiguous(memory_format=torch.channels_last) for x in (x_q, x_k[plan]))
         images = torch.arange(len(x_q))
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):

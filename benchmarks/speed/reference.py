@@ -42,7 +42,7 @@ class TwoCrops:
 
 
 def transform(kind: str, crop_px: int = 224) -> T.Compose:
-    """The augmentation ``v1`` or ``v2`` (--aug-plus)."""
+    """The augmentation `v1` or `v2` (--aug-plus)."""
     crop = T.RandomResizedCrop(crop_px, scale=(0.2, 1.0))
     gray = T.RandomGrayscale(p=0.2)
     if kind == "v1":
@@ -120,7 +120,7 @@ class Step:
         self._optimizer = torch.optim.SGD(encoder.parameters(), lr, momentum=0.9, weight_decay=1e-4)
 
     def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
-        """The loss for two views (N, 3, H, W); ``plan`` (N,) is the order of the keys in BN."""
+        """The loss for two views (N, 3, H, W); `plan` (N,) is the order of the keys in BN."""
         device = x_q.device.type
         with torch.autocast(device, self._autocast, enabled=self._autocast is not None):
             q = F.normalize(self.encoder_q(x_q), dim=1)

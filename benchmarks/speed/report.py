@@ -45,7 +45,7 @@ class Row:
 def faster(
     goal: str, what: str, seconds: Mapping[str, float], reference: str, ours: str, wanted: float
 ) -> Row:
-    """A row for how many times faster ours is; ``wanted`` 0 is no goal."""
+    """A row for how many times faster ours is; `wanted` 0 is no goal."""
     ratio = seconds[reference] / seconds[ours]
     return Row(
         goal,
@@ -85,7 +85,7 @@ def text(rows: Sequence[Row]) -> str:
 def markdown(
     title: str, about: str, rows: Sequence[Row], description: Sequence[str], quick: bool
 ) -> str:
-    """One section of the report; see ``docs/speed.md``."""
+    """One section of the report; see `docs/speed.md`."""
     table = tabulate(
         [row.cells() for row in rows], HEADERS, tablefmt="github", disable_numparse=True
     )
@@ -106,7 +106,7 @@ def markdown(
 
 
 def with_section(page: str, section: str) -> str:
-    """``page``, or an empty one, with a section in the place of that of the same title."""
+    """`page`, or an empty one, with a section in the place of that of the same title."""
     head, *sections = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     sections = [text.rstrip() + "\n" for text in sections]
     title = section.splitlines()[0]

@@ -1,10 +1,10 @@
 """Everything that can be wrong with a suite's runs, found before the first one starts.
 
 A detection run is checked by what train_net itself checks
-(:func:`detection.config.task.load_task`, whose
+(`detection.config.task.load_task`, whose
 readers are the doctor's): configuration, weights, their input contract, every dataset. What is
 found is listed together, one line each. This imports torch and may hold a dataset's annotations
-for a moment, so the runner calls :func:`check` in a process of its own.
+for a moment, so the runner calls `check` in a process of its own.
 """
 
 import multiprocessing
@@ -58,7 +58,7 @@ class Findings:
 
 
 def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call ``function`` in a fresh process, so that what it imports and reads is gone afterwards.
+    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards.
 
     Raises:
         whatever it raises.
@@ -69,7 +69,7 @@ def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
-    """Detectron2's names of weights (``detectron2://…``) as files, downloaded if need be.
+    """Detectron2's names of weights (`detectron2://…`) as files, downloaded if need be.
 
     Raises:
         UserError: Detectron2 is not installed, or what MODEL.WEIGHTS refuses as well: another
@@ -88,7 +88,7 @@ def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
 
 
 def choose_engines(wanted: str) -> tuple[str, ...]:
-    """``auto``, ``detectron2``, ``embedded`` or ``each`` → engines for detection.
+    """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
 
     Raises:
         UserError: Detectron2 is needed and cannot be imported.
@@ -101,7 +101,7 @@ def choose_engines(wanted: str) -> tuple[str, ...]:
 
 
 def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
-    """Check one run of each (task, engine, init) of ``specs``: all trials are alike.
+    """Check one run of each (task, engine, init) of `specs`: all trials are alike.
 
     Args:
         on_gpus: whether the runs will see GPUs.
@@ -174,7 +174,7 @@ def _same_names(tasks: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def command_keys(spec: RunSpec) -> list[str]:
-    """The ``KEY VALUE`` words of a run's overrides, with the data's folder filled in."""
+    """The `KEY VALUE` words of a run's overrides, with the data's folder filled in."""
     return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
 
 
@@ -187,7 +187,7 @@ def with_datasets_folder(text: str) -> str:
 def option_pairs(
     suite_tasks: Sequence[SuiteTask], words: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """``--opts KEY VALUE ...`` by program: each key goes to the programs that know it.
+    """`--opts KEY VALUE ...` by program: each key goes to the programs that know it.
 
     Raises:
         UserError: a word without a value, or a key that no program of the suite knows.

@@ -59,7 +59,7 @@ class State:
     """How far a run is.
 
     Attributes:
-        kind: ``done``, ``running``, ``failed``, ``interrupted`` (to be continued) or ``waiting``.
+        kind: `done`, `running`, `failed`, `interrupted` (to be continued) or `waiting`.
         iteration: the last one that it has logged.
         text: why it failed, or who is at it.
         seconds: since its process started, for a running one; of the whole run for a done one, 0
@@ -164,7 +164,7 @@ class SuiteFolder:
         return 0.0 if spec.program == DETECTION and resumed else record.seconds
 
     def note_claim(self, claim: Claim, spec: RunSpec) -> None:
-        """Say who is at a run, for ``--status``."""
+        """Say who is at a run, for `--status`."""
         now = datetime.now(UTC)
         content = {
             "host": socket.gethostname(),
@@ -199,7 +199,7 @@ class SuiteFolder:
     def results(self, specs: Sequence[RunSpec]) -> Results:
         """Finished runs of this suite, and why the others have no numbers.
 
-        Only runs of ``specs`` count, whatever else lies in the folder.
+        Only runs of `specs` count, whatever else lies in the folder.
         """
         from benchmarks.report.records import collect
 
@@ -217,7 +217,7 @@ class SuiteFolder:
         """Make the folder this suite's, or check that it is.
 
         Args:
-            content: from :func:`asked`.
+            content: from `asked`.
 
         Raises:
             UserError: the folder holds something else, or was made with something else.
@@ -235,7 +235,7 @@ class SuiteFolder:
                 atomic_write_json(path, after)
 
     def check(self, content: Mapping[str, Any]) -> None:
-        """The checks of :meth:`agree`, without writing.
+        """The checks of `agree`, without writing.
 
         Raises:
             UserError: as there.
@@ -246,7 +246,7 @@ class SuiteFolder:
             check_agreement(before, content, str(self.path))
 
     def asked(self) -> tuple[dict[str, Any], tuple[RunSpec, ...]]:
-        """What ``suite.json`` says, and its runs.
+        """What `suite.json` says, and its runs.
 
         Raises:
             UserError: there is none, or it is of another version.
@@ -270,7 +270,7 @@ class SuiteFolder:
         return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
 
     def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
-        """Init → what its runs are given: the word ``random``, or a copy called after the init.
+        """Init → what its runs are given: the word `random`, or a copy called after the init.
 
         A copy, since a link to where the weights are on one machine leads nowhere on another.
         """
@@ -320,7 +320,7 @@ def _anew(folder: Path) -> str:
 
 
 def contradiction(spec: RunSpec, record: RunRecord) -> str:
-    """Where a finished run's record is not of ``spec``; empty if it is."""
+    """Where a finished run's record is not of `spec`; empty if it is."""
     for name, got, expected in (
         ("kind", record.kind, spec.program),
         ("engine", record.engine, spec.engine),
@@ -364,7 +364,7 @@ def asked(
     version: str,
     data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What ``suite.json`` holds, for :meth:`SuiteFolder.agree`.
+    """What `suite.json` holds, for `SuiteFolder.agree`.
 
     Args:
         data: task → digest of its own folders of data; empty: it has none.
@@ -424,7 +424,7 @@ def remove_stale(folder: Path) -> None:
 
 
 def project_version() -> str:
-    """Of the installed package; ``source`` for a tree that was not installed."""
+    """Of the installed package; `source` for a tree that was not installed."""
     try:
         return importlib.metadata.version("moco-transfer")
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """A handful of dependent processes on a few cores, one thread each, under one progress bar.
 
 Each job is an ordinary command line whose output goes to its own log file. How far a job has come
-is read from the ``metrics.json`` that it writes; nothing else passes between the processes.
+is read from the `metrics.json` that it writes; nothing else passes between the processes.
 
 Beside its log is a lock file that a job's process holds. Where a call is killed with SIGKILL its
 processes continue, and the next call takes them over instead of starting others beside them.
@@ -44,7 +44,7 @@ class Job:
         log: receives stdout and stderr.
         expected_seconds: on one core; only the time left depends on it.
         after: names of jobs that must be done first.
-        metrics: file of JSON lines with ``iteration``, and the number of ``iterations`` in all.
+        metrics: file of JSON lines with `iteration`, and the number of `iterations` in all.
         is_done: whether the job needs no process, asked after one of an earlier call has ended.
     """
 
@@ -171,7 +171,7 @@ class _Board:
 def run_jobs(
     jobs: Sequence[Job], workers: int, environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
-    """Run all jobs, at most ``workers`` at a time, in order as far as ``after`` allows.
+    """Run all jobs, at most `workers` at a time, in order as far as `after` allows.
 
     Returns:
         Wall seconds of each job.
@@ -212,9 +212,9 @@ def processes_left(logs: Path) -> list[str]:
 def time_left(
     jobs: Sequence[Job], left: Mapping[str, float], running: Collection[str], workers: int
 ) -> float:
-    """Seconds until all jobs in ``left`` (name → seconds of work) are done.
+    """Seconds until all jobs in `left` (name → seconds of work) are done.
 
-    Plays the schedule of :func:`run_jobs` forward: running jobs keep their slot, others start in
+    Plays the schedule of `run_jobs` forward: running jobs keep their slot, others start in
     order when a slot is free and what they wait for is done.
     """
     waiting = [job for job in jobs if job.name in left and job.name not in running]
@@ -233,7 +233,7 @@ def time_left(
 
 
 def last_line(log: Path, start: int = 0) -> str:
-    """The line that says what went wrong: the last ``error:`` line, else the last line.
+    """The line that says what went wrong: the last `error:` line, else the last line.
 
     Args:
         start: bytes of the log that belong to an earlier process.
@@ -313,7 +313,7 @@ def _stop(running: Collection[_Running]) -> None:
 
 
 def last_iteration(path: Path) -> float:
-    """``iteration`` of the last whole line of a ``metrics.json``, 0 while there is none."""
+    """`iteration` of the last whole line of a `metrics.json`, 0 while there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -18,10 +18,10 @@ with suppress(ImportError):  # Windows, where no command runs
 
 
 class Claim:
-    """An exclusive lock; to be taken with :meth:`take`.
+    """An exclusive lock; to be taken with `take`.
 
     Attributes:
-        fd: give it to ``subprocess.Popen(pass_fds=...)`` to hand the lock on.
+        fd: give it to `subprocess.Popen(pass_fds=...)` to hand the lock on.
     """
 
     def __init__(self, fd: int) -> None:
@@ -29,7 +29,7 @@ class Claim:
 
     @classmethod
     def take(cls, path: Path) -> "Claim | None":
-        """Lock ``path`` (made if missing, never removed); None while another process holds it.
+        """Lock `path` (made if missing, never removed); None while another process holds it.
 
         Raises:
             UserError: the folder cannot be written, or its file system has no locks.
@@ -41,7 +41,7 @@ class Claim:
         return None
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """What others may read while it is held: see :func:`read`."""
+        """What others may read while it is held: see `read`."""
         data = json.dumps(dict(content)).encode()
         os.pwrite(self.fd, data, 0)
         os.ftruncate(self.fd, len(data))
@@ -57,7 +57,7 @@ def held(path: Path) -> bool:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
-    # Shared, so that any number may ask at once; :meth:`Claim.take` is tried again in a moment.
+    # Shared, so that any number may ask at once; `Claim.take` is tried again in a moment.
     free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(fd)
     return not free
@@ -65,10 +65,10 @@ def held(path: Path) -> bool:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for the lock on ``path`` and keep it while the context is open.
+    """Wait for the lock on `path` and keep it while the context is open.
 
     Raises:
-        UserError: as :meth:`Claim.take`.
+        UserError: as `Claim.take`.
     """
     fd = _open(path)
     _locked(fd, path, fcntl.LOCK_EX)

@@ -47,7 +47,7 @@ def whole_folder(folder: PathLike) -> Iterator[Path]:
 
 
 def shrink_images(sources: Sequence[Path], folder: PathLike, side_px: int) -> None:
-    """Write small copies as ``folder/000001.jpg``, ... with the shorter side ``side_px`` pixels.
+    """Write small copies as `folder/000001.jpg`, ... with the shorter side `side_px` pixels.
 
     Raises:
         DataError: an image that cannot be decoded, by name.
@@ -59,7 +59,7 @@ def shrink_images(sources: Sequence[Path], folder: PathLike, side_px: int) -> No
 
 
 def sample(items: Sequence[Path] | Sequence[str], limit: int) -> list:
-    """At most ``limit`` items in their order, the same ones each time."""
+    """At most `limit` items in their order, the same ones each time."""
     if len(items) <= limit:
         return list(items)
     chosen = sorted(random.Random(SAMPLE_SEED).sample(range(len(items)), limit))
@@ -102,7 +102,7 @@ def training_images(root: PathLike) -> list[Path]:
 
 
 def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -> None:
-    """A VOC-layout folder of links to ``root`` with lists ``trainval`` and ``test`` of its own."""
+    """A VOC-layout folder of links to `root` with lists `trainval` and `test` of its own."""
     root = Path(root).resolve()
     train, test = voc_splits(root)
     with whole_folder(folder) as part:

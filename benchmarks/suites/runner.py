@@ -345,7 +345,7 @@ class Runner:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """While open, a signal only asks :meth:`run` to stop."""
+        """While open, a signal only asks `run` to stop."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._asked.append(number)
@@ -397,7 +397,7 @@ def job_state(folder: SuiteFolder, spec: RunSpec, process: Process) -> State:
 
 
 def places_for(executor: Executor, specs: Sequence[RunSpec]) -> int:
-    """How many runs of one device fit at once, for :func:`foresee`."""
+    """How many runs of one device fit at once, for `foresee`."""
     size = max((max(spec.gpus, 1) for spec in specs), default=1)
     return executor.places * (size if executor.remote else 1)
 
@@ -471,7 +471,7 @@ def speed(spec: RunSpec, state: State | None, kind: str) -> Measured | None:
 
 
 def summary(specs: Sequence[RunSpec], states: Mapping[str, State]) -> str:
-    """``3/18 done, 1 failed; voc mine seed 0 45%, …``."""
+    """`3/18 done, 1 failed; voc mine seed 0 45%, …`."""
     kinds = [states[spec.name].kind for spec in specs if spec.name in states]
     text = f"{kinds.count(DONE)}/{len(specs)} done"
     if FAILED in kinds:

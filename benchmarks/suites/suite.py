@@ -1,6 +1,6 @@
 """A suite: which tasks, initializations and trials make a table, expanded into runs. Pure.
 
-``configs/suites/*.yaml`` is read here; everything else is a function of its arguments. A run's id
+`configs/suites/*.yaml` is read here; everything else is a function of its arguments. A run's id
 is a hash of what makes its numbers: the task's keys, what is in a custom folder of data, the bytes
 of the weights, the engine, the seed and the version of this project.
 """
@@ -55,15 +55,15 @@ class SuiteTask:
     Attributes:
         name: of its folder and in messages; the config file's name without ending, unless given.
         config: the task's YAML file.
-        program: ``detection`` (train_net), ``linear`` or ``finetune`` (moco.linear, moco.finetune).
-        overrides: ``KEY VALUE`` pairs on top of the file; ``random_overrides`` only for the random
+        program: `detection` (train_net), `linear` or `finetune` (moco.linear, moco.finetune).
+        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for the random
             initialization (a network that the weights would otherwise tell).
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
         without: patterns of initializations that this task is not run for.
         trials: seeds per row where the command line does not say; None: the suite's.
         paper: the tables of the paper that it feeds.
-        seconds_per_iteration: stated by the suite, for a group of ``gpus``; None: unknown.
+        seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
         seconds_here: stated on the command line, for the machine at hand; None: not.
     """
 
@@ -81,7 +81,7 @@ class SuiteTask:
     seconds_here: float | None = None
 
     def keys(self, init: str) -> tuple[tuple[str, str], ...]:
-        """The overrides of a run from ``init``."""
+        """The overrides of a run from `init`."""
         return self.overrides + (self.random_overrides if init == RANDOM else ())
 
     def seconds_of(self, gpus: int) -> float | None:
@@ -100,7 +100,7 @@ class Suite:
     """Tasks, and the defaults of what the command line may change.
 
     Attributes:
-        baseline: the row that gaps refer to; None: ``random``, where there is one.
+        baseline: the row that gaps refer to; None: `random`, where there is one.
         inits: name → weights, where the command line names none.
     """
 
@@ -114,7 +114,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Init:
-    """an init: the word ``random``, or a file and the hash of its bytes."""
+    """an init: the word `random`, or a file and the hash of its bytes."""
 
     weights: str
     sha256: str | None
@@ -125,10 +125,10 @@ class RunSpec:
     """One run: one trial of one task from one initialization on one engine.
 
     Attributes:
-        id: 10 hex digits, see :func:`run_id`.
-        name: ``<task>/<init>/seed<k>-<id>``, its folder below ``runs/``.
-        overrides: ``KEY VALUE`` pairs on top of ``config``.
-        weights: the word ``random`` or the file's path; weights_sha256: None for random.
+        id: 10 hex digits, see `run_id`.
+        name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
+        overrides: `KEY VALUE` pairs on top of `config`.
+        weights: the word `random` or the file's path; weights_sha256: None for random.
         gpus: of its group; 0: on the CPU.
         iterations: of the whole run; 0: not known yet.
         seconds_per_iteration: as stated, or None.
@@ -151,13 +151,13 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """For people: ``faster_rcnn_R_50_C4_24k mine seed 0 (detectron2)``."""
+        """For people: `faster_rcnn_R_50_C4_24k mine seed 0 (detectron2)`."""
         engine = f" ({self.engine})" if self.program == DETECTION else ""
         return f"{self.task} {self.init} seed {self.seed}{engine}"
 
 
 def load_suite(path: PathLike) -> Suite:
-    """Read a suite's YAML file; ``config`` in it is relative to it.
+    """Read a suite's YAML file; `config` in it is relative to it.
 
     Raises:
         UserError: unreadable, an unknown or missing key, a value that cannot be, a name twice, a
@@ -192,10 +192,10 @@ def load_suite(path: PathLike) -> Suite:
 
 
 def parse_inits(words: Sequence[str], where: str = "--init") -> dict[str, str]:
-    """``NAME=FILE``, ``FILE`` (its name without endings is the init's) or ``random``.
+    """`NAME=FILE`, `FILE` (its name without endings is the init's) or `random`.
 
     Raises:
-        UserError: an empty or unusable name, a name twice, another name for ``random``.
+        UserError: an empty or unusable name, a name twice, another name for `random`.
     """
     inits: dict[str, str] = {}
     for word in words:
@@ -228,7 +228,7 @@ def check_name(where: str, name: Any) -> str:
 
 
 def check_trials(where: str, trials: Any) -> int:
-    """Between 1 and ``MAX_TRIALS``, else UserError."""
+    """Between 1 and `MAX_TRIALS`, else UserError."""
     if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= MAX_TRIALS:
         raise UserError(f"{where}: got {trials!r}, expected 1 to {MAX_TRIALS}")
     return trials
@@ -241,7 +241,7 @@ def with_options(
 
     Args:
         opts: program → pairs, last and so strongest.
-        stated: task → seconds per iteration; ``""`` is for all tasks.
+        stated: task → seconds per iteration; `""` is for all tasks.
 
     Raises:
         UserError: a speed for a task that the suite does not have, or one that cannot be.
@@ -262,7 +262,7 @@ def with_options(
 
 
 def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
-    """The engines that a task runs on when ``engines`` are asked for.
+    """The engines that a task runs on when `engines` are asked for.
 
     Raises:
         UserError: one engine was asked for, and the task needs the other.
@@ -373,7 +373,7 @@ def all_keys(task: SuiteTask, init: str = "") -> dict[str, Any]:
 
 
 def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys without ``PLACES``, and of ``FILES`` the name: both may differ between machines."""
+    """Keys without `PLACES`, and of `FILES` the name: both may differ between machines."""
     return {
         key: Path(str(value)).name if key in FILES else value
         for key, value in keys.items()
@@ -382,7 +382,7 @@ def without_places(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """The value that ``KEY VALUE`` means: a literal, or the text itself."""
+    """The value that `KEY VALUE` means: a literal, or the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -1,9 +1,9 @@
 """The images that the quickstart makes for itself: textured shapes, in two kinds of files.
 
-* **images** without labels, one object each, for pre-training: ``images/000001.jpg``. A few
-  more in one folder per class are for the kNN monitor only: ``knn/{train,val}/<class>/*.jpg``.
+* **images** without labels, one object each, for pre-training: `images/000001.jpg`. A few
+  more in one folder per class are for the kNN monitor only: `knn/{train,val}/<class>/*.jpg`.
 * **scenes** of one to five objects in PASCAL VOC's layout, for fine-tuning and evaluation:
-  ``scenes/{Annotations,ImageSets/Main,JPEGImages}``, splits ``trainval`` and ``test``.
+  `scenes/{Annotations,ImageSets/Main,JPEGImages}`, splits `trainval` and `test`.
 
     python -m benchmarks.suites.synthetic DIR [--images 8192] [--trainval 200] [--test 200]
     [--seed 0]
@@ -167,14 +167,14 @@ class Box:
 
 
 def smooth_noise(shape: tuple[int, ...], coarse: int, rng: Generator) -> Array:
-    """Gaussian noise of ``coarse`` x ``coarse`` values enlarged smoothly to ``shape`` (H, W)."""
+    """Gaussian noise of `coarse` x `coarse` values enlarged smoothly to `shape` (H, W)."""
     low = rng.standard_normal((coarse, coarse), dtype=np.float32)
     image = Image.fromarray(low).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
     return np.asarray(image, dtype=np.float32)
 
 
 def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: Generator) -> Box:
-    """Draw one object of class ``label`` onto ``canvas`` (H, W, 3), 0..255, in place.
+    """Draw one object of class `label` onto `canvas` (H, W, 3), 0..255, in place.
 
     Args:
         center: (2,) x and y in pixels.
@@ -225,7 +225,7 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
 
 
 def make_image(seed: int, stream: int, index: int, label: int) -> NDArray[np.uint8]:
-    """One object of class ``label`` somewhere on a smooth background, (H, W, 3) RGB."""
+    """One object of class `label` somewhere on a smooth background, (H, W, 3) RGB."""
     rng = np.random.default_rng((seed, stream, index))
     canvas = _background(IMAGE_PX, rng)
     size = rng.uniform(*OBJECT_IN_IMAGE_PX)
@@ -254,7 +254,7 @@ def make_scene(seed: int, stream: int, index: int) -> tuple[NDArray[np.uint8], l
 
 
 def write_images(folder: PathLike, count: int, seed: int) -> None:
-    """Write ``count`` images, the classes in turn, into one flat folder without any label."""
+    """Write `count` images, the classes in turn, into one flat folder without any label."""
     with whole_folder(folder) as part, Progress(count, "draw images", "img") as progress:
         for index in range(count):
             image = make_image(seed, IMAGES, index, index % len(CLASSES))
@@ -263,7 +263,7 @@ def write_images(folder: PathLike, count: int, seed: int) -> None:
 
 
 def write_knn(folder: PathLike, train: int, val: int, seed: int) -> None:
-    """Write images in one folder per class for the kNN monitor: ``{train,val}/<class>/*.jpg``."""
+    """Write images in one folder per class for the kNN monitor: `{train,val}/<class>/*.jpg`."""
     with whole_folder(folder) as part:
         for name, stream, count in (("train", KNN_TRAIN, train), ("val", KNN_VAL, val)):
             for index in range(count):
@@ -273,7 +273,7 @@ def write_knn(folder: PathLike, train: int, val: int, seed: int) -> None:
 
 
 def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
-    """Write labeled scenes in VOC's layout; the splits are ``trainval`` and ``test``."""
+    """Write labeled scenes in VOC's layout; the splits are `trainval` and `test`."""
     number = 0
     splits = (("trainval", SCENES_TRAIN, trainval), ("test", SCENES_TEST, test))
     with whole_folder(folder) as part, Progress(trainval + test, "draw scenes", "img") as progress:

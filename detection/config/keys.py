@@ -1,6 +1,6 @@
 """Every key of a task, as data: Detectron2's with its defaults, and this project's own.
 
-``HONOURED`` and ``DETECTRON2_ONLY`` together are all keys of Detectron2 0.6's ``get_cfg()``
+`HONOURED` and `DETECTRON2_ONLY` together are all keys of Detectron2 0.6's `get_cfg()`
 (detectron2/config/defaults.py); a test compares both with it.
 """
 
@@ -222,7 +222,7 @@ NOT_PROTOCOL = (
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
-# that a ``config.yaml`` written by Detectron2 loads, and refuses any other value by name.
+# that a `config.yaml` written by Detectron2 loads, and refuses any other value by name.
 DETECTRON2_ONLY: dict[str, Any] = {
     "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TEST": 1000,
     "DATASETS.PRECOMPUTED_PROPOSAL_TOPK_TRAIN": 2000,

@@ -1,6 +1,6 @@
-"""Is this configuration the paper's? Its recipes are data (``recipes.yaml``), the check is pure.
+"""Is this configuration the paper's? Its recipes are data (`recipes.yaml`), the check is pure.
 
-``check`` works for any configuration with Detectron2's keys, also for one that is not this
+`check` works for any configuration with Detectron2's keys, also for one that is not this
 project's, such as the official MoCo YAML files. It finds the recipe by the names of the datasets,
 the architecture and the schedule: the one from which the configuration deviates least.
 """
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One task of the paper: ``settings`` by Detectron2's keys."""
+    """One task of the paper: `settings` by Detectron2's keys."""
 
     name: str
     title: str
@@ -88,7 +88,7 @@ class RecipeCheck:
     """How a configuration compares with the paper.
 
     Attributes:
-        recipe: which task, e.g. ``Table 2b``; None: not a task of the paper.
+        recipe: which task, e.g. `Table 2b`; None: not a task of the paper.
         label: one line for the record.
         deviations: one line each, starting with the key.
     """
@@ -114,7 +114,7 @@ def check(
     Args:
         cfg: a CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
         contract: of the weights; None for a random initialization, and where it is not known
-            (MODEL.WEIGHTS is then not ``random``, and the input is not checked).
+            (MODEL.WEIGHTS is then not `random`, and the input is not checked).
         num_images: dataset → number of its images; a part of a published split is a deviation.
     """
     flat = {**_WITHOUT_KEY, **flatten(cfg)}

@@ -1,6 +1,6 @@
 """A task: a YAML file in Detectron2's own key names, resolved and checked before anything heavy.
 
-The same file and the same ``KEY VALUE`` overrides serve both engines; all keys are in keys.py. An
+The same file and the same `KEY VALUE` overrides serve both engines; all keys are in keys.py. An
 unknown key is an error that names the nearest one, and so is a value that the engine cannot honor.
 """
 
@@ -75,14 +75,14 @@ class Task:
     Attributes:
         name: the config file's name without ending.
         cfg: every key resolved (weights' contract, dataset, device, seed), frozen.
-        init: ``random`` or the weights file's name without ending.
+        init: `random` or the weights file's name without ending.
         weights: the converted file, None for random and for evaluation only.
         train: the training splits, empty for evaluation only.
         data: (name, annotations_sha256) of the training splits, then of the test split; for
             evaluation only those that the model was trained on, as far as its record has them.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
-        imports: modules of the user's own code, imported before (``--import``).
+        imports: modules of the user's own code, imported before (`--import`).
     """
 
     name: str
@@ -102,7 +102,7 @@ def default_task() -> CfgNode:
     """Detectron2's keys with its default values, and this project's own.
 
     All keys of Detectron2 are there, so that its files load; which of them the embedded engine can
-    change is checked in :func:`load_task`.
+    change is checked in `load_task`.
     """
     return _tree({**HONOURED, **DETECTRON2_ONLY, **TRANSFER})
 
@@ -110,7 +110,7 @@ def default_task() -> CfgNode:
 def add_transfer_config(cfg: CfgNode) -> None:
     """Add this project's own keys to Detectron2's config (in place), as its plugins do.
 
-    For one's own train_net.py: ``cfg = get_cfg(); add_transfer_config(cfg)``.
+    For one's own train_net.py: `cfg = get_cfg(); add_transfer_config(cfg)`.
     """
     for key, value in TRANSFER.items():
         *parents, name = key.split(".")
@@ -124,7 +124,7 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     """Hash of the experiment: equal for the two engines, the seeds and the weights of one task.
 
     Args:
-        config: from :func:`resolved_config`.
+        config: from `resolved_config`.
     """
     task_keys = flatten(default_task())
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
@@ -132,7 +132,7 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
-    """Every key, flat, and under ``DATA_KEY`` what the names of the datasets stand for."""
+    """Every key, flat, and under `DATA_KEY` what the names of the datasets stand for."""
     digest = hashlib.sha256()
     for name, sha256 in task.data:
         digest.update(f"{name} {sha256}\n".encode())
@@ -149,13 +149,13 @@ def check_early(
     """What can be checked in a moment, before torch and the engine are imported.
 
     Keys and their values, the file of the weights, and that the data are there;
-    :func:`load_task` checks them again, and everything else.
+    `load_task` checks them again, and everything else.
 
     Returns:
         The keys as they are set; None for DensePose, whose keys only its engine knows.
 
     Raises:
-        UserError, DataError: as :func:`load_task`.
+        UserError, DataError: as `load_task`.
     """
     given = explicit_keys(None, opts)
     if "MODEL.DENSEPOSE_ON" in explicit_keys(config_file, opts):
@@ -188,11 +188,11 @@ def load_task(
     """Resolve and check everything that can be wrong before training.
 
     Args:
-        config_file: YAML with local ``_BASE_``; None: Detectron2's defaults.
-        opts: ``KEY VALUE`` overrides.
-        engine: one of ``ENGINES``.
-        eval_only: MODEL.WEIGHTS is a trained model; with ``resume`` it is the folder's last one.
-        num_processes: over all machines; see :func:`scale_to_processes`.
+        config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
+        opts: `KEY VALUE` overrides.
+        engine: one of `ENGINES`.
+        eval_only: MODEL.WEIGHTS is a trained model; with `resume` it is the folder's last one.
+        num_processes: over all machines; see `scale_to_processes`.
 
     Raises:
         UserError: unknown keys, values out of range or in contradiction with each other, with the
@@ -270,7 +270,7 @@ def _task_name(config_file: Path) -> str:
 def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
     """Scale batch, learning rate and schedule (in place) as Detectron2 does, and say so.
 
-    The rule is that of ``DefaultTrainer.auto_scale_workers``: the batch of each process stays, the
+    The rule is that of `DefaultTrainer.auto_scale_workers`: the batch of each process stays, the
     learning rate follows the whole batch (Goyal et al. 2017), and the durations in iterations are
     divided, so that the number of epochs stays. With SOLVER.REFERENCE_WORLD_SIZE 0 nothing changes.
 
@@ -495,7 +495,7 @@ def _finite(value: Any) -> bool:
 def _resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
     """DATASETS.TRAIN and TEST (in place).
 
-    ``given``: keys of the command line, ``needed``: TRAIN, TEST or both. A dataset of the user's
+    `given`: keys of the command line, `needed`: TRAIN, TEST or both. A dataset of the user's
     own replaces that of the YAML file, but not what stands on the command line.
     """
     datasets = cfg.DATASETS
@@ -552,7 +552,7 @@ def _resolve_classes(
 ) -> None:
     """NUM_CLASSES (in place) follows the dataset, unless it was set and contradicts it.
 
-    ``explicit``: keys set anywhere, ``given``: on the command line.
+    `explicit`: keys set anywhere, `given`: on the command line.
     """
     semantic = test.evaluator_type == "sem_seg"
     if semantic != (cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"):

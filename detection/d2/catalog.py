@@ -1,7 +1,7 @@
 """Datasets of the user's own code: names in Detectron2's DatasetCatalog that this project has not.
 
 Their records and their metric are Detectron2's own. What registers them is imported first, by
-``--import`` of train_net.py.
+`--import` of train_net.py.
 """
 
 import hashlib

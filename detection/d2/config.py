@@ -39,13 +39,13 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
 
 
 def apply_weights(cfg: CfgNode) -> None:
-    """Let ``cfg`` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
+    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
 
     Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
     MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.
 
     Raises:
-        UserError, DataError: see ``detection.engine.weights.read_weights``; UserError also for a
+        UserError, DataError: see `detection.engine.weights.read_weights`; UserError also for a
             MODEL.BACKBONE.NAME that cannot have this network.
     """
     weights = read_weights(cfg.MODEL.WEIGHTS)
@@ -124,7 +124,7 @@ def _check_test_aug(cfg: CfgNode) -> None:
 
 
 def with_builder(cfg: CfgNode) -> CfgNode:
-    """``cfg`` with the builder that can make its backbone in MODEL.BACKBONE.NAME (a frozen copy).
+    """`cfg` with the builder that can make its backbone in MODEL.BACKBONE.NAME (a frozen copy).
 
     A task and its records keep Detectron2's name, which the embedded engine knows, too.
     """

@@ -32,7 +32,7 @@ from moco.common.errors import DataError
 
 
 def register(cfg: CfgNode, names: Iterable[str]) -> None:
-    """Let Detectron2 read ``names`` through this project's readers.
+    """Let Detectron2 read `names` through this project's readers.
 
     For Detectron2's own names that replaces its readers, whose records are the same where they
     work (tests/detection), and which for LVIS and Cityscapes do not work on today's stack.
@@ -86,7 +86,7 @@ def is_densepose(cfg: CfgNode) -> bool:
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str, folder: str = "inference") -> DatasetEvaluator:
-    """The evaluator that the dataset's ``evaluator_type`` asks for.
+    """The evaluator that the dataset's `evaluator_type` asks for.
 
     Args:
         folder: of the predictions, below OUTPUT_DIR.
@@ -116,7 +116,7 @@ class SharedEvaluator(DatasetEvaluator):
             self._evaluator.add(self._records[image["file_name"]], to_prediction(output))
 
     def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
-        """``{"bbox": {"AP": …}}`` on the main process, None on the others."""
+        """`{"bbox": {"AP": …}}` on the main process, None on the others."""
         gathered = comm.gather(self._evaluator, dst=0)
         if not comm.is_main_process():
             return None
@@ -131,7 +131,7 @@ class SharedEvaluator(DatasetEvaluator):
 
 
 def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
-    """Draw what ``model`` finds on ``number`` test images, spread over the split.
+    """Draw what `model` finds on `number` test images, spread over the split.
 
     Returns:
         The folder with the images.

@@ -69,7 +69,7 @@ def fetch_surface() -> None:
 def register(split: Split) -> None:
     """Register a split under its name from where this project found it.
 
-    The project's own registration always looks in ``./datasets``.
+    The project's own registration always looks in `./datasets`.
 
     Raises:
         UserError: the files of the body's surface cannot be had.
@@ -99,7 +99,7 @@ def build_train_loader(cfg: CfgNode, mapper: Any) -> Any:
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str, mapper: Any) -> Any:
-    """See :func:`build_train_loader`."""
+    """See `build_train_loader`."""
     from densepose.data import build_detection_test_loader
 
     return build_detection_test_loader(cfg, dataset_name, mapper=mapper)

@@ -37,7 +37,7 @@ class ResumableLoader:
     """Endless batches, as from the loader that it is made of, which it replaces.
 
     Args:
-        loader: of ``detectron2.data.build_detection_train_loader``, without a collate function.
+        loader: of `detectron2.data.build_detection_train_loader`, without a collate function.
         seed: of the run; every rank draws from seeds of its own.
     """
 
@@ -58,7 +58,7 @@ class ResumableLoader:
         return self._now
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` was left by a loader that draws as this one does."""
+        """Whether `state` was left by a loader that draws as this one does."""
         return bool(state["seeded"] == self._start["seeded"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -71,8 +71,8 @@ class ResumableLoader:
         As every DataLoader's.
 
         Raises:
-            DataError: from the iterator, on all ranks at the same batch; see :class:`NamesImages`.
-                ``state_dict`` and the random streams are those after the batch before.
+            DataError: from the iterator, on all ranks at the same batch; see `NamesImages`.
+                `state_dict` and the random streams are those after the batch before.
         """
         order = enumerate(self._order)
         waiting = dict(self._start["waiting"])
@@ -142,7 +142,7 @@ class NamesImages:
 
 
 class ReadableLoader:
-    """A test loader whose mapper is :class:`NamesImages`; an error of one rank is one of all."""
+    """A test loader whose mapper is `NamesImages`; an error of one rank is one of all."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -193,7 +193,7 @@ class _Images(Dataset[Any]):
         return place, None, self._mapped[index]
 
     def again(self, key: tuple[int, int], before: State | None) -> Drawn:
-        """The same image as when it was drawn from ``before``."""
+        """The same image as when it was drawn from `before`."""
         with private_random():
             if before is not None:
                 restore_draws(before)

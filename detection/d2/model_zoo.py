@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download
 
 
 def resolve_detectron2_name(name: str) -> Path:
-    """The file behind a ``detectron2://`` or ``catalog://`` name, from the cache or downloaded.
+    """The file behind a `detectron2://` or `catalog://` name, from the cache or downloaded.
 
     Detectron2's own PathManager does both, so a file that it has is not fetched again.
 
@@ -43,13 +43,13 @@ def resolve_detectron2_name(name: str) -> Path:
 
 
 def find_config(name: str, scratch: Path) -> str:
-    """A plain copy of a model-zoo file such as ``COCO-Detection/retinanet_R_50_FPN_1x.yaml``.
+    """A plain copy of a model-zoo file such as `COCO-Detection/retinanet_R_50_FPN_1x.yaml`.
 
     Args:
         scratch: where the copy goes.
 
     Returns:
-        ``name`` itself where the installed Detectron2 has no such file.
+        `name` itself where the installed Detectron2 has no such file.
     """
     # Not by its own model_zoo.get_config_file, which needs an older setuptools.
     folder = Path(detectron2.__file__).resolve().parent / "model_zoo" / "configs"

@@ -25,7 +25,7 @@ class RankEqualPreciseBN(HookBase):
 
     Args:
         inner: Detectron2's hook, which runs the model over its data.
-        model: the model that ``inner`` updates.
+        model: the model that `inner` updates.
         period_iters: run after so many iterations; 0: at the end only.
     """
 

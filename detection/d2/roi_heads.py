@@ -17,7 +17,7 @@ from convert.families.resnet_network import NUM_BLOCKS, is_bottleneck
 
 @ROI_HEADS_REGISTRY.register()
 class Res5ROIHeadsExtraNorm(Res5ROIHeads):
-    """``Res5ROIHeads`` with one more norm, named ``res5.norm`` as in the official code.
+    """`Res5ROIHeads` with one more norm, named `res5.norm` as in the official code.
 
     (R, C4, P, P) pooled regions → res5 and norm (R, C5, P/2, P/2) → mean (R, C5) → scores, deltas.
 

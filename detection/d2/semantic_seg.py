@@ -19,7 +19,7 @@ from detection.modeling.fcn16s import FCN16sHead as Head
 
 @SEM_SEG_HEADS_REGISTRY.register()
 class FCN16sHead(FCN16s):
-    """MODEL.SEM_SEG_HEAD.NAME FCN16sHead, for ``SemanticSegmentor``; see
+    """MODEL.SEM_SEG_HEAD.NAME FCN16sHead, for `SemanticSegmentor`; see
     detection/modeling/fcn16s.py."""
 
     def __init__(self, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> None:

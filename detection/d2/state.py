@@ -60,7 +60,7 @@ class CheckpointHook(HookBase):
     Attributes:
         stop: the signals of this process.
         done: iterations. saved: the iteration after which the newest checkpoint was written.
-        resumed: what a checkpoint says of this run (:func:`usable`); None for a start.
+        resumed: what a checkpoint says of this run (`usable`); None for a start.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class CheckpointHook(HookBase):
             raise StoppedError(number, iteration, name)
 
     def save_unreadable(self, iteration: int) -> None:
-        """Save the state after ``iteration`` before an image ends the run, unless that was done."""
+        """Save the state after `iteration` before an image ends the run, unless that was done."""
         if self.trainer.start_iter <= iteration < self.trainer.max_iter and iteration > self.saved:
             self._save(iteration, f"model_{iteration:07d}")
             comm.synchronize()

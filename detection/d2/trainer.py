@@ -80,10 +80,10 @@ def run(
     processes: Processes = ONE_PROCESS,
     imports: Sequence[str] = (),
 ) -> EngineResult:
-    """Train and evaluate, or only evaluate, the task in ``cfg`` (see detection/config/task.py).
+    """Train and evaluate, or only evaluate, the task in `cfg` (see detection/config/task.py).
 
     Args:
-        cfg: fits ``processes``, see detection/engine/processes.py.
+        cfg: fits `processes`, see detection/engine/processes.py.
         weights: the converted backbone, None for a random one and for evaluation.
         visualize: draw the predictions on so many test images.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
@@ -93,7 +93,7 @@ def run(
     together:
     one that comes earlier waits for it; one that comes during PreciseBN or an evaluation waits for
     their end, and for one more iteration if it came during the evaluation. An evaluation that is
-    due after the last iteration before a stop is made up for by ``resume``. Before the processes
+    due after the last iteration before a stop is made up for by `resume`. Before the processes
     are up there is nothing to save, and the run just ends; likewise an evaluation alone.
 
     Raises:
@@ -186,7 +186,7 @@ class Trainer(DefaultTrainer):
         raise UnreadableError(resumable(error, last, doctor)) from error
 
     def build_hooks(self) -> list[HookBase]:
-        """Detectron2's, with :class:`CheckpointHook` on every rank in place of its own."""
+        """Detectron2's, with `CheckpointHook` on every rank in place of its own."""
         # Here and not in __init__, because the hooks below take hold of it.
         self.checkpointer = SafeCheckpointer(
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
@@ -214,7 +214,7 @@ class Trainer(DefaultTrainer):
 class CpuTrainer(Trainer):
     """The same on several processes without GPU, where DDP must not be given device ids.
 
-    ``DefaultTrainer.__init__`` has no hook for that one argument; this is the rest of it.
+    `DefaultTrainer.__init__` has no hook for that one argument; this is the rest of it.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -344,7 +344,7 @@ def _train(
 
 
 def _augmented(cfg: CfgNode, model: nn.Module) -> dict[str, float]:
-    """Metrics with test-time augmentation, ``bbox_TTA/AP`` and so on, as Detectron2 names them."""
+    """Metrics with test-time augmentation, `bbox_TTA/AP` and so on, as Detectron2 names them."""
     evaluator = build_evaluator(cfg, cfg.DATASETS.TEST[0], "inference_TTA")
     results = Trainer.test(cfg, GeneralizedRCNNWithTTA(cfg, model), [evaluator])
     metrics = _canonical(flatten_results_dict(results))
@@ -364,7 +364,7 @@ def _canonical(results: Mapping[str, float]) -> dict[str, float]:
 
 
 def _set_up(cfg: CfgNode) -> None:
-    """Logs, seed and kernels, as Detectron2's ``default_setup`` (without its config.yaml)."""
+    """Logs, seed and kernels, as Detectron2's `default_setup` (without its config.yaml)."""
     rank = comm.get_rank()
     for name in ("fvcore", "detectron2", "detection"):
         logging.getLogger(name).handlers.clear()

@@ -1,6 +1,6 @@
 """Datasets by name: Detectron2's own names and the user's own, never by substring.
 
-``read_split(name, cfg)`` gives both engines the same validated records.
+`read_split(name, cfg)` gives both engines the same validated records.
 """
 
 import dataclasses

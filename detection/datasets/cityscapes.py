@@ -55,7 +55,7 @@ _MAKE_TRAIN_IDS = "CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
 
 @dataclass(frozen=True)
 class CityscapesSource:
-    """Where a split lies; ``kind`` is instance_seg or sem_seg."""
+    """Where a split lies; `kind` is instance_seg or sem_seg."""
 
     name: str
     kind: str
@@ -226,7 +226,7 @@ def _require_shapely() -> None:
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``map`` over processes: the polygons of 2975 images take minutes in one."""
+    """`map` over processes: the polygons of 2975 images take minutes in one."""
     workers = min(8, usable_cores())
     # Not forked: a process that holds CUDA or threads must not be.
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:

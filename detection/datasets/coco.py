@@ -1,7 +1,7 @@
 """COCO's JSON format: instances, person keypoints, DensePose, and a dataset of the user's own.
 
     <json>          {"images": [...], "annotations": [...], "categories": [...]}
-    <image root>/   the images, by the ``file_name`` of each image
+    <image root>/   the images, by the `file_name` of each image
 
 The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py): boxes XYWH in
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
@@ -123,7 +123,7 @@ class COCOSource:
     Attributes:
         name: as in DATASETS.TRAIN and TEST.
         json_file: the annotations.
-        image_root: folder of the images; empty: looked for beside ``json_file``.
+        image_root: folder of the images; empty: looked for beside `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else own.
         role: TRAIN or TEST for a dataset of one's own, as in DATASETS.COCO_TRAIN_JSON.
     """
@@ -260,7 +260,7 @@ def sources(cfg: CfgNode) -> dict[str, COCOSource]:
 def custom_names(cfg: CfgNode) -> dict[str, str]:
     """{"TRAIN": name, "TEST": name} of a COCO-JSON of the user's own; only of those that are set.
 
-    The name is ``<folder of the file>_<file without ending>``.
+    The name is `<folder of the file>_<file without ending>`.
     """
     return {role: source.name for role, source in _own_sources(cfg).items()}
 
@@ -280,7 +280,7 @@ def _own_sources(cfg: CfgNode) -> dict[str, COCOSource]:
 
 
 def own_source(file: str, root: str, role: str) -> COCOSource:
-    """Of a file of the user's own; ``root`` "": the images are near it."""
+    """Of a file of the user's own; `root` "": the images are near it."""
     path = Path(file).expanduser()
     name = f"{path.resolve().parent.name}_{path.stem}"
     return COCOSource(name, str(path), os.path.expanduser(root), "own", role)
@@ -290,7 +290,7 @@ class AnnotationFile:
     """The three lists of a file, each id once, with what every use of them needs.
 
     Attributes:
-        images: by id; each has ``height`` and ``width`` > 0, and ``file_name`` inside the root.
+        images: by id; each has `height` and `width` > 0, and `file_name` inside the root.
         annotations: as they stand; each is an object.
         categories: in the order of their ids.
 
@@ -305,7 +305,7 @@ class AnnotationFile:
         *,
         file_name: Callable[[Json, str], str] | None = None,
     ) -> None:
-        """``file_name``: (image, where) → its path under the root; by default its file_name."""
+        """`file_name`: (image, where) → its path under the root; by default its file_name."""
         self.path = path
         if not isinstance(content, dict):
             raise DataError(f"{path}: expected an object, got {_kind(content)}")
@@ -342,7 +342,7 @@ class AnnotationFile:
         return sorted(self.images.items())
 
     def annotations_by_image(self, tolerant: bool, found: Counter[str]) -> dict[int, list[Json]]:
-        """In the order of the file. ``tolerant`` counts in ``found`` what is there twice."""
+        """In the order of the file. `tolerant` counts in `found` what is there twice."""
         known = {category["id"] for category in self.categories}
         seen: set[int] = set()
         groups: dict[int, list[Json]] = {}
@@ -389,7 +389,7 @@ class AnnotationFile:
             found["border"] += 1
 
     def check_numbers(self, annotation: Json, numbers: Any, what: str) -> None:
-        """``numbers`` is a list of finite numbers."""
+        """`numbers` is a list of finite numbers."""
         if not isinstance(numbers, list) or not _finite(numbers):
             self.refuse(annotation, f"{what} is not a list of finite numbers")
 
@@ -432,7 +432,7 @@ class _Reader:
         *,
         measured: bool,
     ) -> None:
-        """``measured``: the metric will read the file, and it needs more than training does."""
+        """`measured`: the metric will read the file, and it needs more than training does."""
         self._file, self._found, self._measured = file, found, measured
         self._keys = ("iscrowd", "bbox", "keypoints", "category_id", *extra)
         self._contiguous: Mapping[int, int] = metadata["thing_dataset_id_to_contiguous_id"]

@@ -1,6 +1,6 @@
 """What of a dataset is there, complete, wrong: the readers' own checks, split by split.
 
-The readers are those of training, so what passes here is read there. ``--verify`` also decodes
+The readers are those of training, so what passes here is read there. `--verify` also decodes
 every image and looks at every label, which training does not.
 """
 
@@ -109,7 +109,7 @@ TASKS: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """About one split, or about the folder as a whole; ``state`` is one of the five above."""
+    """About one split, or about the folder as a whole; `state` is one of the five above."""
 
     name: str
     state: str
@@ -126,10 +126,10 @@ def kind_of(name: str) -> str | None:
 
 
 def examine(kind: str, root: Path, *, verify: bool = False) -> list[Finding]:
-    """Read everything of a kind that lies under ``root``.
+    """Read everything of a kind that lies under `root`.
 
     Args:
-        kind: one of ``KINDS``.
+        kind: one of `KINDS`.
         root: what $DETECTRON2_DATASETS would be.
         verify: decode every image and look at every label.
     """
@@ -174,7 +174,7 @@ def all_right(findings: Sequence[Finding]) -> bool:
 
 
 def examine_source(name: str, source: Source, seen: set[str] | None) -> Finding:
-    """Read a split. ``seen``: decode its images, but for those in it; None: decode none."""
+    """Read a split. `seen`: decode its images, but for those in it; None: decode none."""
     if not source.present():
         return Finding(name, ABSENT, _hint(source))
     try:

@@ -1,7 +1,7 @@
 """The doctor for custom datasets: a folder in VOC layout, or files in COCO's format.
 
 Beside what training's own readers check: the objects of each class in each split, images that are
-there twice and, with ``verify``, every image decoded and compared with its annotations.
+there twice and, with `verify`, every image decoded and compared with its annotations.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def examine_coco(files: Sequence[Path], root: str, *, verify: bool = False) -> l
 
 
 def report(findings: Sequence[Finding], config: str, keys: Mapping[str, str]) -> str:
-    """For people: what was found, and the next command: a check of the task ``config``.
+    """For people: what was found, and the next command: a check of the task `config`.
 
     Args:
         keys: of DATASETS, which the task needs.
@@ -99,7 +99,7 @@ def _examine(
 
 
 def _classes(split: Split) -> str:
-    """``classes: cat 12, dog 3; no object of cow``."""
+    """`classes: cat 12, dog 3; no object of cow`."""
     counts = object_counts(split)
     shown = [f"{name} {counts[name]}" for name in split.classes if counts[name]]
     absent = [name for name in split.classes if not counts[name]]

@@ -58,7 +58,7 @@ def check_bits(image: Image.Image, path: object) -> None:
 
 
 def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
-    """``size`` is the image's (height, width).
+    """`size` is the image's (height, width).
 
     Raises:
         DataError: the record says otherwise.
@@ -71,9 +71,9 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
 
 
 def explained(record: Mapping[str, Any], error: Exception) -> Exception:
-    """What :func:`read_image` says of a record's file where Detectron2 raised ``error``.
+    """What `read_image` says of a record's file where Detectron2 raised `error`.
 
-    ``error`` itself where the image is as it should be.
+    `error` itself where the image is as it should be.
     """
     path = record["file_name"]
     if isinstance(error, DataError):

@@ -20,17 +20,17 @@ _LONGEST_LINK = 255  # bytes
 
 
 def datasets_root() -> str:
-    """The folder of Detectron2's own datasets: $DETECTRON2_DATASETS, else ``datasets``."""
+    """The folder of Detectron2's own datasets: $DETECTRON2_DATASETS, else `datasets`."""
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
 def inside(name: Any, where: str) -> str:
-    """``name``, if it is a relative path that cannot lead out of its folder.
+    """`name`, if it is a relative path that cannot lead out of its folder.
 
     By its parts alone, not by where links point: datasets made of links are common.
 
     Raises:
-        DataError: empty, absolute, with a ``..`` in it, or not text; begins with ``where``.
+        DataError: empty, absolute, with a `..` in it, or not text; begins with `where`.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise DataError(f"{where}: got {name!r}, expected the name of a file")
@@ -55,7 +55,7 @@ def read_json(path: str | Path) -> tuple[Any, str]:
 
 
 def absent(files: Iterable[str]) -> list[str]:
-    """Those of ``files`` that are not there; each folder is listed once, no file is opened."""
+    """Those of `files` that are not there; each folder is listed once, no file is opened."""
     listed: dict[str, set[str]] = {}
     missing = []
     for file in files:
@@ -88,7 +88,7 @@ def image_size(source: str | Path | bytes, where: str | Path | None = None) -> t
     """(width, height) in pixels from an image's header, as it is shown (EXIF orientation).
 
     Args:
-        source: the file; or the bytes of a mask, which ``where`` names and whose mode is checked
+        source: the file; or the bytes of a mask, which `where` names and whose mode is checked
             where its labels are read.
 
     Raises:

@@ -1,10 +1,10 @@
 """LVIS v0.5 and v1: COCO's images, more than a thousand classes, not all annotated everywhere.
 
     lvis/lvis_{v0.5,v1}_{train,val}.json
-    coco/{train2017,val2017}/         by the last two parts of each image's ``coco_url``
+    coco/{train2017,val2017}/         by the last two parts of each image's `coco_url`
 
 The records equal those of Detectron2's reader (detectron2/data/datasets/lvis.py), which needs the
-``lvis`` package; this one does not. Classes are named by their first synonym, as there.
+`lvis` package; this one does not. Classes are named by their first synonym, as there.
 """
 
 import os
@@ -30,7 +30,7 @@ _BUILTIN = {
 
 @dataclass(frozen=True)
 class LVISSource:
-    """Where a split lies; ``image_root`` is the folder of train2017/ and val2017/."""
+    """Where a split lies; `image_root` is the folder of train2017/ and val2017/."""
 
     name: str
     version: str
@@ -165,7 +165,7 @@ def sources(cfg: CfgNode) -> dict[str, LVISSource]:
 
 
 def _file_name(image: dict[str, Any], where: str) -> str:
-    """``train2017/000000000009.jpg``: v1 has no file_name, and v0.5's lacks the folder."""
+    """`train2017/000000000009.jpg`: v1 has no file_name, and v0.5's lacks the folder."""
     url = image.get("coco_url")
     if not isinstance(url, str) or url.count("/") < 1:
         raise DataError(f"{where.removesuffix('file_name')}coco_url is missing or no URL")

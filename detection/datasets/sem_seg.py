@@ -9,7 +9,7 @@ Detectron2 has no such dataset; the names are this project's own. A mask's label
 indices. Whoever opens it with mode "L" gets gray values instead, which train without complaint.
 
 Reading a split looks at every mask's header, and at the labels of a sample;
-``check_labels(records, ..., everything=True)`` looks at all.
+`check_labels(records, ..., everything=True)` looks at all.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _TWO_COLUMNS = re.compile(r"/?JPEGImages/(\S+)\.jpg\s+/?SegmentationClass(?:Aug)
 
 @dataclass(frozen=True)
 class VOCSegmentationSource:
-    """Where a split lies; ``root`` is the folder VOC2007 or VOC2012."""
+    """Where a split lies; `root` is the folder VOC2007 or VOC2012."""
 
     name: str
     root: Path
@@ -165,7 +165,7 @@ def digest_labels(records: Sequence[Record]) -> str:
 def check_labels(
     records: Sequence[Record], num_classes: int, ignored: int, *, everything: bool = False
 ) -> None:
-    """The labels are 0..num_classes - 1 or ``ignored``, in an evenly spread sample or in all masks.
+    """The labels are 0..num_classes - 1 or `ignored`, in an evenly spread sample or in all masks.
 
     Raises:
         DataError: names the first mask with another label, or with colors instead of labels.

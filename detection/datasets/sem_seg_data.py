@@ -30,12 +30,12 @@ class Draw:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random scale, flip and crop; the crop is square, ``crop_px`` 0 keeps the whole image.
+    """Random scale, flip and crop; the crop is square, `crop_px` 0 keeps the whole image.
 
     Attributes:
         scale_range: ratios, uniformly between them.
         pad_value: of the pixels that a crop has beyond the image, per channel of the image,
-            0..255; their label is ``ignore_value``.
+            0..255; their label is `ignore_value`.
     """
 
     scale_range: tuple[float, float]
@@ -55,7 +55,7 @@ class Augmentation:
         )
 
     def draw(self, rng: Any) -> Draw:
-        """Random numbers in a fixed order from ``rng`` (numpy's RandomState, or numpy.random)."""
+        """Random numbers in a fixed order from `rng` (numpy's RandomState, or numpy.random)."""
         scale = float(rng.uniform(*self.scale_range))
         flip = self.flip and bool(rng.uniform() < 0.5)
         return Draw(scale, flip, (float(rng.uniform()), float(rng.uniform())))
@@ -63,7 +63,7 @@ class Augmentation:
     def apply(
         self, image: NDArray[np.uint8], labels: NDArray[np.uint8], draw: Draw
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """(H, W, 3) and (H, W) → the same with H = W = ``crop_px``.
+        """(H, W, 3) and (H, W) → the same with H = W = `crop_px`.
 
         Pixels are interpolated bilinearly, labels take their nearest neighbor.
         """

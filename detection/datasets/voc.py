@@ -8,8 +8,8 @@ Everything is checked before training: a file that is missing or malformed, a cl
 the list, a box that is inverted, outside, or not a number, a size that contradicts the image. A
 box that reaches over the border is clipped, and the count is kept.
 
-Coordinates: annotations are 1-based and inclusive, and ``VOCObject.box`` and ``Split.truth`` keep
-them so; ``Split.records`` has 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/
+Coordinates: annotations are 1-based and inclusive, and `VOCObject.box` and `Split.truth` keep
+them so; `Split.records` has 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/
 pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
 """
 
@@ -102,7 +102,7 @@ class VOCSource:
 
 @dataclass(frozen=True)
 class VOCObject:
-    """One annotated object; ``box`` = (xmin, ymin, xmax, ymax), 1-based, inclusive, inside."""
+    """One annotated object; `box` = (xmin, ymin, xmax, ymax), 1-based, inclusive, inside."""
 
     class_id: int
     box: tuple[float, float, float, float]
@@ -132,7 +132,7 @@ def sources(cfg: CfgNode) -> dict[str, VOCSource]:
 
 
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
-    """The splits of DATASETS.VOC_DIR, named ``<folder>_<split>``, in order of their names.
+    """The splits of DATASETS.VOC_DIR, named `<folder>_<split>`, in order of their names.
 
     Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted.
     """
@@ -196,7 +196,7 @@ def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
 
 
 def _record(image: VOCImage) -> Record:
-    """Detectron2's standard dict; ``bbox_mode`` 0 is its BoxMode.XYXY_ABS."""
+    """Detectron2's standard dict; `bbox_mode` 0 is its BoxMode.XYXY_ABS."""
     return {
         "file_name": image.file_name,
         "image_id": image.image_id,
@@ -259,7 +259,7 @@ def _image_ids(source: VOCSource) -> list[str]:
 def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
     """The image ids of a list, one per line, none of them twice.
 
-    ``columns``: another form of a line, whose first group is the id.
+    `columns`: another form of a line, whose first group is the id.
 
     Raises:
         DataError: empty, odd lines, or an id that would lead out of the folder.
@@ -294,7 +294,7 @@ def _files(folder: Path) -> dict[str, list[str]]:
 
 
 def _image(source: VOCSource, image_id: str, files: Sequence[str]) -> Path:
-    """The image among the ``files`` that bear its id."""
+    """The image among the `files` that bear its id."""
     folder = source.root / "JPEGImages"
     endings = _EXTENSIONS[:1] if source.builtin else _EXTENSIONS
     for ending in endings:

@@ -83,7 +83,7 @@ class StepLog:
         return {name: list(w) for name, w in self._windows.items() if name not in _TIMES}
 
     def resume(self, recent: Mapping[str, Sequence[float]]) -> None:
-        """Take up what :meth:`recent` returned."""
+        """Take up what `recent` returned."""
         for name, values in recent.items():
             self._windows[name].extend(values)
 

@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command ``python -m detection.engine.detectron2_features``."""
+    """The command `python -m detection.engine.detectron2_features`."""
     args = build_parser().parse_args(argv)
     if (args.weights is None) != (args.output is None):
         raise UserError("output: missing; give WEIGHTS and OUTPUT, or neither")

@@ -1,6 +1,6 @@
 """Batch norm statistics that several processes have estimated, each from its own images, as one.
 
-For both engines' PreciseBN, which fvcore's ``update_bn_stats`` does on each process by itself.
+For both engines' PreciseBN, which fvcore's `update_bn_stats` does on each process by itself.
 """
 
 from collections.abc import Iterator, Mapping

@@ -48,7 +48,7 @@ class Processes:
 
     Attributes:
         num_gpus: on this machine, one for each GPU; on the CPU that many as well.
-        dist_url: ``tcp://host:port`` of the first machine; "auto" for a single one.
+        dist_url: `tcp://host:port` of the first machine; "auto" for a single one.
         started: torchrun has started them, and this is one.
     """
 
@@ -108,7 +108,7 @@ def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = Fal
 
 
 def run_here(work: Work, connect: Connect = nullcontext, *, saves: bool) -> EngineResult:
-    """``work`` in this process, while connected.
+    """`work` in this process, while connected.
 
     Args:
         saves: a signal is answered by saving; else, as in an evaluation, it ends the process.
@@ -120,16 +120,16 @@ def run_here(work: Work, connect: Connect = nullcontext, *, saves: bool) -> Engi
 def run_in_others(
     launch: Callable[[Path], None], *, device: str, iterations: int, saves: bool
 ) -> EngineResult:
-    """Let ``launch`` start the others of this machine, and return what they answer.
+    """Let `launch` start the others of this machine, and return what they answer.
 
     A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
     together. Before they are up there is nothing to save, and the run just ends.
 
     Args:
-        launch: start processes that :func:`report` to the given file, and wait for their end.
+        launch: start processes that `report` to the given file, and wait for their end.
         device: MODEL.DEVICE.
         iterations: of the result on machines other than the first, which has no other.
-        saves: see :func:`run_here`.
+        saves: see `run_here`.
 
     Raises:
         UserError, DataError, NumericError: as the process that failed first.
@@ -181,10 +181,10 @@ def report(
     local_rank: int,
     saves: bool,
 ) -> None:
-    """Do one process's share; the main one leaves its result or error in ``outcome``.
+    """Do one process's share; the main one leaves its result or error in `outcome`.
 
     Raises:
-        Exception: as ``work``, but for a stop that was asked for.
+        Exception: as `work`, but for a stop that was asked for.
     """
     try:
         with connect(), _stop_signals(_WorkerStop(outcome), saves) as stop:
@@ -214,7 +214,7 @@ def report(
 
 
 def read_outcome(path: Path) -> EngineResult:
-    """What :func:`report` has left.
+    """What `report` has left.
 
     Raises:
         UserError, DataError, NumericError, Preempted: it is an error.

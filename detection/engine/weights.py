@@ -1,13 +1,13 @@
 """Weights into a detector: the input contract, the words a user writes, and proof of what landed.
 
-``MODEL.WEIGHTS`` is the word ``random``; a file written by ``convert/convert_to_d2.py``; a
+`MODEL.WEIGHTS` is the word `random`; a file written by `convert/convert_to_d2.py`; a
 checkpoint that it reads, which is then converted in memory by the same functions and with the same
-proof; or Detectron2's name of a pre-trained backbone (``detectron2://ImageNetPretrained/…``).
+proof; or Detectron2's name of a pre-trained backbone (`detectron2://ImageNetPretrained/…`).
 Nothing else starts a training: an empty string or a missing file is an error, because a network
 left at random under a real name is the worst result there is.
 
-Names (the same in both engines): a converted key ``stem.…`` … ``res4.…`` lands on
-``backbone.<key>``, and ``res5.…`` on ``roi_heads.<key>`` (C4, where res5 is the box head).
+Names (the same in both engines): a converted key `stem.…` … `res4.…` lands on
+`backbone.<key>`, and `res5.…` on `roi_heads.<key>` (C4, where res5 is the box head).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class EngineResult:
 
     Attributes:
         metrics: canonical name (detection/evaluation/metrics.py) → value, AP in 0..100; may be NaN.
-        iterations: number of the last iteration trained (``SOLVER.MAX_ITER``), 0 for evaluation.
+        iterations: number of the last iteration trained (`SOLVER.MAX_ITER`), 0 for evaluation.
         seconds: wall time of training and evaluation.
         coverage: None for random weights and for evaluation only.
     """
@@ -115,9 +115,9 @@ class EngineResult:
 
 
 def read_weights(weights: str) -> Converted | None:
-    """The backbone that MODEL.WEIGHTS names, or None for the word ``random``.
+    """The backbone that MODEL.WEIGHTS names, or None for the word `random`.
 
-    What a reader of the result has to know is in ``Converted.notes``.
+    What a reader of the result has to know is in `Converted.notes`.
 
     Raises:
         UserError: an empty value, a whole detector, a name that cannot be fetched; DataError: a
@@ -137,7 +137,7 @@ def read_weights(weights: str) -> Converted | None:
 
 
 def check_weights(weights: str) -> None:
-    """Whether there is something that :func:`read_weights` could read; torch is not imported.
+    """Whether there is something that `read_weights` could read; torch is not imported.
 
     Raises:
         UserError: an empty value; DataError: a missing file.
@@ -151,7 +151,7 @@ def check_weights(weights: str) -> None:
 def init_name(weights: str) -> str:
     """What a result calls its initialization: a short name from the value of MODEL.WEIGHTS.
 
-    ``random``; the last two parts of Detectron2's names (two of them end in ``R-50.pkl``); else
+    `random`; the last two parts of Detectron2's names (two of them end in `R-50.pkl`); else
     the file's name without its endings.
     """
     name = Path(weights).name
@@ -161,7 +161,7 @@ def init_name(weights: str) -> str:
 
 
 def model_zoo_url(name: str) -> str:
-    """The address behind a ``detectron2://`` or ``catalog://`` name, for people."""
+    """The address behind a `detectron2://` or `catalog://` name, for people."""
     scheme = _scheme(name)
     ending = "" if name.endswith(".pkl") else ".pkl"
     return MODEL_ZOO[scheme] + name.removeprefix(scheme) + ending
@@ -237,10 +237,10 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
 
 
 def trained_config(opts: Sequence[str], *, resume: bool) -> Path:
-    """The config.yaml beside the trained model that ``--eval-only`` names: the whole task is in it.
+    """The config.yaml beside the trained model that `--eval-only` names: the whole task is in it.
 
     Args:
-        opts: ``KEY VALUE`` overrides.
+        opts: `KEY VALUE` overrides.
         resume: the model is the last one in OUTPUT_DIR, not MODEL.WEIGHTS.
 
     Raises:
@@ -269,7 +269,7 @@ def trained_keys(path: PathLike) -> dict[str, Any]:
 
 
 def apply_trained(cfg: CfgNode, trained: Mapping[str, Any], explicit: Collection[str]) -> None:
-    """Set what belongs to a trained model (in place); see :func:`trained_keys`.
+    """Set what belongs to a trained model (in place); see `trained_keys`.
 
     Raises:
         UserError: a contradiction, or nobody says how the model's pixels were normalized.
@@ -284,7 +284,7 @@ def apply_trained(cfg: CfgNode, trained: Mapping[str, Any], explicit: Collection
 
 
 def read_trained(path: PathLike) -> dict[str, Tensor]:
-    """Tensors of a trained detector, ``model_final.pth`` of either engine, or another format.
+    """Tensors of a trained detector, `model_final.pth` of either engine, or another format.
 
     Raises:
         DataError: unreadable, or not a mapping of names to tensors.

@@ -1,6 +1,6 @@
 """Cityscapes' average precision of instance masks, by cityscapesscripts.
 
-Equal to Detectron2's ``CityscapesInstanceEvaluator`` (detectron2/evaluation/
+Equal to Detectron2's `CityscapesInstanceEvaluator` (detectron2/evaluation/
 cityscapes_evaluation.py). The package compares files, so masks are written as it wants them into a
 temporary folder. It is from before numpy 2.4, so what it misses is put beside its names while it
 runs; it neither prints nor leaves files.
@@ -28,7 +28,7 @@ _IMAGE, _TRUTH = "leftImg8bit.png", "gtFine_instanceIds.png"
 
 
 def ground_truth_files(split: Split) -> dict[str, str]:
-    """``file_name`` of each record → its map of instance ids under ``metadata["gt_dir"]``.
+    """`file_name` of each record → its map of instance ids under `metadata["gt_dir"]`.
 
     Raises:
         DataError: a map is missing.
@@ -50,7 +50,7 @@ class CityscapesEvaluator:
     Args:
         split: name of the prediction file.
         class_names: Cityscapes' names of the things, by contiguous id.
-        truth: ``file_name`` of every image of the split → file with its instance ids.
+        truth: `file_name` of every image of the split → file with its instance ids.
         folder: where the prediction file goes.
     """
 
@@ -121,7 +121,7 @@ class CityscapesEvaluator:
 
 @contextmanager
 def _todays_numpy(metric: Any) -> Iterator[None]:
-    """Give the package's module ``np.in1d``, and take its dump of the matches away.
+    """Give the package's module `np.in1d`, and take its dump of the matches away.
 
     The dump would go into the working directory, and its numbers are numpy's, which JSON refuses.
     """

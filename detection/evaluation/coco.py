@@ -1,9 +1,9 @@
 """COCO's and LVIS's average precision of boxes, masks and keypoints.
 
 COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bit for
-bit, else pycocotools; called so that the numbers are those of Detectron2's ``COCOEvaluator``
+bit, else pycocotools; called so that the numbers are those of Detectron2's `COCOEvaluator`
 (detectron2/evaluation/coco_evaluation.py) to the last digit. LVIS: hotcoco, because LVIS's own
-package needs a numpy of before 2023; equal to it (and so to Detectron2's ``LVISEvaluator``).
+package needs a numpy of before 2023; equal to it (and so to Detectron2's `LVISEvaluator`).
 
 T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits on the detections.
 """
@@ -53,7 +53,7 @@ class _InstanceResults:
         """Add one image's instances.
 
         Raises:
-            ValueError: instances without what ``kinds`` compare (a fault of the engine).
+            ValueError: instances without what `kinds` compare (a fault of the engine).
         """
         rows = coco_rows(record["image_id"], prediction, self.category_ids)
         for kind in self.kinds:
@@ -66,7 +66,7 @@ class _InstanceResults:
         self.rows += other.rows
 
     def results(self, kind: str) -> list[Row]:
-        """What the metric of ``kind`` sees; new dicts, because pycocotools writes into them.
+        """What the metric of `kind` sees; new dicts, because pycocotools writes into them.
 
         Masks go without boxes: given a box, the metric would take the box's area for the
         instance's and sort it into another range of sizes.

@@ -1,4 +1,4 @@
-"""The metric of a dataset, chosen by its ``evaluator_type``; the same objects for both engines.
+"""The metric of a dataset, chosen by its `evaluator_type`; the same objects for both engines.
 
 An evaluator takes the predictions of its process image by image. At the end the main process
 extends its own with those of the others and evaluates.
@@ -39,7 +39,7 @@ class Evaluator(Protocol):
 
 
 def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:
-    """What the task measures on ``split``: keys of ``detection.evaluation.metrics.HEADLINE``."""
+    """What the task measures on `split`: keys of `detection.evaluation.metrics.HEADLINE`."""
     if split.evaluator_type == "sem_seg":
         return ("sem_seg",)
     if split.evaluator_type == "cityscapes_instance":
@@ -55,7 +55,7 @@ def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:
 
 
 def build_evaluator(split: Split, cfg: CfgNode, folder: Path) -> Evaluator:
-    """The evaluator of ``split``; predictions go to ``folder/<split>.json``.
+    """The evaluator of `split`; predictions go to `folder/<split>.json`.
 
     Raises:
         UserError: the model cannot give what the metric needs, the annotations do not have it, or

@@ -1,6 +1,6 @@
 """Names and units of results, the same from every engine to every table.
 
-A metric is called ``<kind>/<name>`` and lies in 0..100:
+A metric is called `<kind>/<name>` and lies in 0..100:
 
     bbox, segm, keypoints   AP, AP50, AP75, AP-<class>; on COCO and LVIS also APs, APm, APl (small,
                             medium, large), on LVIS APr, APc, APf (rare, common, frequent); on VOC
@@ -15,7 +15,7 @@ A metric is called ``<kind>/<name>`` and lies in 0..100:
 
 AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
 elsewhere of the dataset's own. It is the mean over the classes that have an object to test on;
-``_detectron2``: over all of them, as Detectron2's VOC metric takes it.
+`_detectron2`: over all of them, as Detectron2's VOC metric takes it.
 """
 
 import math
@@ -41,9 +41,9 @@ _MARKS = {"bbox": "bb", "segm": "mk", "keypoints": "kp", "densepose": "dp"}
 
 
 def headline_names(names: Collection[str]) -> tuple[str, ...]:
-    """What to show of metrics called ``names``: of each kind there is what ``HEADLINE`` has.
+    """What to show of metrics called `names`: of each kind there is what `HEADLINE` has.
 
-    A name that is not ``REQUIRED`` is left out where it is not among ``names``.
+    A name that is not `REQUIRED` is left out where it is not among `names`.
     """
     kinds = {name.split("/", 1)[0] for name in names}
     return tuple(
@@ -56,7 +56,7 @@ def headline_names(names: Collection[str]) -> tuple[str, ...]:
 
 
 def titles(names: Sequence[str]) -> tuple[str, ...]:
-    """``AP50^mk`` and the like, as the paper's column heads; without the kind where it is plain."""
+    """`AP50^mk` and the like, as the paper's column heads; without the kind where it is plain."""
     kinds = {name.split("/", 1)[0] for name in names}
     plain = len(kinds) == 1 and kinds <= _ALONE
     return tuple(
@@ -73,10 +73,10 @@ def for_record(
     NaN is not JSON and no result: it becomes None. Numbers are rounded to 1e-6.
 
     Args:
-        kinds: what the task must report (keys of ``HEADLINE``).
+        kinds: what the task must report (keys of `HEADLINE`).
 
     Raises:
-        ValueError: a metric of ``REQUIRED`` is absent, or any is outside 0..100 (a fault of the
+        ValueError: a metric of `REQUIRED` is absent, or any is outside 0..100 (a fault of the
             engine).
     """
     stored: dict[str, float | None] = {}
@@ -98,8 +98,8 @@ def for_record(
 
 
 def headline(metrics: Mapping[str, float | None]) -> str:
-    """``AP 12.30  AP50 30.10  AP75 7.90``, ``mIoU 74.40``, or, of several kinds or of one that
-    has to be named, ``bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …``."""
+    """`AP 12.30  AP50 30.10  AP75 7.90`, `mIoU 74.40`, or, of several kinds or of one that
+    has to be named, `bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …`."""
     names = headline_names(metrics)
     kinds = list(dict.fromkeys(name.split("/")[0] for name in names))
     if len(kinds) == 1 and kinds[0] in _ALONE:

@@ -1,6 +1,6 @@
 """A model's answers: in memory the same from both engines, on disk one file per split.
 
-A ``Prediction`` holds numpy arrays in pixels of the original image (N instances, K keypoints):
+A `Prediction` holds numpy arrays in pixels of the original image (N instances, K keypoints):
 
     boxes (N, 4) float32 XYXY, 0-based, half-open; scores (N,) float32 in 0..1;
     classes (N,) int64, contiguous ids; optionally masks: N compressed COCO RLE dicts
@@ -8,12 +8,12 @@ A ``Prediction`` holds numpy arrays in pixels of the original image (N instances
     center of the first pixel;
     or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids.
 
-On disk, ``OUTPUT_DIR/inference/<split>.json``, numbers with as many digits as float32 has:
+On disk, `OUTPUT_DIR/inference/<split>.json`, numbers with as many digits as float32 has:
 
     VOC: {"classes": [names], "predictions": [{"image_id", "category_id", "bbox", "score"}, …]} with
-    ``bbox`` XYXY in pixels of the original image and ``category_id`` counting ``classes`` from 0;
+    `bbox` XYXY in pixels of the original image and `category_id` counting `classes` from 0;
     COCO, LVIS, Cityscapes instances: COCO's results format, a list of {"image_id", "category_id",
-    "bbox" (XYWH), "score", "segmentation", "keypoints"}, ``category_id`` that of the annotations.
+    "bbox" (XYWH), "score", "segmentation", "keypoints"}, `category_id` that of the annotations.
 
 Label maps are not kept: they would take more space than the dataset's images.
 """
@@ -55,7 +55,7 @@ def rows(
 
 
 def write(folder: Path, split: str, class_names: Sequence[str], predictions: list[Row]) -> None:
-    """Write ``folder/<split>.json``."""
+    """Write `folder/<split>.json`."""
     content = {"classes": list(class_names), "predictions": predictions}
     atomic_write_json(folder / f"{split}.json", content)
 
@@ -69,7 +69,7 @@ def coco_rows(
         category_ids: contiguous id → the annotations' id.
 
     Keypoints move by half a pixel, because COCO's annotations count pixels from 0, as Detectron2's
-    ``instances_to_coco_json`` does (and its reader the other way round).
+    `instances_to_coco_json` does (and its reader the other way round).
     """
     corners = np.asarray(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
     if not len(corners):
@@ -101,7 +101,7 @@ def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
-    """Write ``folder/<split>.json`` in COCO's results format, one instance per line."""
+    """Write `folder/<split>.json` in COCO's results format, one instance per line."""
     lines = ",\n".join(json.dumps(_short(row), allow_nan=False) for row in found)
     atomic_write_text(folder / f"{split}.json", f"[\n{lines}\n]\n" if found else "[]\n")
 

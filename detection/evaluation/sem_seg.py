@@ -1,6 +1,6 @@
 """Mean intersection over union from a confusion matrix, at the label maps' own size.
 
-Equal to Detectron2's ``SemSegEvaluator`` (detectron2/evaluation/sem_seg_evaluation.py) and, where
+Equal to Detectron2's `SemSegEvaluator` (detectron2/evaluation/sem_seg_evaluation.py) and, where
 every class occurs, to the average IoU of cityscapesscripts. A class that is absent from the ground
 truth counts in no mean and has no IoU of its own (NaN). Pixels with the ignored label count
 nowhere. No prediction file is written.
@@ -31,7 +31,7 @@ class SemSegEvaluator:
         self._pixels = np.zeros((K, K), dtype=np.int64)  # [predicted, true]
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
-        """Compare ``sem_seg`` (H, W) with the label map ``record["sem_seg_file_name"]``.
+        """Compare `sem_seg` (H, W) with the label map `record["sem_seg_file_name"]`.
 
         Raises:
             DataError: the label map has another size, or a value that is no class.

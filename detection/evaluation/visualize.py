@@ -1,4 +1,4 @@
-"""Predictions drawn on their images, as files (``--visualize N``).
+"""Predictions drawn on their images, as files (`--visualize N`).
 
 Instances: boxes with class and score, masks, keypoints; those of at least half the certainty, or,
 where there is none, the most certain few. Semantic segmentation: the classes' colors over the
@@ -33,9 +33,9 @@ Color = tuple[int, int, int]
 
 
 class Visualizer:
-    """Draws the predictions of ``number`` images, spread evenly over a split.
+    """Draws the predictions of `number` images, spread evenly over a split.
 
-    Every process may have one: each draws what passes by it. Files are ``folder/<image>.jpg``.
+    Every process may have one: each draws what passes by it. Files are `folder/<image>.jpg`.
 
     Attributes:
         records: the chosen images.
@@ -72,7 +72,7 @@ def draw(
     class_names: Sequence[str],
     colors: Sequence[Sequence[int]] | None = None,
 ) -> Image.Image:
-    """The image ``record["file_name"]``, as it is shown, with the prediction on it.
+    """The image `record["file_name"]`, as it is shown, with the prediction on it.
 
     Args:
         colors: of the semantic classes, RGB 0..255; default VOC's.

@@ -1,8 +1,8 @@
 """PASCAL VOC average precision, all ten IoU thresholds in one pass.
 
-Equal to Detectron2's ``PascalVOCDetectionEvaluator`` (detectron2/evaluation/
+Equal to Detectron2's `PascalVOCDetectionEvaluator` (detectron2/evaluation/
 pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
-does not have (see ``evaluate``): scores are rounded to 3 decimals
+does not have (see `evaluate`): scores are rounded to 3 decimals
 and coordinates to 1, as its result files have them, and detections are ranked by the same sort.
 What depends on the threshold is only whether a detection's best overlap exceeds it, so overlaps
 are computed once for all thresholds.
@@ -103,7 +103,7 @@ def evaluate(
     Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
     COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
     as NaN once something is detected as it. Where there is one, its own means are there as well,
-    as ``bbox/AP_detectron2`` and so on (``DETECTRON2_MEANS``).
+    as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
     """
     use_11_points = {2007: True, 2012: False}[year]
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}

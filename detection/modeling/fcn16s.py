@@ -71,7 +71,7 @@ def only_feature(names: Sequence[str], strides: Mapping[str, int]) -> str:
 
 
 def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
-    """Scores (N, K, h, w) of cells → (N, K, H, W) of pixels, bilinear, ``size`` = (H, W).
+    """Scores (N, K, h, w) of cells → (N, K, H, W) of pixels, bilinear, `size` = (H, W).
 
     Cell i of a network whose every layer pads symmetrically looks at pixel 16 i, so pixel p lies at
     p / 16 between the cells: hence corners aligned on 16 (h - 1) + 1 pixels, as crops of 513 and
@@ -87,7 +87,7 @@ def pixel_loss(scores: Tensor, labels: Tensor, ignore_value: int) -> Tensor:
     """Cross-entropy, averaged over the batch's labeled pixels; 0 if there is none.
 
     Args:
-        scores: (N, K, h, w) of cells. labels: (N, H, W), 0..K-1 or ``ignore_value``.
+        scores: (N, K, h, w) of cells. labels: (N, H, W), 0..K-1 or `ignore_value`.
     """
     full = upsample(scores.float(), (labels.shape[-2], labels.shape[-1]))
     total = F.cross_entropy(full, labels, ignore_index=ignore_value, reduction="sum")

@@ -24,7 +24,7 @@ def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
 
 
 def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
-    """``cfg`` with the norms of :func:`process_norms` (a frozen copy)."""
+    """`cfg` with the norms of `process_norms` (a frozen copy)."""
     cfg = cfg.clone()
     cfg.defrost()
     for key, norm in process_norms(cfg, num_processes).items():
@@ -34,5 +34,5 @@ def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
 
 
 def norm_keys(cfg: CfgNode) -> list[str]:
-    """Every ``*.NORM`` key of a task."""
+    """Every `*.NORM` key of a task."""
     return [key for key in flatten(cfg) if key.endswith(".NORM")]

@@ -1,8 +1,8 @@
 """What linear classification and fine-tuning share: their command line and their loop.
 
-A protocol is data (:class:`Protocol`); moco/classification/config.py describes every key.
+A protocol is data (`Protocol`); moco/classification/config.py describes every key.
 OUTPUT_DIR gets
-what a pre-training's gets: ``config.yaml``, checkpoints, ``metrics.json``, ``run.json``.
+what a pre-training's gets: `config.yaml`, checkpoints, `metrics.json`, `run.json`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Protocol:
         head_std: standard deviation of the classifier's initial weights, its bias being 0; None
             leaves torch's initialization.
         defaults: values of keys, by dotted name.
-        description: for ``--help``.
+        description: for `--help`.
     """
 
     kind: str
@@ -51,9 +51,9 @@ def classify(
     """Train, save, evaluate; returns the path of the last checkpoint.
 
     Args:
-        cfg: checked keys, with the network of ``weights``.
+        cfg: checked keys, with the network of `weights`.
         folder: open and locked.
-        resume: None to start from scratch, ``"auto"`` for the newest checkpoint in the folder (from
+        resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
             scratch where there is none), or the path of a checkpoint.
         extend: the checkpoint's run may have been a shorter one.
 
@@ -97,7 +97,7 @@ def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
 
 
 def parse_args(protocol: Protocol, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Arguments with the aliases turned into ``opts``; explicit ``KEY VALUE`` pairs come last."""
+    """Arguments with the aliases turned into `opts`; explicit `KEY VALUE` pairs come last."""
     args = parse_training_args(build_parser(protocol), argv)
     lr = getattr(args, "SOLVER.BASE_LR")
     if args.checkpoint == "random" and lr is not None:  # --lr is the one that this run has

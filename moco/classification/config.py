@@ -33,7 +33,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
-    """All keys; ``protocol`` holds those of its defaults that are not common, by dotted name."""
+    """All keys; `protocol` holds those of its defaults that are not common, by dotted name."""
     cfg = common_config.common_cfg()
     # Name of the table's task in run.json; the network's name is appended.
     cfg.TASK = ""
@@ -85,7 +85,7 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
 def load_classify_cfg(
     protocol: Mapping[str, Any], config_file: PathLike | None, opts: Sequence[str]
 ) -> CfgNode:
-    """A protocol's defaults, then the YAML file, then ``KEY VALUE`` pairs; checked and frozen.
+    """A protocol's defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
 
     Raises:
         UserError: unknown key, wrong type, or keys that contradict each other.

@@ -26,7 +26,7 @@ class Centers(NamedTuple):
 
 
 class CenterBatches(torch.utils.data.Dataset[Centers]):
-    """Batches of :class:`moco.data.views.CenterCrops`; asked for the indices of a batch at once.
+    """Batches of `moco.data.views.CenterCrops`; asked for the indices of a batch at once.
 
     An exception raised in a worker would reach the training process as a traceback in a string.
     """
@@ -38,7 +38,7 @@ class CenterBatches(torch.utils.data.Dataset[Centers]):
         return len(self._crops)
 
     def __getitems__(self, indices: Sequence[int]) -> Centers:
-        """The batch, in the order of ``indices``."""
+        """The batch, in the order of `indices`."""
         try:
             return Centers(torch.stack([self._crops[index] for index in indices]))
         except DataError as error:
@@ -46,7 +46,7 @@ class CenterBatches(torch.utils.data.Dataset[Centers]):
 
 
 def open_labeled(root: PathLike) -> LabeledSets:
-    """iNaturalist 2018's own files, or what :func:`moco.data.images.labeled_sets` reads.
+    """iNaturalist 2018's own files, or what `moco.data.images.labeled_sets` reads.
 
     Raises:
         DataError: missing, damaged, or nothing to train on.

@@ -72,7 +72,7 @@ class ClassifyRun:
 
     Args:
         cfg, protocol, weights, folder, resume, extend: see
-        :func:`moco.classification.classify.classify`.
+        `moco.classification.classify.classify`.
 
     Attributes:
         step: number of steps done when the run was opened.
@@ -224,7 +224,7 @@ class ClassifyRun:
         self._scaler.update()
 
     def log(self, values: StepValues, lr: float, step: int) -> None:
-        """See :class:`moco.engine.training.StepLog`."""
+        """See `moco.engine.training.StepLog`."""
         self.shown |= {"loss": f"{values.loss:.3f}"}
         self._log.add(step, values.loss, values.accuracy, lr)
 
@@ -238,7 +238,7 @@ class ClassifyRun:
             require_unchanged(self.model, self._frozen)
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """See :meth:`moco.engine.saver.Saver.save_if_due`."""
+        """See `moco.engine.saver.Saver.save_if_due`."""
         self._saver.save_if_due(step, stop_signal)
 
     def evaluate_if_missed(self) -> None:
@@ -247,7 +247,7 @@ class ClassifyRun:
             self.evaluate_if_due(self.step - 1)
 
     def evaluate_if_due(self, step: int) -> None:
-        """Every EVAL.EVERY_EPOCHS epochs; :meth:`finish` has the last one."""
+        """Every EVAL.EVERY_EPOCHS epochs; `finish` has the last one."""
         epoch, into_epoch = divmod(step + 1, self.steps_per_epoch)
         every = self.cfg.EVAL.EVERY_EPOCHS
         if every and into_epoch == 0 and epoch % every == 0 and step + 1 != self.total_steps:
@@ -341,8 +341,8 @@ class ClassifyRun:
     def _content(self, done: int) -> dict[str, Any]:
         """The content of a checkpoint; all processes call it together.
 
-        The running statistics in ``state_dict`` are the mean over the processes; each process's
-        own, which it goes on with, are in ``statistics``.
+        The running statistics in `state_dict` are the mean over the processes; each process's
+        own, which it goes on with, are in `statistics`.
         """
         own = running_statistics(self.model)
         state = dict(self.model.state_dict())
@@ -456,9 +456,9 @@ class ClassifyRun:
 
 
 def build_classifier(weights: Weights, num_classes: int, protocol: Protocol) -> ResNet:
-    """The network with a new fully-connected layer ``fc``: images (N, 3, H, W) → logits (N, C).
+    """The network with a new fully-connected layer `fc`: images (N, 3, H, W) → logits (N, C).
 
-    With a frozen protocol, only ``fc`` has gradients.
+    With a frozen protocol, only `fc` has gradients.
     """
     model = build_backbone(weights.spec)
     if weights.state is not None:
@@ -482,7 +482,7 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
 
 
 def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
-    """Check, bit for bit, that a frozen network still has the :func:`fingerprint` ``before``.
+    """Check, bit for bit, that a frozen network still has the `fingerprint` `before`.
 
     Raises:
         AssertionError: naming the tensors that differ.

@@ -95,13 +95,13 @@ class Own(NamedTuple):
 def read_weights(
     checkpoint: str, arch: str = "", stem: str = "", width: float = 0.0, init: str = ""
 ) -> Weights:
-    """The weights that the word ``random`` or a file stands for.
+    """The weights that the word `random` or a file stands for.
 
     Args:
-        checkpoint: ``random`` or a path.
-        arch, stem, width: what the network has to be; ``""`` and 0: as the file has it.
-        init: the name in a table; ``""``: the file's without its ending, with the folder's name
-            before it for files called ``checkpoint_*``.
+        checkpoint: `random` or a path.
+        arch, stem, width: what the network has to be; `""` and 0: as the file has it.
+        init: the name in a table; `""`: the file's without its ending, with the folder's name
+            before it for files called `checkpoint_*`.
 
     Raises:
         UserError: the network is not determined, or is not the one asked for.
@@ -144,7 +144,7 @@ def read_weights(
 
 
 def init_name(path: Path) -> str:
-    """What weights are called in a table, see :func:`read_weights`."""
+    """What weights are called in a table, see `read_weights`."""
     name = path.name
     for ending in ENDINGS:
         if name.endswith(ending):

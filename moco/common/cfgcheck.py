@@ -18,13 +18,13 @@ def get(cfg: CfgNode, key: str) -> Any:
 
 
 def check_choice(cfg: CfgNode, key: str, choices: Sequence[str]) -> None:
-    """One of ``choices``, else UserError."""
+    """One of `choices`, else UserError."""
     if get(cfg, key) not in choices:
         raise UserError(f"{key}: got {get(cfg, key)!r}, choices are {', '.join(choices)}")
 
 
 def check_range(cfg: CfgNode, key: str, low: float, high: float | None = None) -> None:
-    """``low`` to ``high``, both included, else UserError; NaN and infinity are refused."""
+    """`low` to `high`, both included, else UserError; NaN and infinity are refused."""
     value = get(cfg, key)
     if not (low <= value < math.inf and (high is None or value <= high)):
         expected = f">= {low} and finite" if high is None else f"{low} to {high}"
@@ -42,7 +42,7 @@ def check_numbers(cfg: CfgNode, key: str, count: int) -> list[float]:
 
 
 def check_interval(cfg: CfgNode, key: str, high: float | None = None) -> None:
-    """``(a, b)`` with 0 < a <= b <= ``high``, else UserError."""
+    """`(a, b)` with 0 < a <= b <= `high`, else UserError."""
     a, b = check_numbers(cfg, key, 2)
     if not 0 < a <= b or (high is not None and b > high):
         below = "" if high is None else f" <= {high}"
@@ -50,7 +50,7 @@ def check_interval(cfg: CfgNode, key: str, high: float | None = None) -> None:
 
 
 def check_milestones(cfg: CfgNode, max_epochs: int | None) -> None:
-    """SOLVER.MILESTONES_EPOCHS rise and lie before ``max_epochs``, else UserError.
+    """SOLVER.MILESTONES_EPOCHS rise and lie before `max_epochs`, else UserError.
 
     Args:
         max_epochs: None where the length of the run in epochs is not known yet.

@@ -1,7 +1,7 @@
-"""YAML and ``KEY VALUE`` overrides into a ``CfgNode``, in Detectron2's dialect, without surprises.
+"""YAML and `KEY VALUE` overrides into a `CfgNode`, in Detectron2's dialect, without surprises.
 
-Differences from ``CfgNode.merge_from_file``: a key that does not exist is an error that names the
-nearest one; ``_BASE_`` is a local file; YAML tags that build objects are refused; a whole number is
+Differences from `CfgNode.merge_from_file`: a key that does not exist is an error that names the
+nearest one; `_BASE_` is a local file; YAML tags that build objects are refused; a whole number is
 accepted where a float is expected.
 """
 
@@ -32,7 +32,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 
 
 def load_cfg(defaults: CfgNode, config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
-    """A frozen copy of ``defaults`` with a YAML file and then ``KEY VALUE`` pairs merged into it.
+    """A frozen copy of `defaults` with a YAML file and then `KEY VALUE` pairs merged into it.
 
     Raises:
         UserError: unreadable file, unknown key (with the nearest valid name), wrong type, or an
@@ -58,7 +58,7 @@ def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]
 
 
 def split_assignments(words: Sequence[str]) -> list[str]:
-    """``KEY VALUE`` pairs in which some are written as ``KEY=VALUE``, as words of pairs."""
+    """`KEY VALUE` pairs in which some are written as `KEY=VALUE`, as words of pairs."""
     pairs: list[str] = []
     for word in words:
         assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(word)
@@ -67,11 +67,11 @@ def split_assignments(words: Sequence[str]) -> list[str]:
 
 
 def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
-    """The mapping in a YAML file, with the files named by ``_BASE_`` merged below it.
+    """The mapping in a YAML file, with the files named by `_BASE_` merged below it.
 
     Raises:
         UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
-            a ``_BASE_`` that is remote or refers to itself.
+            a `_BASE_` that is remote or refers to itself.
     """
     from moco.common.unpickler import Implausible, check_parts
 
@@ -107,7 +107,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as ``{"A.B": value}``."""
+    """Nested mappings as `{"A.B": value}`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -120,7 +120,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
-    """Hex SHA-256 of all keys and values except ``exclude`` (dotted names of keys or of nodes)."""
+    """Hex SHA-256 of all keys and values except `exclude` (dotted names of keys or of nodes)."""
     kept = {
         key: value
         for key, value in flatten(cfg).items()

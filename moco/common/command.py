@@ -1,6 +1,6 @@
 """What the command lines of the training programs have in common.
 
-Flags of the official code are other names of keys; explicit ``KEY VALUE`` pairs come last.
+Flags of the official code are other names of keys; explicit `KEY VALUE` pairs come last.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _NEGATIVE = re.compile(r"-[\d.].*|-inf")
 def training_parser(
     prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:
-    """A parser with the common flags, and a flag for each key of ``values``."""
+    """A parser with the common flags, and a flag for each key of `values`."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--config-file", metavar="YAML", help="recipe, see configs/")
     parser.add_argument(
@@ -63,9 +63,9 @@ def training_parser(
 def parse_with_pairs(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Arguments of a command with ``opts``, which get ``KEY VALUE`` pairs from among the flags.
+    """Arguments of a command with `opts`, which get `KEY VALUE` pairs from among the flags.
 
-    ``KEY=VALUE`` is a pair as well.
+    `KEY=VALUE` is a pair as well.
     """
     words: list[str] = []
     for word in sys.argv[1:] if argv is None else argv:
@@ -83,7 +83,7 @@ def parse_training_args(
     argv: Sequence[str] | None,
     values: Mapping[tuple[str, ...], str] = VALUES,
 ) -> argparse.Namespace:
-    """Arguments with the flags of ``values`` turned into ``opts``."""
+    """Arguments with the flags of `values` turned into `opts`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     for i, word in enumerate(argv[:-1]):
         if word == "--resume" and _PAIR.fullmatch(argv[i + 1]):

@@ -3,8 +3,8 @@
 One process is a normal case: every function then returns what it was given. N rows of all
 processes, n = N / W rows of this one, W processes.
 
-Launched by torchrun (on one or many machines), a run opens a :func:`session`; NCCL connects GPUs,
-gloo CPUs. ``bytes_received`` counts the payload that reached this process, by operation.
+Launched by torchrun (on one or many machines), a run opens a `session`; NCCL connects GPUs,
+gloo CPUs. `bytes_received` counts the payload that reached this process, by operation.
 """
 
 import gc
@@ -42,7 +42,7 @@ class LostProcess(UserError):
 
 
 class _MainFailedError(RuntimeError):
-    """Found without a collective; :func:`session` says who it was."""
+    """Found without a collective; `session` says who it was."""
 
 
 def launched_processes() -> int:
@@ -167,7 +167,7 @@ def disconnect() -> None:
 
 
 def data_parallel(model: "nn.Module") -> "nn.Module":
-    """``model`` with gradients averaged over the processes during the backward pass.
+    """`model` with gradients averaged over the processes during the backward pass.
 
     Its parameters have to be the same on all processes, from one seed or checkpoint. Nothing but
     gradients is sent, ever: BN's statistics, the queue, and each process's part of a memory bank
@@ -245,7 +245,7 @@ def gather_rows(x: "Tensor") -> "Tensor":
 
 
 def gather_rows_with_gradient(x: "Tensor") -> "Tensor":
-    """As :func:`gather_rows`; a row's gradient is the sum of what all processes' losses give it."""
+    """As `gather_rows`; a row's gradient is the sum of what all processes' losses give it."""
     if world_size() == 1:
         return x
     import torch
@@ -269,9 +269,9 @@ def exchange_rows(
     """Rows to the processes that need them, rows from those that have them (all-to-all).
 
     Args:
-        x: (n, ...); send: rows of ``x`` in the order in which they leave, ``send_counts`` to each
-            process; place: where the arriving rows belong, ``counts`` from each process. See
-            :func:`moco.modeling.shuffle_bn.exchange_plan`.
+        x: (n, ...); send: rows of `x` in the order in which they leave, `send_counts` to each
+            process; place: where the arriving rows belong, `counts` from each process. See
+            `moco.modeling.shuffle_bn.exchange_plan`.
 
     Returns:
         (n, ...)
@@ -289,7 +289,7 @@ def exchange_rows(
 
 
 def sum_over_ranks(x: "Tensor") -> "Tensor":
-    """The sum of all processes' ``x``; without gradient."""
+    """The sum of all processes' `x`; without gradient."""
     if world_size() == 1:
         return x.detach()
     total = x.detach().clone()
@@ -299,7 +299,7 @@ def sum_over_ranks(x: "Tensor") -> "Tensor":
 
 
 def mean_over_ranks(x: "Tensor") -> "Tensor":
-    """The mean of all processes' ``x``; without gradient."""
+    """The mean of all processes' `x`; without gradient."""
     return sum_over_ranks(x) / world_size()
 
 
@@ -342,7 +342,7 @@ def agree(value: int, what: str) -> None:
     """Check that all processes have the same value.
 
     Raises:
-        UserError: naming ``what`` and the smallest and largest value, on every process.
+        UserError: naming `what` and the smallest and largest value, on every process.
     """
     low, high = -highest(-value), highest(value)
     if low != high:

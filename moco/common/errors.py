@@ -1,6 +1,6 @@
 """Errors for the person at the keyboard: one line that says what, where, and how to fix it.
 
-A ``UserError`` is raised wherever input from outside (a path, a key, a file) cannot be used. It
+A `UserError` is raised wherever input from outside (a path, a key, a file) cannot be used. It
 carries the process's exit code; programming errors stay ordinary exceptions.
 """
 
@@ -62,15 +62,15 @@ class LockedError(UserError):
 
 
 class Preempted(UserError):
-    """Training was asked to stop, saved its state, and can be run again with ``--resume``."""
+    """Training was asked to stop, saved its state, and can be run again with `--resume`."""
 
     exit_code = 85
 
 
 def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
-    """Run a command line's ``main`` and leave the process with its exit code.
+    """Run a command line's `main` and leave the process with its exit code.
 
-    Any error becomes one line on stderr; ``--debug`` anywhere on the command line shows the
+    Any error becomes one line on stderr; `--debug` anywhere on the command line shows the
     traceback as well.
     """
     debug = "--debug" in sys.argv[1:]

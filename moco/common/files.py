@@ -1,6 +1,6 @@
 """Files written whole or not at all, and files read without executing anything in them.
 
-Writing: a temporary file in the same folder, fsync, ``os.replace``, fsync of the folder. A crash
+Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the folder. A crash
 or a full disk at any point leaves the old file or the new one, never a half.
 
 Reading: no file is trusted. One reader, moco/common/unpickler.py with moco/common/torch_files.py
@@ -53,10 +53,10 @@ _T = TypeVar("_T")
 
 
 def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
-    """Call ``writer`` on a temporary file, then move it to ``path`` in one step.
+    """Call `writer` on a temporary file, then move it to `path` in one step.
 
     Raises:
-        UserError: the folder cannot be written or the disk is full; what was at ``path`` before
+        UserError: the folder cannot be written or the disk is full; what was at `path` before
             is untouched.
     """
     path = Path(path)
@@ -90,18 +90,18 @@ def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
 
 
 def atomic_write_text(path: PathLike, text: str) -> None:
-    """Write ``text`` as UTF-8, atomically."""
+    """Write `text` as UTF-8, atomically."""
     data = text.encode()
     atomic_write(path, lambda file: _write_all(file, data))
 
 
 def atomic_write_json(path: PathLike, value: Any) -> None:
-    """Write ``value`` as indented JSON (keys sorted, NaN refused), atomically."""
+    """Write `value` as indented JSON (keys sorted, NaN refused), atomically."""
     atomic_write_text(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
 def atomic_torch_save(path: PathLike, value: Any) -> None:
-    """``torch.save``, atomically."""
+    """`torch.save`, atomically."""
     import torch
 
     def write(file: BinaryIO) -> None:
@@ -117,11 +117,11 @@ def atomic_torch_save(path: PathLike, value: Any) -> None:
 
 
 def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
-    """Read a ``torch.save`` file onto the CPU: zip, or its predecessor.
+    """Read a `torch.save` file onto the CPU: zip, or its predecessor.
 
     Args:
         objects: takes the names of the classes and functions that the file names; their objects
-            are read as ``Inert``. None: a file that names any is refused.
+            are read as `Inert`. None: a file that names any is refused.
 
     Raises:
         DataError: missing, empty, damaged, a program, naming classes where there must be none, or
@@ -133,7 +133,7 @@ def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
 
 
 def load_pickle(path: PathLike, objects: set[str] | None = None) -> Any:
-    """Read a ``.pkl`` of containers and numpy arrays; the rest is as for :func:`load_torch`."""
+    """Read a `.pkl` of containers and numpy arrays; the rest is as for `load_torch`."""
     from moco.common.unpickler import read_pickle
 
     return _load(path, read_pickle, "a pickle", objects)

@@ -1,6 +1,6 @@
 """Progress with speed and time left: a bar on a terminal, a line now and then elsewhere.
 
-``MOCO_PROGRESS=off`` silences both, for programs that start others and draw their own bar.
+`MOCO_PROGRESS=off` silences both, for programs that start others and draw their own bar.
 """
 
 import os
@@ -13,12 +13,12 @@ LINE_EVERY_SECONDS = 10.0
 
 
 class Progress:
-    """Counts ``total`` items of work; use as a context manager.
+    """Counts `total` items of work; use as a context manager.
 
     Args:
         total: number of items in all.
-        desc: what is being done, e.g. ``"pre-train"``.
-        unit: name of one item, e.g. ``"img"``.
+        desc: what is being done, e.g. `"pre-train"`.
+        unit: name of one item, e.g. `"img"`.
         initial: items done before (a resumed run); they do not count towards the speed.
         silent: show nothing.
     """
@@ -45,7 +45,7 @@ class Progress:
         self._start = self._last_line = time.monotonic()
 
     def update(self, n: int = 1, **postfix: Any) -> None:
-        """Count ``n`` more items; ``postfix`` are values to show beside the count."""
+        """Count `n` more items; `postfix` are values to show beside the count."""
         self._done += n
         self._postfix.update(postfix)
         if self._bar is not None:
@@ -58,7 +58,7 @@ class Progress:
                 print(self.line(now - self._start), file=sys.stderr, flush=True)
 
     def line(self, elapsed_seconds: float) -> str:
-        """One line: ``desc: done/total unit, speed, time left, postfix``."""
+        """One line: `desc: done/total unit, speed, time left, postfix`."""
         rate = (self._done - self._initial) / max(elapsed_seconds, 1e-9)
         left = (self.total - self._done) / rate if rate > 0 else float("inf")
         parts = [
@@ -83,7 +83,7 @@ class Progress:
 
 
 def format_seconds(seconds: float) -> str:
-    """``3725`` → ``1:02:05``; ``65`` → ``1:05``; infinity → ``?``."""
+    """`3725` → `1:02:05`; `65` → `1:05`; infinity → `?`."""
     if seconds == float("inf"):
         return "?"
     minutes, secs = divmod(round(seconds), 60)

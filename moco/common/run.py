@@ -1,7 +1,7 @@
 """One run, one folder: its lock, its metrics, and the record that makes it a result.
 
-A folder belongs to one process at a time. ``metrics.json`` holds one JSON line per log step, as
-Detectron2 writes it. ``run.json`` is written last: a run without it is not done.
+A folder belongs to one process at a time. `metrics.json` holds one JSON line per log step, as
+Detectron2 writes it. `run.json` is written last: a run without it is not done.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class RunFolder:
 
     Raises:
         LockedError: another process holds the folder.
-        UserError: the folder holds files and neither ``resume`` nor ``overwrite`` was asked for.
+        UserError: the folder holds files and neither `resume` nor `overwrite` was asked for.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RunFolder:
         self._lock.release()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Append one line to ``metrics.json``; values that are not finite become null.
+        """Append one line to `metrics.json`; values that are not finite become null.
 
         Raises:
             UserError: the disk is full.
@@ -121,7 +121,7 @@ class RunFolder:
 
 
 def check_unused(folder: PathLike) -> None:
-    """Whether a run may start from scratch in ``folder``; changes nothing.
+    """Whether a run may start from scratch in `folder`; changes nothing.
 
     Raises:
         UserError: it holds files.
@@ -140,7 +140,7 @@ def drop_metrics(
 ) -> None:
     """Remove lines of metrics.json after an iteration: those of steps that will be done again.
 
-    So is a line that a crash cut off, and one that ``keep`` does not hold for.
+    So is a line that a crash cut off, and one that `keep` does not hold for.
     """
     path, kept = Path(folder) / METRICS_NAME, []
     if not path.exists():
@@ -160,20 +160,20 @@ class RunRecord:
     """What one run was and what came of it; the only source of a number in a table.
 
     Attributes:
-        kind: one of ``KINDS``.
-        status: ``"done"`` or ``"failed"``; only done runs have numbers.
-        task: the recipe's or task's name, e.g. ``faster_rcnn_R_50_C4_24k``.
-        engine: ``"detectron2"``, ``"embedded"`` or ``"moco"``.
-        init: name of the initialization, e.g. ``random`` or the weights' file name.
+        kind: one of `KINDS`.
+        status: `"done"` or `"failed"`; only done runs have numbers.
+        task: the recipe's or task's name, e.g. `faster_rcnn_R_50_C4_24k`.
+        engine: `"detectron2"`, `"embedded"` or `"moco"`.
+        init: name of the initialization, e.g. `random` or the weights' file name.
         weights_sha256, weights_source: the converted file and what it was made from, or None.
         config_sha256: of the protocol: everything but seed, folders, weights and devices.
         config: every resolved key, flat.
-        provenance: see :func:`provenance`.
+        provenance: see `provenance`.
         seconds: wall time of training and evaluation.
         metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
         coverage: which tensors came from the weights and which started anew, or None.
         notes: what a reader of the number has to know, one sentence each.
-        recipe: ``label`` ("as in the paper (…)") and ``deviations`` of a detection run, or None.
+        recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
     """
 
     kind: str
@@ -230,14 +230,14 @@ class RunRecord:
 
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
-    """Write ``run.json`` atomically; to be called after everything else is on disk."""
+    """Write `run.json` atomically; to be called after everything else is on disk."""
     path = Path(folder) / RECORD_NAME
     atomic_write_json(path, jsonable(dataclasses.asdict(record)))
     return path
 
 
 def read_record(path: PathLike) -> RunRecord:
-    """Read and validate a ``run.json``.
+    """Read and validate a `run.json`.
 
     Raises:
         UserError: unreadable, not JSON, missing or unknown fields, wrong types, numbers that are
@@ -288,7 +288,7 @@ def provenance() -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` with tuples as lists, NumPy and tensor scalars as numbers, non-finite as None."""
+    """`value` with tuples as lists, NumPy and tensor scalars as numbers, non-finite as None."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -365,7 +365,7 @@ _REQUIRED = [
 
 
 def _git_revision() -> str | None:
-    """Revision of this source tree, with ``+dirty`` when it has changes; None outside git."""
+    """Revision of this source tree, with `+dirty` when it has changes; None outside git."""
     root = Path(__file__).resolve().parents[2]
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+dirty"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}

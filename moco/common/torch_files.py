@@ -1,9 +1,9 @@
-"""``torch.save``'s two formats, read as data (moco/common/unpickler.py).
+"""`torch.save`'s two formats, read as data (moco/common/unpickler.py).
 
-Not by ``torch.load``: with ``weights_only`` it refuses a file for any class that it does not know,
+Not by `torch.load`: with `weights_only` it refuses a file for any class that it does not know,
 believes the sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). What
 both read is equal, bit by bit (tests/moco/common/test_torch_files.py). The formats are those of
-torch/serialization.py: ``_save`` (zip) and ``_legacy_save``.
+torch/serialization.py: `_save` (zip) and `_legacy_save`.
 
 Tensors are on the CPU. What a tensor reaches is checked against its storage, and a storage against
 the file. Tensors that are not dense (sparse, quantized, on "meta") are `Inert`.

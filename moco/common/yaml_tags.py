@@ -1,6 +1,6 @@
 """Python tags in a YAML file: what they would give, as a literal to write instead.
 
-Detectron2's own files have some (``!!python/object/apply:eval ["[x * 2 for x in range(3)]"]``), and
+Detectron2's own files have some (`!!python/object/apply:eval ["[x * 2 for x in range(3)]"]`), and
 reading them would run code. Nothing is run here: a tag's arithmetic on numbers is worked out by
 hand, within narrow limits.
 """

@@ -86,7 +86,7 @@ V2 = Augmentation(
 def draw_box(
     rng: Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """A random crop ``(left, top, right, bottom)`` of an image of ``size`` (W, H).
+    """A random crop `(left, top, right, bottom)` of an image of `size` (W, H).
 
     As torchvision's RandomResizedCrop: area uniform, log of the aspect ratio uniform, ten tries,
     then the largest center crop with an aspect ratio in the range.
@@ -132,7 +132,7 @@ class View(NamedTuple):
 
 
 def draw_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
-    """One view of an image of ``size`` (W, H); always the same number of calls of ``rng``."""
+    """One view of an image of `size` (W, H); always the same number of calls of `rng`."""
     box = draw_box(rng, size, aug.crop_scale, aug.crop_ratio)
     return View(box, rng.random() < aug.flip_prob, draw_colors(rng, aug))
 
@@ -204,7 +204,7 @@ def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> Non
 def _apply(
     operation: Callable[..., None], x: Tensor, views: list[int], *parameters: Tensor
 ) -> None:
-    """An operation on some views of ``x`` (N, 3, P, P), in place.
+    """An operation on some views of `x` (N, 3, P, P), in place.
 
     Parameters are (N, 1, 1, 1), one for each view.
     """
@@ -245,23 +245,23 @@ def grayscale(x: Tensor) -> None:
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> None:
-    """Pixels times ``factor``."""
+    """Pixels times `factor`."""
     x.mul_(factor).clamp_(0, 1)
 
 
 def adjust_contrast(x: Tensor, factor: Tensor) -> None:
-    """Distance from the mean gray value times ``factor``."""
+    """Distance from the mean gray value times `factor`."""
     mean = luma(x.mean(dim=(2, 3), keepdim=True))  # (N, 1, 1, 1)
     x.mul_(factor).add_(mean * (1 - factor)).clamp_(0, 1)
 
 
 def adjust_saturation(x: Tensor, factor: Tensor) -> None:
-    """Distance from the gray image times ``factor``."""
+    """Distance from the gray image times `factor`."""
     x.lerp_(luma(x), 1 - factor).clamp_(0, 1)
 
 
 def adjust_hue(x: Tensor, shift: Tensor) -> None:
-    """Hue moved by ``shift`` parts of the circle, -1..1; HSV's value and saturation stay.
+    """Hue moved by `shift` parts of the circle, -1..1; HSV's value and saturation stay.
 
     V is the largest channel, D its distance to the smallest. The hue's distance from red, in sixths
     of the circle, is 1 + (g + b - r - smallest) / D; its side is the sign of g - b. With h the new
@@ -282,7 +282,7 @@ def adjust_hue(x: Tensor, shift: Tensor) -> None:
 
 
 def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
-    """Each image convolved with a Gaussian of its own ``sigma_px``, > 0.
+    """Each image convolved with a Gaussian of its own `sigma_px`, > 0.
 
     The kernel reaches three sigmas; beyond the edge pixels are repeated, as in PIL.
     """
@@ -304,7 +304,7 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
 
 
 def _convolve_on_gpu(x: Tensor, half: Tensor) -> Tensor:
-    """Images (N, C, H, W) convolved with kernels of which ``half`` (N, 1, 1, R + 1) is half."""
+    """Images (N, C, H, W) convolved with kernels of which `half` (N, 1, 1, R + 1) is half."""
     N, C, H, W = x.shape
     R = half.shape[-1] - 1
     kernels = torch.cat([half.flip(-1)[..., :-1], half], dim=-1).repeat_interleave(C, dim=0)
@@ -327,7 +327,7 @@ def _convolve_on_cpu(x: Tensor, half: Tensor) -> None:
 
 
 def normalize(x: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
-    """Per-channel ``(x - mean) / std`` of (N, 3, H, W) in 0..1, in place."""
+    """Per-channel `(x - mean) / std` of (N, 3, H, W) in 0..1, in place."""
     shift, scale = (
         torch.as_tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1)
         for values in (mean, std)

@@ -36,7 +36,7 @@ class Cifar(NamedTuple):
 
 
 def find_cifar(root: PathLike) -> Path | None:
-    """The folder of CIFAR-10's files: ``root`` or a folder of that name in it; None if neither."""
+    """The folder of CIFAR-10's files: `root` or a folder of that name in it; None if neither."""
     root = Path(root).expanduser()
     for folder in (root, *(root / name for name in FOLDERS)):
         if any((folder / f"{TRAIN[0]}{suffix}").is_file() for suffix in (".bin", "")):
@@ -45,7 +45,7 @@ def find_cifar(root: PathLike) -> Path | None:
 
 
 def read_cifar(folder: PathLike, names: Sequence[str]) -> Cifar:
-    """The images of the files ``TRAIN`` or ``TEST``.
+    """The images of the files `TRAIN` or `TEST`.
 
     Raises:
         DataError: a file is missing, damaged, or not what the name promises.
@@ -67,7 +67,7 @@ def read_cifar(folder: PathLike, names: Sequence[str]) -> Cifar:
 
 
 def class_names(folder: PathLike) -> list[str]:
-    """The ten names, from ``batches.meta.txt`` (binary version) or ``batches.meta``.
+    """The ten names, from `batches.meta.txt` (binary version) or `batches.meta`.
 
     Raises:
         DataError: no such file, or not ten names.

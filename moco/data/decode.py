@@ -32,7 +32,7 @@ def decode(file: PathLike | bytes, name: str = "") -> Image.Image:
     """One image as 8-bit RGB, following the policy above.
 
     Args:
-        file: a path, or a file's content, then with a ``name`` for messages.
+        file: a path, or a file's content, then with a `name` for messages.
 
     Raises:
         DataError: with the name and what is wrong: empty, truncated, no image, too large.
@@ -42,7 +42,7 @@ def decode(file: PathLike | bytes, name: str = "") -> Image.Image:
 
 
 def decode_pixels(file: PathLike | bytes, name: str = "") -> "Tensor":
-    """The pixels of :func:`decode`, (H, W, 3) uint8; JPEG, the usual case, in 3/4 of the time.
+    """The pixels of `decode`, (H, W, 3) uint8; JPEG, the usual case, in 3/4 of the time.
 
     torchvision uses the same library as PIL and spares two copies. What it refuses is left to PIL,
     whose messages say more.

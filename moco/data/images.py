@@ -64,7 +64,7 @@ class FileImages:
         return len(self._paths)
 
     def read(self, index: int) -> "Tensor":
-        """See :class:`Images`."""
+        """See `Images`."""
         return decode_pixels(self.name(index))
 
     def name(self, index: int) -> str:
@@ -91,7 +91,7 @@ class ArrayImages:
         return len(self._pixels)
 
     def read(self, index: int) -> "Tensor":
-        """See :class:`Images`; no copy."""
+        """See `Images`; no copy."""
         import torch
 
         return torch.from_numpy(self._pixels[index])
@@ -108,7 +108,7 @@ class ArrayImages:
 
 @dataclass(frozen=True)
 class LabeledSets:
-    """Images and labels of two splits; labels are indices into ``classes``."""
+    """Images and labels of two splits; labels are indices into `classes`."""
 
     classes: list[str]
     train: Images
@@ -120,13 +120,13 @@ class LabeledSets:
 def open_images(
     root: PathLike, index_file: PathLike | None = None, window: int = SHARD_WINDOW
 ) -> Images:
-    """The images for pre-training that ``root`` names.
+    """The images for pre-training that `root` names.
 
     Args:
-        root: a folder of images (nested or flat; its ``train`` where it has one), a ``.txt`` list
-            of them, tar shards (see :func:`moco.data.shards.find_shards`), or the folder of
+        root: a folder of images (nested or flat; its `train` where it has one), a `.txt` list
+            of them, tar shards (see `moco.data.shards.find_shards`), or the folder of
             CIFAR-10's own files.
-        index_file, window: of shards, see :class:`moco.data.shards.ShardImages`.
+        index_file, window: of shards, see `moco.data.shards.ShardImages`.
 
     Raises:
         UserError, DataError: nothing there, or nothing that can be used.
@@ -157,12 +157,12 @@ def check_present(root: PathLike, labeled: bool = False) -> None:
 
 
 def labeled_sets(root: PathLike) -> LabeledSets:
-    """``root/train/<class>/*`` and ``root/val/<class>/*``, or CIFAR-10's own files.
+    """`root/train/<class>/*` and `root/val/<class>/*`, or CIFAR-10's own files.
 
     The classes are those of train.
 
     Raises:
-        DataError: a folder is missing, or ``val`` has a class that ``train`` has not.
+        DataError: a folder is missing, or `val` has a class that `train` has not.
     """
     folder = cifar.find_cifar(root)
     if folder:
@@ -184,17 +184,17 @@ def _cifar_images(folder: Path, names: Sequence[str]) -> tuple[Images, list[int]
 
 
 def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """0 to ``length`` - 1 in the order that (seed, epoch) determines."""
+    """0 to `length` - 1 in the order that (seed, epoch) determines."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 def find_images(root: PathLike) -> list[Path]:
-    """All images below a folder, sorted, or those listed in a ``.txt`` file, in its order.
+    """All images below a folder, sorted, or those listed in a `.txt` file, in its order.
 
-    A folder's ``train`` subfolder is used instead of it where there is one. Names that start with
-    a dot are ignored, and so is everything whose suffix is not one of ``SUFFIXES``.
+    A folder's `train` subfolder is used instead of it where there is one. Names that start with
+    a dot are ignored, and so is everything whose suffix is not one of `SUFFIXES`.
 
-    A list's paths are relative to its folder and stay below it; whole paths (``/data/…``) may lead
+    A list's paths are relative to its folder and stay below it; whole paths (`/data/…`) may lead
     anywhere, and nothing but decoding an image is ever done with a file.
 
     Raises:
@@ -215,7 +215,7 @@ def find_images(root: PathLike) -> list[Path]:
 
 
 def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[str]]:
-    """Images, labels and class names of ``folder/<class>/**``; classes in sorted order.
+    """Images, labels and class names of `folder/<class>/**`; classes in sorted order.
 
     Raises:
         DataError: no folder, or no class folder with images.

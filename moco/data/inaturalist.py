@@ -1,7 +1,7 @@
 """iNaturalist 2018 as its authors hand it out: for each split a list of images and labels.
 
-https://github.com/visipedia/inat_comp/tree/master/2018: ``train2018.json`` and ``val2018.json``
-(COCO's format) beside the folder ``train_val2018`` that their file names start with.
+https://github.com/visipedia/inat_comp/tree/master/2018: `train2018.json` and `val2018.json`
+(COCO's format) beside the folder `train_val2018` that their file names start with.
 """
 
 import json
@@ -16,7 +16,7 @@ LISTS = ("train2018.json", "val2018.json")
 
 
 def find_inaturalist(root: PathLike) -> Path | None:
-    """``root`` if it holds the lists; None otherwise."""
+    """`root` if it holds the lists; None otherwise."""
     root = Path(root).expanduser()
     return root if all((root / name).is_file() for name in LISTS) else None
 
@@ -25,7 +25,7 @@ def read_inaturalist(root: Path) -> LabeledSets:
     """Both splits; a class is a category, in the order of the categories' ids.
 
     Raises:
-        DataError: a list that is damaged, names files outside ``root``, or whose first image is
+        DataError: a list that is damaged, names files outside `root`, or whose first image is
             not there.
     """
     train_names, train, train_ids = _split(root, LISTS[0])

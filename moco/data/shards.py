@@ -6,7 +6,7 @@ is extracted and nothing is unpickled: tarfile says where in a shard the images'
 they are read from there, in any order. It takes a damaged header for the end of a tar: what it
 leaves unread must be the tar's padding.
 
-An epoch takes the shards in a new order and shuffles the images of ``window`` shards together.
+An epoch takes the shards in a new order and shuffles the images of `window` shards together.
 Sizes are those of the paper's billion images: what is held for the whole dataset is one number
 per shard.
 """
@@ -59,7 +59,7 @@ class ShardImages:
     Args:
         shards: paths of tar files.
         index_file: where numbers of images per shard are kept, so that the shards need not be
-            scanned at the next start; None keeps them nowhere. An ``index.json`` beside the shards
+            scanned at the next start; None keeps them nowhere. An `index.json` beside the shards
             is read, too. An entry counts if the shard has its number of bytes.
         window: shards whose images are shuffled together, >= 1; each data-loader worker keeps the
             headers of twice as many.
@@ -106,7 +106,7 @@ class ShardImages:
         return shard.name(number)
 
     def epoch_order(self, seed: int, epoch: int) -> "ShardOrder":
-        """Shards in random order, the images of each ``window`` of them shuffled together."""
+        """Shards in random order, the images of each `window` of them shuffled together."""
         return ShardOrder(self._starts, self._window, seed, epoch)
 
     def _find(self, index: int) -> tuple["_Shard", int]:
@@ -171,11 +171,11 @@ class ShardOrder:
 
 
 def find_shards(root: PathLike) -> list[Path] | None:
-    """The shards that ``root`` names, or None where it is something else.
+    """The shards that `root` names, or None where it is something else.
 
     Args:
-        root: a ``.tar``; a pattern like ``path/train-{000000..000146}.tar``; or a folder (or its
-            ``train``) with ``*.tar`` and no images in it.
+        root: a `.tar`; a pattern like `path/train-{000000..000146}.tar`; or a folder (or its
+            `train`) with `*.tar` and no images in it.
 
     Raises:
         UserError: a pipe, URL or compressed tar, none of which can be read at random.
@@ -212,7 +212,7 @@ def find_shards(root: PathLike) -> list[Path] | None:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """``a-{08..11}.tar`` → ``a-08.tar`` to ``a-11.tar``; several ranges give every combination.
+    """`a-{08..11}.tar` → `a-08.tar` to `a-11.tar`; several ranges give every combination.
 
     Raises:
         UserError: a range that falls, or more than MAX_PATTERN_SHARDS names.
@@ -329,7 +329,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
 
 
 def _printable(name: str) -> str:
-    """A member's name for a message: what could move the cursor becomes ``?``."""
+    """A member's name for a message: what could move the cursor becomes `?`."""
     return "".join(c if c.isprintable() else "?" for c in name)
 
 

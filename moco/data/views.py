@@ -41,7 +41,7 @@ class Views(torch.utils.data.Dataset[Batch]):
 
     Args:
         images: the dataset.
-        aug: what to draw; ``seed``: with an item the only source of randomness.
+        aug: what to draw; `seed`: with an item the only source of randomness.
         skip_bad: put another image in the place of one that cannot be decoded, chosen by
             (seed, index); otherwise the batch is incomplete. (An exception raised in a
             worker would reach the training process as a traceback in a string.)
@@ -89,7 +89,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         return Batch(pixels, torch.tensor(colors), bad)
 
     def _image(self, epoch: int, index: int, bad: list[str]) -> Tensor | None:
-        """The image or its replacement; what went wrong is added to ``bad``."""
+        """The image or its replacement; what went wrong is added to `bad`."""
         try:
             return self._decoded(index)
         except DataError as error:
@@ -118,11 +118,11 @@ class Views(torch.utils.data.Dataset[Batch]):
 class CenterCrops(torch.utils.data.Dataset[Tensor]):
     """The center of each image, (3, P, P) uint8, after resizing its shorter side.
 
-    Bitwise identical to torchvision's ``Resize(resize_px)`` and ``CenterCrop(crop_px)`` on PIL
+    Bitwise identical to torchvision's `Resize(resize_px)` and `CenterCrop(crop_px)` on PIL
     images: the longer side is truncated, the offset of the crop rounded half to even.
 
     Args:
-        resize_px: at least ``crop_px``.
+        resize_px: at least `crop_px`.
     """
 
     def __init__(self, images: Images, resize_px: int, crop_px: int) -> None:
@@ -143,14 +143,14 @@ class CenterCrops(torch.utils.data.Dataset[Tensor]):
 
 
 class StepSampler(torch.utils.data.Sampler[list[Item]]):
-    """This process's items of each step from ``start`` to ``stop``, over all epochs.
+    """This process's items of each step from `start` to `stop`, over all epochs.
 
-    Each epoch's order is the images' own (``epoch_order``); its incomplete last batch is dropped.
+    Each epoch's order is the images' own (`epoch_order`); its incomplete last batch is dropped.
 
     Args:
         images, batch: the dataset, and the images per step of all processes together;
             len(images) >= batch.
-        pick: ``pick(step, positions)`` → the items that this process makes, given the ``batch``
+        pick: `pick(step, positions)` → the items that this process makes, given the `batch`
             positions (epoch, index) of all processes.
     """
 

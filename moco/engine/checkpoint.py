@@ -1,8 +1,8 @@
 """Checkpoints: what is in them, how they are named, which is the newest, which may go.
 
-The four keys and the names of the official code (``epoch, arch, state_dict, optimizer``;
-``module.encoder_q.*``) are what everybody's tools read. Everything else is in further keys, all of
-plain values and tensors, readable with ``weights_only=True``.
+The four keys and the names of the official code (`epoch, arch, state_dict, optimizer`;
+`module.encoder_q.*`) are what everybody's tools read. Everything else is in further keys, all of
+plain values and tensors, readable with `weights_only=True`.
 """
 
 import re
@@ -43,7 +43,7 @@ _NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
 
 def checkpoint_name(epoch: int, step: int | None = None) -> str:
-    """``checkpoint_0007.pth.tar`` when epoch 7 (from 0) is done; with the step when it is not."""
+    """`checkpoint_0007.pth.tar` when epoch 7 (from 0) is done; with the step when it is not."""
     inside = "" if step is None else f"_step{step:08d}"
     return f"checkpoint_{epoch:04d}{inside}.pth.tar"
 
@@ -67,7 +67,7 @@ def _order(name: str) -> tuple[int, float]:
 
 
 def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically, then point ``last_checkpoint`` at it."""
+    """Write a checkpoint atomically, then point `last_checkpoint` at it."""
     path = Path(path)
     atomic_torch_save(path, dict(state))
     atomic_write_text(path.parent / POINTER_NAME, path.name)
@@ -77,7 +77,7 @@ def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
     """Read a checkpoint of this project and check that it is whole.
 
     Args:
-        form: ``FORMAT`` of pre-training, or ``CLASSIFIER_FORMAT``.
+        form: `FORMAT` of pre-training, or `CLASSIFIER_FORMAT`.
 
     Raises:
         DataError: missing, damaged, or not written by this project in that format.
@@ -186,7 +186,7 @@ def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.")
     """The query encoder of a checkpoint without its head, in evaluation mode.
 
     Args:
-        state: what :func:`load_checkpoint` returned.
+        state: what `load_checkpoint` returned.
         prefix: of the network's tensors.
 
     Raises:

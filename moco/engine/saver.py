@@ -48,7 +48,7 @@ class LossRange:
         return {"mean": self._mean, "good": self.good, "untried": bool(self._untried)}
 
     def load(self, state: Mapping[str, Any], name: str) -> None:
-        """Take up what :meth:`save` returned, of a checkpoint that has this name now."""
+        """Take up what `save` returned, of a checkpoint that has this name now."""
         self._mean = None if state["mean"] is None else float(state["mean"])
         self.good, self._untried = str(state["good"]), name if state["untried"] else ""
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LearningRate:
-    """``LearningRate(...)(step)`` is the learning rate of the step with that number, from 0.
+    """`LearningRate(...)(step)` is the learning rate of the step with that number, from 0.
 
     Attributes:
         base: before any decay.
-        kind: ``"step"`` (times ``gamma`` at each of ``milestones_epochs``; the paper, sec. 4) or
-            ``"cosine"`` (half a cosine to 0 over ``total_steps``; MoCo v2) or ``"exponential"``
-            (times ``gamma`` after every ``decay_every_iters`` steps; the paper's IG-1B).
+        kind: `"step"` (times `gamma` at each of `milestones_epochs`; the paper, sec. 4) or
+            `"cosine"` (half a cosine to 0 over `total_steps`; MoCo v2) or `"exponential"`
+            (times `gamma` after every `decay_every_iters` steps; the paper's IG-1B).
         per_epoch: hold the value for a whole epoch, as the official code does.
-        warmup_iters: the first steps rise linearly, ``1/w, 2/w, ... 1`` times the schedule.
+        warmup_iters: the first steps rise linearly, `1/w, 2/w, ... 1` times the schedule.
     """
 
     base: float

@@ -84,7 +84,7 @@ def leave(number: int, after: str, saved: Path) -> NoReturn:
 
 
 def end(number: int, message: str) -> NoReturn:
-    """:func:`leave` with another message."""
+    """`leave` with another message."""
     if number == signal.SIGINT:
         print(message, flush=True)
         raise KeyboardInterrupt

@@ -99,8 +99,8 @@ def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[st
     """The checkpoint to go on from: its path and content; None where there is none.
 
     Args:
-        resume: ``"auto"`` for the newest one in ``folder``, or a path.
-        form: a format of :mod:`moco.engine.checkpoint`.
+        resume: `"auto"` for the newest one in `folder`, or a path.
+        form: a format of `moco.engine.checkpoint`.
 
     Raises:
         DataError: damaged.
@@ -163,7 +163,7 @@ def extensions(
     """A note for each time that the run in a checkpoint was made longer.
 
     Args:
-        rate: of the run as it is now, longer if ``extend``.
+        rate: of the run as it is now, longer if `extend`.
 
     Raises:
         UserError: a run that is to be extended is not longer than before.
@@ -215,7 +215,7 @@ class MetricsLog:
         self._events = _event_files(folder.path) if folder and tensorboard else None
 
     def write(self, done: int, values: dict[str, float]) -> None:
-        """One line for the state after ``done`` steps."""
+        """One line for the state after `done` steps."""
         if self._folder is None:
             return
         self._folder.log({"iteration": done, "epoch": done / self._steps_per_epoch, **values})
@@ -233,7 +233,7 @@ class MetricsLog:
         return last
 
     def drop_after(self, step: int) -> None:
-        """See :func:`moco.common.run.drop_metrics`."""
+        """See `moco.common.run.drop_metrics`."""
         if self._folder is not None:
             drop_metrics(self._folder.path, step)
 

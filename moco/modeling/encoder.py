@@ -22,7 +22,7 @@ NormLayer = Callable[[int], nn.Module]
 class Arch(NamedTuple):
     """A ResNet: its block, blocks per stage, and the groups of a bottleneck's 3x3 convolution.
 
-    ``width_per_group`` is torchvision's: channels of a group for 64 planes.
+    `width_per_group` is torchvision's: channels of a group for 64 planes.
     """
 
     block: type[BasicBlock] | type[Bottleneck]
@@ -49,11 +49,11 @@ class EncoderSpec:
     """Which ResNet.
 
     Attributes:
-        arch: a name in ``ARCHS``; ``resnet10`` has one basic block per stage.
-        stem: ``imagenet`` (7x7, stride 2, max-pool: stride 4), ``stride2`` (3x3, stride 2, no
-            max-pool) or ``cifar`` (3x3, stride 1, no max-pool).
+        arch: a name in `ARCHS`; `resnet10` has one basic block per stage.
+        stem: `imagenet` (7x7, stride 2, max-pool: stride 4), `stride2` (3x3, stride 2, no
+            max-pool) or `cifar` (3x3, stride 1, no max-pool).
         width: multiplies every channel count; 1 is the usual 64 channels after the stem. A
-            ``resnet50`` of width 2 and 4 is R50w2x and R50w4x of table 1.
+            `resnet50` of width 2 and 4 is R50w2x and R50w4x of table 1.
 
     Raises:
         UserError: unknown name, or a width that gives no whole number of channels.
@@ -86,20 +86,20 @@ class EncoderSpec:
 
     @property
     def name(self) -> str:
-        """``resnet50``, ``resnet50w2``, ``resnet18_cifar``: rows of one table have one network."""
+        """`resnet50`, `resnet50w2`, `resnet18_cifar`: rows of one table have one network."""
         width = "" if self.width == 1 else f"w{self.width:g}"
         stem = "" if self.stem == "imagenet" else f"_{self.stem}"
         return f"{self.arch}{width}{stem}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; ``EncoderSpec(**d)`` reads them back."""
+        """Plain values for a checkpoint; `EncoderSpec(**d)` reads them back."""
         return asdict(self)
 
 
 class ResNet(TorchvisionResNet):
     """torchvision's ResNet, forward and names, with any width, stem and number of basic blocks.
 
-    Its ``__init__`` fixes 64 channels and the stem, so the modules are made here.
+    Its `__init__` fixes 64 channels and the stem, so the modules are made here.
     """
 
     def __init__(self, spec: EncoderSpec, norm_layer: NormLayer) -> None:
@@ -136,13 +136,13 @@ def build_backbone(spec: EncoderSpec, norm_layer: NormLayer = nn.BatchNorm2d) ->
 
 
 def build_encoder(spec: EncoderSpec, dim: int, mlp: bool, bn_splits: int = 1) -> ResNet:
-    """A ResNet whose ``fc`` is the projection head: images (N, 3, H, W) → (N, dim), unnormalized.
+    """A ResNet whose `fc` is the projection head: images (N, 3, H, W) → (N, dim), unnormalized.
 
     Args:
         dim: output dimension C.
         mlp: a hidden layer of the features' width and a ReLU before the last layer (MoCo v2);
-            named ``fc.0`` and ``fc.2`` as in the official code.
-        bn_splits: groups in which BN sees the batch (:class:`GroupedBatchNorm2d`).
+            named `fc.0` and `fc.2` as in the official code.
+        bn_splits: groups in which BN sees the batch (`GroupedBatchNorm2d`).
     """
     norm = nn.BatchNorm2d if bn_splits == 1 else partial(GroupedBatchNorm2d, num_groups=bn_splits)
     encoder = ResNet(spec, norm)
@@ -164,7 +164,7 @@ def _stage(
     stride: int,
     norm_layer: NormLayer,
 ) -> nn.Sequential:
-    """``depth`` blocks, the first with ``stride`` and a projection where the shape changes."""
+    """`depth` blocks, the first with `stride` and a projection where the shape changes."""
     out_channels = planes * arch.block.expansion
     downsample = None
     if stride != 1 or in_channels != out_channels:

@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 
 
 class GroupedBatchNorm2d(nn.BatchNorm2d):
-    """``BatchNorm2d`` whose batch statistics are taken over ``num_groups`` parts of the batch.
+    """`BatchNorm2d` whose batch statistics are taken over `num_groups` parts of the batch.
 
     The first N/G images are the first group, and so on. Parameters and buffers have
-    ``BatchNorm2d``'s names and shapes. In evaluation mode, and with one group, it is
-    ``BatchNorm2d``. ``python -m benchmarks.speed pretrain`` compares their speed.
+    `BatchNorm2d`'s names and shapes. In evaluation mode, and with one group, it is
+    `BatchNorm2d`. `python -m benchmarks.speed pretrain` compares their speed.
 
     Running statistics: the mean over the groups of what each group alone would have left.
     Deviation: with the official code they are those of the first GPU; the mean has the same

@@ -1,7 +1,7 @@
 """InfoNCE (eq. 1): the positive key against K negatives, as a (K+1)-way classification.
 
-:func:`contrastive_logits` under a cross-entropy is the definition, with gradients into everything.
-:func:`info_nce` is the same number for a dictionary that takes no gradient (momentum queue, memory
+`contrastive_logits` under a cross-entropy is the definition, with gradients into everything.
+`info_nce` is the same number for a dictionary that takes no gradient (momentum queue, memory
 bank), in one pass that keeps no (N, 1 + K) tensor.
 
 N queries, C dimension of queries and keys, K negatives.
@@ -29,7 +29,7 @@ def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Ten
     """Similarities over temperature: the positives in column 0, the negatives after it.
 
     Args:
-        q, k: (N, C), of unit length; row n of ``k`` is the positive of row n of ``q``.
+        q, k: (N, C), of unit length; row n of `k` is the positive of row n of `q`.
         negatives: (C, K), columns of unit length.
         T: temperature, > 0.
 
@@ -49,20 +49,20 @@ def pretext_accuracy(logits: Tensor) -> Tensor:
 def info_nce(
     q: Tensor, positive: Tensor, negatives: Tensor, T: float, bf16: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the queries of ``-log softmax`` at the positive, and the accuracy.
+    """Mean over the queries of `-log softmax` at the positive, and the accuracy.
 
-    The gradient is that of ``q`` alone and is made in the same pass: the dictionary may change
-    before ``backward``. Autocast has no influence.
+    The gradient is that of `q` alone and is made in the same pass: the dictionary may change
+    before `backward`. Autocast has no influence.
 
     Args:
         q, positive: (N, C) and negatives: (C, K), of one dtype and of unit length.
         T: temperature, > 0.
-        bf16: products in bfloat16, sums in ``q``'s precision. A logit l is then off by up to
-            ``|l| / 256``, as under autocast; ``python -m benchmarks.speed pretrain`` measures what
+        bf16: products in bfloat16, sums in `q`'s precision. A logit l is then off by up to
+            `|l| / 256`, as under autocast; `python -m benchmarks.speed pretrain` measures what
             the gradient is off by.
 
     Returns:
-        loss: a scalar; accuracy: see :func:`pretext_accuracy`.
+        loss: a scalar; accuracy: see `pretext_accuracy`.
     """
     positive, negatives = positive.detach(), negatives.detach()
     with torch.autocast(q.device.type, enabled=False):
@@ -75,7 +75,7 @@ def info_nce(
 
 
 class _InfoNCE(torch.autograd.Function):
-    """With l the logits and p their softmax: ``dloss/dq = (sum_i p_i k_i - k_0) / (N T)``."""
+    """With l the logits and p their softmax: `dloss/dq = (sum_i p_i k_i - k_0) / (N T)`."""
 
     @staticmethod
     def forward(
@@ -119,7 +119,7 @@ class _InfoNCE(torch.autograd.Function):
 
 
 def _parts(x: Tensor, size: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The columns of ``x``, ``size`` at a time; wider parts are converted at once, in less time."""
+    """The columns of `x`, `size` at a time; wider parts are converted at once, in less time."""
     for wide in x.split(8 * size, dim=1):
         yield from wide.to(dtype).split(size, dim=1)
 

@@ -22,8 +22,8 @@ def shuffle_plan(
 ) -> Tensor:
     """The order in which the keys of one step are encoded: a permutation (N,) of 0..N-1.
 
-    A pure function of its arguments; ``number`` tells the passes of a step apart. Position p of
-    the shuffled batch holds sample ``plan[p]`` and is normalized in group ``p // (N/G)``; no group
+    A pure function of its arguments; `number` tells the passes of a step apart. Position p of
+    the shuffled batch holds sample `plan[p]` and is normalized in group `p // (N/G)`; no group
     of keys consists of the same samples as a group of queries (where G and N allow it).
     """
     rng = np.random.default_rng([seed, step, _STREAM + number])
@@ -72,7 +72,7 @@ def items_of_step(
 
 
 class Exchange(NamedTuple):
-    """One process's part in :func:`moco.common.distributed.exchange_rows`."""
+    """One process's part in `moco.common.distributed.exchange_rows`."""
 
     send: Tensor
     send_counts: list[int]
@@ -81,9 +81,9 @@ class Exchange(NamedTuple):
 
 
 def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
-    """How rows (n, ...) on each of W processes come into the order of ``plan`` (N,): by all-to-all.
+    """How rows (n, ...) on each of W processes come into the order of `plan` (N,): by all-to-all.
 
-    Process r has rows r n to (r + 1) n - 1 and gets ``plan[r n : (r + 1) n]``.
+    Process r has rows r n to (r + 1) n - 1 and gets `plan[r n : (r + 1) n]`.
     """
     n = len(plan) // world_size
     wanted = plan.view(world_size, n)
@@ -96,7 +96,7 @@ def exchange_plan(plan: Tensor, rank: int, world_size: int) -> Exchange:
 
 
 def unshuffle(x: Tensor, plan: Tensor) -> Tensor:
-    """Undo ``x[plan]`` along the first dimension: ``unshuffle(x[plan], plan)`` equals ``x``."""
+    """Undo `x[plan]` along the first dimension: `unshuffle(x[plan], plan)` equals `x`."""
     restored = torch.empty_like(x)
     restored[plan] = x
     return restored

@@ -204,7 +204,7 @@ def check_features(features: "Tensor", failed: str) -> None:
 
 
 def check_network(network: "torch.nn.Module", where: str) -> None:
-    """Show a network (in evaluation mode) the fixed image; see :func:`check_features`."""
+    """Show a network (in evaluation mode) the fixed image; see `check_features`."""
     import torch
 
     with torch.inference_mode():

@@ -179,7 +179,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
 
 
 def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
-    """Defaults, then the YAML file, then ``KEY VALUE`` pairs; checked and frozen.
+    """Defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
 
     Raises:
         UserError: unknown key, wrong type, or keys that contradict each other.
@@ -311,7 +311,7 @@ def check_processes(cfg: CfgNode, world_size: int) -> None:
 
 
 def pick_device(name: str) -> "torch.device":
-    """``auto`` (a GPU where there is one), ``cpu``, ``cuda`` (this process's) or ``cuda:N``.
+    """`auto` (a GPU where there is one), `cpu`, `cuda` (this process's) or `cuda:N`.
 
     Raises:
         UserError: not a device's name, a GPU that is not there, or one GPU for several processes.

@@ -25,9 +25,9 @@ class InitialWeights:
 
     Attributes:
         path: of the file.
-        network: for people, e.g. ``ResNet-50``.
-        tensors: by a mechanism's names: the backbone of ``encoder_q`` as a whole; heads,
-            ``encoder_k`` and ``queue`` as far as the file has them.
+        network: for people, e.g. `ResNet-50`.
+        tensors: by a mechanism's names: the backbone of `encoder_q` as a whole; heads,
+            `encoder_k` and `queue` as far as the file has them.
         mean, std: what the network's pixels of 0..1 were normalized by, RGB.
         init: name in a table.
         sha256: of the file. source: of which layout it is.

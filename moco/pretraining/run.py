@@ -64,7 +64,7 @@ class PretrainRun:
     """Model, optimizer, data and bookkeeping of one run.
 
     Args:
-        cfg, folder, resume, other_processes, extend, weights: see :func:`moco.pretrain.pretrain`.
+        cfg, folder, resume, other_processes, extend, weights: see `moco.pretrain.pretrain`.
 
     Attributes:
         step: number of steps done when the run was opened.
@@ -236,12 +236,12 @@ class PretrainRun:
         self.model.update(self._dictionaries, self._queries, self._images)
 
     def log(self, values: StepValues, lr: float, step: int) -> None:
-        """See :class:`moco.engine.training.StepLog`."""
+        """See `moco.engine.training.StepLog`."""
         self.shown = {"loss": f"{values.loss:.3f}"}
         self._log.add(step, values.loss, values.accuracy, lr)
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """See :meth:`moco.engine.saver.Saver.save_if_due`."""
+        """See `moco.engine.saver.Saver.save_if_due`."""
         self._saver.save_if_due(step, stop_signal)
 
     def evaluate_if_missed(self) -> None:
@@ -250,7 +250,7 @@ class PretrainRun:
             self.evaluate_if_due(self.step - 1)
 
     def evaluate_if_due(self, step: int) -> None:
-        """The kNN monitor, every KNN.EVERY_EPOCHS epochs; :meth:`finish` has the last one."""
+        """The kNN monitor, every KNN.EVERY_EPOCHS epochs; `finish` has the last one."""
         epoch, into_epoch = divmod(step + 1, self.steps_per_epoch)
         every = self.cfg.KNN.EVERY_EPOCHS
         if every and into_epoch == 0 and epoch % every == 0 and step + 1 != self.total_steps:
@@ -393,7 +393,7 @@ class PretrainRun:
         print_notes(self._extensions)
 
     def _evaluate(self, done: int) -> None:
-        """kNN with the query encoder as it is after ``done`` steps, if there is data for it."""
+        """kNN with the query encoder as it is after `done` steps, if there is data for it."""
         if self._knn_input is None:
             return
         started = time.monotonic()

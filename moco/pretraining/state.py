@@ -38,9 +38,9 @@ def checkpoint_content(
     Order, views, BN shuffle and drawn negatives are functions of seed and step, so there is no
     state of a random number generator.
 
-    Deviation: the running statistics in ``state_dict`` are the mean over the processes (the
+    Deviation: the running statistics in `state_dict` are the mean over the processes (the
     official code saves the first one's); each process's own, which it goes on with, are in
-    ``statistics``.
+    `statistics`.
     """
     state = model.gathered_state()
     own = running_statistics(model)
@@ -70,7 +70,7 @@ def checkpoint_content(
 
 
 def encoder_content(model: Mechanism, spec: EncoderSpec) -> dict[str, Any]:
-    """What :func:`moco.engine.checkpoint.load_backbone` needs of a checkpoint; all call it
+    """What `moco.engine.checkpoint.load_backbone` needs of a checkpoint; all call it
     together."""
     statistics = distributed.gather_rows(running_statistics(model)[None]).mean(dim=0)
     state = dict(model.state_dict()) | named_statistics(model, statistics)
@@ -90,12 +90,12 @@ def restore(
     other_processes: bool,
     extend: bool,
 ) -> tuple[Path, dict[str, Any]] | None:
-    """Load what :func:`checkpoint_content` made, and return it with its path.
+    """Load what `checkpoint_content` made, and return it with its path.
 
     None where there is no checkpoint to resume.
 
     Args:
-        resume: ``"auto"`` for the newest checkpoint in ``folder``, or a path.
+        resume: `"auto"` for the newest checkpoint in `folder`, or a path.
         other_processes: go on although the number of processes is another one: the same batches
             and BN groups, and running statistics that start from the mean.
         extend: go on although the length of the run is another one.
@@ -136,7 +136,7 @@ def running_statistics(model: nn.Module) -> Tensor:
 
 
 def named_statistics(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
-    """What :func:`running_statistics` gave, under the names of the model's buffers."""
+    """What `running_statistics` gave, under the names of the model's buffers."""
     buffers = _statistics_buffers(model)
     parts = flat.split([buffer.numel() for _, buffer in buffers])
     return {name: part for (name, _), part in zip(buffers, parts, strict=True)}

@@ -80,7 +80,7 @@ def small_options(voc_folder) -> list[str]:
 
 
 def task_files() -> list[str]:
-    """``voc/faster_rcnn_R_50_C4_24k`` …: every task file that Detectron2 can run."""
+    """`voc/faster_rcnn_R_50_C4_24k` …: every task file that Detectron2 can run."""
     folders = ("voc", "coco", "lvis", "cityscapes")
     files = [path for folder in folders for path in (ROOT / "configs" / folder).glob("*.yaml")]
     names = [f"{path.parent.name}/{path.stem}" for path in files]
@@ -107,7 +107,7 @@ def layouts_root(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def data_of(layouts_root, monkeypatch) -> Callable[[str], None]:
-    """Let ``$DETECTRON2_DATASETS`` be the tiny data of a task file's name."""
+    """Let `$DETECTRON2_DATASETS` be the tiny data of a task file's name."""
 
     def use(task: str) -> None:
         folder = "of_lvis" if task.startswith("lvis") else "of_all_others"

@@ -32,7 +32,7 @@ TINY = {
 
 
 def options(**changes: object) -> list[str]:
-    """TINY with changes (``SOLVER__MAX_ITERS=3``) as ``KEY VALUE`` words."""
+    """TINY with changes (`SOLVER__MAX_ITERS=3`) as `KEY VALUE` words."""
     keys = TINY | {key.replace("__", "."): value for key, value in changes.items()}
     return [str(word) for pair in keys.items() for word in pair]
 
@@ -50,5 +50,5 @@ def images(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny():
-    """The function :func:`options`."""
+    """The function `options`."""
     return options

@@ -15,7 +15,7 @@ class Algorithm1:
     """State of the algorithm: parameters of f_q and f_k, SGD's velocities, the queue.
 
     Args:
-        forward_q, forward_k: ``(params, x) -> (N, C)``, the networks with given parameters.
+        forward_q, forward_k: `(params, x) -> (N, C)`, the networks with given parameters.
         params: initial parameters of f_q.
         queue: initial keys, the oldest first, each (C,) of unit length.
         m, t: momentum and temperature.

@@ -1,7 +1,7 @@
 """COCO files with one fault each: what is changed in a good one, and what the message must say.
 
-``BROKEN[case] = (edit, message)``: ``edit`` gets the file's content and changes it in place, or
-returns text to write instead; ``message`` is a regular expression. ``COUNTED`` are oddities that
+`BROKEN[case] = (edit, message)`: `edit` gets the file's content and changes it in place, or
+returns text to write instead; `message` is a regular expression. `COUNTED` are oddities that
 are kept or left out as Detectron2 does, with the note that counts them.
 """
 

@@ -1,7 +1,7 @@
 """Pre-training in several processes, one of which fails after a chosen step.
 
-``torchrun ... tests/oracles/launch.py KEY VALUE ...`` is ``torchrun ... -m moco.pretrain`` with the
-fault that the variable FAULT describes; :func:`run_ranks` starts processes without torchrun, from
+`torchrun ... tests/oracles/launch.py KEY VALUE ...` is `torchrun ... -m moco.pretrain` with the
+fault that the variable FAULT describes; `run_ranks` starts processes without torchrun, from
 a server that has imported everything, in a tenth of the time.
 """
 
@@ -25,10 +25,10 @@ FAULT = "MOCO_TEST_FAULT"
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens in process ``rank`` when ``step`` (from 1) is done, or NAN in its loss.
+    """What happens in process `rank` when `step` (from 1) is done, or NAN in its loss.
 
     Attributes:
-        signal: sent to this process, or to its parent if ``to_parent``; 0 for none.
+        signal: sent to this process, or to its parent if `to_parent`; 0 for none.
         nan: what the loss of that step is multiplied by.
         hold: after that step, all processes go on only when they are told to stop.
     """
@@ -52,7 +52,7 @@ class Done:
 
 
 def torchrun(words: Sequence[str], fault: Fault | None = None, *flags: str) -> Done:
-    """``torchrun --nproc-per-node 2 moco.pretrain``, to its end."""
+    """`torchrun --nproc-per-node 2 moco.pretrain`, to its end."""
     start = time.monotonic()
     process = start_torchrun(words, fault, *flags)
     try:
@@ -85,7 +85,7 @@ def start_torchrun(
 def run_ranks(
     world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None, timeout: float = 300
 ) -> Done:
-    """``python -m moco.pretrain`` in ``world`` connected processes."""
+    """`python -m moco.pretrain` in `world` connected processes."""
     context = _server()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -141,7 +141,7 @@ def kill_while_saving(folder: Path, call: int) -> int:
 
 
 def processes_of(text: str) -> list[int]:
-    """Running processes whose command line holds ``text``, e.g. an output folder."""
+    """Running processes whose command line holds `text`, e.g. an output folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -35,7 +35,7 @@ def unit(v: Tensor) -> Tensor:
 
 
 class EndToEndOracle:
-    """f_q and f_k with a gradient each; ``shared``: one set of parameters, both gradients."""
+    """f_q and f_k with a gradient each; `shared`: one set of parameters, both gradients."""
 
     def __init__(
         self,

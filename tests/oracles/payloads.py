@@ -76,7 +76,7 @@ def tar_of(parts: dict[str, bytes]) -> bytes:
 
 
 def zip_of(parts: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip file in torch.save's layout, of parts like ``data.pkl`` and ``data/0``."""
+    """A zip file in torch.save's layout, of parts like `data.pkl` and `data/0`."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("archive/version", "3\n")  # torch asks for it

@@ -15,7 +15,7 @@ import torch
 def run_on(
     world_size: int, function: Callable[..., Any], *args: Any, connect: bool = True
 ) -> list[Any]:
-    """What ``function(*args)`` returns on each process, by rank.
+    """What `function(*args)` returns on each process, by rank.
 
     Args:
         function: importable (of a module, not local).
@@ -70,7 +70,7 @@ def meet() -> None:
 
 
 def processor_seconds(function: Callable[[], object]) -> float:
-    """What the processes that ``function`` starts and awaits take; others do not slow that down."""
+    """What the processes that `function` starts and awaits take; others do not slow that down."""
     before = os.times()
     function()
     after = os.times()

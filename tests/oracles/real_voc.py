@@ -1,6 +1,6 @@
 """The real VOC2007 images, whose files may name the image they stand for instead of holding it.
 
-Where the data was copied without links, ``JPEGImages/000030.jpg`` is a text with the link's target.
+Where the data was copied without links, `JPEGImages/000030.jpg` is a text with the link's target.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def with_links(source: Path, folder: Path) -> Path:
-    """``source`` (a VOC layout) again as ``folder``, made of links to the real files."""
+    """`source` (a VOC layout) again as `folder`, made of links to the real files."""
     folder.mkdir(parents=True)
     for part in source.iterdir():
         if part.name != "JPEGImages":

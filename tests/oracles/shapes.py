@@ -14,7 +14,7 @@ COLOURS = ((230, 40, 50), (40, 60, 230), (40, 210, 60))
 
 @dataclass(frozen=True)
 class Shape:
-    """One object; ``kind`` indexes ``COLOURS``, corners (x, y) and box (x, y, w, h) in pixels."""
+    """One object; `kind` indexes `COLOURS`, corners (x, y) and box (x, y, w, h) in pixels."""
 
     kind: int
     corners: tuple[tuple[float, float], ...]

@@ -73,7 +73,7 @@ def narrow_file(depth: int, folder: Path) -> Path:
 
 
 def options(task: str) -> dict[str, object]:
-    """Keys that make a task ``voc/faster_rcnn_R_50_C4_24k`` small."""
+    """Keys that make a task `voc/faster_rcnn_R_50_C4_24k` small."""
     return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
 
 
@@ -85,7 +85,7 @@ def run(
     *opts: object,
     flags: tuple[str, ...] = (),
 ) -> RunRecord:
-    """Train and evaluate it in ``folder``; ``opts``: further KEY VALUE pairs."""
+    """Train and evaluate it in `folder`; `opts`: further KEY VALUE pairs."""
     values = options(task) | {"MODEL.WEIGHTS": weights, "OUTPUT_DIR": folder}
     argv = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine, *flags]
     argv += [str(item) for pair in values.items() for item in pair]

@@ -21,14 +21,14 @@ SECONDS = 300  # until a run that does not end is an error
 
 
 def start(command: list[str], out: Path, hold: int = 0) -> subprocess.Popen:
-    """A run in a session of its own, which writes into ``out``; see :func:`hold_at`."""
+    """A run in a session of its own, which writes into `out`; see `hold_at`."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), HOLD: str(hold)}
     with out.open("w") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
 
 def hold_at(iteration: int) -> None:
-    """In its ``iteration``-th (from 1) this process says "held" and waits to be told to stop.
+    """In its `iteration`-th (from 1) this process says "held" and waits to be told to stop.
 
     However late the signal comes, the run is not over, and how far it gets is known.
     """

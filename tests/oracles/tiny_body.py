@@ -1,7 +1,7 @@
 """A made-up body surface in the files that DensePose fetches, small and without the network.
 
 24 parts of 4 vertices each instead of SMPL's 27554; distances are random. iopath looks for the
-files below ``$FVCORE_CACHE`` before it downloads them.
+files below `$FVCORE_CACHE` before it downloads them.
 """
 
 import pickle
@@ -14,7 +14,7 @@ PARTS, VERTICES = 24, 4
 
 
 def write_body(cache: Path) -> Path:
-    """Write the files below ``cache``, which ``$FVCORE_CACHE`` has to name."""
+    """Write the files below `cache`, which `$FVCORE_CACHE` has to name."""
     folder = cache / "densepose" / "data"
     folder.mkdir(parents=True)
     rng = np.random.RandomState(0)

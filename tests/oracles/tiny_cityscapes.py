@@ -1,6 +1,6 @@
 """A generated dataset in Cityscapes' layout: road, sky, buildings, and cars and persons on them.
 
-Under ``$DETECTRON2_DATASETS``: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label images
+Under `$DETECTRON2_DATASETS`: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label images
 are drawn from the polygons in their order, as cityscapesscripts does.
 """
 

@@ -1,6 +1,6 @@
 """A generated dataset in COCO's layout: shapes whose class shows by color, as polygons.
 
-Under ``$DETECTRON2_DATASETS``: coco/<split>/, coco/annotations/{instances,person_keypoints,
+Under `$DETECTRON2_DATASETS`: coco/<split>/, coco/annotations/{instances,person_keypoints,
 densepose}_<split>.json. Classes in use: person (red), car (blue), dog (green).
 """
 

@@ -1,6 +1,6 @@
 """A generated dataset in LVIS's layout: three classes by color among all 1230 (or 1203).
 
-Under ``$DETECTRON2_DATASETS``: coco/{train2017,val2017}/, lvis/lvis_<version>_<split>.json.
+Under `$DETECTRON2_DATASETS`: coco/{train2017,val2017}/, lvis/lvis_<version>_<split>.json.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A generated dataset in VOC's segmentation layout: colored shapes and their palette masks.
 
-Under ``$DETECTRON2_DATASETS``: VOC<year>/{JPEGImages,SegmentationClass,SegmentationClassAug,
+Under `$DETECTRON2_DATASETS`: VOC<year>/{JPEGImages,SegmentationClass,SegmentationClassAug,
 ImageSets/Segmentation}/. Classes in use: aeroplane (red), bicycle (blue), bird (green).
 """
 

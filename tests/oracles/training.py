@@ -23,9 +23,9 @@ def train_step(
 
     Args:
         x_q, x_k: (N, 3, H, W) of all processes, in the order of the queries; each takes its part.
-            Mechanisms without key views are given an empty ``x_k``.
+            Mechanisms without key views are given an empty `x_k`.
         images: (N,) numbers of the images; 0 to N - 1 if not given.
-        parallel: ``data_parallel(model)``, with several processes.
+        parallel: `data_parallel(model)`, with several processes.
     """
     N, n = len(x_q), len(x_q) // world_size()
     mine = slice(rank() * n, (rank() + 1) * n)

@@ -1,12 +1,12 @@
 """Where the runs of a suite are computed: the GPUs of this machine, its CPU cores, or a cluster.
 
-An executor hands out room (:meth:`Executor.reserve`) and starts a process in it. A room is locked
+An executor hands out room (`Executor.reserve`) and starts a process in it. A room is locked
 by files below the suite's folder, and the locks are inherited by the process: two runners on one
 machine share its devices, and a process whose runner was killed keeps its own.
 
 Another kind of executor (a cluster's queue, benchmarks/suites/executors/slurm.py) implements the
 protocols below; it
-is told what to run by a :class:`Launch`, and hands back something that can be asked and stopped.
+is told what to run by a `Launch`, and hands back something that can be asked and stopped.
 """
 
 import contextlib
@@ -106,7 +106,7 @@ class Executor(Protocol):
         """Room for a run of so many GPUs (0: one CPU process), or None: not now."""
 
     def start(self, launch: Launch, room: Room) -> Process:
-        """Start a process in a room; a remote one is sent off by :meth:`submit`."""
+        """Start a process in a room; a remote one is sent off by `submit`."""
 
     def submit(self) -> None:
         """Send off together what was started since the last call."""
@@ -121,7 +121,7 @@ class Executor(Protocol):
         """Why runs of so many GPUs would not be started, one line each; starts nothing."""
 
     def where(self) -> str:
-        """For people: ``on 8 GPUs``."""
+        """For people: `on 8 GPUs`."""
 
     def farewell(self, processes: Sequence[Process]) -> str:
         """What becomes of processes that are left behind, and how to go on."""
@@ -251,16 +251,16 @@ class LocalExecutor:
 
 
 def make_executor(kind: str, folder: Path, workers: int = 0, slurm: Sequence[str] = ()) -> Executor:
-    """The executor that ``--executor`` names.
+    """The executor that `--executor` names.
 
     Args:
-        kind: one of ``KINDS``; ``auto`` is ``local`` where a GPU is visible, else ``cpu``.
+        kind: one of `KINDS`; `auto` is `local` where a GPU is visible, else `cpu`.
         workers: processes at a time on the CPU, jobs in the queue of a cluster; 0: one per core,
             any number.
-        slurm: the words of ``--slurm``.
+        slurm: the words of `--slurm`.
 
     Raises:
-        UserError: no GPU for ``local``, workers for GPUs, options that a kind does not have or a
+        UserError: no GPU for `local`, workers for GPUs, options that a kind does not have or a
             cluster that is not there.
     """
     if kind not in KINDS:

@@ -13,7 +13,7 @@ Slurm sends before it takes the machine away, whichever that is, the run saves. 
 counts as running it then puts itself back into the queue under its old number and resumes there;
 one that is completing was cancelled, or is put back by Slurm itself.
 
-submitit's own files are below ``jobs/`` in the suite's folder. A job unpickles there what submitit
+submitit's own files are below `jobs/` in the suite's folder. A job unpickles there what submitit
 has written for it; the runner unpickles nothing.
 """
 
@@ -99,7 +99,7 @@ _LISTS = ("setup", "teardown", "srun_args")
 
 @dataclass(frozen=True)
 class Options:
-    """What the words of ``--slurm`` say.
+    """What the words of `--slurm` say.
 
     Attributes:
         minutes: of one job; a run that needs more goes on in the next.
@@ -126,7 +126,7 @@ class Options:
 
 
 def parse_options(words: Sequence[str]) -> Options:
-    """``KEY=VALUE`` words of ``--slurm``; the last of a key counts, but setup lines add up.
+    """`KEY=VALUE` words of `--slurm`; the last of a key counts, but setup lines add up.
 
     Raises:
         UserError: a key that submitit's Slurm executor does not have, or a value that cannot be.
@@ -159,7 +159,7 @@ def parse_options(words: Sequence[str]) -> Options:
 
 
 def parse_minutes(where: str, text: str) -> int:
-    """Minutes, or ``[D-]HH:MM:SS`` as sbatch takes it, rounded up.
+    """Minutes, or `[D-]HH:MM:SS` as sbatch takes it, rounded up.
 
     Raises:
         UserError: neither, or no time at all.
@@ -203,11 +203,11 @@ def _import_submitit() -> None:
 
 
 def make_slurm_executor(folder: Path, words: Sequence[str], jobs: int = 0) -> "SlurmExecutor":
-    """The executor of ``--executor slurm``; nothing is submitted or written yet.
+    """The executor of `--executor slurm`; nothing is submitted or written yet.
 
     Args:
         folder: of the suite.
-        words: of ``--slurm``.
+        words: of `--slurm`.
         jobs: in the queue at a time; 0: any number.
 
     Raises:
@@ -237,7 +237,7 @@ class QueueRoom:
 
 @dataclass
 class _Look:
-    """What was seen last: names of files in ``jobs/``, and job → its state in the queue."""
+    """What was seen last: names of files in `jobs/`, and job → its state in the queue."""
 
     files: frozenset[str] = frozenset()
     queue: dict[str, tuple[str, str]] | None = None  # None: not known
@@ -249,7 +249,7 @@ class SlurmProcess:
     """A job, submitted or about to be.
 
     Attributes:
-        id: as Slurm writes it, ``12`` or ``12_3``; empty until it is submitted.
+        id: as Slurm writes it, `12` or `12_3`; empty until it is submitted.
     """
 
     def __init__(self, executor: "SlurmExecutor", note: Path, id_: str = "") -> None:
@@ -307,10 +307,10 @@ class SlurmProcess:
         return self._executor.jobs_folder / f"{self.id}_0_log.err"
 
     def terminate(self) -> None:
-        """Nothing: a job belongs to the queue; see :meth:`SlurmExecutor.farewell`."""
+        """Nothing: a job belongs to the queue; see `SlurmExecutor.farewell`."""
 
     def kill(self) -> None:
-        """Nothing, as :meth:`terminate`."""
+        """Nothing, as `terminate`."""
 
     def waits(self) -> bool:
         queue = self._executor.look().queue
@@ -378,7 +378,7 @@ class SlurmExecutor:
         return None if full else QueueRoom(gpus)
 
     def start(self, launch: Launch, room: Room) -> SlurmProcess:
-        """Put a run on the list for :meth:`submit`."""
+        """Put a run on the list for `submit`."""
         assert isinstance(room, QueueRoom) and launch.run is not None
         run = launch.run
         process = SlurmProcess(self, self._note(run))
@@ -576,7 +576,7 @@ def last_state(id_: str) -> str:
 
 
 def with_jobs(folder: SuiteFolder, states: Mapping[RunSpec, State]) -> dict[str, State]:
-    """The states by name, with what the queue says about runs that wait in it; for ``--status``."""
+    """The states by name, with what the queue says about runs that wait in it; for `--status`."""
     noted = {
         spec.name: read_json(folder.run(spec) / JOB_NAME)
         for spec, state in states.items()
@@ -608,8 +608,8 @@ class RunJob:
     """What runs on the cluster: one run's process, on each machine of its job.
 
     The first machine's task is in charge: it has the claim, and its result is the run's exit code.
-    The others begin when it says so, and end when it does. submitit calls :meth:`__call__` on all
-    of them, and :meth:`checkpoint` on the first before it puts the job back into the queue.
+    The others begin when it says so, and end when it does. submitit calls `__call__` on all
+    of them, and `checkpoint` on the first before it puts the job back into the queue.
 
     Attributes:
         folder: of the suite.
@@ -788,7 +788,7 @@ class RunJob:
 
 
 class _Board:
-    """What the tasks of one job tell each other, in files below ``jobs/``."""
+    """What the tasks of one job tell each other, in files below `jobs/`."""
 
     def __init__(self, folder: Path, here: "JobEnvironment") -> None:
         self._folder, self._id, self._machines = folder / JOBS, here.job_id, here.num_nodes
@@ -881,7 +881,7 @@ def _advice(gpus: int) -> str:
 
 
 def _bases(ids: Any) -> list[str]:
-    """``12`` for each of ``12_0``, ``12_1``, ...: an array can be named as a whole."""
+    """`12` for each of `12_0`, `12_1`, ...: an array can be named as a whole."""
     return list(dict.fromkeys(id_.partition("_")[0] for id_ in ids))
 
 

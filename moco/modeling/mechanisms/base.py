@@ -27,13 +27,13 @@ class LookUp(NamedTuple):
     """What a mechanism makes its dictionary of.
 
     Attributes:
-        x_k: key views (n, 3, H, W), in the order of ``plan``; empty without key views.
+        x_k: key views (n, 3, H, W), in the order of `plan`; empty without key views.
         plan: order (N,) in which the keys pass through BN
-        (:func:`moco.modeling.shuffle_bn.shuffle_plan`);
+        (`moco.modeling.shuffle_bn.shuffle_plan`);
             None: that of the queries.
         images: (N,) numbers of the images in the dataset, those of the first process first.
         step: number of the step, from 0.
-        num_chunks: parts in which the encoder sees ``x_k``, to save memory.
+        num_chunks: parts in which the encoder sees `x_k`, to save memory.
     """
 
     x_k: Tensor
@@ -108,15 +108,15 @@ class Mechanism(nn.Module, ABC):
 
         Args:
             dictionaries: of each pass over the batch; queries: (n, C) of each pass.
-            images: (N,), as in :class:`LookUp`.
+            images: (N,), as in `LookUp`.
         """
 
     def gathered_state(self) -> dict[str, Tensor]:
-        """``state_dict`` of all processes together, the same on each; they call it together."""
+        """`state_dict` of all processes together, the same on each; they call it together."""
         return dict(self.state_dict())
 
     def load_gathered_state(self, state: Mapping[str, Tensor]) -> None:
-        """This process's part of what :meth:`gathered_state` returned."""
+        """This process's part of what `gathered_state` returned."""
         self.load_state_dict(state)
 
     def queries(self, x_q: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Mechanism(nn.Module, ABC):
 
 
 def unit_rows(x: Tensor, like: Tensor) -> Tensor:
-    """Rows over their L2 norm, in the precision of ``like``."""
+    """Rows over their L2 norm, in the precision of `like`."""
     return F.normalize(x.to(like.dtype), dim=1)
 
 
@@ -147,7 +147,7 @@ def in_bf16(device: torch.device) -> bool:
 
 
 def own_rows(rows: Tensor, num_rows: int) -> Tensor:
-    """Of rows (N, ...) of all processes the ``num_rows`` of this one."""
+    """Of rows (N, ...) of all processes the `num_rows` of this one."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]
 
 

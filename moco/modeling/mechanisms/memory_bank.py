@@ -37,7 +37,7 @@ class MemoryBank(Mechanism):
     the step the entry of each image moves towards its query: momentum on the representations,
     not on an encoder. BN needs no shuffling: query and keys come from different batches (sec. 3.3).
 
-    Entry i is on process ``i % W``, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
+    Entry i is on process `i % W`, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
 
     Deviation: InstDisc draws K negatives for each query; sec. 3.2 says "the dictionary for each
     mini-batch is randomly sampled". They are drawn with replacement, as there, and may by chance
@@ -47,10 +47,10 @@ class MemoryBank(Mechanism):
         encoder: becomes the query encoder.
         dim, num_images: of the bank, which starts with random unit vectors.
         K: negatives per step, >= 1.
-        momentum: of an entry, 0 <= momentum < 1: ``momentum * entry + (1 - momentum) * q``, then
+        momentum: of an entry, 0 <= momentum < 1: `momentum * entry + (1 - momentum) * q`, then
             normalized (InstDisc: 0.5).
         T: temperature, > 0 (eq. 1).
-        loss: ``info_nce`` (sec. 4.1) or ``nce``, the original's (InstDisc, sec. 3.2; a footnote of
+        loss: `info_nce` (sec. 4.1) or `nce`, the original's (InstDisc, sec. 3.2; a footnote of
             sec. 4.1 compares them).
         seed: of the negatives, with the number of the step.
     """

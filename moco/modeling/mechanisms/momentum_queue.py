@@ -76,7 +76,7 @@ class MomentumQueue(Mechanism):
             self._enqueue(dictionary.keys)
 
     def _follow_query_encoder(self) -> None:
-        """``f_k = m f_k + (1 - m) f_q`` for the parameters (eq. 2).
+        """`f_k = m f_k + (1 - m) f_q` for the parameters (eq. 2).
 
         BN's running statistics are no parameters: each encoder keeps its own, as in the official
         code.

@@ -30,7 +30,7 @@ def record(**changes: Any) -> RunRecord:
 
 
 def write_run(folder: Path, losses: list[float] | None = None, **changes: Any) -> Path:
-    """A run folder with a record and, with ``losses``, Detectron2's metrics lines."""
+    """A run folder with a record and, with `losses`, Detectron2's metrics lines."""
     folder.mkdir(parents=True)
     if losses is not None:
         lines = [json.dumps({"iteration": 20 * i, "total_loss": x}) for i, x in enumerate(losses)]

@@ -315,7 +315,7 @@ def test_rows_that_do_not_fit_their_table_are_refused():
 class Tabular:
     """A table's body as printed: per row its numbers, each with the gap in brackets or None.
 
-    ``green`` are the gaps that the paper colors, ``plain`` those that it does not.
+    `green` are the gaps that the paper colors, `plain` those that it does not.
     """
 
     number: str | None

@@ -77,7 +77,7 @@ PAYLOADS = {
 
 
 def made(text: str) -> tuple[list[Table], Results]:
-    """Runs and a failed one that say ``text`` wherever a record may hold text."""
+    """Runs and a failed one that say `text` wherever a record may hold text."""
     changes = {
         "task": text,
         "engine": text,

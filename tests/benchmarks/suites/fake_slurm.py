@@ -32,7 +32,7 @@ IN_QUEUE = ("PENDING", "RUNNING")
 
 
 def install(path: Path) -> dict[str, str]:
-    """Write the programs below ``path``; the variables that make them found."""
+    """Write the programs below `path`; the variables that make them found."""
     (path / "state").mkdir(parents=True)
     for name in PROGRAMS:
         program = path / name

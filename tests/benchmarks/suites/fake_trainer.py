@@ -4,7 +4,7 @@ It keeps to what the real ones promise: its folder is locked, progress is logged
 saved, SIGTERM saves and ends with 85, the record comes last. What it does is written, one line per
 event, to a journal that all processes append to. Its numbers depend on task, init and seed alone.
 
-    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by :func:`backend`)
+    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `backend`)
 """
 
 import json
@@ -34,9 +34,9 @@ HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
 def backend(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Backend:
-    """Runs of ``ITERATIONS`` iterations of ``delay`` seconds; an init called ``bad*`` fails.
+    """Runs of `ITERATIONS` iterations of `delay` seconds; an init called `bad*` fails.
 
-    Those of an init called ``often*`` are preempted after each iteration, and log nothing before
+    Those of an init called `often*` are preempted after each iteration, and log nothing before
     the last one.
     """
 
@@ -119,7 +119,7 @@ def record(spec: dict) -> RunRecord:
 
 
 def suite_main(argv: Sequence[str] | None) -> None:
-    """``fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...``: the runner with these programs."""
+    """`fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...`: the runner with these programs."""
     if sys.argv[1] == "--suite-without-tables":
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
     if host := os.environ.get("FAKE_HOST"):

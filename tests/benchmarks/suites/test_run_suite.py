@@ -91,7 +91,7 @@ class Lab:
             run_suite.main(self.arguments(*more), programs)
 
     def start(self, *more: str, delay: float = 0.02, host: str = "") -> subprocess.Popen[bytes]:
-        """In a process of its own; what it prints goes to ``runner.log``."""
+        """In a process of its own; what it prints goes to `runner.log`."""
         with open(self.path / "runner.log", "ab") as log:
             return subprocess.Popen(
                 self.words(delay, *more),

@@ -142,7 +142,7 @@ class Stop:
 
 
 def sized(sizes: dict[str, int]) -> Callable:
-    """``expand`` with other numbers of GPUs per task."""
+    """`expand` with other numbers of GPUs per task."""
 
     def resized(*arguments, **keys):
         specs = expand(*arguments, **keys)

@@ -324,7 +324,7 @@ def test_trials_are_the_papers(path):
 
 
 def test_the_paper_suite_has_every_table():
-    """Each of the paper's tables that a task of this project has is fed by the suite ``paper``."""
+    """Each of the paper's tables that a task of this project has is fed by the suite `paper`."""
     suite = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
     produced = set()
     for task in suite.tasks:

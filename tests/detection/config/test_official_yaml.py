@@ -31,7 +31,7 @@ RECIPES = {"voc": "Table 2b", "coco": "Table 5d"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The files, ``output.pkl`` and ``msra.pkl`` at a quarter of the width, ``full.pkl``."""
+    """The files, `output.pkl` and `msra.pkl` at a quarter of the width, `full.pkl`."""
     folder = write_official(tmp_path_factory.mktemp("official"))
     narrow, full = make_resnet(50, base=16), make_resnet(50, base=64)
     for name, value in full.state_dict().items():

@@ -35,7 +35,7 @@ def protocol(task):
 
 @pytest.fixture
 def load(small_config, voc_folder, tmp_path):
-    """``load_task`` on the small task with random weights and a folder of one's own."""
+    """`load_task` on the small task with random weights and a folder of one's own."""
 
     def call(*opts: object, engine: str = "embedded", config: str = small_config, **kwargs):
         base = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]

@@ -120,7 +120,7 @@ def same(a: object, b: object) -> bool:
 
 
 def signal_in(patch: pytest.MonkeyPatch, owner: type, name: str, call: int, *numbers: int) -> None:
-    """Send this process the signals when the method is called for the ``call``-th time, from 0."""
+    """Send this process the signals when the method is called for the `call`-th time, from 0."""
     original: Callable[..., object] = getattr(owner, name)
     calls = iter(range(10**6))
 

@@ -157,7 +157,7 @@ def check_record(task: str, record: RunRecord) -> None:
 
 
 def layer(name: str) -> str:
-    """``roi_heads.mask_head.deconv.weight`` → ``roi_heads.mask_head``; numbers of levels go too."""
+    """`roi_heads.mask_head.deconv.weight` → `roi_heads.mask_head`; numbers of levels go too."""
     parts = name.split(".")
     depth = 3 if parts[:2] == ["roi_heads", "res5"] or parts[0] == "sem_seg_head" else 2
     return re.sub(r"\d+$", "", ".".join(parts[:depth]))

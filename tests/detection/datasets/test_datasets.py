@@ -35,7 +35,7 @@ def source(root: Path, split: str = "train", classes: tuple[str, ...] = ("blue",
 def write_one(
     root: Path, body: str, size: tuple[int, int] = (60, 40), image: str = "1.jpg"
 ) -> Path:
-    """A dataset of one image (width, height) whose annotation has ``body`` in it."""
+    """A dataset of one image (width, height) whose annotation has `body` in it."""
     for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (root / part).mkdir(parents=True, exist_ok=True)
     (root / "ImageSets" / "Main" / "train.txt").write_text("1\n")

@@ -1,4 +1,4 @@
-"""``python -m detection.datasets doctor``: what is there, complete, wrong, and the exit code."""
+"""`python -m detection.datasets doctor`: what is there, complete, wrong, and the exit code."""
 
 import ast
 import json

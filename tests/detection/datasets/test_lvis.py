@@ -1,4 +1,4 @@
-"""The LVIS reader: Detectron2's records without the ``lvis`` package, and the two versions."""
+"""The LVIS reader: Detectron2's records without the `lvis` package, and the two versions."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def root(tiny, monkeypatch) -> Path:
 
 @pytest.fixture
 def lvis_package(monkeypatch):
-    """The ``lvis`` package, or what Detectron2's reader uses of it: three indices of the file."""
+    """The `lvis` package, or what Detectron2's reader uses of it: three indices of the file."""
     try:
         import lvis  # noqa: F401
     except ImportError:

@@ -340,7 +340,7 @@ def test_lvis_counts_300_detections_of_a_image(tmp_path):
 
 @pytest.mark.stored
 def test_lvis_equals_the_package_of_the_data_set(tmp_path):
-    """Numbers of the package ``lvis`` 0.5.3, made to run with ``np.float = float``."""
+    """Numbers of the package `lvis` 0.5.3, made to run with `np.float = float`."""
     pytest.importorskip("hotcoco")
     content = lvis_annotations(1)
     split = coco_split(tmp_path / "lvis.json", content, "lvis")

@@ -8,7 +8,7 @@ from moco.common.errors import UserError
 
 
 def config(reference: int):
-    """COCO 1x, meant for ``reference`` processes."""
+    """COCO 1x, meant for `reference` processes."""
     cfg = default_task()
     values = {
         "SOLVER.REFERENCE_WORLD_SIZE": reference,

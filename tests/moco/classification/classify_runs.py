@@ -29,7 +29,7 @@ TINY = {
 
 
 def write_labeled(root: Path, counts: dict[str, tuple[int, int, int]], noise: float) -> Path:
-    """``counts[split][class]`` images of noise around the three colors."""
+    """`counts[split][class]` images of noise around the three colors."""
     rng = np.random.default_rng(0)
     for split, numbers in counts.items():
         for (name, color), number in zip(COLOURS.items(), numbers, strict=True):
@@ -75,7 +75,7 @@ def write_pretrained(path: Path) -> Path:
 
 
 def words(folder: Path, data: Path, checkpoint: object, **changes: object) -> list[str]:
-    """The command line of a tiny run; ``SOLVER__BASE_LR=3`` changes a key."""
+    """The command line of a tiny run; `SOLVER__BASE_LR=3` changes a key."""
     keys = TINY | {key.replace("__", "."): value for key, value in changes.items()}
     keys |= {"OUTPUT_DIR": folder, "DATA.ROOT": data}
     if checkpoint == "random":

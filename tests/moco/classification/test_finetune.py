@@ -80,7 +80,7 @@ def last_state(folder):
 def by_hand(data, pretrained, groups):
     """The state after 6 steps of SGD with momentum 0.9 and weight decay 1e-4 on all parameters.
 
-    BN normalizes each of ``groups`` parts of a batch by itself, as processes do.
+    BN normalizes each of `groups` parts of a batch by itself, as processes do.
     """
     keys = [str(word) for pair in TINY.items() for word in pair]
     cfg = load_cfg(default_cfg(FINETUNE.defaults), None, keys)

@@ -112,7 +112,7 @@ def test_a_stem_that_the_shapes_do_not_tell(tmp_path):
 
 
 def changed(state, **changes):
-    """``state`` with tensors replaced (dots as ``__``) or, None, left out."""
+    """`state` with tensors replaced (dots as `__`) or, None, left out."""
     new = dict(state)
     for name, value in changes.items():
         new[name.replace("__", ".")] = value

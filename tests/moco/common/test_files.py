@@ -19,7 +19,7 @@ from moco.common.errors import DataError, UserError
 
 
 class Payload:
-    """Unpickling this creates the file ``marker``."""
+    """Unpickling this creates the file `marker`."""
 
     def __init__(self, marker):
         self.marker = str(marker)

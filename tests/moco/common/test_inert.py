@@ -61,7 +61,7 @@ class _SelfDict(dict):
 
 @pytest.fixture
 def named(monkeypatch):
-    """``named("module.Class", like)``: a class of that name that pickle finds, like another."""
+    """`named("module.Class", like)`: a class of that name that pickle finds, like another."""
 
     def make(full, like):
         module, name = full.rsplit(".", 1)

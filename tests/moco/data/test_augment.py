@@ -16,7 +16,7 @@ FACTORS = torch.tensor([0.6, 0.9, 1.0, 1.4])
 
 
 def draw_views(rng, image, aug, pixels, params):
-    """Two views of an image (H, W, 3), into the two rows of ``pixels`` and ``params``."""
+    """Two views of an image (H, W, 3), into the two rows of `pixels` and `params`."""
     H, W, _ = image.shape
     for row in range(2):
         view = draw_view(rng, (W, H), aug)

@@ -13,7 +13,7 @@ CATEGORIES = [{"id": 7, "name": "7"}, {"id": 2, "name": "2"}, {"id": 5, "name": 
 
 
 def listing(files, categories=CATEGORIES):
-    """``files``: (image id, file name, category id)."""
+    """`files`: (image id, file name, category id)."""
     return {
         "info": {},
         "categories": categories,

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
-    """Noise around three colors; ``val`` lacks one class, so labels of the two differ."""
+    """Noise around three colors; `val` lacks one class, so labels of the two differ."""
     root = tmp_path_factory.mktemp("labeled")
     rng = np.random.default_rng(0)
     for split, classes in (("train", COLOURS), ("val", ("green", "red"))):

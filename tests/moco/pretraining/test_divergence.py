@@ -86,7 +86,7 @@ def labeled(tmp_path_factory):
 
 @pytest.fixture(params=["pretrain", "linear"])
 def train(request, images, tiny, labeled, monkeypatch):
-    """``train(folder, rates, KEY=value)``: with these learning rates at these steps."""
+    """`train(folder, rates, KEY=value)`: with these learning rates at these steps."""
 
     def go(folder, rates, **changes):
         monkeypatch.setattr(

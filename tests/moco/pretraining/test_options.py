@@ -16,7 +16,7 @@ from moco.pretrain import main
 
 @pytest.fixture
 def train(images, tiny, tmp_path):
-    """``train(folder, KEY=value)``: the last checkpoint's content and the losses of a tiny run."""
+    """`train(folder, KEY=value)`: the last checkpoint's content and the losses of a tiny run."""
 
     def run(folder, *flags, **changes):
         opts = tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, LOG__EVERY_ITERS=1, **changes)
@@ -35,7 +35,7 @@ def logged(folder, name):
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """``(model, x_q)`` of each forward pass with a queue."""
+    """`(model, x_q)` of each forward pass with a queue."""
     seen, forward = [], MomentumQueue.forward
 
     def spy(self, x_q, dictionary):

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def opts(images, tiny, tmp_path):
-    """``opts(folder, KEY=value)``: words for a tiny run in tmp_path/folder."""
+    """`opts(folder, KEY=value)`: words for a tiny run in tmp_path/folder."""
 
     def words(folder="run", **changes):
         return tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, **changes)

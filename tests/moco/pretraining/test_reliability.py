@@ -39,7 +39,7 @@ DETECTRON2 = importlib.util.find_spec("detectron2") is not None
 
 @pytest.fixture
 def words(images, tiny, tmp_path):
-    """``words(KEY=value)``: of a tiny run of 8 steps in tmp_path/run."""
+    """`words(KEY=value)`: of a tiny run of 8 steps in tmp_path/run."""
 
     def build(**changes):
         return tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / "run", **changes)

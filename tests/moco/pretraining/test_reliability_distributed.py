@@ -1,6 +1,6 @@
 """Faults of runs in two processes, with torchrun and without (RELIABILITY, rows 3 to 8, 20, 25).
 
-Each fault is built in at a step (:mod:`tests.oracles.launch`), so nothing here waits for a time.
+Each fault is built in at a step (`tests.oracles.launch`), so nothing here waits for a time.
 """
 
 import os
@@ -36,7 +36,7 @@ MECHANISMS = {
 
 @pytest.fixture
 def words(images, tiny, tmp_path):
-    """``words(mechanism, KEY=value)``: of a tiny run of 8 steps in tmp_path/run."""
+    """`words(mechanism, KEY=value)`: of a tiny run of 8 steps in tmp_path/run."""
 
     def build(mechanism="queue", folder="run", **changes):
         keys = {"LOG__EVERY_ITERS": 1, **MECHANISMS[mechanism], **changes}
@@ -47,7 +47,7 @@ def words(images, tiny, tmp_path):
 
 @pytest.fixture(scope="module")
 def straight(images, tiny, tmp_path_factory):
-    """``straight(mechanism)``: weights of the uninterrupted run in two processes."""
+    """`straight(mechanism)`: weights of the uninterrupted run in two processes."""
     known = {}
 
     def run(mechanism="queue"):

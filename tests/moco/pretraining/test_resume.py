@@ -33,7 +33,7 @@ def pretrained(tmp_path_factory):
 
 @pytest.fixture(params=TRAININGS)
 def train(request, images, tiny, labeled, pretrained) -> Callable[..., None]:
-    """``train(folder, *flags, KEY=value)``: a run of 8 or 6 steps, in epochs of 3 or 2."""
+    """`train(folder, *flags, KEY=value)`: a run of 8 or 6 steps, in epochs of 3 or 2."""
 
     def go(folder: Path, *flags: str, **changes: object) -> None:
         if request.param == "pretrain":
