@@ -25,8 +25,8 @@ from moco.linear import LINEAR
 from moco.pretraining.config import load_pretrain_cfg
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
-SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+PACKAGES = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 COMMANDS = (
     "moco.pretrain",
     "moco.knn",
@@ -42,7 +42,37 @@ COMMANDS = (
 SCRIPTS = ("convert/convert_to_d2.py", "detection/train_net.py")
 
 
-def imported_modules(path: Path) -> set[str]:
+# Rooms of a package, from the top floor to the lowest. "" are the commands; rooms on one floor do
+# not import each other.
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "moco": (
+        ("",),
+        ("pretraining", "classification"),
+        ("engine",),
+        ("data", "modeling"),
+        ("common",),
+    ),
+    "detection": (
+        ("",),
+        ("d2", "embedded"),
+        ("engine",),
+        ("config",),
+        ("evaluation", "modeling"),
+        ("datasets",),
+    ),
+    "benchmarks": (("", "speed"), ("suites",), ("report",)),
+}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+def imported_names(path: Path) -> set[str]:
+    """Dotted names that a file imports anywhere, inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -53,25 +83,69 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
-# The command hands its run the weights that the next room reads; nothing else looks ahead.
-AT_THE_EDGE = {"moco/pretrain.py": {"convert.initial_weights.read_initial_weights"}}
+def imported_modules(path: Path) -> set[str]:
+    """Modules of this project that a file imports."""
+    names = imported_names(path)
+    return {
+        name if name in MODULES else name.rpartition(".")[0]
+        for name in names
+        if name in MODULES or name.rpartition(".")[0] in MODULES
+    }
+
+
+def room_of(module: str) -> tuple[str, str]:
+    """Package and room of a module, the room "" for what is directly in a package."""
+    package, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    is_room = (ROOT / package / room).is_dir() if room else False
+    return package, room if is_room else ""
+
+
+# The commands of moco/ hand their run the weights that convert/ reads; nothing else looks ahead.
+AT_THE_EDGE = {("moco", ""): {"convert.initial_weights"}}
 
 
 def test_imports_point_one_way():
-    """benchmarks → detection → convert → moco (ARCHITECTURE)."""
+    """benchmarks → detection → convert → moco, and inside a package from floor to floor."""
     for path in SOURCES:
-        room = path.relative_to(ROOT).parts[0]
-        later = ROOMS[ROOMS.index(room) + 1 :]
-        wrong = {name for name in imported_modules(path) if name.split(".")[0] in later}
-        wrong -= AT_THE_EDGE.get(path.relative_to(ROOT).as_posix(), set())
-        assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+        package, room = room_of(module_name(path))
+        floors = FLOORS.get(package, ())
+        floor = next((i for i, rooms in enumerate(floors) if room in rooms), None)
+        for name in imported_modules(path) - AT_THE_EDGE.get((package, room), set()):
+            their_package, their_room = room_of(name)
+            wrong = f"{path.relative_to(ROOT)} imports {name}"
+            assert PACKAGES.index(their_package) <= PACKAGES.index(package), wrong
+            if their_package == package and floor is not None and their_room != room:
+                theirs = next(i for i, rooms in enumerate(floors) if their_room in rooms)
+                assert theirs > floor, wrong
+
+
+def test_there_is_no_circle_of_imports():
+    """Not even one that only closes inside a function."""
+    waiting = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    while free := {name for name, imports in waiting.items() if not imports}:
+        waiting = {n: imports - free for n, imports in waiting.items() if n not in free}
+    # What remains is in a circle or imports one: name the circles only.
+    while leaves := waiting.keys() - set().union(*waiting.values()):
+        waiting = {n: imports for n, imports in waiting.items() if n not in leaves}
+    assert not waiting, f"circles among {sorted(waiting)}"
+
+
+DATA_FILES = {"convert/layouts.py"}  # tables
+
+
+def test_no_file_is_long():
+    for path in SOURCES:
+        if str(path.relative_to(ROOT)) not in DATA_FILES:
+            lines = len(path.read_text().splitlines())
+            assert lines <= 450, f"{path.relative_to(ROOT)} has {lines} lines"
 
 
 def test_only_the_plugin_imports_detectron2():
     plugin = ROOT / "detection" / "d2"
     for path in SOURCES:
         if plugin not in path.parents:
-            names = {name for name in imported_modules(path) if name.split(".")[0] == "detectron2"}
+            names = {name for name in imported_names(path) if name.split(".")[0] == "detectron2"}
             assert not names, f"{path.relative_to(ROOT)} imports {names}"
 
 
