@@ -1,10 +1,8 @@
-"""What the official MoCo code does (facebookresearch/moco, main_moco.py and its package), plainly.
+"""A plain transcription of the official MoCo code (facebookresearch/moco), the other side.
 
-The other side of the measurements, written for them; tests/benchmarks/speed/test_speed.py holds
-that it
-computes the same as ours. Loader: torchvision's transforms on PIL images, one after the other.
-Step: float32 in the default memory layout, einsum logits, a copy of the queue, cross-entropy, a
-Python loop for the momentum update. Between processes: all images to all processes.
+Loader: torchvision's transforms on PIL images, one after the other. Step: float32 in the default
+memory layout, einsum logits, a copy of the queue, cross-entropy, a Python loop for the momentum
+update. Between processes: all images to all processes. The tests compare it with ours.
 
 N batch, C dimension, K length of the queue, W processes, n = N / W.
 """
