@@ -243,7 +243,8 @@ def test_command_runs(names, tmp_path, capsys, monkeypatch):
     assert "needs the extra `speed`" in written
 
 
-def test_a_later_measurement_takes_the_place_of_its_section_alone(tmp_path):
+def test_a_later_measurement_takes_the_place_of_its_section_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.speed.measure.installed", lambda: False)  # of Detectron2
     output = tmp_path / "speed.md"
     for suite, goal in (("convert", "V3"), ("pretrain", "G1"), ("pretrain", "G4")):
         command.main([suite, "--quick", "--goals", goal, "--output", str(output)])
