@@ -38,14 +38,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import nonempty, rescale
+from detection.embedded.layers import NORMS
 from detection.embedded.masks import paste
 from detection.embedded.roi_heads import Detections, RoIHeads
 from detection.embedded.rpn import RPN
-from detection.modeling.fcn16s import FCN16s
+from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 
 # An image as a model takes it: "image" (3, H, W) in 0..255; in evaluation "height" and "width" of
 # the original, which the answer fits (default: as given); in training what there is to learn.
@@ -166,6 +168,19 @@ class Segmenter(nn.Module):
             own = scores[None, :, :height, :width]
             answers.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
         return answers
+
+
+def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:
+    """MODEL.SEM_SEG_HEAD."""
+    settings = model.SEM_SEG_HEAD
+    name = only_feature(settings.IN_FEATURES, backbone.strides)
+    head = FCN16sHead(
+        backbone.stage_channels[name],
+        settings.NUM_CLASSES,
+        channels=settings.CONVS_DIM,
+        norm=NORMS[settings.NORM],
+    )
+    return FCN16s(head, name, settings.IGNORE_VALUE, settings.LOSS_WEIGHT)
 
 
 Model = Detector | Segmenter
