@@ -197,9 +197,9 @@ class RoIHeads(nn.Module):
         for boxes, target in zip(proposals, targets, strict=True):
             boxes = torch.cat([boxes, target["boxes"]])
             matched = match(target["boxes"], boxes, thresholds, each_object=False)
-            drawn = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
-            regions.append(boxes[torch.cat(drawn)])
-            objects += [matched[drawn[0]] + first, matched[drawn[1]]]
+            chosen = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
+            regions.append(boxes[torch.cat(chosen)])
+            objects += [matched[chosen[0]] + first, matched[chosen[1]]]
             first += len(target["boxes"])
         index = torch.cat(objects)
         # Background is the last class, and so what the object -1 has.
@@ -231,7 +231,7 @@ class RoIHeads(nn.Module):
     def keypoint_loss(
         self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
     ) -> Tensor:
-        """Cross-entropy over the cells of (R, number, S, S) for keypoints that lie in their region.
+        """Cross-entropy over the cells of (R, number, S, S) for keypoints inside their region.
 
         Args: the object's keypoints (R, number, 3) in boxes (R, 4).
         """

@@ -75,7 +75,7 @@ class ProposalRules:
         batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
         pre_nms_topk, post_nms_topk: proposals kept per map and per image: (testing, training).
         min_size_px: proposals need sides longer than this.
-        loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
+        loc_weight: of the localization loss; `loss_weight` multiplies both losses.
     """
 
     iou_thresholds: tuple[float, float]

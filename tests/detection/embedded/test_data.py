@@ -231,11 +231,11 @@ def test_random_numbers_go_on_where_a_training_left_them(tmp_path: Path) -> None
         batches = list(islice(stream, number))
         return [(s["image_id"], s["image"].shape) for batch in batches for s in batch]
 
-    begun, later = shapes(3), shapes(3, drawn=3)
+    begun, later = shapes(3), shapes(3, trained=3)
     assert [name for name, _ in begun] == [name for name, _ in later]
     assert begun != later
-    assert later == shapes(3, drawn=3)
-    assert begun == shapes(3, drawn=0)
+    assert later == shapes(3, trained=3)
+    assert begun == shapes(3, trained=0)
 
 
 @pytest.mark.race
@@ -301,7 +301,7 @@ def test_training_leaves_out_what_has_no_object_or_no_keypoint(
 
     assert kept() == {hidden, *others}
     assert kept(KEYPOINT_ON=True) == set(others)
-    with pytest.raises(UserError, match=r"TRAIN holds no image with labeled keypoints"):
+    with pytest.raises(UserError, match=r"DATASETS.TRAIN has no image with labeled keypoints"):
         kept(KEYPOINT_ON=True, **{"ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1000})
     keys["DATALOADER.FILTER_EMPTY_ANNOTATIONS"] = False
     assert kept() == {crowded, hidden, *others}
