@@ -1,4 +1,4 @@
-"""The data pipeline without Detectron2: expected values written out, and its own promises."""
+"""The data pipeline without Detectron2, against values by hand."""
 
 import json
 import multiprocessing
@@ -88,7 +88,7 @@ def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     assert sample["classes"].tolist() == [0]
 
 
-def test_a_image_without_objects(tmp_path: Path) -> None:
+def test_an_image_without_objects(tmp_path: Path) -> None:
     sample = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
     assert sample["boxes"].shape == (0, 4)
     assert sample["classes"].shape == (0,)
@@ -175,7 +175,7 @@ def test_grouping_loses_no_image() -> None:
     assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
 
 
-def test_draws_cover_sizes_and_flips() -> None:
+def test_sampled_sizes_and_flips_cover_the_choices() -> None:
     rng = np.random.RandomState(0)
     augmentation = samples.Augmentation((10, 20, 30), "choice", "vertical")
     draws = [augmentation.draw(rng) for _ in range(60)]
@@ -212,7 +212,7 @@ def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
             assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, two, strict=True))
 
 
-def test_random_numbers_go_on_where_a_training_left_them(tmp_path: Path) -> None:
+def test_random_numbers_continue_where_a_training_left_them(tmp_path: Path) -> None:
     """The images are those of the beginning."""
     records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
 
