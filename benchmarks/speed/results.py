@@ -14,7 +14,7 @@ from benchmarks.speed.measure import Setting
 
 HEAD = "# Speed\n\nEach section was written by the command in it; not to be edited.\n"
 HEADERS = ("goal", "what", "ours", "reference", "measured", "wanted", "met")
-# How a value and its goal are written. The first two kinds are of (reference, ours).
+# By kind: how the value and the wanted one are written.
 FORMATS = {
     "faster": ("{:.2f}x", ">= {:g}x"),
     "reached": ("{:.0%}", ">= {:.0%}"),
@@ -64,11 +64,11 @@ class Result:
         value, wanted, kind = self.value, self.spec["wanted"], self.spec["kind"]
         if value is None or wanted is None:
             return None
-        if kind == "ratio":
-            value = round(value, 2)
-        return (value >= wanted if kind in ("faster", "reached") else value <= wanted) and (
-            not self.differs
-        )
+        if kind in ("faster", "reached"):
+            enough = value >= wanted
+        else:
+            enough = (round(value, 2) if kind == "ratio" else value) <= wanted
+        return enough and not self.differs
 
     def cells(self) -> tuple[str, ...]:
         """The columns of HEADERS."""
