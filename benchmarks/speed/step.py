@@ -101,10 +101,14 @@ def encoder(setting: Setting, arch: str = "resnet50", device: str = "cpu") -> nn
     return build_encoder(spec, DIM, mlp=False).to(device)
 
 
-def official_step(
-    model: nn.Module, K: int, device: str = "cpu", dtype: torch.dtype | None = None
-) -> reference.Step:
-    """The reference, with a random dictionary."""
+def build_step(
+    setting: Setting, side: str, arch: str = "resnet50", device: str = "cpu"
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """A training step: the reference's, the same under autocast, ours in bf16 or in fp32."""
+    model, K = encoder(setting, arch, device), sizes(setting).K
+    dtype = torch.bfloat16 if side in ("bf16", "autocast") else None
+    if side in ("bf16", "fp32"):
+        return OurStep(model, K, dtype)
     return reference.Step(model, unit_columns(K, device), M, T, LR, dtype)
 
 
@@ -136,16 +140,14 @@ def queries_and_keys(N: int) -> tuple[Tensor, Tensor]:
 @cache
 def step_seconds(setting: Setting, arch: str, N: int, P: int) -> dict[str, float]:
     """Whole steps: the reference's, ours in bf16 and fp32; and a bf16 matrix product."""
-    size = sizes(setting)
-    steps: dict[str, Callable[..., Tensor]] = {
-        "reference": official_step(encoder(setting, arch), size.K),
-        "bf16": OurStep(encoder(setting, arch), size.K, torch.bfloat16),
-        "fp32": OurStep(encoder(setting, arch), size.K),
+    size, views = sizes(setting), random_batch(N, P)
+    contenders: dict[str, Callable[[], object]] = {
+        side: partial(build_step(setting, side, arch), *views)
+        for side in ("reference", "bf16", "fp32")
     }
-    views = random_batch(N, P)
-    contenders = {name: partial(step, *views) for name, step in steps.items()}
     a, b = (torch.randn(size.matmul, size.matmul).bfloat16() for _ in range(2))
-    return interleaved({**contenders, "matmul": partial(torch.mm, a, b)}, setting.rounds)
+    contenders["matmul"] = partial(torch.mm, a, b)
+    return interleaved(contenders, setting.rounds)
 
 
 def resnet50_seconds(setting: Setting) -> dict[str, float]:
@@ -157,9 +159,8 @@ def bf16_step(setting: Setting) -> list[Result]:
     """C4."""
     size = sizes(setting)
     seconds = resnet50_seconds(setting)
-    step = official_step(encoder(setting), size.K)
     with FlopCounterMode(display=False) as counter:
-        step(*random_batch(size.step_n, size.P))
+        build_step(setting, "reference")(*random_batch(size.step_n, size.P))
     rate = counter.get_total_flops() / seconds["bf16"] / 1e9
     limit = 2 * size.matmul**3 / seconds["matmul"] / 1e9
     of = f"{size.P} px, N={size.step_n}, K={size.K}"
@@ -227,18 +228,13 @@ def gpu_step(setting: Setting) -> list[Result]:
     """G1, G2, G8."""
     N, _, K, P, *_ = sizes(setting)
     views = random_batch(N, P, "cuda")
-    bf16 = torch.bfloat16
-    build: dict[str, Callable[[], Callable[..., Tensor]]] = {
-        "fp32": lambda: official_step(encoder(setting, device="cuda"), K, "cuda"),
-        "autocast": lambda: official_step(encoder(setting, device="cuda"), K, "cuda", bf16),
-        "ours": lambda: OurStep(encoder(setting, device="cuda"), K, bf16),
-    }
-    peak = {}
-    for name, make in build.items():
+    steps, peak = {}, {}
+    for side in ("reference", "autocast", "bf16"):
         torch.cuda.reset_peak_memory_stats()
-        make()(*views)
-        peak[name] = torch.cuda.max_memory_allocated() / 2**30
-    steps = {name: partial(make(), *views) for name, make in build.items()}
+        build_step(setting, side, device="cuda")(*views)
+        peak[side] = torch.cuda.max_memory_allocated() / 2**30
+    for side in peak:
+        steps[side] = partial(build_step(setting, side, device="cuda"), *views)
     seconds = interleaved(steps, setting.rounds, "cuda")
     a = torch.zeros(1 << (20 if setting.quick else 32), dtype=torch.uint8, device="cuda")
     b = torch.empty_like(a)
@@ -246,21 +242,21 @@ def gpu_step(setting: Setting) -> list[Result]:
     bandwidth = 2 * a.nbytes / copy  # bytes read plus bytes written
     of = f"{P} px, N={N}, K={K}"
     return [
-        compare("G1 fp32", seconds, reference="fp32", sizes=of),
-        compare("G1 autocast", seconds, reference="autocast", sizes=of),
+        compare("G1 fp32", seconds, "bf16", sizes=of),
+        compare("G1 autocast", seconds, "bf16", "autocast", of),
         Result(
-            "G2", N / seconds["ours"], bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
+            "G2", N / seconds["bf16"], bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
         ),
-        compare("G8", peak, reference="autocast"),
+        compare("G8", peak, "bf16", "autocast"),
     ]
 
 
 def gpu_colors(setting: Setting) -> list[Result]:
     """G6."""
-    N, _, K, P, *_ = sizes(setting)
+    N, P = sizes(setting).N, sizes(setting).P
     pixels, params = random_crops(2 * N, P)
     pixels, views = pixels.cuda(), random_batch(N, P, "cuda")
-    step = OurStep(encoder(setting, device="cuda"), K, torch.bfloat16)
+    step = build_step(setting, "bf16", device="cuda")
     contenders: dict[str, Callable[[], object]] = {
         "colors": lambda: apply_colors(pixels, params, V2, reference.MEAN, reference.STD),
         "step": lambda: step(*views),
