@@ -68,7 +68,7 @@ class VOCPredictions:
             rows = reference_voc.result_lines(image_id, found["boxes"], scores, classes)
             for label, line in rows:
                 lines[VOC_CLASSES[label]].append(line)
-        return reference_voc.evaluate(lines, self.objects, 2007, folder)
+        return reference_voc.evaluate(lines, self.objects, folder)
 
 
 class COCOPredictions:
