@@ -175,8 +175,7 @@ def _work(
             ):
                 metrics = trainer.train(trainer.resume() if resume else None)
         if visualize and distributed.is_main():
-            split, inference = _test_split(cfg), folder / "inference"
-            images = draw_predictions(model, split, cfg, inference, visualize)
+            images = draw_predictions(model, _test_split(cfg), cfg, folder / "inference", visualize)
             logger.info("wrote predictions on images into %s", images)
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
 
@@ -252,7 +251,7 @@ class Trainer:
                 self.done = done = iteration + 1
                 evaluation_due = done == self.max_iter or _due(done, period)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
-                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER, done)
+                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
                 if done == self.max_iter:
                     self.save(iteration, FINAL)
                 elif _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
@@ -313,23 +312,20 @@ class Trainer:
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one that was done, and say so.
 
-        On all processes; what was read since then draws from none of the saved random streams.
+        On all processes; what was read since then used none of the saved random streams.
         """
         if iteration > self.saved:
             self.save(iteration)
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
-    def precise_bn(self, num_iters: int, done: int) -> None:
+    def precise_bn(self, num_iters: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.
 
         As Detectron2's PreciseBN hook, over the first images of the training's order.
-
-        Args:
-            done: iterations trained so far.
         """
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
-            batches = build_training(self.cfg, num_workers=0, trained=done)
+            batches = build_training(self.cfg, num_workers=0, trained=self.done)
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
         combine_statistics(counts)
