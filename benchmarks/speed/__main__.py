@@ -1,6 +1,6 @@
 """Measured speed against stated goals.
 
-    python -m benchmarks.speed pretrain                            the table, in some 15 minutes
+    python -m benchmarks.speed pretrain                            the whole table
     python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with tiny sizes
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
     python -m benchmarks.speed convert                             of converting a checkpoint

@@ -1,6 +1,7 @@
 """Goals of pre-training: C on one thread of a CPU, G on a GPU."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -32,13 +33,11 @@ def loss(setting: Setting) -> list[Result]:
         "fp32": partial(ours, bf16=False),
         "bf16": partial(ours, bf16=True),
     }
-    try:
+    with suppress(ImportError):
         from lightly.loss import NTXentLoss
 
         peer = NTXentLoss(step.T, memory_bank_size=(K, step.DIM))
         contenders["lightly"] = lambda: torch.autograd.grad(peer(q, k), q)[0]
-    except ImportError:
-        pass
     seconds = interleaved(contenders, setting.rounds)
     exact = official(q.detach().double().requires_grad_(), k.double(), queue.double())
     error = {

@@ -4,6 +4,7 @@ N batch, C dimension, K length of the queue, P crop size in pixels.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from random import Random
 from typing import NamedTuple
@@ -192,12 +193,10 @@ def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
         "reference": lambda: reference.momentum_update(encoder_k, encoder_q, M),
         "ours": lambda: step.model.update([], [], images),
     }
-    try:
+    with suppress(ImportError):
         from lightly.models.utils import update_momentum
 
         contenders["lightly"] = lambda: update_momentum(encoder_q, encoder_k, M)
-    except ImportError:
-        pass
     seconds = interleaved(contenders, setting.rounds, device)
     return [
         compare(goal, seconds),
