@@ -1,1 +1,1 @@
-"""How fast, compared with a plain transcription of the official code and with a peer."""
+"""Speed benchmarks: this project against transcriptions of the official code, and a peer."""

@@ -1,21 +1,29 @@
 """Measured speed against stated goals.
 
-    python -m benchmarks.speed pretrain                            the table, in about ten minutes
-    python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with few repetitions
-    python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the report
+    python -m benchmarks.speed pretrain                            the whole table
+    python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with tiny sizes
+    python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
 
-Our side and the other in turn, so that what else the machine does meets both; the smallest
-CPU time of several rounds counts, and of that only the ratio.
+Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
+several rounds counts, and of that only the ratio.
 """
 
 import argparse
+import dataclasses
+import json
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moco.common.errors import UserError, run_cli
+
+if TYPE_CHECKING:
+    from benchmarks.speed.measure import Setting
+    from benchmarks.speed.results import Result, Run
 
 SUITES = ("pretrain", "convert", "detection")
 MIN_ROUNDS = 5
@@ -38,7 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes, one round: a smoke test, no measurement"
     )
-    parser.add_argument("--output", metavar="FILE.md", help="put the section there as well")
+    parser.add_argument(
+        "--output", metavar="FILE.md", help="put the section there, and its data into FILE.json"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
@@ -50,32 +60,51 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
     from benchmarks.speed import convert, detection, pretrain
-    from benchmarks.speed.report import markdown, text, with_section
+    from benchmarks.speed.measure import Setting, description
+    from benchmarks.speed.results import page, text
     from moco.common.files import atomic_write_text
 
     suite = {"pretrain": pretrain, "convert": convert, "detection": detection}[args.suite]
-    goals = args.goals.split(",") if args.goals else list(suite.GOALS)
-    unknown = [goal for goal in goals if goal not in suite.GOALS]
-    if unknown:
-        raise UserError(f"--goals: got {unknown[0]!r}, choices are {', '.join(suite.GOALS)}")
+    names = args.goals.split(",") if args.goals else list(suite.GOALS)
+    for name in names:
+        if name not in suite.GOALS:
+            raise UserError(f"--goals: got {name!r}, choices are {', '.join(suite.GOALS)}")
+    rounds = 1 if args.quick else args.rounds
     with tempfile.TemporaryDirectory() as scratch:
-        rounds = 1 if args.quick else args.rounds
-        if args.suite == "pretrain":
-            training = pretrain.Setting(Path(scratch), args.images, rounds, args.quick)
-            rows, facts = pretrain.measure(training, goals), training.description()
-        elif args.suite == "convert":
-            conversion = convert.Setting(Path(scratch), rounds, args.quick)
-            rows, facts = convert.measure(conversion, goals), conversion.description()
-        else:
-            engines = detection.Setting(Path(scratch), rounds, args.quick)
-            rows, facts = detection.measure(engines, goals), engines.description()
-        print(text(rows))
-        if args.output:
-            path = Path(args.output)
-            section = markdown(suite.TITLE, suite.ABOUT, rows, facts, args.quick)
-            before = path.read_text() if path.exists() else ""
-            atomic_write_text(path, with_section(before, section))
-            print(f"wrote {args.output}")
+        setting = Setting(Path(scratch), rounds, args.quick, args.images)
+        results = measure({name: suite.GOALS[name] for name in names}, setting)
+    print(text(results))
+    if args.output:
+        data = Path(args.output).with_suffix(".json")
+        content = json.loads(data.read_text()) if data.exists() else {}
+        rows = [dataclasses.asdict(result) for result in results]
+        content[args.suite] = {"facts": description(rounds), "quick": args.quick, "results": rows}
+        content = {name: content[name] for name in SUITES if name in content}
+        atomic_write_text(data, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        atomic_write_text(Path(args.output), page(content))
+        print(f"wrote {args.output} and {data}")
+
+
+def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Result]":
+    """The rows of these goals, with progress on the terminal."""
+    import torch
+
+    from benchmarks.speed.measure import present
+    from benchmarks.speed.results import Result, goals, number
+
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = True
+    results: list[Result] = []
+    start = time.monotonic()
+    for name, run in runs.items():
+        print(f"{time.monotonic() - start:4.0f} s  {name} ...", flush=True)
+        mine = {key: goal for key, goal in goals().items() if goal.get("run", number(key)) == name}
+        if run is None or not {goal.get("needs", "") for goal in mine.values()} <= present():
+            results += [Result(key) for key in mine]
+            continue
+        torch.manual_seed(0)
+        results += run(setting)
+    return results
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""One training iteration, one image's inference, one batch of images: of either engine.
-
-Both sides of the measurements of detection, built from the same task as their users get them.
-"""
+"""One training iteration, one image's inference, one batch of images: of either engine."""
 
 from __future__ import annotations
 
@@ -23,6 +20,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SEED = 0
 # Of the classifier's first weights, to give some tens of detections per image.
 SCORE_SCALE = 20.0
+Batches = Iterator[list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -30,17 +28,15 @@ class Side:
     """An engine with a model.
 
     Attributes:
-        step: one training iteration on the same batch, as far as the fetch: losses, gradients,
+        step: one training iteration on `train_batch`, as far as the fetch: losses, gradients,
             clipping, optimizer, schedule, log.
         infer: one image's prediction in the form that both engines share.
-        train_batch, test_batch: what the engine's own loaders give first.
     """
 
     model: nn.Module
     step: Callable[[], None]
     infer: Callable[[], Any]
     train_batch: list[dict[str, Any]]
-    test_batch: list[dict[str, Any]]
 
 
 def task_config(engine: str, config: str, keys: dict[str, Any], folder: Path) -> CfgNode:
@@ -51,7 +47,7 @@ def task_config(engine: str, config: str, keys: dict[str, Any], folder: Path) ->
 
 
 def embedded(cfg: CfgNode) -> Side:
-    """This project's own engine; its log goes to OUTPUT_DIR, which there has to be."""
+    """This project's own engine; its log goes to OUTPUT_DIR."""
     from detection.datasets import read_split
     from detection.embedded.build import build_model
     from detection.embedded.evaluate import to_prediction
@@ -75,10 +71,10 @@ def embedded(cfg: CfgNode) -> Side:
         with torch.no_grad():
             return to_prediction(model(test_batch)[0])
 
-    return Side(model, step, infer, train_batch, test_batch)
+    return Side(model, step, infer, train_batch)
 
 
-def embedded_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
+def embedded_batches(cfg: CfgNode) -> Batches:
     """Training batches without end."""
     from detection.embedded.pipeline import build_training
 
@@ -103,17 +99,21 @@ def detectron2(cfg: CfgNode) -> Side:
         with torch.no_grad():
             return to_prediction(model(test_batch)[0])
 
-    return Side(model, step, infer, train_batch, test_batch)
+    return Side(model, step, infer, train_batch)
 
 
-def detectron2_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
+def detectron2_batches(cfg: CfgNode) -> Batches:
     """Training batches without end, from Detectron2's own loader."""
     from detection.d2.measured import training_batches
 
     return training_batches(cfg)
 
 
-def with_trained_look(side: Side) -> None:
+BUILD = {"embedded": embedded, "detectron2": detectron2}
+BATCHES = {"embedded": embedded_batches, "detectron2": detectron2_batches}
+
+
+def imitate_training(side: Side) -> None:
     """Statistics of BN as they are on images, and scores that differ from each other (in place).
 
     What a network at random does not have: its maps grow from block to block, and no detection

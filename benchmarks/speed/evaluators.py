@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.speed import reference_voc, scenes
 from benchmarks.speed.measure import interleaved
-from benchmarks.speed.report import Row, faster
+from benchmarks.speed.results import Result, compare
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation import voc as voc_eval
@@ -21,8 +21,7 @@ from detection.evaluation.coco import COCOEvaluator
 from detection.evaluation.predictions import Prediction
 from detection.evaluation.predictions import Row as Instance
 
-WANTED = 7
-OFFICIAL, OURS = "official", "ours"
+METRICS = ("AP", "AP50", "AP75")
 
 
 class VOCPredictions:
@@ -52,18 +51,14 @@ class VOCPredictions:
                 rng, scene, num_classes, num_false
             )
 
-    @property
-    def num_detections(self) -> int:
-        return sum(len(p["scores"]) for p in self.predictions.values())
-
     def ours(self) -> dict[str, float]:
         """AP, AP50, AP75 by detection/evaluation/voc.py, over all classes as the official code."""
         detections = voc_eval.VOCDetections(len(VOC_CLASSES))
         for image_id, found in self.predictions.items():
             detections.add(image_id, found["boxes"], found["scores"], found["classes"])
         metrics = voc_eval.evaluate(detections, self.truth, VOC_CLASSES, 2007)
-        names = {name: f"bbox/{name}" for name in ("AP", "AP50", "AP75")}
-        return {k: metrics.get(f"{v}_detectron2", metrics[v]) for k, v in names.items()}
+        own = {name: metrics[f"bbox/{name}"] for name in METRICS}
+        return {name: metrics.get(f"bbox/{name}_detectron2", own[name]) for name in METRICS}
 
     def official(self, folder: Path) -> dict[str, float]:
         """The same by the transcription; `folder` is for its result files."""
@@ -73,7 +68,7 @@ class VOCPredictions:
             rows = reference_voc.result_lines(image_id, found["boxes"], scores, classes)
             for label, line in rows:
                 lines[VOC_CLASSES[label]].append(line)
-        return reference_voc.evaluate(lines, self.objects, 2007, folder)
+        return reference_voc.evaluate(lines, self.objects, folder)
 
 
 class COCOPredictions:
@@ -100,14 +95,14 @@ class COCOPredictions:
     def ours(self) -> dict[str, float]:
         """AP, AP50, AP75 by detection/evaluation/coco.py, which writes the predictions, too."""
         metrics = self.evaluator.evaluate()
-        return {name: metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")}
+        return {name: metrics[f"bbox/{name}"] for name in METRICS}
 
     def official(self) -> dict[str, float]:
         """The same by pycocotools."""
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-        with _quiet():
+        with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(self.path))
             return _coco_metrics(COCOeval(truth, truth.loadRes(self._rows()), "bbox"))
 
@@ -119,48 +114,42 @@ class COCOPredictions:
         """
         import hotcoco
 
-        with _quiet():
+        with contextlib.redirect_stdout(io.StringIO()):
             truth = hotcoco.COCO(str(self.path))
-            found = truth.load_res(self._rows())
-            return _coco_metrics(hotcoco.COCOeval(truth, found, "bbox"))
+            return _coco_metrics(hotcoco.COCOeval(truth, truth.load_res(self._rows()), "bbox"))
 
     def _rows(self) -> list[Instance]:
         return [dict(row) for row in self.evaluator.rows]  # pycocotools writes into them
 
 
-def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Row:
+def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Result:
     """From predictions in memory to the AP over ten thresholds."""
     given = VOCPredictions(num_images, num_false)
-    contenders: dict[str, Callable[[], object]] = {
-        OFFICIAL: partial(given.official, folder),
-        OURS: given.ours,
+    contenders: dict[str, Callable[[], Any]] = {
+        "ours": given.ours,
+        "official": partial(given.official, folder),
     }
-    agree = _agreement(given.ours(), given.official(folder))
-    what = (
-        f"VOC's AP at ten thresholds, {num_images} images, {given.num_detections} detections; "
-        f"official: voc_eval called 20 x 10 times; {agree}"
-    )
-    return _only_if_equal(
-        faster("C9", what, interleaved(contenders, rounds), OFFICIAL, OURS, WANTED), agree
-    )
+    differs = given.ours() != given.official(folder)
+    count = sum(len(found["scores"]) for found in given.predictions.values())
+    sizes = f"{num_images} images, {count} detections"
+    seconds = interleaved(contenders, rounds)
+    return compare("C9 voc", seconds, reference="official", sizes=sizes, differs=differs)
 
 
-def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Row]:
+def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Result]:
     """From predictions in COCO's format in memory to AP."""
     given = COCOPredictions(num_images, num_false, folder)
-    expected = given.official()
-    contenders: dict[str, Callable[[], object]] = {OFFICIAL: given.official, OURS: given.ours}
+    contenders: dict[str, Callable[[], Any]] = {"ours": given.ours, "official": given.official}
     with contextlib.suppress(ImportError):
         given.compiled()
         contenders["compiled"] = given.compiled
+    metrics = {name: run() for name, run in contenders.items()}
     seconds = interleaved(contenders, rounds)
-    number = f"{num_images} images, {len(given.evaluator.rows)} detections"
-    agree = _agreement(given.ours(), expected)
-    what = f"COCO's AP of boxes, {number}; official: pycocotools; {agree}"
-    rows = [_only_if_equal(faster("C9", what, seconds, OFFICIAL, OURS, WANTED), agree)]
-    if "compiled" in seconds:
-        what = f"COCO's AP of boxes: hotcoco; {_agreement(given.compiled(), expected)}"
-        rows.append(faster("", what, seconds, OFFICIAL, "compiled", 0))
+    sizes = f"{num_images} images, {len(given.evaluator.rows)} detections"
+    rows = []
+    for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled")):
+        differs = side in metrics and metrics[side] != metrics["official"]
+        rows.append(compare(goal, seconds, side, "official", sizes, differs))
     return rows
 
 
@@ -169,20 +158,5 @@ def _coco_metrics(evaluation: Any) -> dict[str, float]:
     evaluation.evaluate()
     evaluation.accumulate()
     precision = np.asarray(evaluation.eval["precision"])[:, :, :, [0], [2]]  # (T, R, K, 1)
-    means = {}
-    for name, part in (("AP", precision), ("AP50", precision[:1]), ("AP75", precision[5:6])):
-        means[name] = float(np.mean(part[part > -1]) * 100)
-    return means
-
-
-def _agreement(ours: Mapping[str, float], official: Mapping[str, float]) -> str:
-    return "AP equal" if ours == official else f"AP DIFFERENT: {ours}, {official}"
-
-
-def _only_if_equal(row: Row, agreement: str) -> Row:
-    """A fast evaluator that is wrong meets nothing."""
-    return row if agreement == "AP equal" else Row(**{**vars(row), "met": False})
-
-
-def _quiet() -> contextlib.AbstractContextManager[object]:
-    return contextlib.redirect_stdout(io.StringIO())
+    parts = zip(METRICS, (precision, precision[:1], precision[5:6]), strict=True)
+    return {name: float(np.mean(part[part > -1]) * 100) for name, part in parts}

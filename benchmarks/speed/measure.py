@@ -1,57 +1,89 @@
-"""Timing on a machine that others use, too."""
+"""Interleaved timings with `torch.utils.benchmark`, for a machine that others use, too."""
 
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
+from torch.utils.benchmark import Timer
+from torch.utils.benchmark import timer as synchronized_seconds
 
+from convert.detectron2_backbone import installed
 from moco.common.run import provenance
 
-Clock = Callable[[Callable[[], object]], float]
+Contenders = Mapping[str, Callable[[], object]]
+BLOCK_SECONDS = 0.1  # short calls are repeated in each round until they take that long
 
 
-def interleaved(
-    contenders: Mapping[str, Callable[[], object]],
-    rounds: int,
-    device: str = "cpu",
-    clock: Clock | None = None,
-) -> dict[str, float]:
-    """Seconds that each contender takes; in every round each of them runs once.
-
-    On a CPU the CPU time of this process, the smallest of all rounds: whatever else runs can
-    only add to it. On a GPU the median of the times between two events.
+@dataclass(frozen=True)
+class Setting:
+    """What to measure with.
 
     Args:
-        clock: what else to measure on the CPU, e.g. `children_seconds`.
+        scratch: folder for generated files.
+        rounds: of each timing.
+        quick: tiny sizes, for a smoke test.
+        images: folder with JPEG images; None for generated ones.
     """
-    clock = clock or (_gpu_seconds if device == "cuda" else _cpu_seconds)
-    typical = median if device == "cuda" else min
-    seconds = every_round(contenders, rounds, clock)
-    return {name: typical(values) for name, values in seconds.items()}
+
+    scratch: Path
+    rounds: int
+    quick: bool
+    images: str | None = None
 
 
 def every_round(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Clock | None = None
+    contenders: Contenders, rounds: int, timer: Callable[[], float] = time.process_time
 ) -> dict[str, list[float]]:
-    """What `interleaved` chooses from: of each contender the seconds of all rounds."""
-    clock = clock or _cpu_seconds
+    """Seconds of a call of each contender in every round; each round times all of them in turn.
+
+    Args:
+        timer: a clock; by default the CPU time of this process.
+    """
+    timers = {
+        name: Timer("run()", globals={"run": run}, timer=timer) for name, run in contenders.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for contender in contenders.values():
-        contender()  # allocations and choices of kernels that are made once
     for _ in range(rounds):
-        for name, contender in contenders.items():
-            seconds[name].append(clock(contender))
+        for name, clock in timers.items():
+            seconds[name].append(clock.blocked_autorange(min_run_time=BLOCK_SECONDS).median)
     return seconds
 
 
-def copy_bytes_per_second(rounds: int, device: str, num_bytes: int) -> float:
-    """Bytes read plus bytes written per second by a copy."""
-    a = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    b = torch.empty_like(a)
-    return 2 * num_bytes / interleaved({"copy": lambda: b.copy_(a)}, rounds, device)["copy"]
+def interleaved(
+    contenders: Contenders,
+    rounds: int,
+    device: str = "cpu",
+    timer: Callable[[], float] = time.process_time,
+) -> dict[str, float]:
+    """The fastest round of each, as whatever else the machine does can only add to CPU time.
+
+    On a GPU the median round of wall time, synchronized.
+    """
+    if device == "cpu":
+        return {name: min(all_) for name, all_ in every_round(contenders, rounds, timer).items()}
+    found = every_round(contenders, rounds, synchronized_seconds)
+    return {name: median(all_) for name, all_ in found.items()}
+
+
+def children_seconds() -> float:
+    """CPU time of the processes that this one has waited for, and of theirs."""
+    import resource  # POSIX only, and so not above
+
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def present() -> set[str]:
+    """Which needs of goals.yaml are met here."""
+    gpu, detectron2 = torch.cuda.is_available(), installed()
+    needs = {"": True, "a GPU": gpu, "Detectron2": detectron2}
+    needs["a GPU and Detectron2"] = gpu and detectron2
+    return {need for need, met in needs.items() if met}
 
 
 def description(rounds: int) -> list[str]:
@@ -66,39 +98,3 @@ def description(rounds: int) -> list[str]:
         versions,
         f"{rounds} rounds of each timing",
     ]
-
-
-def children_seconds(function: Callable[[], object]) -> float:
-    """Processor time of the processes that a call starts, and of theirs; it waits for them."""
-
-    def used() -> float:
-        import resource  # POSIX only, and so not above
-
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    start = used()
-    function()
-    return used() - start
-
-
-def wall_seconds(function: Callable[[], object]) -> float:
-    """Time that passes."""
-    start = time.monotonic()
-    function()
-    return time.monotonic() - start
-
-
-def _cpu_seconds(function: Callable[[], object]) -> float:
-    start = time.process_time()
-    function()
-    return time.process_time() - start
-
-
-def _gpu_seconds(function: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    function()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000

@@ -1,10 +1,8 @@
-"""What the official MoCo code does (facebookresearch/moco, main_moco.py and its package), plainly.
+"""A plain transcription of the official MoCo code (facebookresearch/moco), the other side.
 
-The other side of the measurements, written for them; tests/benchmarks/speed/test_speed.py holds
-that it
-computes the same as ours. Loader: torchvision's transforms on PIL images, one after the other.
-Step: float32 in the default memory layout, einsum logits, a copy of the queue, cross-entropy, a
-Python loop for the momentum update. Between processes: all images to all processes.
+Loader: torchvision's transforms on PIL images, one after the other. Step: float32 in the default
+memory layout, einsum logits, a copy of the queue, cross-entropy, a Python loop for the momentum
+update. Between processes: all images to all processes. The tests compare it with ours.
 
 N batch, C dimension, K length of the queue, W processes, n = N / W.
 """
@@ -60,20 +58,15 @@ def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], 
     return DataLoader(ImageFolder(root, TwoCrops(transform(kind))), batch_size=batch)
 
 
-def logits_and_labels(q: Tensor, k: Tensor, queue: Tensor, T: float) -> tuple[Tensor, Tensor]:
-    """(N, 1 + K) and the column of the positives."""
-    positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
-    negative = torch.einsum("nc,ck->nk", [q, queue.clone().detach()])
-    logits = torch.cat([positive, negative], dim=1)
-    logits /= T
-    return logits, torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
-
-
 def loss_and_accuracy(
     q: Tensor, k: Tensor, queue: Tensor, T: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, and the percentage of queries whose positive is first, or among the first five."""
-    logits, labels = logits_and_labels(q, k, queue, T)
+    positive = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+    negative = torch.einsum("nc,ck->nk", [q, queue.clone().detach()])
+    logits = torch.cat([positive, negative], dim=1)  # (N, 1 + K)
+    logits /= T
+    labels = torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
     loss = nn.CrossEntropyLoss()(logits, labels)
     with torch.no_grad():
         _, nearest = logits.topk(min(5, logits.shape[1]), 1, True, True)

@@ -1,8 +1,8 @@
-"""VOC's average precision as its official Python code computes it, plainly (voc_eval.py).
+"""VOC2007's average precision: a plain transcription of the official Python code (voc_eval.py).
 
-The other side of a measurement, written for it: one class and one IoU threshold at a time, over
-result files and a Python loop over the detections. Detectron2 calls it 200 times for the AP over
-ten thresholds (detectron2/evaluation/pascal_voc_evaluation.py).
+One class and one IoU threshold at a time, over result files and a Python loop over the detections.
+Detectron2 calls it 200 times for the AP over ten thresholds
+(detectron2/evaluation/pascal_voc_evaluation.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 def evaluate(
-    lines: Mapping[str, Sequence[str]], truth: Mapping[str, Objects], year: int, folder: Path
+    lines: Mapping[str, Sequence[str]], truth: Mapping[str, Objects], folder: Path
 ) -> dict[str, float]:
     """AP, AP50 and AP75 in 0..100.
 
@@ -32,7 +32,7 @@ def evaluate(
         path = folder / f"{name}.txt"
         path.write_text("\n".join(content))
         for percent in range(50, 100, 5):
-            ap = average_precision(path, truth, name, percent / 100.0, year == 2007)
+            ap = average_precision(path, truth, name, percent / 100.0)
             per_threshold.setdefault(percent, []).append(ap * 100)
     means = {percent: np.mean(aps) for percent, aps in per_threshold.items()}
     values = {"AP": np.mean(list(means.values())), "AP50": means[50], "AP75": means[75]}
@@ -53,7 +53,7 @@ def result_lines(
 
 
 def average_precision(
-    path: Path, truth: Mapping[str, Objects], name: str, threshold: float, use_11_points: bool
+    path: Path, truth: Mapping[str, Objects], name: str, threshold: float
 ) -> float:
     """AP in 0..1 of one class at one IoU threshold; `path` is its result file."""
     mine: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def average_precision(
     with np.errstate(invalid="ignore"):
         recall = tp / float(num_objects)
     precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
-    return curve_11_points(recall, precision) if use_11_points else curve_area(recall, precision)
+    return curve_11_points(recall, precision)
 
 
 def overlaps_with(box: Array, boxes: Array) -> Array:
@@ -117,13 +117,3 @@ def curve_11_points(recall: Array, precision: Array) -> float:
         reached = precision[recall >= point]
         ap += (np.max(reached) if len(reached) else 0.0) / 11.0
     return float(ap)
-
-
-def curve_area(recall: Array, precision: Array) -> float:
-    """VOC 2010 and later."""
-    r = np.concatenate(([0.0], recall, [1.0]))
-    p = np.concatenate(([0.0], precision, [0.0]))
-    for i in range(len(p) - 1, 0, -1):
-        p[i - 1] = np.maximum(p[i - 1], p[i])
-    changes = np.where(r[1:] != r[:-1])[0]
-    return float(np.sum((r[changes + 1] - r[changes]) * p[changes + 1]))

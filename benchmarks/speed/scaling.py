@@ -5,6 +5,8 @@ W GPUs, n images on each, N = W n, C dimension of a key.
 
 from dataclasses import dataclass
 
+from benchmarks.speed.results import Result
+
 FLOAT = 4  # bytes
 
 
@@ -35,17 +37,6 @@ class Model:
     buffer_bytes: int = 65536 * 128 * FLOAT
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row for the table."""
-
-    what: str
-    ours: str
-    official: str
-    measured: str
-    wanted: str
-
-
 def exchanged_bytes(official: bool, W: int, n: int, model: Model) -> int:
     """What one process receives for the keys of a step, besides the gradients."""
     keys = (W - 1) * n * model.key_bytes
@@ -72,29 +63,17 @@ def efficiency(official: bool, W: int, n: int, machine: Machine, model: Model) -
     return compute / (overlapped + exposed)
 
 
-def lines() -> list[Line]:
+def results() -> list[Result]:
     """64 GPUs with 64 images each, and the paper's largest batch of 1024 on 64."""
     machine, model = Machine(), Model()
-    found = []
-    for n, wanted in ((64, ">= 90% ours"), (16, "<= 30% official")):
-        ours, official = (efficiency(side, 64, n, machine, model) for side in (False, True))
-        found.append(
-            Line(
-                f"efficiency on 64 GPUs of {n} images each, {assumptions(machine)}",
-                f"{ours:.0%}",
-                f"{official:.0%}",
-                f"{ours:.0%} / {official:.0%}",
-                wanted,
-            )
-        )
-    return found
-
-
-def assumptions(machine: Machine) -> str:
-    """In words."""
-    return (
+    assumed = (
         f"if a GPU computes {machine.images_per_second:.0f} images/s, receives "
         f"{machine.link_bytes_per_second / 1e9:.0f} GB/s, a collective costs "
         f"{machine.latency_seconds * 1e6:.0f} us and the gradients' exchange overlaps with "
         f"{machine.backward_share:.0%} of the computation"
     )
+    rows = []
+    for n in (64, 16):
+        ours, official = (100 * efficiency(side, 64, n, machine, model) for side in (False, True))
+        rows.append(Result(f"paper {n}", ours, official, assumed))
+    return rows

@@ -5,15 +5,14 @@ Boxes are (x1, y1, x2, y2) in pixels, 0-based and half-open.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from benchmarks.speed.pretrain import IMAGENET_PX, generate_images
+from benchmarks.speed.views import IMAGENET_PX, generate_images
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation.predictions import Prediction
@@ -23,8 +22,7 @@ CORNERS = 24  # of an object's polygon
 Boxes = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Scene:
+class Scene(NamedTuple):
     """What is in one image: boxes (G, 4), classes (G,) in 0..num_classes-1, difficult (G,)."""
 
     boxes: Boxes
@@ -35,11 +33,8 @@ class Scene:
 def random_scene(rng: np.random.Generator, num_classes: int, mean_objects: float) -> Scene:
     """At least one object, of whole pixels."""
     count = 1 + rng.poisson(mean_objects - 1)
-    return Scene(
-        np.rint(_boxes(rng, count)),
-        rng.integers(num_classes, size=count),
-        rng.random(count) < 0.1,
-    )
+    boxes = np.rint(_boxes(rng, count))
+    return Scene(boxes, rng.integers(num_classes, size=count), rng.random(count) < 0.1)
 
 
 def random_prediction(
@@ -68,27 +63,26 @@ def random_prediction(
 
 
 def write_datasets(root: Path, num_images: int, mean_objects: float) -> None:
-    """VOC2007, VOC2012 and coco as their names are looked for below $DETECTRON2_DATASETS.
+    """VOC2007, VOC2012 and coco as they are named below $DETECTRON2_DATASETS.
 
     The same images everywhere, for training and testing; COCO's objects have polygons, persons
     keypoints.
     """
-    folders = ("VOC2007/JPEGImages", "VOC2012/JPEGImages", "coco/train2017", "coco/val2017")
     images = root / "images"
     images.mkdir(parents=True)
     generate_images(images, num_images)
-    for folder in folders:
-        (root / folder).parent.mkdir(parents=True, exist_ok=True)
-        (root / folder).symlink_to(images, target_is_directory=True)
+    for name in ("VOC2007/JPEGImages", "VOC2012/JPEGImages", "coco/train2017", "coco/val2017"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(images, target_is_directory=True)
     ids = sorted(path.stem for path in images.iterdir())
     rng = np.random.default_rng(0)
-    scenes = [random_scene(rng, len(VOC_CLASSES), mean_objects) for _ in ids]
-    _write_voc(root, ids, scenes)
+    _write_voc(root, {i: random_scene(rng, len(VOC_CLASSES), mean_objects) for i in ids})
     scenes = [random_scene(rng, len(COCO_CATEGORIES), mean_objects) for _ in ids]
+    folder = root / "coco" / "annotations"
+    folder.mkdir()
     for split in ("train2017", "val2017"):
-        path = root / "coco" / "annotations" / f"instances_{split}.json"
-        write_coco(path, ids, scenes, COCO_CATEGORIES)
-        path = path.with_name(f"person_keypoints_{split}.json")
+        write_coco(folder / f"instances_{split}.json", ids, scenes, COCO_CATEGORIES)
+        path = folder / f"person_keypoints_{split}.json"
         write_coco(path, ids, scenes, COCO_CATEGORIES[:1], rng)
 
 
@@ -113,35 +107,35 @@ def write_coco(
                 "area": w * h * np.pi / 4,
                 "segmentation": [_ellipse(box)],
             }
-            if keypoints:
-                item |= _keypoints(keypoints, box)
-            annotations.append(item)
-    images = [
-        {"id": int(i), "file_name": f"{i}.jpg", "height": HEIGHT, "width": WIDTH} for i in ids
-    ]
-    named = [{"id": number, "name": name} for number, name in categories]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"images": images, "annotations": annotations, "categories": named}
-    path.write_text(json.dumps({"info": {}, "licenses": [], **content}))
-
-
-def _write_voc(root: Path, ids: Sequence[str], scenes: Sequence[Scene]) -> None:
-    """Boxes as VOC2007's trainval and test, ellipses as the labels of VOC2012's pixels."""
-    lists = {
-        "VOC2007/ImageSets/Main": ("trainval", "test"),
-        "VOC2012/ImageSets/Segmentation": ("train_aug", "val"),
+            annotations.append(item | (_keypoints(keypoints, box) if keypoints else {}))
+    sizes = {"height": HEIGHT, "width": WIDTH}
+    content = {
+        "info": {},
+        "licenses": [],
+        "images": [{"id": int(i), "file_name": f"{i}.jpg", **sizes} for i in ids],
+        "annotations": annotations,
+        "categories": [{"id": number, "name": name} for number, name in categories],
     }
-    for folder, splits in lists.items():
-        (root / folder).mkdir(parents=True)
-        for split in splits:
-            (root / folder / f"{split}.txt").write_text("\n".join(ids) + "\n")
+    path.write_text(json.dumps(content))
+
+
+def _write_voc(root: Path, scenes: Mapping[str, Scene]) -> None:
+    """Boxes as VOC2007's trainval and test, ellipses as the labels of VOC2012's pixels."""
+    lists = (
+        ("2007/ImageSets/Main", "trainval test"),
+        ("2012/ImageSets/Segmentation", "train_aug val"),
+    )
+    for folder, splits in lists:
+        (root / f"VOC{folder}").mkdir(parents=True)
+        for split in splits.split():
+            (root / f"VOC{folder}" / f"{split}.txt").write_text("\n".join(scenes) + "\n")
     masks = [root / "VOC2012" / name for name in ("SegmentationClass", "SegmentationClassAug")]
     annotations = root / "VOC2007" / "Annotations"
     for made in (*masks, annotations):
         made.mkdir()
-    for image_id, scene in zip(ids, scenes, strict=True):
+    for image_id, scene in scenes.items():
         objects, labels = [], Image.new("P", (WIDTH, HEIGHT))
-        for box, label, difficult in zip(scene.boxes, scene.classes, scene.difficult, strict=True):
+        for box, label, difficult in zip(*scene, strict=True):
             x1, y1, x2, y2 = map(int, box)
             objects.append(
                 f"<object><name>{VOC_CLASSES[label]}</name><difficult>{difficult:d}</difficult>"
@@ -165,16 +159,14 @@ def _ellipse(box: Boxes) -> list[float]:
     return [float(number) for number in points.round(2).ravel()]
 
 
-def _keypoints(rng: np.random.Generator, box: Boxes) -> Mapping[str, Any]:
+def _keypoints(rng: np.random.Generator, box: Boxes) -> dict[str, Any]:
     """Anywhere in the box, two thirds of them labeled."""
     number = len(PERSON_KEYPOINTS)
     points = np.rint(rng.uniform(box[:2], box[2:] - 1, (number, 2)))
-    visibility = rng.integers(0, 3, number)
-    flat = np.column_stack([points * (visibility > 0)[:, None], visibility])
-    return {
-        "keypoints": flat.astype(int).ravel().tolist(),
-        "num_keypoints": int((visibility > 0).sum()),
-    }
+    visible = rng.integers(0, 3, number)
+    flat = np.column_stack([points * (visible > 0)[:, None], visible])
+    labeled = int((visible > 0).sum())
+    return {"keypoints": flat.astype(int).ravel().tolist(), "num_keypoints": labeled}
 
 
 def _boxes(rng: np.random.Generator, count: int) -> Boxes:

@@ -1,4 +1,4 @@
-"""The bytes of one step's keys on W gloo processes: the official way and ours.
+"""C8: the bytes of one step's keys on W gloo processes, the official way and ours.
 
 N images of all processes, n of each, C dimension, P crop size in pixels.
 """
@@ -28,36 +28,25 @@ class Received(NamedTuple):
     equal: dict[str, bool]
 
 
-def received_bytes(
-    num_processes: int, n: int, crop_px: int, dim: int, K: int, scratch: Path
-) -> Received:
+def received_bytes(W: int, n: int, P: int, dim: int, K: int, scratch: Path) -> Received:
     """Encode one step's keys with the same permutation, each way, and count what arrives."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(
-        _process, (num_processes, port, n, crop_px, dim, K, str(scratch)), nprocs=num_processes
-    )
-    found = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(num_processes)]
-    ways = found[0]["bytes"].keys()
+    torch.multiprocessing.spawn(_process, (W, port, n, P, dim, K, scratch), nprocs=W)
+    found = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(W)]
+    ways = found[0]["bytes"]
     return Received(
-        {way: sum(one["bytes"][way] for one in found) / num_processes for way in ways},
+        {way: sum(one["bytes"][way] for one in found) / W for way in ways},
         {way: all(one["equal"][way] for one in found) for way in ways},
     )
 
 
-def _process(
-    rank: int, world: int, port: int, n: int, crop_px: int, dim: int, K: int, folder: str
-) -> None:
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+def _process(rank: int, W: int, port: int, n: int, P: int, dim: int, K: int, folder: Path) -> None:
+    process = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": W, "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(x) for key, x in process.items()}}
     torch.set_num_threads(1)
-    with distributed.session(torch.device("cpu"), TIMEOUT_SECONDS):
+    with distributed.session(torch.device("cpu"), TIMEOUT_SECONDS), torch.no_grad():
         torch.manual_seed(0)
         encoder = nn.Sequential(  # BN, so that keys depend on their neighbors
             nn.Conv2d(3, 8, 7, stride=4),
@@ -66,26 +55,24 @@ def _process(
             nn.Flatten(),
             nn.Linear(8, dim),
         )
-        crops = torch.randint(0, 256, (world * n, 3, crop_px, crop_px), dtype=torch.uint8)
-        queue, plan = torch.randn(dim, K), shuffle_plan(world * n, world, seed=0, step=0)
+        crops = torch.randint(0, 256, (W * n, 3, P, P), dtype=torch.uint8)
+        queue, plan = torch.randn(dim, K), shuffle_plan(W * n, W, seed=0, step=0)
         mine = slice(rank * n, (rank + 1) * n)
         official: Counter[str] = Counter()
-        with torch.no_grad():
-            buffers = [queue, torch.zeros(1, dtype=torch.long), *encoder.buffers()]
-            expected = reference.shuffled_keys(
-                copy.deepcopy(encoder), _floats(crops[mine]), plan.clone(), buffers, official
-            )
-            received = {"official": official.total()}
-            equal = {"official": True}
-            for way in ("index", "all_to_all"):
-                distributed.bytes_received.clear()
-                if way == "index":
-                    x = crops[plan[mine]]  # the loader's part: these are the views it makes
-                else:
-                    x = distributed.exchange_rows(crops[mine], *exchange_plan(plan, rank, world))
-                keys = distributed.gather_rows(copy.deepcopy(encoder)(_floats(x)))
-                equal[way] = torch.equal(unshuffle(keys, plan), expected)
-                received[way] = distributed.bytes_received.total()
+        buffers = [queue, torch.zeros(1, dtype=torch.long), *encoder.buffers()]
+        expected = reference.shuffled_keys(
+            copy.deepcopy(encoder), _floats(crops[mine]), plan.clone(), buffers, official
+        )
+        received, equal = {"official": official.total()}, {"official": True}
+        for way in ("index", "all_to_all"):
+            distributed.bytes_received.clear()
+            if way == "index":
+                x = crops[plan[mine]]  # the loader's part: these are the views it makes
+            else:
+                x = distributed.exchange_rows(crops[mine], *exchange_plan(plan, rank, W))
+            keys = distributed.gather_rows(copy.deepcopy(encoder)(_floats(x)))
+            equal[way] = torch.equal(unshuffle(keys, plan), expected)
+            received[way] = distributed.bytes_received.total()
     Path(folder, f"{rank}.json").write_text(json.dumps({"bytes": received, "equal": equal}))
 
 

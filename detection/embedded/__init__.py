@@ -1,1 +1,1 @@
-"""The detection engine made of torchvision's parts, equal to Detectron2 bit for bit on the CPU."""
+"""The detection engine made of torchvision's parts, bitwise identical to Detectron2 on a CPU."""

@@ -44,7 +44,7 @@ def match(
 def sample(matched: Tensor, size: int, positive_fraction: float) -> tuple[Tensor, Tensor]:
     """Indices of a random sample of what `match` says: objects up to the fraction, background.
 
-    In the order in which they were drawn: it is the order of every sum over the regions.
+    In the order in which they were sampled: it is the order of every sum over the regions.
     """
     positive, negative = (matched >= 0).nonzero().squeeze(1), (matched == -1).nonzero().squeeze(1)
     num_positive = min(len(positive), int(size * positive_fraction))

@@ -2,7 +2,7 @@
 
 Files and names are Detectron2's (fvcore's PeriodicCheckpointer): `model_0000499.pth` after
 iteration 499, `model_final.pth` at the end, and `last_checkpoint` naming the newest. The weights
-lie under "model" with Detectron2's names, so that either engine reads the other's model.
+are under "model" with Detectron2's names, so that either engine reads the other's model.
 """
 
 from __future__ import annotations
@@ -36,28 +36,35 @@ def save_checkpoint(
     iteration: int,
     recent: Mapping[str, Sequence[float]],
 ) -> Path:
-    """Write `folder/name`, then `last_checkpoint`; `iteration` is the last one that was done.
+    """Write `folder/name`, then `last_checkpoint`. All processes call it and wait for the files.
 
-    `recent`: what the next line of metrics.json is smoothed over.
-
-    All processes call it, the main one writes, and no one goes on before the files are there.
+    Args:
+        iteration: the last one that was done.
+        recent: what the next line of metrics.json is smoothed over.
     """
     path = folder / name
     ranks = distributed.gather_objects(random_state())
     if distributed.is_main():
-        content = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        standing = {"iteration": iteration, "random": ranks, "recent": dict(recent)}
-        atomic_torch_save(path, {**content, **standing})
+        content = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "iteration": iteration,
+            "random": ranks,
+            "recent": dict(recent),
+        }
+        atomic_torch_save(path, content)
         atomic_write_text(folder / POINTER_NAME, name)
     distributed.barrier()
     return path
 
 
 @dataclass
-class Standing:
-    """Where a run stands; `random` of this process, None where other processes wrote it.
+class TrainingState:
+    """What a run continues with beside model and optimizer.
 
-    `recent` is empty in a checkpoint of an earlier version.
+    Attributes:
+        random: of this process; None where another number of processes wrote it.
+        recent: empty in a checkpoint of an earlier version.
     """
 
     next_iteration: int
@@ -65,8 +72,10 @@ class Standing:
     recent: Mapping[str, Sequence[float]]
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Standing:
-    """Put a checkpoint of this engine into model and optimizer.
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> TrainingState:
+    """Load a checkpoint of this engine into model and optimizer.
 
     Raises:
         DataError: missing, damaged or unsafe file.
@@ -97,4 +106,4 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
         reason, random = "", ranks[distributed.rank()]
     if reason:
         logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
-    return Standing(content["iteration"] + 1, random, content.get("recent", {}))
+    return TrainingState(content["iteration"] + 1, random, content.get("recent", {}))

@@ -1,8 +1,8 @@
-"""Batches for the model: which images, in which order, what happens to each.
+"""Batches for a model: which images, in which order, with which changes.
 
-Bit for bit what Detectron2's training samplers and AspectRatioGroupedDataset give under the same
-NumPy seed. All random numbers are drawn in one place, the plan of batches, in the order in which
-Detectron2 draws them without workers. So the batches do not depend on the number of workers
+Bitwise identical to Detectron2's training samplers and AspectRatioGroupedDataset under the same
+NumPy seed. All random numbers are sampled in one place, the plan of batches, in the order in which
+Detectron2 samples them without workers. So the batches do not depend on the number of workers
 (Detectron2's do), and a run resumes at iteration i by skipping i batches of the plan, which reads
 no image.
 """
@@ -27,7 +27,7 @@ from detection.embedded.model import Sample
 from moco.common import distributed
 from moco.common.errors import DataError
 
-# An image's number and what happens to it, as its mapper takes it (samples.py).
+# An image's number and its sampled changes, as its mapper takes them (samples.py).
 Planned = tuple[int, Any]
 
 STOP_AFTER_SECONDS = 30
@@ -210,14 +210,14 @@ def training_batches(
     num_workers: int,
     seed: int,
     skip: int = 0,
-    drawn: int = 0,
+    trained: int = 0,
 ) -> Generator[list[Sample]]:
     """Training batches without end, from batch number `skip` on; see `plan_batches`.
 
     Args:
         order: starts the endless indices of the records.
-        drawn: the random numbers of `draw` go on where a training of that many batches left them,
-            while the order begins anew: what Detectron2's PreciseBN sees.
+        trained: the random numbers of `draw` continue as after a training of that many batches,
+            while the order starts again: what Detectron2's PreciseBN sees.
 
     Raises:
         DataError: an image cannot be read.
@@ -229,7 +229,7 @@ def training_batches(
             records, order(), draw, batch_size=batch_size, group_by_shape=group_by_shape, rng=rng
         )
 
-    for _ in islice(plan(), drawn):
+    for _ in islice(plan(), trained):
         pass
     planned = islice(plan(), skip, None)
     return together(load_batches(Images(records, mapper), planned, num_workers))

@@ -1,4 +1,4 @@
-"""What a run leaves to read: metrics.json, log.txt, TensorBoard events where it is installed."""
+"""Logs of a run: metrics.json, log.txt, TensorBoard events where it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moco.common.run import RunFolder
 
 logger = logging.getLogger(__name__)
 
-WINDOW_ITERS = 20  # values are medians over so many iterations, as in Detectron2's writers
+WINDOW_ITERS = 20  # values are medians over this many iterations, as in Detectron2's writers
 _TIMES = ("time", "data_time")
 
 
@@ -24,7 +24,7 @@ _TIMES = ("time", "data_time")
 def log_file(path: Path) -> Iterator[None]:
     """Send what `detection` and fvcore log to a file; warnings reach stderr as well.
 
-    On the main process; nothing is kept of what the others log.
+    Of the main process only.
     """
     loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
     if not distributed.is_main():

@@ -23,7 +23,7 @@ Polygons = Sequence[NDArray[np.float64]]  # of one object: x0, y0, x1, y1, ... e
 
 
 def crop_polygons(objects: Sequence[Polygons], boxes: Tensor, size: int) -> Tensor:
-    """The R objects drawn in their boxes (R, 4) of `size` cells per side: (R, M, M) bool."""
+    """The R objects rendered in their boxes (R, 4) of `size` cells per side: (R, M, M) bool."""
     masks = torch.zeros(len(boxes), size, size, dtype=torch.bool)
     for mask, polygons, box in zip(masks, objects, boxes.cpu().numpy(), strict=True):
         sides = np.maximum(box[2:] - box[:2], 0.1)

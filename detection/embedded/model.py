@@ -1,7 +1,7 @@
-"""Detectors and segmenters, equal to Detectron2's bit for bit on the CPU in fp32.
+"""Detectors and segmenters, bitwise identical to Detectron2's on the CPU in fp32.
 
 Every state-dict name is Detectron2's, so a model_final.pth of either engine loads into the other.
-tests/detection/test_parity_*.py compare features, proposals, losses, gradients, batch-norm
+tests/detection/parity/ compares features, proposals, losses, gradients, batch-norm
 statistics, weights after several steps, detections, masks and keypoints.
 
 What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and where it is done:
@@ -13,7 +13,7 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
  6 choose a region's level with an epsilon outside the logarithm   roi_heads.Pooler.levels
  7 infer the pooler's scale from the images                        roi_heads.Pooler
  8 rank proposals by sigmoid, minimum side 1e-3 px                 RPN.choose
- 9 RPN localisation loss smooth L1 with beta 1/9                   RPN.losses
+ 9 RPN localization loss smooth L1 with beta 1/9                   RPN.losses
 10 divide RPN losses by the number sampled                         RPN.losses
 11 box loss smooth L1 with beta 1/9                                RoIHeads.box_losses
 12 background is class 0                                           RoIHeads.sample_regions
@@ -38,17 +38,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import nonempty, rescale
+from detection.embedded.layers import NORMS
 from detection.embedded.masks import paste
 from detection.embedded.roi_heads import Detections, RoIHeads
 from detection.embedded.rpn import RPN
-from detection.modeling.fcn16s import FCN16s
+from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 
 # An image as a model takes it: "image" (3, H, W) in 0..255; in evaluation "height" and "width" of
-# the original, which the answer fits (default: as given); in training what there is to learn.
+# the original, whose size the predictions have (default: as given); in training the targets.
 Sample = dict[str, Any]
 
 
@@ -97,7 +99,7 @@ class Images(nn.Module):
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Height and width of the image as given, and of the original, which the answer fits."""
+    """Height and width of the image as given, and of the original, whose size predictions have."""
     height, width = sample["image"].shape[-2:]
     return (height, width), (sample.get("height", height), sample.get("width", width))
 
@@ -160,12 +162,25 @@ class Segmenter(nn.Module):
             labels = [sample["sem_seg"] for sample in samples]
             labeled = stack(labels, self.images.divisor, self.sem_seg_head.ignore_value)
             return self.sem_seg_head(features, labeled)[1]
-        answers = []
+        outputs = []
         for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):
             (height, width), original = sizes(sample)
             own = scores[None, :, :height, :width]
-            answers.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
-        return answers
+            outputs.append({"sem_seg": F.interpolate(own, original, mode="bilinear")[0]})
+        return outputs
+
+
+def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:
+    """MODEL.SEM_SEG_HEAD."""
+    settings = model.SEM_SEG_HEAD
+    name = only_feature(settings.IN_FEATURES, backbone.strides)
+    head = FCN16sHead(
+        backbone.stage_channels[name],
+        settings.NUM_CLASSES,
+        channels=settings.CONVS_DIM,
+        norm=NORMS[settings.NORM],
+    )
+    return FCN16s(head, name, settings.IGNORE_VALUE, settings.LOSS_WEIGHT)
 
 
 Model = Detector | Segmenter

@@ -1,4 +1,4 @@
-"""A task's images from its configuration: what is read, in which order, how it is changed."""
+"""Training and evaluation batches from a configuration."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def training_records(cfg: CfgNode) -> list[Record]:
         records = with_keypoints(records, cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)
     if not records:
         what = "labeled keypoints" if cfg.MODEL.KEYPOINT_ON else "an object"
-        raise UserError(f"DATASETS.TRAIN holds no image with {what}; check its annotations")
+        raise UserError(f"DATASETS.TRAIN has no image with {what}; check its annotations")
     return records
 
 
 def build_training(
-    cfg: CfgNode, num_workers: int, *, skip: int = 0, drawn: int = 0
+    cfg: CfgNode, num_workers: int, *, skip: int = 0, trained: int = 0
 ) -> Generator[list[Sample]]:
     """This process's training batches without end; see `data.training_batches`.
 
     Raises:
-        UserError: there is nothing to learn from; DataError: an image cannot be read.
+        UserError: no image has an object; DataError: an image cannot be read.
     """
     records, (draw, mapper) = training_records(cfg), _training_mapper(cfg)
     rank, processes = distributed.rank(), distributed.world_size()
@@ -68,7 +68,7 @@ def build_training(
         num_workers=num_workers,
         seed=cfg.SEED + rank,
         skip=skip,
-        drawn=drawn,
+        trained=trained,
     )
 
 

@@ -15,14 +15,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
+from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, sample
-from detection.embedded.heads import BoxPredictor
+from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
+from detection.embedded.layers import norm_layer
 from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
+from detection.embedded.resnet import build_res5
 from detection.embedded.rpn import Sizes
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
@@ -193,9 +197,9 @@ class RoIHeads(nn.Module):
         for boxes, target in zip(proposals, targets, strict=True):
             boxes = torch.cat([boxes, target["boxes"]])
             matched = match(target["boxes"], boxes, thresholds, each_object=False)
-            drawn = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
-            regions.append(boxes[torch.cat(drawn)])
-            objects += [matched[drawn[0]] + first, matched[drawn[1]]]
+            chosen = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
+            regions.append(boxes[torch.cat(chosen)])
+            objects += [matched[chosen[0]] + first, matched[chosen[1]]]
             first += len(target["boxes"])
         index = torch.cat(objects)
         # Background is the last class, and so what the object -1 has.
@@ -227,7 +231,7 @@ class RoIHeads(nn.Module):
     def keypoint_loss(
         self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
     ) -> Tensor:
-        """Cross-entropy over the cells of (R, number, S, S) for keypoints that lie in their region.
+        """Cross-entropy over the cells of (R, number, S, S) for keypoints inside their region.
 
         Args: the object's keypoints (R, number, 3) in boxes (R, 4).
         """
@@ -286,3 +290,47 @@ def mask_loss(logits: Tensor, classes: Tensor, masks: Sequence[Any], boxes: Tens
     crop = crop_bitmaps if isinstance(masks[0], Tensor) else crop_polygons
     wanted = crop(masks, boxes, logits.shape[-1]).float()
     return F.binary_cross_entropy_with_logits(own_class(logits, classes), wanted)
+
+
+def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
+    """MODEL.ROI_HEADS and the heads that are on."""
+    model, roi, box = cfg.MODEL, cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
+    mask, points = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD
+    nominal = points.NUM_KEYPOINTS * roi.BATCH_SIZE_PER_IMAGE * roi.POSITIVE_FRACTION
+    rules = RegionRules(
+        num_classes=roi.NUM_CLASSES,
+        iou_threshold=roi.IOU_THRESHOLDS[0],
+        batch_size_per_image=roi.BATCH_SIZE_PER_IMAGE,
+        positive_fraction=roi.POSITIVE_FRACTION,
+        bbox_reg_weights=tuple(box.BBOX_REG_WEIGHTS),
+        smooth_l1_beta=box.SMOOTH_L1_BETA,
+        box_reg_weight=box.BBOX_REG_LOSS_WEIGHT,
+        score_thresh=roi.SCORE_THRESH_TEST,
+        nms_thresh=roi.NMS_THRESH_TEST,
+        detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
+        keypoint_normalizer=None if points.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS else nominal,
+        keypoint_weight=points.LOSS_WEIGHT,
+    )
+    strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
+    poolers = {
+        name: Pooler(settings.POOLER_RESOLUTION, strides, settings.POOLER_SAMPLING_RATIO)
+        for name, settings in (("box", box), ("mask", mask), ("keypoint", points))
+    }
+    channels = backbone.stage_channels[roi.IN_FEATURES[0]]
+    heads: dict[str, nn.Module] = {}
+    if roi.NAME == "StandardROIHeads":
+        conv_dims, fc_dims = [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC
+        norm = norm_layer(box.NORM)
+        head, features = box_head(channels, box.POOLER_RESOLUTION, conv_dims, fc_dims, norm)
+    else:
+        del poolers["mask"]
+        heads["res5"] = build_res5(model, channels)
+        channels = features = 8 * model.RESNETS.RES2_OUT_CHANNELS
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    predictor = BoxPredictor(features, roi.NUM_CLASSES)
+    if model.MASK_ON:
+        dims, norm = [mask.CONV_DIM] * (mask.NUM_CONV + 1), norm_layer(mask.NORM)
+        heads["mask_head"] = mask_head(channels, roi.NUM_CLASSES, dims, norm)
+    if model.KEYPOINT_ON:
+        heads["keypoint_head"] = keypoint_head(channels, points.NUM_KEYPOINTS, points.CONV_DIMS)
+    return RoIHeads(roi.IN_FEATURES, rules, poolers, head, predictor, **heads)

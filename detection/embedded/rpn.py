@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
+from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, nonempty, sample
 from detection.embedded.layers import conv, normal_fill
 
@@ -73,7 +75,7 @@ class ProposalRules:
         batch_size_per_image: anchors sampled per image, of which `positive_fraction` foreground.
         pre_nms_topk, post_nms_topk: proposals kept per map and per image: (testing, training).
         min_size_px: proposals need sides longer than this.
-        loc_weight: of the localisation loss; `loss_weight` multiplies both losses.
+        loc_weight: of the localization loss; `loss_weight` multiplies both losses.
     """
 
     iou_thresholds: tuple[float, float]
@@ -204,3 +206,34 @@ class RPN(nn.Module):
             keep = batched_nms(boxes, scores[valid], all_levels[valid], rules.nms_thresh)
             proposals.append(boxes[keep[:after]])
         return proposals
+
+
+def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
+    """MODEL.RPN and ANCHOR_GENERATOR."""
+    rpn, anchors, names = model.RPN, model.ANCHOR_GENERATOR, list(model.RPN.IN_FEATURES)
+    # One list serves all maps, or each has its own.
+    sizes, ratios = (
+        [*values] * (len(names) if len(values) == 1 else 1)
+        for values in (anchors.SIZES, anchors.ASPECT_RATIOS)
+    )
+    cells = [cell_anchors(s, r) for s, r in zip(sizes, ratios, strict=True)]
+    return RPN(
+        names,
+        RPNHead(backbone.stage_channels[names[0]], len(cells[0])),
+        cells,
+        [backbone.strides[name] for name in names],
+        anchors.OFFSET,
+        ProposalRules(
+            iou_thresholds=tuple(rpn.IOU_THRESHOLDS),
+            batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,
+            positive_fraction=rpn.POSITIVE_FRACTION,
+            pre_nms_topk=(rpn.PRE_NMS_TOPK_TEST, rpn.PRE_NMS_TOPK_TRAIN),
+            post_nms_topk=(rpn.POST_NMS_TOPK_TEST, rpn.POST_NMS_TOPK_TRAIN),
+            nms_thresh=rpn.NMS_THRESH,
+            min_size_px=model.PROPOSAL_GENERATOR.MIN_SIZE,
+            bbox_reg_weights=tuple(rpn.BBOX_REG_WEIGHTS),
+            smooth_l1_beta=rpn.SMOOTH_L1_BETA,
+            loss_weight=rpn.LOSS_WEIGHT,
+            loc_weight=rpn.BBOX_REG_LOSS_WEIGHT,
+        ),
+    )

@@ -1,7 +1,7 @@
-"""An image and what is annotated on it, resized and flipped: what a model takes.
+"""Samples for a model: an image and its annotations, resized and flipped.
 
-Bit for bit what Detectron2's DatasetMapper gives (detectron2/data/dataset_mapper.py) under the same
-random numbers, which are drawn elsewhere (data.py).
+Bitwise identical to Detectron2's DatasetMapper (detectron2/data/dataset_mapper.py) under the same
+random numbers, which are sampled in data.py.
 
 Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized image; sizes (height, width).
 """
@@ -32,7 +32,7 @@ _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 @dataclass(frozen=True)
 class Draw:
-    """What happens to an image: its shorter side in pixels (0 = as it is), its flip."""
+    """Sampled changes of an image: its shorter side in pixels (0 = as it is), its flip."""
 
     short_edge_px: int
     flip: str = "none"
@@ -84,7 +84,7 @@ def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) ->
 
 @dataclass(frozen=True)
 class Mapper:
-    """A record and a draw -> a sample of a detector.
+    """A record and its sampled changes -> a sample for a detector.
 
     Attributes:
         max_size_px: limit of the longer side.
@@ -101,7 +101,7 @@ class Mapper:
     learning: bool = True
 
     def __call__(self, record: Record, draw: Draw) -> Sample:
-        """Read one image and apply a draw to it and to its objects.
+        """Read one image and change it and its objects.
 
         Raises:
             DataError: the image cannot be read or is not of the size its annotation says, or a
@@ -153,10 +153,10 @@ class Mapper:
 
 @dataclass(frozen=True)
 class LabelMapper:
-    """A record and a draw -> a sample of a segmenter; without a draw the image as it is.
+    """A record and its sampled changes -> a sample for a segmenter; None: the image as it is.
 
     Attributes:
-        augmentation: applies the draw.
+        augmentation: applies the sampled changes.
         channel_order: "RGB" or "BGR".
     """
 
@@ -164,7 +164,7 @@ class LabelMapper:
     channel_order: str
 
     def __call__(self, record: Record, draw: sem_seg_data.Draw | None) -> Sample:
-        """Read one image, and its labels if there is a draw.
+        """Read one image, and its labels if it is to be changed.
 
         Raises:
             DataError: one cannot be read, or is not of the size that the record says.
@@ -183,7 +183,7 @@ class LabelMapper:
 
 
 def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-    """Which keypoint stands where after a horizontal flip; `pairs` exchange their places."""
+    """The keypoint at each place after a horizontal flip, which exchanges `pairs`."""
     other = dict(pairs) | {right: left for left, right in pairs}
     return tuple(names.index(other.get(name, name)) for name in names)
 
@@ -259,7 +259,7 @@ def _bitmap(shape: Any, moved: _Moved) -> NDArray[np.bool_]:
 def _keypoints(
     item: dict[str, Any], moved: _Moved, flipped: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """(number, 3): x, y and visibility; all 0 where there is none or it lies outside."""
+    """(number, 3): x, y and visibility; all 0 where there is none or it is outside."""
     points = np.array(item["keypoints"], dtype=np.float64).reshape(-1, 3)
     x, y = moved(points[:, :2]).T
     outside = (x < 0) | (y < 0) | (x > moved.size[1]) | (y > moved.size[0])

@@ -1,11 +1,13 @@
-"""SGD, its parameter groups and its schedule, equal to detectron2/solver."""
+"""SGD with its parameter groups, schedule and clipping, equal to detectron2/solver."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from fvcore.common.config import CfgNode
 from fvcore.common.param_scheduler import (
     CompositeParamScheduler,
     ConstantParamScheduler,
@@ -15,6 +17,46 @@ from fvcore.common.param_scheduler import (
 )
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+
+
+def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
+    """SGD by the keys of SOLVER."""
+    groups = parameter_groups(
+        model,
+        base_lr=solver.BASE_LR,
+        weight_decay=solver.WEIGHT_DECAY,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+        weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+        bias_lr_factor=solver.BIAS_LR_FACTOR,
+    )
+    return torch.optim.SGD(
+        groups, lr=solver.BASE_LR, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV
+    )
+
+
+def build_schedule(solver: CfgNode) -> ParamScheduler:
+    """`warmup_multistep` by the keys of SOLVER."""
+    return warmup_multistep(
+        steps=solver.STEPS,
+        gamma=solver.GAMMA,
+        max_iter=solver.MAX_ITER,
+        warmup_iters=solver.WARMUP_ITERS,
+        warmup_factor=solver.WARMUP_FACTOR,
+        warmup_method=solver.WARMUP_METHOD,
+    )
+
+
+def build_clipping(solver: CfgNode) -> Callable[[torch.optim.Optimizer], None]:
+    """`clip_gradients` by SOLVER.CLIP_GRADIENTS, or nothing."""
+    clip = solver.CLIP_GRADIENTS
+    if not clip.ENABLED:
+        return lambda optimizer: None
+    return partial(
+        clip_gradients,
+        clip_type=clip.CLIP_TYPE,
+        clip_value=clip.CLIP_VALUE,
+        norm_type=clip.NORM_TYPE,
+    )
 
 
 def parameter_groups(

@@ -1,7 +1,7 @@
-"""Fine-tune a detector and evaluate it: the embedded engine's `run`.
+"""Fine-tuning and evaluation of a detector: the embedded engine's `run` and its trainer.
 
-Under the same SEED and without workers a run equals Detectron2's DefaultTrainer bit for bit on
-the CPU, on one process or several: initial weights, batches, sampled regions and learning rates
+Under the same SEED and without workers a run is bitwise identical to Detectron2's DefaultTrainer
+on the CPU, on one process or several: initial weights, batches, sampled regions and learning rates
 come from the same random streams. Evaluation and PreciseBN leave these as they were, so they do not
 change the training.
 """
@@ -36,10 +36,10 @@ from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Model, Sample
 from detection.embedded.pipeline import build_training
 from detection.embedded.solver import (
-    clip_gradients,
-    parameter_groups,
+    build_clipping,
+    build_optimizer,
+    build_schedule,
     set_learning_rate,
-    warmup_multistep,
 )
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.processes import (
@@ -83,7 +83,7 @@ def run(
         weights: a converted backbone, or None for a random start.
         resume: continue from the folder's last checkpoint, if there is one.
         eval_only: evaluate the trained model MODEL.WEIGHTS instead.
-        visualize: draw the predictions on so many test images.
+        visualize: number of test images to draw the predictions on.
 
     Raises:
         UserError: a key that cannot be honored, weights that do not fit. DataError: an image
@@ -117,7 +117,7 @@ def _in_process(
     outcome: Path,
     saves: bool,
 ) -> None:
-    """One of the processes that `run` starts: told who it is as by torchrun."""
+    """A process that `run` starts, with the environment that torchrun gives."""
     rank = processes.machine_rank * processes.num_gpus + local_rank
     variables = {
         "RANK": rank,
@@ -173,13 +173,10 @@ def _work(
                 closing(Trainer(cfg, model, stop)) as trainer,
                 counting(lambda: trainer.done),
             ):
-                if resume:
-                    trainer.resume()
-                metrics = trainer.train()
+                metrics = trainer.train(trainer.resume() if resume else None)
         if visualize and distributed.is_main():
-            split, inference = _test_split(cfg), folder / "inference"
-            drawn = draw_predictions(model, split, cfg, inference, visualize)
-            logger.info("drew predictions into %s", drawn)
+            images = draw_predictions(model, _test_split(cfg), cfg, folder / "inference", visualize)
+            logger.info("wrote predictions on images into %s", images)
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
 
 
@@ -199,51 +196,37 @@ class Trainer:
         self.device = cfg.MODEL.DEVICE.split(":")[0]
         self.max_iter: int = solver.MAX_ITER
         self.done = 0  # iterations
-        self.optimizer = torch.optim.SGD(
-            parameter_groups(
-                model,
-                base_lr=solver.BASE_LR,
-                weight_decay=solver.WEIGHT_DECAY,
-                weight_decay_norm=solver.WEIGHT_DECAY_NORM,
-                weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
-                bias_lr_factor=solver.BIAS_LR_FACTOR,
-            ),
-            lr=solver.BASE_LR,
-            momentum=solver.MOMENTUM,
-            nesterov=solver.NESTEROV,
-        )
-        self.schedule = warmup_multistep(
-            steps=solver.STEPS,
-            gamma=solver.GAMMA,
-            max_iter=solver.MAX_ITER,
-            warmup_iters=solver.WARMUP_ITERS,
-            warmup_factor=solver.WARMUP_FACTOR,
-            warmup_method=solver.WARMUP_METHOD,
-        )
-        self.random: State | None = None  # of a checkpoint, to be taken up by `train`
         self.saved = -1  # the iteration after which the newest checkpoint was written
-        clip = solver.CLIP_GRADIENTS
-        self.clip = (clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE) if clip.ENABLED else None
+        self.optimizer = build_optimizer(solver, model)
+        self.schedule, self.clip_gradients = build_schedule(solver), build_clipping(solver)
         self.mixed_precision = solver.AMP.ENABLED
         self.log = StepLog(self.folder if distributed.is_main() else None, solver.MAX_ITER)
 
-    def resume(self) -> None:
-        """Take up the folder's last checkpoint; without one, start from the beginning."""
-        path = last_checkpoint(self.folder)
+    def resume(self) -> State | None:
+        """Load the folder's last checkpoint; without one, start from the beginning.
+
+        Returns:
+            The random state to continue with, None for that of a new training.
+        """
+        path, random = last_checkpoint(self.folder), None
         if path is None:
-            logger.warning("%s holds no checkpoint; starting at iteration 0", self.folder)
+            logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
         else:
-            standing = load_checkpoint(path, self.model, self.optimizer)
-            self.done, self.random = standing.next_iteration, standing.random
+            state = load_checkpoint(path, self.model, self.optimizer)
+            self.done, random = state.next_iteration, state.random
             self.saved = self.done - 1
-            self.log.resume(standing.recent)
+            self.log.resume(state.recent)
             logger.info("continuing at iteration %d, after %s", self.done, path)
         distributed.barrier()  # all have read it
         if distributed.is_main():
             resume_from(self.folder, path, self.done, self.max_iter)
+        return random
 
-    def train(self) -> dict[str, float]:
+    def train(self, random: State | None = None) -> dict[str, float]:
         """Train to the end and return the last evaluation's metrics, {} but on the main process.
+
+        Args:
+            random: see `resume`.
 
         Raises:
             NumericError, DataError: see `run`; the last checkpoint stays.
@@ -257,8 +240,8 @@ class Trainer:
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)
         batches = build_training(cfg, cfg.DATALOADER.NUM_WORKERS, skip=start)
-        if self.random is not None:  # after the line above, which drew from it
-            restore_random(self.random)
+        if random is not None:  # after the line above, which takes a number from it
+            restore_random(random)
         silent = not distributed.is_main()
         progress = Progress(self.max_iter, "fine-tune", initial=start, silent=silent)
         with closing(batches), progress:
@@ -268,7 +251,7 @@ class Trainer:
                 self.done = done = iteration + 1
                 evaluation_due = done == self.max_iter or _due(done, period)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
-                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER, done)
+                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
                 if done == self.max_iter:
                     self.save(iteration, FINAL)
                 elif _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
@@ -298,8 +281,7 @@ class Trainer:
         values = self.finite(iteration, losses)
         self.optimizer.zero_grad()
         sum(losses.values()).backward()
-        if self.clip is not None:
-            clip_gradients(self.optimizer, *self.clip)
+        self.clip_gradients(self.optimizer)
         self.optimizer.step()
         values |= {"time": time.perf_counter() - start, "data_time": data_time}
         self.log.step(iteration, values, lr=self.cfg.SOLVER.BASE_LR * factor)
@@ -330,23 +312,20 @@ class Trainer:
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one that was done, and say so.
 
-        On all processes; what was read since then draws from none of the saved random streams.
+        On all processes; what was read since then used none of the saved random streams.
         """
         if iteration > self.saved:
             self.save(iteration)
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
-    def precise_bn(self, num_iters: int, done: int) -> None:
+    def precise_bn(self, num_iters: int) -> None:
         """Replace the running averages of batch norm by averages over `num_iters` batches.
 
         As Detectron2's PreciseBN hook, over the first images of the training's order.
-
-        Args:
-            done: iterations trained so far.
         """
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
-            batches = build_training(self.cfg, num_workers=0, drawn=done)
+            batches = build_training(self.cfg, num_workers=0, trained=self.done)
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
         combine_statistics(counts)

@@ -73,7 +73,7 @@ def only_feature(names: Sequence[str], strides: Mapping[str, int]) -> str:
 def upsample(scores: Tensor, size: tuple[int, int]) -> Tensor:
     """Scores (N, K, h, w) of cells → (N, K, H, W) of pixels, bilinear, `size` = (H, W).
 
-    Cell i of a network whose every layer pads symmetrically looks at pixel 16 i, so pixel p lies at
+    Cell i of a network whose every layer pads symmetrically looks at pixel 16 i, so pixel p is at
     p / 16 between the cells: hence corners aligned on 16 (h - 1) + 1 pixels, as crops of 513 and
     769 have. Pixels beyond the last cell's center take its scores.
     """

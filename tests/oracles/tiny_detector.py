@@ -1,7 +1,7 @@
-"""Small C4 detectors, weights and images that are the same on every machine.
+"""Small detectors, weights and images that are the same on every machine.
 
-Used by the parity tests (against the real Detectron2), by the stored references and by whoever
-regenerates them. Nothing here comes from the engine under test.
+Used by the parity tests (against the real Detectron2) and for the stored references, which
+`tests/golden/regenerate_embedded.py` writes. Nothing here comes from the engine under test.
 """
 
 from __future__ import annotations

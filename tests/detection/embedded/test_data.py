@@ -1,4 +1,4 @@
-"""The data pipeline without Detectron2: expected values written out, and its own promises."""
+"""The data pipeline without Detectron2, against values by hand."""
 
 import json
 import multiprocessing
@@ -88,7 +88,7 @@ def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
     assert sample["classes"].tolist() == [0]
 
 
-def test_a_image_without_objects(tmp_path: Path) -> None:
+def test_an_image_without_objects(tmp_path: Path) -> None:
     sample = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
     assert sample["boxes"].shape == (0, 4)
     assert sample["classes"].shape == (0,)
@@ -137,13 +137,12 @@ def test_an_error_in_a_worker_stays_one_line(num_workers: int, tmp_path: Path) -
 
 def test_the_shuffled_stream() -> None:
     """Whole permutations, one after the other, fixed by the seed."""
-    stream = list(islice(data.shuffled_forever(5, seed=3), 15))
-    assert [sorted(stream[i : i + 5]) for i in (0, 5, 10)] == [list(range(5))] * 3
-    assert stream[:5] != stream[5:10]
+    indices = list(islice(data.shuffled_forever(5, seed=3), 15))
     generator = torch.Generator().manual_seed(3)
-    assert stream[:5] == torch.randperm(5, generator=generator).tolist()
-    assert stream == list(islice(data.shuffled_forever(5, seed=3), 15))
-    assert stream != list(islice(data.shuffled_forever(5, seed=4), 15))
+    expected = [torch.randperm(5, generator=generator).tolist() for _ in range(3)]
+    assert indices == [index for permutation in expected for index in permutation]
+    assert expected[0] != expected[1]
+    assert indices != list(islice(data.shuffled_forever(5, seed=4), 15))
 
 
 def sizes(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
@@ -175,7 +174,7 @@ def test_grouping_loses_no_image() -> None:
     assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
 
 
-def test_draws_cover_sizes_and_flips() -> None:
+def test_sampled_sizes_and_flips_cover_the_choices() -> None:
     rng = np.random.RandomState(0)
     augmentation = samples.Augmentation((10, 20, 30), "choice", "vertical")
     draws = [augmentation.draw(rng) for _ in range(60)]
@@ -187,23 +186,24 @@ def test_draws_cover_sizes_and_flips() -> None:
     assert {draw.flip for draw in draws} == {"none"}
 
 
+def stream(
+    records: list[dict[str, Any]], short_edges_px: tuple[int, ...] = (30, 40), **options: Any
+) -> Any:
+    """Training batches of two."""
+    return data.training_batches(
+        records,
+        lambda: data.shuffled_forever(len(records), seed=1),
+        samples.Augmentation(short_edges_px, "choice", "horizontal").draw,
+        samples.Mapper(60, "RGB"),
+        **{"batch_size": 2, "group_by_shape": True, "num_workers": 0, "seed": 1, **options},
+    )
+
+
 def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
     records = [record(tmp_path, (40 + i, 44), i) for i in range(9)]
-    augmentation = samples.Augmentation((30, 40), "choice", "horizontal")
 
     def batches(num_workers: int, skip: int) -> list[list[dict[str, Any]]]:
-        stream = data.training_batches(
-            records,
-            lambda: data.shuffled_forever(len(records), seed=1),
-            augmentation.draw,
-            samples.Mapper(60, "RGB"),
-            batch_size=2,
-            group_by_shape=True,
-            num_workers=num_workers,
-            seed=1,
-            skip=skip,
-        )
-        return list(islice(stream, 7 - skip))
+        return list(islice(stream(records, num_workers=num_workers, skip=skip), 7 - skip))
 
     straight = batches(0, 0)
     for other in (batches(2, 0), [*straight[:3], *batches(0, 3)], [*straight[:4], *batches(2, 4)]):
@@ -212,30 +212,19 @@ def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
             assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, two, strict=True))
 
 
-def test_random_numbers_go_on_where_a_training_left_them(tmp_path: Path) -> None:
+def test_random_numbers_continue_where_a_training_left_them(tmp_path: Path) -> None:
     """The images are those of the beginning."""
     records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
 
     def shapes(number: int, **options: Any) -> list[tuple[str, tuple[int, ...]]]:
-        stream = data.training_batches(
-            records,
-            lambda: data.shuffled_forever(len(records), seed=1),
-            samples.Augmentation((10, 20, 30, 40), "choice", "horizontal").draw,
-            samples.Mapper(60, "RGB"),
-            batch_size=2,
-            group_by_shape=True,
-            num_workers=0,
-            seed=1,
-            **options,
-        )
-        batches = list(islice(stream, number))
+        batches = islice(stream(records, (10, 20, 30, 40), **options), number)
         return [(s["image_id"], s["image"].shape) for batch in batches for s in batch]
 
-    begun, later = shapes(3), shapes(3, drawn=3)
+    begun, later = shapes(3), shapes(3, trained=3)
     assert [name for name, _ in begun] == [name for name, _ in later]
     assert begun != later
-    assert later == shapes(3, drawn=3)
-    assert begun == shapes(3, drawn=0)
+    assert later == shapes(3, trained=3)
+    assert begun == shapes(3, trained=0)
 
 
 @pytest.mark.race
@@ -245,23 +234,14 @@ def test_workers_outlive_a_stop_signal_but_not_their_parent(
     """A scheduler signals every process; the trainer still has to save."""
     monkeypatch.setattr(data, "STOP_AFTER_SECONDS", 5)
     before = set(multiprocessing.active_children())
-    stream = data.training_batches(
-        [record(tmp_path, (40, 44), i) for i in range(4)],
-        lambda: data.shuffled_forever(4, seed=1),
-        samples.Augmentation((30,), "choice", "none").draw,
-        samples.Mapper(60, "RGB"),
-        batch_size=2,
-        group_by_shape=False,
-        num_workers=1,
-        seed=1,
-    )
-    next(stream)
+    batches = stream([record(tmp_path, (40, 44), i) for i in range(4)], num_workers=1)
+    next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGTERM)
-    assert len(list(islice(stream, 6))) == 6
+    assert len(list(islice(batches, 6))) == 6
     assert worker.is_alive()
-    stream.close()
+    batches.close()
     worker.join(timeout=300)
     assert not worker.is_alive()
 
@@ -301,7 +281,7 @@ def test_training_leaves_out_what_has_no_object_or_no_keypoint(
 
     assert kept() == {hidden, *others}
     assert kept(KEYPOINT_ON=True) == set(others)
-    with pytest.raises(UserError, match=r"TRAIN holds no image with labeled keypoints"):
+    with pytest.raises(UserError, match=r"DATASETS.TRAIN has no image with labeled keypoints"):
         kept(KEYPOINT_ON=True, **{"ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1000})
     keys["DATALOADER.FILTER_EMPTY_ANNOTATIONS"] = False
     assert kept() == {crowded, hidden, *others}

@@ -27,81 +27,62 @@ R10 = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("MODEL.META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
-        ("MODEL.KEYPOINT_ON", True, "StandardROIHeads"),
-        ("MODEL.BACKBONE.NAME", "build_swint_backbone", "build_resnet_fpn_backbone"),
-        ("MODEL.RESNETS.RES5_DILATION", 4, "1, 2"),
-        ("MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK", True, "False"),
-        ("MODEL.ROI_BOX_HEAD.POOLER_TYPE", "ROIPool", "ROIAlignV2"),
-        ("MODEL.FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
-        ("MODEL.RESNETS.NORM", "GN", "BN, FrozenBN"),
-        ("MODEL.RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
-        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads", "Res5ROIHeads"),
-        ("MODEL.ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
-        ("MODEL.RPN.BBOX_REG_LOSS_TYPE", "giou", "smooth_l1"),
-        ("MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True, "False"),
-        ("MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
-        ("INPUT.FORMAT", "L", "RGB, BGR"),
-        ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "WarmupMultiStepLR"),
-        ("TEST.AUG.ENABLED", True, "False"),
-    ],
-)
-def test_what_cannot_be_honored_is_refused(key: str, value: Any, said: str) -> None:
+REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
+    # A value that the engine does not have; the message names the choices.
+    (tiny.NARROW_R50, "META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
+    (tiny.NARROW_R50, "KEYPOINT_ON", True, "StandardROIHeads"),
+    (tiny.NARROW_R50, "BACKBONE.NAME", "build_swint_backbone", "build_resnet_fpn_backbone"),
+    (tiny.NARROW_R50, "RESNETS.RES5_DILATION", 4, "1, 2"),
+    (tiny.NARROW_R50, "ROI_MASK_HEAD.CLS_AGNOSTIC_MASK", True, "False"),
+    (tiny.NARROW_R50, "ROI_BOX_HEAD.POOLER_TYPE", "ROIPool", "ROIAlignV2"),
+    (tiny.NARROW_R50, "FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
+    (tiny.NARROW_R50, "RESNETS.NORM", "GN", "BN, FrozenBN"),
+    (tiny.NARROW_R50, "RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
+    (tiny.NARROW_R50, "ROI_HEADS.NAME", "CascadeROIHeads", "Res5ROIHeads"),
+    (tiny.NARROW_R50, "ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
+    (tiny.NARROW_R50, "RPN.BBOX_REG_LOSS_TYPE", "giou", "smooth_l1"),
+    (tiny.NARROW_R50, "ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True, "False"),
+    (tiny.NARROW_R50, "ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
+    (tiny.NARROW_R50, "INPUT.FORMAT", "L", "RGB, BGR"),
+    (tiny.NARROW_R50, "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "WarmupMultiStepLR"),
+    (tiny.NARROW_R50, "TEST.AUG.ENABLED", True, "False"),
+    # Keys that contradict each other.
+    (R10, "RESNETS.RES2_OUT_CHANNELS", 256, "8"),
+    (R10, "RESNETS.NUM_GROUPS", 2, "1"),
+    (R10, "ROI_HEADS.NAME", "Res5ROIHeads", "Res5ROIHeadsExtraNorm"),
+    (R10, "RESNETS.RES5_DILATION", 2, "cannot be dilated"),
+    (R10, "RESNETS.OUT_FEATURES", ["res5"], "RPN.IN_FEATURES ['res4']"),
+    (R10, "RESNETS.OUT_FEATURES", ["res6"], "stem, res2"),
+    (R10, "BACKBONE.NAME", "build_resnet_dilated_c5_backbone", "['res5'] and 2"),
+    (R10, "BACKBONE.NAME", "build_resnet_fpn_backbone", "FPN.IN_FEATURES []"),
+    (R10, "ROI_HEADS.NAME", "StandardROIHeads", "ROI_BOX_HEAD.NAME ''"),
+    (R10, "META_ARCHITECTURE", "SemanticSegmentor", "SEM_SEG_HEAD.NAME"),
+    # Maps that do not fit.
+    (tiny.FPN, "FPN.IN_FEATURES", ["res2", "res4"], "FPN.IN_FEATURES"),
+    (tiny.FPN, "RESNETS.RES5_DILATION", 2, "set 1"),
+    (tiny.FPN, "RPN.IN_FEATURES", ["p7"], "p2, p3"),
+    (tiny.FPN, "ROI_HEADS.IN_FEATURES", ["p2", "p4"], "ROI_HEADS.IN_FEATURES"),
+    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9]], "each of the 5"),
+    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9, 10], [11], [12], [13]], "[1, 2, 1, 1, 1]"),
+    (tiny.FPN, "RPN.IOU_THRESHOLDS", [0.7, 0.3], "expected 2"),
+    (tiny.FPN, "ROI_HEADS.IOU_THRESHOLDS", [0.4, 0.5], "expected 1"),
+    (tiny.FPN, "ROI_BOX_HEAD.NUM_FC", 0, "NUM_FC 0"),
+    (tiny.FCN, "INPUT.RANDOM_FLIP", "vertical", "horizontal, none"),
+    (tiny.FCN, "SEM_SEG_HEAD.IN_FEATURES", ["res4"], "res5"),
+    (tiny.FCN, "RESNETS.RES5_DILATION", 1, "IN_FEATURES"),
+]
+
+
+@pytest.mark.parametrize(("base", "key", "value", "said"), REFUSED)
+def test_what_cannot_be_honored_is_refused(
+    base: dict[str, Any], key: str, value: Any, said: str
+) -> None:
+    whole = key if key.startswith(("INPUT", "SOLVER", "TEST")) else f"MODEL.{key}"
     with pytest.raises(UserError) as caught:
-        build_model(tiny.task({**tiny.NARROW_R50, key: value}))
-    message = str(caught.value)
-    shown = value if isinstance(value, str) else str(value)
-    assert key in message and shown in message and said in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"MODEL.RESNETS.RES2_OUT_CHANNELS": 256}, r"RES2_OUT_CHANNELS 256.*set it to 8"),
-        ({"MODEL.RESNETS.NUM_GROUPS": 2}, r"NUM_GROUPS 2.*set it to 1"),
-        ({"MODEL.ROI_HEADS.NAME": "Res5ROIHeads"}, r"use Res5ROIHeadsExtraNorm"),
-        ({"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION 2.*cannot be dilated"),
-        ({"MODEL.RESNETS.OUT_FEATURES": ["res5"]}, r"RPN.IN_FEATURES \['res4'\].*of res5"),
-        ({"MODEL.RESNETS.OUT_FEATURES": ["res6"]}, r"OUT_FEATURES \['res6'\].*of stem, res2"),
-        ({"MODEL.BACKBONE.NAME": "build_resnet_dilated_c5_backbone"}, r"needs \['res5'\] and 2"),
-        ({"MODEL.BACKBONE.NAME": "build_resnet_fpn_backbone"}, r"FPN.IN_FEATURES \[\]"),
-        ({"MODEL.ROI_HEADS.NAME": "StandardROIHeads"}, r"ROI_BOX_HEAD.NAME ''.*FastRCNNConvFC"),
-        ({"MODEL.META_ARCHITECTURE": "SemanticSegmentor"}, r"SEM_SEG_HEAD.NAME.*only FCN16sHead"),
-    ],
-)
-def test_keys_that_contradict_each_other(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        build_model(tiny.task({**R10, **keys}))
-
-
-@pytest.mark.parametrize(
-    ("base", "keys", "said"),
-    [
-        (tiny.FPN, {"MODEL.FPN.IN_FEATURES": ["res2", "res4"]}, r"FPN.IN_FEATURES.*in a row"),
-        (tiny.FPN, {"MODEL.RESNETS.RES5_DILATION": 2}, r"RES5_DILATION.*set 1"),
-        (tiny.FPN, {"MODEL.RPN.IN_FEATURES": ["p7"]}, r"RPN.IN_FEATURES \['p7'\].*of p2, p3"),
-        (tiny.FPN, {"MODEL.ROI_HEADS.IN_FEATURES": ["p2", "p4"]}, r"ROI_HEADS.IN_FEATURES.*a row"),
-        (tiny.FPN, {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9]]}, r"SIZES.*each of the 5"),
-        (
-            tiny.FPN,
-            {"MODEL.ANCHOR_GENERATOR.SIZES": [[8], [9, 10], [11], [12], [13]]},
-            r"SIZES: has \[1, 2, 1, 1, 1\]",
-        ),
-        (tiny.FPN, {"MODEL.RPN.IOU_THRESHOLDS": [0.7, 0.3]}, r"RPN.IOU_THRESHOLDS.*expected 2"),
-        (tiny.FPN, {"MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.4, 0.5]}, r"HEADS.IOU_T.*expected 1"),
-        (tiny.FPN, {"MODEL.ROI_BOX_HEAD.NUM_FC": 0}, r"NUM_FC 0.*no layer"),
-        (tiny.FCN, {"INPUT.RANDOM_FLIP": "vertical"}, r"RANDOM_FLIP vertical.*horizontal, none"),
-        (tiny.FCN, {"MODEL.SEM_SEG_HEAD.IN_FEATURES": ["res4"]}, r"IN_FEATURES \['res4'\].*res5"),
-        (tiny.FCN, {"MODEL.RESNETS.RES5_DILATION": 1}, r"IN_FEATURES.*of stride 16"),
-    ],
-)
-def test_maps_that_do_not_fit(base: dict[str, Any], keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        build_model(tiny.task({**base, **keys}))
+        build_model(tiny.task({**base, whole: value}))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    if base is tiny.NARROW_R50:
+        assert whole in str(caught.value) and str(value) in str(caught.value)
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "cifar", "stride2"])
@@ -149,15 +130,15 @@ def test_a_batch_without_any_object() -> None:
     assert losses["loss_cls"] > 0 and losses["loss_rpn_cls"] > 0
 
 
-def test_rpn_losses_are_divided_by_the_size_asked_for() -> None:
+def test_rpn_losses_are_divided_by_the_requested_size() -> None:
     """Not by the number of anchors found, which here is 960 in either case."""
     samples = tiny.images([(61, 75)], seed=1)
     sums = []
-    for asked in (2000, 4000):
+    for requested in (2000, 4000):
         torch.manual_seed(0)
-        model = build_model(tiny.task({**R10, "MODEL.RPN.BATCH_SIZE_PER_IMAGE": asked}))
+        model = build_model(tiny.task({**R10, "MODEL.RPN.BATCH_SIZE_PER_IMAGE": requested}))
         losses = model(samples)
-        sums.append([losses[n].item() * asked for n in ("loss_rpn_cls", "loss_rpn_loc")])
+        sums.append([losses[n].item() * requested for n in ("loss_rpn_cls", "loss_rpn_loc")])
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 

@@ -1,8 +1,8 @@
-"""Runs of the embedded engine: it learns, resumes exactly, stops cleanly, keeps what it has."""
+"""Runs of the embedded engine: learning, resuming, stopping, errors."""
 
-import functools
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -82,6 +82,19 @@ def run(
         return engine.run(task.cfg, weights=weights, resume=resume, eval_only=eval_only)
 
 
+@pytest.fixture(scope="module")
+def straight(voc: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EngineResult]:
+    """Folder and result of a run with KEYS, without interruption."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    return out, run(voc, out)
+
+
+@pytest.fixture
+def finished(straight: tuple[Path, EngineResult], tmp_path: Path) -> Path:
+    """A copy of its folder, to be changed."""
+    return Path(shutil.copytree(straight[0], tmp_path / "finished"))
+
+
 def log_lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.json").read_text().splitlines()]
 
@@ -93,7 +106,7 @@ def final(out: Path) -> dict[str, Any]:
 
 
 def assert_same_state(one: Any, other: Any) -> None:
-    """Equal to the last bit, through dicts and lists."""
+    """Bitwise identical, through dicts and lists."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
@@ -109,6 +122,7 @@ def assert_same_state(one: Any, other: Any) -> None:
         assert one == other
 
 
+@pytest.mark.slow
 def test_learns_what_it_is_shown(voc: Path, tmp_path: Path) -> None:
     """High AP on its own training images: training and evaluation mean the same boxes."""
     keys = {
@@ -137,6 +151,7 @@ def test_learns_what_it_is_shown(voc: Path, tmp_path: Path) -> None:
     assert "total_loss" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_a_straight_one(voc: Path, tmp_path: Path) -> None:
     """Also with evaluation and PreciseBN on the way, which must leave the training alone."""
     keys = {
@@ -167,7 +182,7 @@ def test_a_resumed_run_equals_a_straight_one(voc: Path, tmp_path: Path) -> None:
     assert_same_state(final(out), final(tmp_path / "straight"))
 
 
-# One task of every architecture that is not C4, and every way to draw and to group images.
+# One task of every architecture that is not C4, and every way to sample and to group images.
 OTHER_TASKS: dict[str, dict[str, Any]] = {
     "coco/mask_rcnn_R_50_FPN_1x": {},
     "coco/keypoint_rcnn_R_50_FPN_2x": {},
@@ -211,20 +226,6 @@ def other_run(narrow_r50_file: Path, layouts_root: Path) -> OtherRun:
     return go
 
 
-@pytest.fixture(scope="module")
-def straight(
-    other_run: OtherRun, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[Path, RunRecord]]:
-    """Task → folder and record of a run without interruption; each is run once."""
-
-    @functools.cache
-    def get(task: str) -> tuple[Path, RunRecord]:
-        out = tmp_path_factory.mktemp("straight") / "run"
-        return out, other_run(task, out, 0)
-
-    return get
-
-
 @contextmanager
 def on_iteration(wanted: int, do: Callable[[], None]) -> Iterator[None]:
     """`do` before the step of one iteration."""
@@ -246,18 +247,14 @@ def killed() -> None:
 
 
 @pytest.mark.race
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("task", OTHER_TASKS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "workers"), zip(OTHER_TASKS, (2, 0, 2, 0), strict=True))
 def test_a_task_stopped_and_killed_equals_a_straight_one(
-    task: str,
-    workers: int,
-    other_run: OtherRun,
-    straight: Callable[[str], tuple[Path, RunRecord]],
-    tmp_path: Path,
+    task: str, workers: int, other_run: OtherRun, tmp_path: Path
 ) -> None:
     """Asked to stop in the 2nd iteration; killed in the 6th, so that the 5th is done again."""
-    out = tmp_path / "run"
-    expected_folder, expected = straight(task)
+    out, expected_folder = tmp_path / "run", tmp_path / "straight"
+    expected = other_run(task, expected_folder, 0)
     with on_iteration(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
         other_run(task, out, workers)
     assert (out / "last_checkpoint").read_text() == "model_0000001.pth"
@@ -281,6 +278,7 @@ def lines_without_times(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in times} for line in log_lines(out)]
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_replaces_what_came_after_it(
     voc: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,7 +302,7 @@ def test_an_older_checkpoint_replaces_what_came_after_it(
     assert_same_state(final(tmp_path), load_torch(aside / "model_final.pth"))
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4])
+@pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_lines_of_metrics_are_those_of_an_uninterrupted_run(
     voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
@@ -322,6 +320,7 @@ def test_lines_of_metrics_are_those_of_an_uninterrupted_run(
     assert lines_without_times(out) == lines_without_times(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_kill_came_before_is_made_up_for(voc: Path, tmp_path: Path) -> None:
     keys = {"TEST.EVAL_PERIOD": 4, "SOLVER.CHECKPOINT_PERIOD": 4}
     run(voc, tmp_path / "straight", keys)
@@ -334,33 +333,33 @@ def test_an_evaluation_that_a_kill_came_before_is_made_up_for(voc: Path, tmp_pat
     assert_same_state(final(tmp_path / "run"), final(tmp_path / "straight"))
 
 
-def test_resuming_a_finished_run_only_evaluates(voc: Path, tmp_path: Path) -> None:
-    first = run(voc, tmp_path)
-    before = final(tmp_path)
+def test_resuming_a_finished_run_only_evaluates(
+    voc: Path, straight: tuple[Path, EngineResult], finished: Path
+) -> None:
+    before = final(finished)
     # The schedule reached the optimizer: BASE_LR times GAMMA after the step.
     assert before["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.001)
-    again = run(voc, tmp_path, resume=True)
-    assert again.metrics == first.metrics
-    assert_same_state(final(tmp_path), before)
+    again = run(voc, finished, resume=True)
+    assert again.metrics == straight[1].metrics
+    assert_same_state(final(finished), before)
 
 
 def test_resuming_before_the_first_checkpoint_starts_at_the_beginning(
-    voc: Path, tmp_path: Path
+    voc: Path, straight: tuple[Path, EngineResult], tmp_path: Path
 ) -> None:
-    run(voc, tmp_path / "straight")
-    run(voc, tmp_path / "resumed", resume=True)
-    assert_same_state(final(tmp_path / "resumed"), final(tmp_path / "straight"))
+    run(voc, tmp_path, resume=True)
+    assert_same_state(final(tmp_path), final(straight[0]))
 
 
-def test_evaluation_on_the_way_does_not_change_the_training(voc: Path, tmp_path: Path) -> None:
-    run(voc, tmp_path / "plain")
+def test_evaluation_in_between_does_not_change_the_training(
+    voc: Path, straight: tuple[Path, EngineResult], tmp_path: Path
+) -> None:
+    expected = final(straight[0])
     run(voc, tmp_path / "often", {"TEST.EVAL_PERIOD": 2})
-    assert_same_state(final(tmp_path / "often"), final(tmp_path / "plain"))
+    assert_same_state(final(tmp_path / "often"), expected)
     precise = {"TEST.PRECISE_BN.ENABLED": True, "TEST.PRECISE_BN.NUM_ITER": 2}
     run(voc, tmp_path / "precise", {"TEST.EVAL_PERIOD": 4, **precise})
-    assert_same_state(
-        final(tmp_path / "precise")["optimizer"], final(tmp_path / "plain")["optimizer"]
-    )
+    assert_same_state(final(tmp_path / "precise")["optimizer"], expected["optimizer"])
     evaluated = [line["iteration"] for line in log_lines(tmp_path / "often") if "bbox/AP" in line]
     assert evaluated == [1, 3, 5, 7]
 
@@ -373,29 +372,19 @@ def test_a_stop_signal_saves_and_asks_for_resume(
     number: int,
     error: type[BaseException],
     voc: Path,
+    straight: tuple[Path, EngineResult],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(voc, tmp_path / "straight")
-    out = tmp_path / "stopped"
-    step = engine.Trainer.step
-
-    def stopped(self: engine.Trainer, iteration: int, batches: Any) -> float:
-        if iteration == 4:
-            os.kill(os.getpid(), number)
-        return step(self, iteration, batches)
-
-    before = signal.getsignal(number)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.Trainer, "step", stopped)
-        with pytest.raises(error) as caught:
-            run(voc, out)
+    out, before = tmp_path / "stopped", signal.getsignal(number)
+    with on_iteration(4, lambda: os.kill(os.getpid(), number)), pytest.raises(error) as caught:
+        run(voc, out)
     said = str(caught.value) if error is Preempted else capsys.readouterr().out
     assert f"stopped after iteration 4 and saved {out / 'model_0000004.pth'}; run the same" in said
     assert signal.getsignal(number) == before
     assert (out / "last_checkpoint").read_text() == "model_0000004.pth"
     run(voc, out, resume=True)
-    assert_same_state(final(out), final(tmp_path / "straight"))
+    assert_same_state(final(out), final(straight[0]))
 
 
 @pytest.mark.race
@@ -429,10 +418,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(voc: Path, tmp_path: Path) -> N
         with pytest.raises(NumericError) as caught:
             run(voc, tmp_path, {"SOLVER.CHECKPOINT_PERIOD": 4})
     message = str(caught.value)
-    assert message.startswith("iteration 5: loss_rpn_loc is nan")
-    assert "loss_cls" not in message
-    assert "model_0000003.pth" in message
-    assert "\n" not in message
+    assert "iteration 5" in message and "loss_rpn_loc is nan" in message
+    assert "loss_cls" not in message and "model_0000003.pth" in message
     assert sorted(p.name for p in tmp_path.glob("*.pth")) == ["model_0000003.pth"]
     kept = load_torch(tmp_path / "model_0000003.pth")["model"]
     assert all(torch.isfinite(x).all() for x in kept.values())
@@ -459,9 +446,7 @@ def test_weights_that_are_not_finite_are_not_saved(voc: Path, tmp_path: Path) ->
 
 
 def test_diverging_says_so(voc: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        NumericError, match=r"iteration 1: .*no checkpoint was written yet.*BASE_LR"
-    ):
+    with pytest.raises(NumericError, match=r"iteration 1: .*SOLVER\.BASE_LR"):
         run(voc, tmp_path, {"SOLVER.BASE_LR": 1e30})
 
 
@@ -507,50 +492,46 @@ def test_a_converted_backbone_is_where_training_starts(voc: Path, tmp_path: Path
     assert fresh and all(name.startswith("roi_heads.res5.norm") for name in fresh)
 
 
-def test_evaluation_only(voc: Path, tmp_path: Path) -> None:
-    trained = run(voc, tmp_path, {"SOLVER.MAX_ITER": 12, "SOLVER.STEPS": (10,)})
-    (tmp_path / "inference" / "voc_val.json").unlink()
-    lines = log_lines(tmp_path)
-    result = run(voc, tmp_path, {"MODEL.WEIGHTS": tmp_path / "model_final.pth"}, eval_only=True)
-    assert result.metrics == trained.metrics
+def test_evaluation_only(voc: Path, straight: tuple[Path, EngineResult], finished: Path) -> None:
+    (finished / "inference" / "voc_val.json").unlink()
+    lines = log_lines(finished)
+    result = run(voc, finished, {"MODEL.WEIGHTS": finished / "model_final.pth"}, eval_only=True)
+    assert result.metrics == straight[1].metrics
     assert (result.iterations, result.coverage) == (0, None)
-    assert (tmp_path / "inference" / "voc_val.json").is_file()
-    assert log_lines(tmp_path) == lines  # the run that was evaluated stays as it is
+    assert (finished / "inference" / "voc_val.json").is_file()
+    assert log_lines(finished) == lines  # the run that was evaluated stays as it is
 
 
-def test_checkpoints_that_do_not_fit_are_refused(voc: Path, tmp_path: Path) -> None:
-    run(voc, tmp_path, {"SOLVER.MAX_ITER": 2, "SOLVER.STEPS": ()})
+def test_checkpoints_that_do_not_fit_are_refused(voc: Path, finished: Path) -> None:
     wider = {"MODEL.RESNETS.STEM_OUT_CHANNELS": 24, "MODEL.RESNETS.RES2_OUT_CHANNELS": 24}
-    with pytest.raises(UserError, match=r"model_final\.pth does not fit this detector"):
-        run(voc, tmp_path, wider, resume=True)
-    content = final(tmp_path)
-    torch.save({"model": content["model"], "trainer": {}}, tmp_path / "model_final.pth")
-    with pytest.raises(UserError, match=r"no optimizer, iteration, random.*engine that wrote"):
-        run(voc, tmp_path, resume=True)
-    (tmp_path / "last_checkpoint").write_text("../elsewhere.pth")
-    with pytest.raises(UserError, match="not the name of a file in this folder"):
-        run(voc, tmp_path, resume=True)
-    (tmp_path / "last_checkpoint").write_text("model_0000001.pth")
+    with pytest.raises(UserError, match=r"model_final\.pth"):
+        run(voc, finished, wider, resume=True)
+    content = final(finished)
+    torch.save({"model": content["model"], "trainer": {}}, finished / "model_final.pth")
+    with pytest.raises(UserError, match="no optimizer, iteration, random"):
+        run(voc, finished, resume=True)
+    (finished / "last_checkpoint").write_text("../elsewhere.pth")
+    with pytest.raises(UserError, match="last_checkpoint"):
+        run(voc, finished, resume=True)
+    (finished / "last_checkpoint").write_text("model_0000001.pth")
     with pytest.raises(DataError, match=r"model_0000001\.pth"):
-        run(voc, tmp_path, resume=True)
+        run(voc, finished, resume=True)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_said(voc: Path, tmp_path: Path) -> None:
-    """It held one process's random state by the names of the devices."""
-    run(voc, tmp_path)
-    content = final(tmp_path)
+def test_a_checkpoint_of_an_earlier_version_is_readable(voc: Path, finished: Path) -> None:
+    """It had one process's random state by the names of the devices."""
+    content = final(finished)
     content["random"] = {"cpu": content["random"][0]["torch"], "cuda": []}
-    torch.save(content, tmp_path / "model_final.pth")
+    torch.save(content, finished / "model_final.pth")
     longer = {"SOLVER.MAX_ITER": KEYS["SOLVER.MAX_ITER"] + 1}
-    run(voc, tmp_path, longer, resume=True)
-    assert final(tmp_path)["iteration"] == content["iteration"] + 1
-    log = (tmp_path / "log.txt").read_text()
-    assert "other images and random numbers (an earlier version of this project wrote it)" in log
+    run(voc, finished, longer, resume=True)
+    assert final(finished)["iteration"] == content["iteration"] + 1
+    assert "an earlier version" in (finished / "log.txt").read_text()
 
 
-def test_a_image_that_breaks_on_the_way_is_named(voc: Path, tmp_path: Path) -> None:
+def test_an_image_that_breaks_on_the_way_is_named(tmp_path: Path) -> None:
     own = write_voc(tmp_path / "own", {"train": 4, "val": 1})
     for path in (own / "JPEGImages").glob("*.jpg"):
         path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(DataError, match=r"\.jpg: cannot be read as an image"):
+    with pytest.raises(DataError, match=r"\.jpg"):
         run(own, tmp_path / "out")

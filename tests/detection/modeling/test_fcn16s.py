@@ -27,7 +27,7 @@ def test_the_head_is_the_papers():
 
 
 @pytest.mark.parametrize("size", [(65, 81), (64, 96), (70, 50), (1, 17)])
-def test_cell_i_lies_on_pixel_16_i(size):
+def test_cell_i_is_at_pixel_16_i(size):
     """Scores that say where their cell looks must say where the pixel is, up to the last cell."""
     h, w = (-(-side // 16) for side in size)
     rows = torch.arange(h).float()[:, None].expand(h, w) * 16
@@ -104,14 +104,14 @@ def test_beyond_the_image_nothing_is_labeled():
     assert (cropped[20:] == (1, 3, 3)).all()
 
 
-def test_draws_cover_the_papers_range():
+def test_samples_cover_the_papers_range():
     rng = np.random.RandomState(0)
     draws = [augmentation(32).draw(rng) for _ in range(2000)]
     scales = np.array([draw.scale for draw in draws])
     assert 0.5 <= scales.min() < 0.51 and 1.99 < scales.max() <= 2.0
     assert abs(scales.mean() - 1.25) < 0.03
     assert abs(np.mean([draw.flip for draw in draws]) - 0.5) < 0.05
-    # Every place of the crop can be drawn, the last one too.
+    # Every place of the crop can be sampled, the last one too.
     places = {
         int(augmentation(2).apply(*ramp(5), Draw(1.0, False, (0, draw.corner[1])))[1][0, 0])
         for draw in draws[:200]

@@ -38,6 +38,7 @@ def test_by_hand_from_eight_to_two():
     assert solver.MAX_ITER * solver.IMS_PER_BATCH == 90000 * 16
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 16, 64])
 def test_the_rule_is_detectron2s(processes, detectron2):
     from detectron2.engine import DefaultTrainer

@@ -1,4 +1,4 @@
-"""The embedded data pipeline against Detectron2's mapper, sampler and grouping, bit for bit."""
+"""The embedded data pipeline is bitwise identical to Detectron2's mapper, sampler and grouping."""
 
 import random
 from itertools import islice
@@ -13,7 +13,7 @@ from PIL import Image
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
 from detection.embedded import data, samples
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from detection.embedded.build import build_model
 from tests.oracles import tiny_detector as tiny
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 SIZES = [(161, 133), (120, 190), (147, 159)]
 # Of every head and pyramid the choices that the task files do not make.

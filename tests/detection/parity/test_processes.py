@@ -13,10 +13,11 @@ from detection.train_net import main
 from moco.common.errors import DataError
 from moco.common.files import load_torch
 from moco.common.run import read_record
-from tests.detection.conftest import SLOW
 from tests.golden.regenerate_embedded import FOLDER, two_processes
 from tests.oracles.small_tasks import CONFIGS, assert_same_run, options
 from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
+
+pytestmark = pytest.mark.slow
 
 C4, LVIS, LABELS = (
     "coco/mask_rcnn_R_50_C4_1x",
@@ -35,7 +36,7 @@ KEYS = {
 
 
 @pytest.fixture
-def words(narrow_r50_file, data_of, tmp_path):
+def arguments(narrow_r50_file, data_of, tmp_path):
     """Arguments of train_net.py for a task and engine; its folder is named so too."""
 
     def get(task, name, *flags, **keys):
@@ -49,11 +50,12 @@ def words(narrow_r50_file, data_of, tmp_path):
     return get
 
 
-@pytest.mark.parametrize("task", [C4, LVIS, pytest.param(LABELS, marks=SLOW)])
-def test_two_processes_equal_detectron2s(task, words, tmp_path, detectron2):
+@pytest.mark.detectron2
+@pytest.mark.parametrize("task", [C4, LVIS, LABELS])
+def test_two_processes_equal_detectron2s(task, arguments, tmp_path, detectron2):
     """Synchronized BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
     for name in ("detectron2", "embedded"):
-        assert main(words(task, name, "--num-gpus", "2")) == 0
+        assert main(arguments(task, name, "--num-gpus", "2")) == 0
     records = [read_record(tmp_path / name / "run.json") for name in ("detectron2", "embedded")]
     assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
     assert records[0].metrics == records[1].metrics
@@ -100,8 +102,8 @@ def small(small_config, small_options, narrow_r18_file, tmp_path):
 
 
 @pytest.mark.race
-def test_stopped_and_resumed_to_the_same_bits(small, tmp_path):
-    """By torchrun, told to stop; gone on with by --num-gpus, told again; to its end by torchrun."""
+def test_stopped_and_resumed_bitwise_identical(small, tmp_path):
+    """By torchrun, stopped; resumed by --num-gpus and stopped again; finished by torchrun."""
     folder, out = tmp_path / "run", tmp_path / "out.txt"
     with_torchrun = [sys.executable, *TORCHRUN, TRAIN_NET[1]]
     process = start([*with_torchrun, *small("run")], out, hold=3)
@@ -144,7 +146,7 @@ def test_an_unreadable_image_of_one_process(small, voc_folder, tmp_path):
     shutil.copytree(voc_folder, broken)
     victim = sorted((broken / "JPEGImages").iterdir())[2]
     victim.write_bytes(victim.read_bytes()[:-200])  # its head, which is looked at before, is whole
-    with pytest.raises(DataError, match=rf"{victim.name}: cannot be read .* \(process [01]\)$"):
+    with pytest.raises(DataError, match=rf"{victim.name}.* \(process [01]\)$"):
         main(small("run", "--num-gpus", "2", **{"DATASETS.VOC_DIR": broken}))
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
 

@@ -1,4 +1,4 @@
-"""Whole runs of both engines from the same task, seed and images: equal to the last bit."""
+"""Whole runs of both engines from the same task, seed and images: bitwise identical."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 KEYS: dict[str, Any] = {
     **tiny.NARROW_R50,
@@ -109,7 +109,7 @@ def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])
-def test_channels_last_is_how_the_model_lies_in_memory(
+def test_channels_last_is_the_models_memory_format(
     engine: str, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.nn import Conv2d

@@ -1,0 +1,264 @@
+"""C4, C5, C7, C10, G1, G2, G4, G6, G8: the training step and the parts that are not an encoder.
+
+N batch, C dimension, K length of the queue, P crop size in pixels.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from random import Random
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.speed import reference
+from benchmarks.speed.measure import Setting, interleaved
+from benchmarks.speed.results import Result, compare
+from moco.data.augment import V2, apply_colors, draw_colors
+from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.loss import info_nce
+from moco.modeling.mechanisms.base import Dictionary, LookUp
+from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+
+DIM, M, T, LR = 128, 0.999, 0.07, 0.03
+# Bytes that one image moves through a GPU's memory in a step of ResNet-50 at 224 px, operation by
+# operation in bfloat16; a count on paper.
+BYTES_PER_IMAGE = 650e6
+
+
+class Sizes(NamedTuple):
+    """`step_n`: of the steps that are timed whole on a CPU; `matmul`: side of the matrices."""
+
+    N: int
+    step_n: int
+    K: int
+    P: int
+    resnet18_px: int
+    matmul: int
+
+
+def sizes(setting: Setting) -> Sizes:
+    """The paper's recipe, or tiny ones."""
+    return Sizes(8, 4, 64, 32, 32, 64) if setting.quick else Sizes(256, 16, 65536, 224, 64, 2048)
+
+
+class OurStep:
+    """The training step of one process, as moco.pretrain does it.
+
+    Args:
+        encoder: becomes the query encoder; its device is used.
+        dtype: of autocast; None for float32.
+    """
+
+    def __init__(self, encoder: nn.Module, K: int, dtype: torch.dtype | None = None) -> None:
+        device = next(encoder.parameters()).device
+        self.model = MomentumQueue(encoder, DIM, K, M, T).to(device)
+        self.model = self.model.to(memory_format=torch.channels_last).train()
+        self.optimizer = torch.optim.SGD(encoder.parameters(), LR, momentum=0.9, weight_decay=1e-4)
+        self._dtype, self._device = dtype, device
+
+    def __call__(self, x_q: Tensor, x_k: Tensor, plan: Tensor) -> Tensor:
+        """See `benchmarks.speed.reference.Step`."""
+        x_q, x_k = (x.contiguous(memory_format=torch.channels_last) for x in (x_q, x_k[plan]))
+        images = torch.arange(len(x_q))
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
+            dictionary = self.model.look_up(LookUp(x_k, plan, images, step=0))
+            out = self.model(x_q, dictionary)
+        self.optimizer.zero_grad()
+        out.loss.backward()
+        self.optimizer.step()
+        self.model.update([dictionary], [out.queries], images)
+        return out.loss.detach()
+
+    def without_encoders(self, N: int, P: int, with_colors: bool) -> Callable[[], object]:
+        """Everything else of a step; the gradients that the optimizer applies are zeros."""
+        q, k = queries_and_keys(N)
+        pixels, params = random_crops(2 * N, P)
+        images, queue = torch.arange(N), self.model.queue
+        for parameter in self.model.encoder_q.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+        def rest() -> object:
+            x = None
+            if with_colors:
+                x = apply_colors(pixels, params, V2, reference.MEAN, reference.STD)
+                x = x.contiguous(memory_format=torch.channels_last)
+            value, _ = info_nce(F.normalize(q, dim=1), F.normalize(k, dim=1), queue, T)
+            value.backward()
+            self.optimizer.step()
+            self.model.update([Dictionary(k, queue, keys=k)], [q], images)
+            return x
+
+        return rest
+
+
+def encoder(setting: Setting, arch: str = "resnet50", device: str = "cpu") -> nn.Module:
+    """With a linear head, the same weights each time."""
+    torch.manual_seed(0)
+    spec = EncoderSpec("resnet10", "imagenet", 0.125) if setting.quick else EncoderSpec(arch)
+    return build_encoder(spec, DIM, mlp=False).to(device)
+
+
+def build_step(
+    setting: Setting, side: str, arch: str = "resnet50", device: str = "cpu"
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """A training step: the reference's, the same under autocast, ours in bf16 or in fp32."""
+    model, K = encoder(setting, arch, device), sizes(setting).K
+    dtype = torch.bfloat16 if side in ("bf16", "autocast") else None
+    if side in ("bf16", "fp32"):
+        return OurStep(model, K, dtype)
+    return reference.Step(model, unit_columns(K, device), M, T, LR, dtype)
+
+
+def random_batch(N: int, P: int, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    """Two views (N, 3, P, P) and an order (N,) of the keys."""
+    x_q, x_k = (torch.randn(N, 3, P, P, device=device) for _ in range(2))
+    return x_q, x_k, torch.randperm(N, device=device)
+
+
+def random_crops(count: int, P: int) -> tuple[Tensor, Tensor]:
+    """Pixels (count, 3, P, P) uint8 and the parameters of their colors."""
+    rng = Random(0)
+    pixels = torch.randint(0, 256, (count, 3, P, P), dtype=torch.uint8)
+    return pixels, torch.tensor([draw_colors(rng, V2) for _ in range(count)])
+
+
+def unit_columns(K: int, device: str = "cpu") -> Tensor:
+    """A random dictionary (C, K)."""
+    return F.normalize(torch.randn(DIM, K, device=device), dim=0)
+
+
+def queries_and_keys(N: int) -> tuple[Tensor, Tensor]:
+    """Queries (N, C) that need a gradient, and keys near them."""
+    q = F.normalize(torch.randn(N, DIM), dim=1)
+    k = F.normalize(q + 0.1 * torch.randn(N, DIM), dim=1)
+    return q.requires_grad_(), k
+
+
+@cache
+def step_seconds(setting: Setting, arch: str, N: int, P: int) -> dict[str, float]:
+    """Whole steps: the reference's, ours in bf16 and fp32; and a bf16 matrix product."""
+    size, views = sizes(setting), random_batch(N, P)
+    contenders: dict[str, Callable[[], object]] = {
+        side: partial(build_step(setting, side, arch), *views)
+        for side in ("reference", "bf16", "fp32")
+    }
+    a, b = (torch.randn(size.matmul, size.matmul).bfloat16() for _ in range(2))
+    contenders["matmul"] = partial(torch.mm, a, b)
+    return interleaved(contenders, setting.rounds)
+
+
+def resnet50_seconds(setting: Setting) -> dict[str, float]:
+    """See `step_seconds`."""
+    return step_seconds(setting, "resnet50", sizes(setting).step_n, sizes(setting).P)
+
+
+def bf16_step(setting: Setting) -> list[Result]:
+    """C4."""
+    size = sizes(setting)
+    seconds = resnet50_seconds(setting)
+    with FlopCounterMode(display=False) as counter:
+        build_step(setting, "reference")(*random_batch(size.step_n, size.P))
+    rate = counter.get_total_flops() / seconds["bf16"] / 1e9
+    limit = 2 * size.matmul**3 / seconds["matmul"] / 1e9
+    of = f"{size.P} px, N={size.step_n}, K={size.K}"
+    return [
+        compare("C4", seconds, "bf16", sizes=of),
+        Result("C4 rate", rate, limit),
+    ]
+
+
+def fp32_step(setting: Setting) -> list[Result]:
+    """C5."""
+    size = sizes(setting)
+    large = resnet50_seconds(setting)
+    of = f"{size.P} px, N={size.step_n}, K={size.K}"
+    N, P = size.N // 4, size.resnet18_px
+    small = step_seconds(setting, "resnet18", N, P)
+    return [
+        compare("C5", large, "fp32", sizes=of),
+        compare("C5 resnet18", small, "bf16", sizes=f"{P} px, N={N}, K={size.K}"),
+    ]
+
+
+def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
+    """C7, G4."""
+    step = OurStep(encoder(setting, device=device), sizes(setting).K)
+    encoder_q, encoder_k = step.model.encoder_q, step.model.encoder_k
+    images = torch.arange(0)
+    contenders: dict[str, Callable[[], object]] = {
+        "reference": lambda: reference.momentum_update(encoder_k, encoder_q, M),
+        "ours": lambda: step.model.update([], [], images),
+    }
+    with suppress(ImportError):
+        from lightly.models.utils import update_momentum
+
+        contenders["lightly"] = lambda: update_momentum(encoder_q, encoder_k, M)
+    seconds = interleaved(contenders, setting.rounds, device)
+    return [
+        compare(goal, seconds),
+        compare("lightly momentum", seconds, reference="lightly"),
+    ]
+
+
+def overhead(setting: Setting) -> list[Result]:
+    """C10: the share of everything that is not an encoder, for the recipe's batch.
+
+    The encoders' time per image is that of the timed step, whose batch is smaller; the rest is
+    measured at the recipe's batch.
+    """
+    size = sizes(setting)
+    step = OurStep(encoder(setting), size.K, torch.bfloat16)
+    contenders = {
+        "small": step.without_encoders(size.step_n, size.P, with_colors=False),
+        "recipe": step.without_encoders(size.N, size.P, with_colors=True),
+    }
+    rest = interleaved(contenders, setting.rounds)
+    whole = resnet50_seconds(setting)["bf16"]
+    encoders = (whole - rest["small"]) / size.step_n * size.N
+    of = f"{size.P} px, N={size.N}"
+    return [Result("C10", rest["recipe"], rest["recipe"] + encoders, of)]
+
+
+def gpu_step(setting: Setting) -> list[Result]:
+    """G1, G2, G8."""
+    N, _, K, P, *_ = sizes(setting)
+    views = random_batch(N, P, "cuda")
+    steps, peak = {}, {}
+    for side in ("reference", "autocast", "bf16"):
+        torch.cuda.reset_peak_memory_stats()
+        build_step(setting, side, device="cuda")(*views)
+        peak[side] = torch.cuda.max_memory_allocated() / 2**30
+    for side in peak:
+        steps[side] = partial(build_step(setting, side, device="cuda"), *views)
+    seconds = interleaved(steps, setting.rounds, "cuda")
+    a = torch.zeros(1 << (20 if setting.quick else 32), dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    copy = interleaved({"copy": lambda: b.copy_(a)}, setting.rounds, "cuda")["copy"]
+    bandwidth = 2 * a.nbytes / copy  # bytes read plus bytes written
+    of = f"{P} px, N={N}, K={K}"
+    return [
+        compare("G1 fp32", seconds, "bf16", sizes=of),
+        compare("G1 autocast", seconds, "bf16", "autocast", of),
+        Result(
+            "G2", N / seconds["bf16"], bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
+        ),
+        compare("G8", peak, "bf16", "autocast"),
+    ]
+
+
+def gpu_colors(setting: Setting) -> list[Result]:
+    """G6."""
+    N, P = sizes(setting).N, sizes(setting).P
+    pixels, params = random_crops(2 * N, P)
+    pixels, views = pixels.cuda(), random_batch(N, P, "cuda")
+    step = build_step(setting, "bf16", device="cuda")
+    contenders: dict[str, Callable[[], object]] = {
+        "colors": lambda: apply_colors(pixels, params, V2, reference.MEAN, reference.STD),
+        "step": lambda: step(*views),
+    }
+    seconds = interleaved(contenders, setting.rounds, "cuda")
+    return [Result("G6", seconds["colors"], sum(seconds.values()), f"{P} px, N={N}")]
