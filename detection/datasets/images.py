@@ -101,7 +101,7 @@ def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str
     """The message of a training that an image ended: what was wrong, and what is saved.
 
     Args:
-        doctor: the command that checks all images (detection/datasets/doctor_custom.py), or "".
+        doctor: the command that checks all images (detection/datasets/doctor.py), or "".
     """
     saved = "nothing was trained yet"
     if checkpoint is not None:

@@ -51,9 +51,9 @@ def test_records_and_metadata_are_detectron2s(name, detectron2, root):
     from detectron2.data.datasets.coco import load_coco_json
 
     split = read(name)
-    _, images, annotations = coco.BUILTIN[name]
+    source = known(default_task())[name]
     key = f"copy_of_{name}_{root.name}"
-    theirs = load_coco_json(str(root / annotations), str(root / images), key)
+    theirs = load_coco_json(source.json_file, source.image_root, key)
     assert list(split.records) == theirs
     assert sum(len(record["annotations"]) for record in theirs) >= 4
     assert any(obj["iscrowd"] for record in theirs for obj in record["annotations"])

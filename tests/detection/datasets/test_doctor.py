@@ -14,10 +14,10 @@ import yaml
 from PIL import Image
 
 from detection.config.task import default_task
-from detection.datasets import doctor, doctor_custom
+from detection.datasets import base, coco, doctor
 from detection.datasets.__main__ import main
-from detection.datasets.official import _COUNTS
-from moco.common.errors import UserError
+from detection.datasets.base import formats
+from moco.common.errors import DataError, UserError
 from tests.oracles.processes import processor_seconds
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_cityscapes import write_cityscapes
@@ -65,25 +65,27 @@ def good(kind: str, root: Path) -> None:
 
 
 def states(kind: str, root: Path, *, verify: bool = False) -> dict[str, tuple[str, str]]:
-    return {f.name: (f.state, f.text) for f in doctor.examine(kind, root, verify=verify)}
+    return {
+        f.name: (f.state, f.text) for f in doctor.examine(formats()[kind], str(root), verify=verify)
+    }
 
 
 @pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("kind", doctor.KINDS)
+@pytest.mark.parametrize("kind", list(formats()))
 def test_what_is_right_but_a_part(kind, verify, tmp_path, capsys):
     good(kind, tmp_path)
     assert main(["doctor", kind, "--root", str(tmp_path), *["--verify"] * verify]) == 0
     shown = capsys.readouterr().out
     assert "expected in" in shown and "WRONG" not in shown
     assert "3 images" in shown and "(official count: " in shown
-    config = next(iter(doctor.TASKS[kind])).replace("24k", "9k" if kind == "voc" else "24k")
+    config = next(iter(formats()[kind].tasks)).replace("24k", "9k" if kind == "voc" else "24k")
     command = f"python detection/train_net.py --config-file {config} --check-only"
     assert shown.splitlines()[-1] == (
         f"next: DETECTRON2_DATASETS={tmp_path} {command} MODEL.WEIGHTS random"
     )
 
 
-@pytest.mark.parametrize("kind", doctor.KINDS)
+@pytest.mark.parametrize("kind", list(formats()))
 def test_nothing_is_there(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
@@ -95,9 +97,9 @@ def test_nothing_is_there(kind, tmp_path, capsys):
 
 def test_official_counts_are_marked(tmp_path, monkeypatch):
     write_coco(tmp_path, {"val2017": 2})
-    monkeypatch.setitem(_COUNTS, "coco_2017_val", (2, 9))
+    monkeypatch.setitem(coco._COUNTS, ("instances", "2017_val"), (2, 9))
     state, text = states("coco", tmp_path)["coco_2017_val"]
-    assert state == doctor.OK and text.startswith("2 images") and "(official count)" in text
+    assert state == base.OK and text.startswith("2 images") and "(official count)" in text
 
 
 def test_something_is_wrong(tmp_path, capsys):
@@ -110,7 +112,7 @@ def test_something_is_wrong(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "WRONG  coco_2017_val" in shown and "category 12 is not in the file" in shown
     assert "part   coco_2017_train" in shown
-    assert shown.splitlines()[-1].startswith("next: mend what is WRONG")
+    assert shown.splitlines()[-1].startswith("next: fix what is WRONG")
 
 
 def test_half_of_coco(tmp_path):
@@ -120,11 +122,11 @@ def test_half_of_coco(tmp_path):
     for path in (tmp_path / "coco" / "annotations").glob("*_train2017.json"):
         path.unlink()
     found = states("coco", tmp_path)
-    assert found["coco_2017_val"][0] == doctor.WRONG
+    assert found["coco_2017_val"][0] == base.WRONG
     assert "missing (2 of the 2 images" in found["coco_2017_val"][1]
     assert found["coco/train2017/"] == (
-        doctor.WRONG,
-        "is there, but no annotations/*_train2017.json",
+        base.WRONG,
+        "exists, but no annotations/*_train2017.json",
     )
 
 
@@ -133,34 +135,35 @@ def test_one_version_of_lvis_under_the_others_name(tmp_path):
     file = tmp_path / "lvis" / "lvis_v1_train.json"
     file.rename(file.with_name("lvis_v0.5_train.json"))
     state, text = states("lvis", tmp_path)["lvis_v0.5_train"]
-    assert state == doctor.WRONG and "LVIS v1 has 1203" in text
+    assert state == base.WRONG and "LVIS v1 has 1203" in text
     file.with_name("lvis_v0.5_train.json").rename(file.with_name("train.json"))
-    assert states("lvis", tmp_path)["lvis/"][0] == doctor.WRONG
+    assert states("lvis", tmp_path)["lvis/"][0] == base.WRONG
 
 
 def test_cityscapes_without_train_ids_or_annotations(tmp_path):
     pytest.importorskip("shapely", reason="shapely is not installed")
     write_cityscapes(tmp_path, {"train": 2}, train_ids=False)
     found = states("cityscapes", tmp_path)
-    assert found["cityscapes_fine_instance_seg_train"][0] == doctor.PART
-    state, text = found["cityscapes_fine_sem_seg_train"]
-    assert state == doctor.ABSENT and "csCreateTrainIdLabelImgs" in text
+    assert found["cityscapes_fine_instance_seg_train"][0] == base.PART
+    assert found["cityscapes_fine_sem_seg_train"][0] == base.ABSENT
+    state, text = found["gtFine/train/"]
+    assert state == base.NOTE and "csCreateTrainIdLabelImgs" in text
     (tmp_path / "cityscapes" / "gtFine").rename(tmp_path / "gtFine")
     assert states("cityscapes", tmp_path)["leftImg8bit/train/"] == (
-        doctor.WRONG,
-        "is there, but gtFine/train/ is not",
+        base.WRONG,
+        "exists, but gtFine/train/ does not",
     )
 
 
 def test_trainval_and_test_of_voc_2007_in_one_folder(tmp_path):
     folder = voc(tmp_path, trainval=3, test=2)
     lists = folder / "ImageSets" / "Main"
-    assert states("voc", tmp_path)["VOC2007/"][0] == doctor.OK
+    assert states("voc", tmp_path)["VOC2007/"][0] == base.OK
     trainval, test = (lists / f"{split}.txt" for split in ("trainval", "test"))
     first = trainval.read_text().split()[0]
     test.write_text(test.read_text() + first + "\n")
     state, text = states("voc", tmp_path)["VOC2007/"]
-    assert state == doctor.WRONG
+    assert state == base.WRONG
     assert text == f"1 images are in trainval.txt and in test.txt ({first})"
 
 
@@ -169,7 +172,7 @@ def test_the_annotations_of_the_test_set_come_separately(tmp_path):
     for image_id in (folder / "ImageSets" / "Main" / "test.txt").read_text().split():
         (folder / "Annotations" / f"{image_id}.xml").unlink()
     state, text = states("voc", tmp_path)["voc_2007_test"]
-    assert state == doctor.WRONG and "VOCtest_06-Nov-2007.tar" in text
+    assert state == base.WRONG and "VOCtest_06-Nov-2007.tar" in text
 
 
 def test_lists_that_contradict_each_other(tmp_path):
@@ -180,26 +183,26 @@ def test_lists_that_contradict_each_other(tmp_path):
     assert "VOC2007/" not in states("voc", tmp_path)
     (lists / "trainval.txt").write_text(ids[0])
     assert states("voc", tmp_path)["VOC2007/"] == (
-        doctor.WRONG,
+        base.WRONG,
         "trainval.txt is not train.txt and val.txt together",
     )
 
 
 def test_a_folder_too_many_or_without_lists(tmp_path):
     voc(tmp_path / "VOCdevkit", trainval=1)
-    assert states("voc", tmp_path)["VOCdevkit/"][0] == doctor.WRONG
+    assert states("voc", tmp_path)["VOCdevkit/"][0] == base.WRONG
     (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
     found = states("voc", tmp_path)
-    assert found["VOC2012/"][0] == doctor.WRONG and "no lists" in found["VOC2012/"][1]
+    assert found["VOC2012/"][0] == base.WRONG and "no lists" in found["VOC2012/"][1]
 
 
 def test_malformed_xml(tmp_path):
     folder = voc(tmp_path, trainval=2, test=1)
     (folder / "Annotations" / "000001.xml").write_text("<annotation>")
     found = states("voc", tmp_path)
-    assert found["voc_2007_trainval"][0] == doctor.WRONG
+    assert found["voc_2007_trainval"][0] == base.WRONG
     assert "000001.xml: not valid XML" in found["voc_2007_trainval"][1]
-    assert found["voc_2007_test"][0] == doctor.PART
+    assert found["voc_2007_test"][0] == base.PART
 
 
 @pytest.mark.parametrize("kind", ["voc", "coco", "lvis"])
@@ -211,27 +214,27 @@ def test_verify_decodes_every_image(kind, tmp_path):
     name = {"voc": "voc_2007_trainval", "coco": "coco_2017_train", "lvis": "lvis_v0.5_train"}[kind]
     whole = images[0].read_bytes()
     images[0].write_bytes(whole[: len(whole) // 2])
-    assert states(kind, tmp_path)[name][0] == doctor.PART
+    assert states(kind, tmp_path)[name][0] == base.PART
     state, text = states(kind, tmp_path, verify=True)[name]
-    assert state == doctor.WRONG and f"{images[0].name}: not an image or damaged" in text
+    assert state == base.WRONG and f"{images[0].name}: not an image or damaged" in text
     images[0].write_bytes(whole)
     if kind != "voc":  # there the sizes are compared before training
         Image.new("RGB", (50, 50)).save(images[1])
         Image.new("RGB", (50, 50)).save(images[2])
         state, text = states(kind, tmp_path, verify=True)[name]
-        assert state == doctor.WRONG
+        assert state == base.WRONG
         assert "50x50 contradicts its annotations" in text and "(and 1 more images)" in text
 
 
 def test_verify_looks_at_every_label(tmp_path, monkeypatch):
     write_voc_seg(tmp_path, {"val": 3})
-    monkeypatch.setattr("detection.datasets.sem_seg._SAMPLE", 1)
+    monkeypatch.setattr("detection.datasets.labels._SAMPLE", 1)
     mask = tmp_path / "VOC2012" / "SegmentationClass" / "2012_000002.png"
     Image.fromarray(np.full(np.asarray(Image.open(mask)).shape, 77, np.uint8)).save(mask)
     name = "voc_2012_sem_seg_val"
-    assert states("voc", tmp_path)[name][0] == doctor.PART
+    assert states("voc", tmp_path)[name][0] == base.PART
     state, text = states("voc", tmp_path, verify=True)[name]
-    assert state == doctor.WRONG and "2012_000002.png: label 77" in text
+    assert state == base.WRONG and "2012_000002.png: label 77" in text
 
 
 def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:
@@ -243,16 +246,15 @@ def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:
 
 
 def test_the_proposed_tasks_name_these_splits():
-    for tasks in doctor.TASKS.values():
-        for config, splits in tasks.items():
+    for format_ in formats().values():
+        for config, splits in format_.tasks.items():
             datasets = datasets_of(ROOT / config)
             assert (*datasets["TRAIN"], *datasets["TEST"]) == splits
 
 
 def test_the_official_counts_are_of_known_names(monkeypatch):
-    from detection.datasets import known
-
-    assert set(_COUNTS) <= set(known(default_task()))
+    for format_ in formats().values():
+        assert {source.name for source in format_.sources("x")} == set(format_.counts)
 
 
 def test_real_data(shared_data, tmp_path):
@@ -414,23 +416,23 @@ def test_one_dataset_at_a_time(own_voc, capsys):
             main(["doctor", *arguments])
     with pytest.raises(UserError, match="--root"):
         main(["doctor", "--voc-dir", str(own_voc), "--root", "x"])
-    code, shown = examine("--voc-dir", own_voc / "nothing", capsys=capsys)
-    assert code == 3 and "ImageSets/Main" in shown and "VOC2007" not in shown
+    with pytest.raises(DataError, match="ImageSets/Main"):
+        main(["doctor", "--voc-dir", str(own_voc / "nothing")])
 
 
 def test_the_command_in_messages_is_for_this_data(tmp_path):
     cfg = default_task()
-    assert doctor_custom.command(cfg) == ""
+    assert doctor.command(cfg) == ""
     cfg.DATASETS.VOC_DIR = "my data"
-    assert doctor_custom.command(cfg) == (
+    assert doctor.command(cfg) == (
         "python -m detection.datasets doctor --voc-dir 'my data' --verify"
     )
     cfg.DATASETS.VOC_DIR = ""
     cfg.DATASETS.COCO_TRAIN_JSON, cfg.DATASETS.COCO_TRAIN_ROOT = "a.json", "images"
     cfg.DATASETS.COCO_TEST_JSON = "b.json"
-    first, second = doctor_custom.command(cfg).split(" && ")
-    assert first.endswith("--coco-json a.json --root images --verify")
+    first, second = doctor.command(cfg).split(" && ")
+    assert first.endswith("--root images --coco-json a.json --verify")
     assert second.endswith("--coco-json b.json --verify")
     cfg.DATASETS.COCO_TEST_ROOT = "images"
-    both = "--coco-json a.json --coco-json b.json --root images --verify"
-    assert doctor_custom.command(cfg).endswith(both)
+    both = "--root images --coco-json a.json --coco-json b.json --verify"
+    assert doctor.command(cfg).endswith(both)

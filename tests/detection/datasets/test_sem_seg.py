@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from detection.config.task import default_task
-from detection.datasets import cache_clear, read_split, sem_seg
-from detection.datasets.labels import read_labels
+from detection.datasets import cache_clear, read_split
+from detection.datasets.labels import check_labels, read_labels
 from moco.common.errors import DataError
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_voc_seg import write_voc_seg
@@ -122,12 +122,12 @@ def test_damaged_masks_are_refused(root):
 def test_every_mask_is_looked_at_where_asked(root, monkeypatch):
     """Before training a sample is enough; the doctor takes the time."""
     split = read(VAL)
-    monkeypatch.setattr(sem_seg, "_SAMPLE", 1)
+    monkeypatch.setattr("detection.datasets.labels._SAMPLE", 1)
     last = Path(split.records[-1]["sem_seg_file_name"])
     Image.fromarray(np.full(np.asarray(Image.open(last)).shape, 99, np.uint8)).save(last)
-    sem_seg.check_labels(split.records, 21, 255)
+    check_labels(split.records, 21, 255)
     with pytest.raises(DataError, match="label 99"):
-        sem_seg.check_labels(split.records, 21, 255, everything=True)
+        check_labels(split.records, 21, 255, everything=True)
 
 
 @pytest.mark.parametrize("line", ["../2012_000004", "/etc/passwd", ".."])
@@ -165,4 +165,4 @@ def test_real_masks(shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     split = read("voc_2007_sem_seg_trainval")
     assert len(split.records) == 77
-    sem_seg.check_labels(split.records, 21, 255, everything=True)
+    check_labels(split.records, 21, 255, everything=True)
