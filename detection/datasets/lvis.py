@@ -26,7 +26,7 @@ _COUNTS = {
     "lvis_v1_train": (100170, 1270141),
     "lvis_v1_val": (19809, 244707),
 }
-_CATEGORY_IDS = ("neg_category_ids", "not_exhaustive_category_ids")  # of an image
+_CATEGORY_IDS = ("not_exhaustive_category_ids", "neg_category_ids")  # of an image
 
 
 @dataclass(frozen=True)
