@@ -17,8 +17,8 @@ from benchmarks.speed.report import Row, faster
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation import voc as voc_eval
+from detection.evaluation.base import Prediction
 from detection.evaluation.coco import COCOEvaluator
-from detection.evaluation.predictions import Prediction
 from detection.evaluation.predictions import Row as Instance
 
 WANTED = 7

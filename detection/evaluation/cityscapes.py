@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from PIL import Image
 
 from detection.datasets.base import Split
-from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
-from moco.common.errors import DataError
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.evaluation.predictions import Row, coco_rows, write_coco
+from moco.common.errors import DataError, UserError
 
 _METRIC = "cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling"
 _IMAGE, _TRUTH = "leftImg8bit.png", "gtFine_instanceIds.png"
@@ -136,3 +138,16 @@ def _todays_numpy(metric: Any) -> Iterator[None]:
         yield
     finally:
         metric.np, metric.writeDict2JSON = numpy, dump
+
+
+@EVALUATORS.register()
+def cityscapes_instance(cfg: CfgNode) -> Metric:
+    """AP of masks."""
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        if not cfg.MODEL.MASK_ON:
+            raise UserError(f"{split.name} is evaluated by masks: MODEL.MASK_ON must be True")
+        require_package("cityscapesscripts", "cityscapes", split)
+        return CityscapesEvaluator(split.name, split.classes, ground_truth_files(split), folder)
+
+    return Metric(("segm",), build)

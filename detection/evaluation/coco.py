@@ -17,9 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 
-from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
+from detection.datasets.base import Split
+from detection.evaluation.base import (
+    EVALUATORS,
+    Evaluator,
+    Metric,
+    Prediction,
+    require_annotated,
+    require_package,
+)
+from detection.evaluation.predictions import Row, coco_rows, write_coco
+from moco.common.errors import UserError
 
+COCO_KEYPOINTS = 17
 COCO_MAX_DETECTIONS = 100  # per image and category
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
@@ -187,3 +199,50 @@ def _quiet() -> Iterator[None]:
     finally:
         for line in filter(None, printed.getvalue().splitlines()):
             _log.debug(line)
+
+
+@EVALUATORS.register()
+def coco(cfg: CfgNode) -> Metric:
+    """COCO's AP of boxes and, where the model has them, masks and keypoints."""
+    kinds = (*_boxes_and_masks(cfg), *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()))
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        require_annotated(split, kinds)
+        sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
+        annotated = len(split.metadata["keypoint_names"]) if "keypoints" in kinds else 0
+        if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
+            raise UserError(
+                f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
+                f"{annotated}, one for each keypoint of {split.name}"
+            )
+        return COCOEvaluator(**_of(split), kinds=kinds, folder=folder, oks_sigmas=sigmas)
+
+    return Metric(kinds, build)
+
+
+@EVALUATORS.register()
+def lvis(cfg: CfgNode) -> Metric:
+    """LVIS's AP of boxes and, where the model has them, masks."""
+    kinds = _boxes_and_masks(cfg)
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        require_annotated(split, kinds)
+        require_package("hotcoco", "lvis", split)
+        return LVISEvaluator(**_of(split), kinds=kinds, folder=folder)
+
+    return Metric(kinds, build)
+
+
+def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:
+    return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+
+
+def _of(split: Split) -> dict[str, Any]:
+    """Arguments of an evaluator that describe its split."""
+    contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
+    return {
+        "split": split.name,
+        "json_file": split.metadata["json_file"],
+        "category_ids": {own: given for given, own in contiguous.items()},
+        "class_names": split.classes,
+    }

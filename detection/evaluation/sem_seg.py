@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 
 from detection.datasets.labels import read_labels
-from detection.evaluation.predictions import Prediction
+from detection.evaluation.base import EVALUATORS, Metric, Prediction
 from moco.common.errors import DataError
 
 
@@ -79,3 +80,12 @@ class SemSegEvaluator:
                 "(ignored)"
             )
         return np.bincount(K * predicted + truth, minlength=K * K).reshape(K, K)
+
+
+@EVALUATORS.register()
+def sem_seg(cfg: CfgNode) -> Metric:
+    """Mean IoU of labels."""
+    return Metric(
+        ("sem_seg",),
+        lambda split, folder: SemSegEvaluator(split.classes, split.metadata["ignore_label"]),
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from detection.datasets.base import Record, Split
-from detection.evaluation.predictions import Prediction
+from detection.evaluation.base import Prediction
 from moco.common.errors import DataError
 from moco.common.files import atomic_write
 

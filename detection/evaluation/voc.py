@@ -15,10 +15,17 @@ inclusive, in pixels of the original image.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
+
+from detection.datasets.base import Record
+from detection.datasets.voc import GroundTruth
+from detection.evaluation.base import EVALUATORS, Metric, Prediction
+from detection.evaluation.predictions import Row, voc_rows, write_voc
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,15 +36,6 @@ IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 _RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
 _MEANS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
 DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
-
-
-@dataclass(frozen=True)
-class GroundTruth:
-    """The objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
-
-    boxes: Array
-    classes: Ints
-    difficult: Bools
 
 
 class VOCDetections:
@@ -86,6 +84,59 @@ class VOCDetections:
         """Image ids (D), scores (D,) and boxes (D, 4) in the order they were added."""
         rows = np.concatenate([np.empty((0, 5)), *self._rows[class_id]])
         return self._image_ids[class_id], rows[:, 0], rows[:, 1:]
+
+
+class VOCEvaluator:
+    """The VOC metric of a split.
+
+    Args:
+        split: name of the prediction file.
+        truth: for every image of the split, also those without objects.
+        year: 2007 = 11 points, 2012 = area under the curve.
+        folder: of the prediction file.
+    """
+
+    def __init__(
+        self,
+        split: str,
+        class_names: Sequence[str],
+        truth: Mapping[str, GroundTruth],
+        year: int,
+        folder: Path,
+    ) -> None:
+        self._split, self._names, self._year = split, tuple(class_names), year
+        self._truth, self._folder = truth, folder
+        self._detections = VOCDetections(len(self._names))
+        self._rows: list[Row] = []
+
+    def add(self, record: Record, prediction: Prediction) -> None:
+        image_id = str(record["image_id"])
+        found = (
+            np.asarray(prediction["boxes"], dtype=np.float32),
+            np.asarray(prediction["scores"], dtype=np.float32),
+            np.asarray(prediction["classes"]),
+        )
+        self._detections.add(image_id, *found)
+        self._rows += voc_rows(image_id, *found)
+
+    def extend(self, other: Self) -> None:
+        self._detections.extend(other._detections)
+        self._rows += other._rows
+
+    def evaluate(self) -> dict[str, float]:
+        write_voc(self._folder, self._split, self._names, self._rows)
+        return evaluate(self._detections, self._truth, self._names, self._year)
+
+
+@EVALUATORS.register()
+def pascal_voc(cfg: CfgNode) -> Metric:
+    """VOC's AP of boxes."""
+    return Metric(
+        ("bbox",),
+        lambda split, folder: VOCEvaluator(
+            split.name, split.classes, split.truth, split.metadata["year"], folder
+        ),
+    )
 
 
 def evaluate(

@@ -254,7 +254,7 @@ def test_nothing_is_printed(tmp_path, capfd, caplog, cls):
 def lvis_annotations(seed):
     """Rare, common, frequent; what was not looked for, and what was not annotated exhaustively."""
     rng = np.random.default_rng(seed)
-    content = coco_annotations(seed, classes=7, keypoints=0, images=8)
+    content = coco_annotations(seed, classes=7, keypoints=0, num_images=8)
     for index, category in enumerate(content["categories"]):
         category["frequency"] = "rcf"[index % 3]
     for annotation in content["annotations"]:

@@ -14,10 +14,10 @@ from detection.datasets import read_split
 from detection.datasets.base import Split
 from detection.datasets.labels import read_labels
 from detection.evaluation.coco import COCOEvaluator, LVISEvaluator
-from detection.evaluation.evaluators import VOCEvaluator, build_evaluator, metric_kinds
+from detection.evaluation.evaluators import build_evaluator, metric_kinds
 from detection.evaluation.metrics import for_record
 from detection.evaluation.sem_seg import SemSegEvaluator
-from detection.evaluation.voc import GroundTruth
+from detection.evaluation.voc import GroundTruth, VOCEvaluator
 from moco.common.errors import UserError
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
