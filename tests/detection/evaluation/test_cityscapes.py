@@ -17,7 +17,7 @@ from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
 from moco.common.errors import DataError
-from tests.oracles.tiny_instances import empty_prediction, rectangle, rle
+from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
 
 pytest.importorskip("cityscapesscripts")
 
@@ -56,13 +56,8 @@ def cityscapes(root, images):
 
 def said(*found):
     """A prediction from (class name, box, score) triples, each mask filling its box."""
-    boxes = np.array([box for _, box, _ in found], dtype=np.float32).reshape(-1, 4)
-    return {
-        "boxes": boxes,
-        "scores": np.array([score for _, _, score in found], dtype=np.float32),
-        "classes": np.array([CLASSES.index(name) for name, _, _ in found], dtype=np.int64),
-        "masks": [rle(rectangle(H, W, box)) for box in boxes],
-    }
+    rows = [(box, score, CLASSES.index(name)) for name, box, score in found]
+    return with_masks(instances(*rows), H, W)
 
 
 def measure(split, predictions, folder):
@@ -136,7 +131,7 @@ def made_up(tmp_path, seed):
 
 
 @pytest.fixture
-def aliases(detectron2, monkeypatch):
+def aliases(monkeypatch):
     """The package under the name that Detectron2 imports it by, with what today's numpy lacks."""
     import cityscapesscripts.helpers.labels
 
@@ -161,6 +156,7 @@ def aliases(detectron2, monkeypatch):
         monkeypatch.setattr(metric.args, name, getattr(metric.args, name))
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
     import torch
@@ -222,11 +218,11 @@ def test_faults_of_the_engine(tmp_path):
     split = cityscapes(tmp_path, [[("car", A, False)], []])
     evaluator = build_evaluator(split, MASKS, tmp_path / "out")
     evaluator.add(split.records[0], empty_prediction())
-    with pytest.raises(ValueError, match="no prediction for 1 images"):
+    with pytest.raises(ValueError, match="1 images"):
         evaluator.evaluate()
     prediction = said(("car", A, 0.9))
     del prediction["masks"]
-    with pytest.raises(ValueError, match="gave no masks"):
+    with pytest.raises(ValueError, match="masks"):
         evaluator.add(split.records[1], prediction)
 
 
@@ -234,5 +230,5 @@ def test_a_missing_map_stops_before_training(tmp_path):
     split = cityscapes(tmp_path, [[("car", A, False)], []])
     missing = next((tmp_path / "gtFine").rglob("bonn_000001*"))
     missing.unlink()
-    with pytest.raises(DataError, match=f"{missing.name}: missing"):
+    with pytest.raises(DataError, match=missing.name):
         build_evaluator(split, MASKS, tmp_path / "out")

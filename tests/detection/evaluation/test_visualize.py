@@ -1,4 +1,4 @@
-"""Images of predictions: what is drawn, where, and under which name."""
+"""Images of predictions: what is rendered, where, and under which name."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from PIL import Image, ImageChops
 from detection.datasets.base import Split
 from detection.evaluation.visualize import Visualizer, draw, shown
 from moco.common.errors import DataError
-from tests.oracles.tiny_instances import empty_prediction, rectangle, rle
+from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
 GREY = (128, 128, 128)
@@ -20,15 +20,6 @@ GREY = (128, 128, 128)
 def record(tmp_path) -> dict:
     Image.new("RGB", (W, H), GREY).save(tmp_path / "one.png")
     return {"file_name": str(tmp_path / "one.png"), "image_id": 1, "height": H, "width": W}
-
-
-def instances(*found):
-    """(box, score, class) triples; N = 0 too."""
-    return {
-        "boxes": np.array([box for box, _, _ in found], dtype=np.float32).reshape(-1, 4),
-        "scores": np.array([score for _, score, _ in found], dtype=np.float32),
-        "classes": np.array([c for _, _, c in found], dtype=np.int64),
-    }
 
 
 def changed(image: Image.Image) -> np.ndarray:
@@ -132,7 +123,7 @@ def test_images_are_shown_as_their_exif_says(tmp_path):
 
 def test_a_damaged_image_is_named(tmp_path):
     (tmp_path / "x.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"x.jpg: not an image or damaged"):
+    with pytest.raises(DataError, match=r"x\.jpg"):
         draw({"file_name": str(tmp_path / "x.jpg")}, instances(), ["cat"])
 
 
@@ -151,12 +142,8 @@ def test_images_spread_over_the_split(tmp_path):
     visualizer = Visualizer(tmp_path / "out", 4, split)
     for record in reversed(split.records):  # whatever the order and the process
         visualizer.add(record, instances(((40, 50, 120, 100), 0.9, 0)))
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "0.jpg",
-        "2.jpg",
-        "5.jpg",
-        "7.jpg",
-    ]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["0.jpg", "2.jpg", "5.jpg", "7.jpg"]
     with Image.open(tmp_path / "out" / "0.jpg") as written:
         expected = draw(split.records[0], instances(((40, 50, 120, 100), 0.9, 0)), ["cat"])
         difference = np.asarray(ImageChops.difference(written.convert("RGB"), expected))
@@ -164,7 +151,7 @@ def test_images_spread_over_the_split(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "count"), [(0, 0), (3, 3), (99, 3)])
-def test_no_more_than_asked_for_or_than_there_are(tmp_path, number, count):
+def test_no_more_than_requested_or_than_there_are(tmp_path, number, count):
     split = split_of(tmp_path / "in", ["a.jpg", "b.jpg", "c.jpg"])
     visualizer = Visualizer(tmp_path / "out", number, split)
     for record in split.records:
@@ -180,7 +167,7 @@ def test_images_of_one_name_do_not_overwrite_each_other(tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["000-a.jpg", "001-a.jpg"]
 
 
-def test_colors_of_the_data_set_are_used(tmp_path):
+def test_colors_of_the_dataset_are_used(tmp_path):
     split = split_of(tmp_path / "in", ["a.png"])
     split = dataclasses.replace(
         split, classes=("road", "car"), metadata={"stuff_colors": [[0, 250, 0], [250, 0, 0]]}

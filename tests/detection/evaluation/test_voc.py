@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detection.datasets.voc import GroundTruth
 from detection.evaluation.voc import (
     DETECTRON2_MEANS,
     IOU_THRESHOLDS,
-    GroundTruth,
     VOCDetections,
     ap_11_points,
     ap_area,
@@ -222,10 +222,11 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
         (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("year", [2007, 2012])
 @pytest.mark.parametrize("seed", range(4))
-def test_equal_to_detectron2(detectron2, tmp_path, seed, year, absent):
+def test_equal_to_detectron2(tmp_path, seed, year, absent):
     """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
     import torch
     from detectron2.data import MetadataCatalog
@@ -262,8 +263,9 @@ def test_equal_to_detectron2(detectron2, tmp_path, seed, year, absent):
     assert len(IOU_THRESHOLDS) == 10
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("seed", range(4))
-def test_equal_to_detectron2_per_class_under_the_2012_metric(detectron2, tmp_path, seed):
+def test_equal_to_detectron2_per_class_under_the_2012_metric(tmp_path, seed):
     """The area metric without an absent class, so that the mean is a number."""
     from detectron2.evaluation.pascal_voc_evaluation import voc_eval
 
