@@ -93,7 +93,6 @@ class CityscapesSource:
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
         ending = "_labelTrainIds.png" if self.semantic else "_polygons.json"
         return any(
             name.endswith(ending)
@@ -102,19 +101,7 @@ class CityscapesSource:
         )
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything that cannot be used; names file, object, reason.
-            UserError: shapely is not installed (instances only).
-        """
-        hint = expected(
-            f"cityscapes/leftImg8bit/{self.split}/<city>/*_leftImg8bit.png and cityscapes/gtFine/"
-            f"{self.split}/<city>/*_gtFine_{{polygons.json,instanceIds.png,labelIds.png}}",
-            os.path.dirname(self.root),
-            "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from "
-            "https://www.cityscapes-dataset.com/downloads/",
-        )
+        hint = expected("cityscapes", os.path.dirname(self.root))
         frames = self._frames()
         if not frames:
             raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")

@@ -5,17 +5,17 @@ coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 """
 
 import dataclasses
+import glob
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import alike, expected, image_size, read_json, require_files
+from detection.datasets.layout import expected, image_size, read_json, require_files
 from moco.common.errors import DataError, UserError
 
 # (id, name) of the 80 categories that COCO annotates; the ids have gaps.
@@ -62,7 +62,6 @@ PERSON_LINES = (
 
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
-_DENSEPOSE_ANNOTATIONS = "https://dl.fbaipublicfiles.com/densepose/annotations/coco/"
 
 # (images, objects) of the published splits by (kind, year, split); 0 where not published.
 _COUNTS = {
@@ -112,15 +111,9 @@ class COCOSource:
     role: str = ""
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything that cannot be used; names file, annotation id, reason.
-        """
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
         content, sha256 = read_json(self.json_file)
@@ -171,13 +164,8 @@ class COCOSource:
                 f"set DATASETS.COCO_{self.role}_JSON to a file in COCO's format and "
                 f"DATASETS.COCO_{self.role}_ROOT to the folder of its images"
             )
-        annotations, images = (os.path.basename(p) for p in (self.json_file, self.image_root))
-        where = "https://cocodataset.org/#download"
-        if self.kind == "densepose":
-            where = f"{_DENSEPOSE_ANNOTATIONS}{annotations} and {where}"
-        files = f"coco/annotations/{annotations} and coco/{images}/*.jpg"
-        custom = "set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to files of a custom dataset"
-        return expected(files, Path(self.json_file).parents[2], f"them from {where}, or {custom}")
+        custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
+        return expected("coco", Path(self.json_file).parents[2], custom)
 
     def _metadata(self, file: AnnotationFile) -> Json:
         """What Detectron2 knows about the dataset once it is loaded."""
@@ -272,40 +260,30 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     """
     here = Path(file.path).resolve().parent
     first = next(iter(file.images.values()))["file_name"]
-    nearby = [here, here.parent]
-    for folder in (here, here.parent):
-        nearby += _folders_in(folder)
-        for name in ("images", "data"):  # images/train2017 and the like
-            nearby += _folders_in(folder / name)
-    nearby += [path / "images" for path in nearby]
-    holding = [path for path in dict.fromkeys(nearby) if (path / first).is_file()]
-    # Both what lies with the file itself and what bears its name is beyond doubt.
-    sure = [path for path in holding if path == here] or [
-        path for path in holding if path.name in Path(file.path).stem
-    ]
-    chosen = sure or holding
+    depth = len(Path(first).parts) - 1
+    holding = {
+        found.parents[depth]
+        for folder in (here, here.parent)
+        for pattern in ("", "*/", "images/*/", "data/*/", "*/images/")
+        for found in folder.glob(pattern + glob.escape(first))
+    }
+    # Both a folder with the file itself in it and one of its name are beyond doubt.
+    chosen = (
+        holding & {here}
+        or {path for path in holding if path.name in Path(file.path).stem}
+        or holding
+    )
     if len(chosen) == 1:
-        return str(chosen[0])
-    key = f"DATASETS.COCO_{source.role}_ROOT"
-    if not chosen:
-        there = next(filter(None, (alike(str(path / first)) for path in nearby)), "")
-        raise DataError(
-            f"{file.path}: {first} is not near it{there}; set {key} to the images' folder"
-        )
+        return str(chosen.pop())
+    where = f"in {', '.join(sorted(map(str, chosen)))}" if chosen else "not near it"
     raise DataError(
-        f"{file.path}: {first} is in {', '.join(str(path) for path in chosen)}; set {key} to one"
+        f"{file.path}: {first} is {where}; set DATASETS.COCO_{source.role}_ROOT to the images' "
+        "folder"
     )
 
 
-def _folders_in(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
-    except OSError:
-        return []
-
-
 def _custom_keypoints(file: AnnotationFile) -> Json:
-    """Names, left-right pairs and lines from the categories, where they have keypoints."""
+    """Names and left-right pairs from the categories, where they have keypoints."""
     described = [category for category in file.categories if category.get("keypoints")]
     if not described:
         return {}
@@ -314,22 +292,10 @@ def _custom_keypoints(file: AnnotationFile) -> Json:
         raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
-    pairs = [
-        (name, other)
-        for name in names
-        if "left" in name and (other := name.replace("left", "right")) in names
-    ]
-    lines = []
-    for edge in described[0].get("skeleton") or ():
-        if not isinstance(edge, list) or not all(
-            isinstance(end, int) and 1 <= end <= len(names) for end in edge
-        ):
-            raise DataError(f"{file.path}: 'skeleton': expected pairs of 1..{len(names)}")
-        lines += [(names[a - 1], names[b - 1], (102, 204, 255)) for a, b in pairwise(edge)]
+    pairs = ((name, name.replace("left", "right")) for name in names if "left" in name)
     return {
         "keypoint_names": tuple(names),
-        "keypoint_flip_map": tuple(pairs),
-        "keypoint_connection_rules": lines,
+        "keypoint_flip_map": tuple(pair for pair in pairs if pair[1] in names),
     }
 
 
@@ -347,7 +313,8 @@ coco/
   {train,val}2017/000000000009.jpg ...
   {train,val}2014/COCO_train2014_000000000009.jpg ...    (DensePose)""",
         download="from https://cocodataset.org/#download get train2017.zip, val2017.zip and "
-        "annotations_trainval2017.zip, and unpack each with: unzip FILE -d {root}/coco",
+        "annotations_trainval2017.zip, and unpack each with: unzip FILE -d {root}/coco; "
+        "DensePose's annotations are in https://dl.fbaipublicfiles.com/densepose/annotations/coco/",
         tasks={
             "configs/coco/mask_rcnn_R_50_FPN_1x.yaml": ("coco_2017_train", "coco_2017_val"),
             "configs/coco/keypoint_rcnn_R_50_FPN_2x.yaml": (

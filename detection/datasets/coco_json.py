@@ -111,19 +111,19 @@ class AnnotationFile:
                 if tolerant:
                     self._found["orphans"] += 1
                     continue
-                self.refuse(annotation, f"image {_shown(image_id)} is not in the file")
+                self._refuse(annotation, f"image {_shown(image_id)} is not in the file")
             if annotation_id in seen:
                 if not tolerant:
-                    self.refuse(annotation, "there are two with this id")
+                    self._refuse(annotation, "there are two with this id")
                 self._found["twice"] += 1
             seen.add(annotation_id)
             category_id = annotation.get("category_id")
             if not isinstance(category_id, int) or category_id not in self.contiguous:
-                self.refuse(annotation, f"category {_shown(category_id)} is not in the file")
+                self._refuse(annotation, f"category {_shown(category_id)} is not in the file")
             groups.setdefault(image_id, []).append(annotation)
         return groups
 
-    def refuse(self, annotation: Json, reason: str) -> NoReturn:
+    def _refuse(self, annotation: Json, reason: str) -> NoReturn:
         """Raise DataError with the annotation's id."""
         raise DataError(f"{self.path}: annotation {annotation['id']}: {reason}")
 
@@ -134,7 +134,12 @@ class AnnotationFile:
         )
 
     def objects(
-        self, image_id: int, keys: Sequence[str], num_keypoints: int, *, measured: bool
+        self,
+        image_id: int,
+        keys: Sequence[str],
+        num_keypoints: int = 0,
+        *,
+        measured: bool = False,
     ) -> list[Json]:
         """One image's annotations as Detectron2's dicts.
 
@@ -146,7 +151,7 @@ class AnnotationFile:
         image = self.images[image_id]
         rows = []
         for annotation in self.annotations.get(image_id, ()):
-            self.check_box(annotation, image)
+            self._check_box(annotation, image)
             self._check_flags(annotation, measured)
             row = {key: annotation[key] for key in keys if key in annotation}
             shape = annotation.get("segmentation")
@@ -166,44 +171,48 @@ class AnnotationFile:
             rows.append(row)
         return rows
 
-    def check_box(self, annotation: Json, image: Json) -> None:
+    def _check_box(self, annotation: Json, image: Json) -> None:
         """XYWH in pixels, at least in part inside; counts boxes over the border, without area."""
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
             expected = "[x, y, width, height] of finite numbers"
-            self.refuse(annotation, f"bbox is {_shown(box)}, expected {expected}")
+            self._refuse(annotation, f"bbox is {_shown(box)}, expected {expected}")
         x, y, w, h = box
         if w < 0 or h < 0:
-            self.refuse(annotation, f"bbox {box} is inverted: width and height must not be below 0")
+            self._refuse(
+                annotation, f"bbox {box} is inverted: width and height must not be below 0"
+            )
         width, height = image["width"], image["height"]
         if w == 0 or h == 0:
             self._found["empty"] += 1
         elif x >= width or y >= height or x + w <= 0 or y + h <= 0:
-            self.refuse(annotation, f"bbox {box} is outside the {width}x{height} image")
+            self._refuse(annotation, f"bbox {box} is outside the {width}x{height} image")
         elif min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:  # not by rounding alone
             self._found["border"] += 1
 
-    def check_numbers(self, annotation: Json, numbers: Any, what: str) -> None:
+    def _check_numbers(self, annotation: Json, numbers: Any, what: str) -> None:
         """`numbers` is a list of finite numbers."""
         if not isinstance(numbers, list) or not _finite(numbers):
-            self.refuse(annotation, f"{what} is not a list of finite numbers")
+            self._refuse(annotation, f"{what} is not a list of finite numbers")
 
     def _check_flags(self, annotation: Json, measured: bool) -> None:
         if annotation.get("iscrowd", 0) not in (0, 1):
-            self.refuse(annotation, f"iscrowd is {_shown(annotation['iscrowd'])}, expected 0 or 1")
+            self._refuse(annotation, f"iscrowd is {_shown(annotation['iscrowd'])}, expected 0 or 1")
         needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
         for key in needed if measured else ():
             if key not in annotation or not _all_numbers([annotation[key]]):
                 value = _shown(annotation.get(key))
-                self.refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
+                self._refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
         if annotation.get("ignore", 0) != 0:
-            self.refuse(annotation, "'ignore' is not supported; remove the annotation, or set it 0")
+            self._refuse(
+                annotation, "'ignore' is not supported; remove the annotation, or set it 0"
+            )
 
     def _polygons(self, annotation: Json, polygons: Any) -> list[list[float]]:
         if not isinstance(polygons, list):
-            self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
+            self._refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
         for polygon in polygons:
-            self.check_numbers(annotation, polygon, "a polygon")
+            self._check_numbers(annotation, polygon, "a polygon")
         kept = [polygon for polygon in polygons if len(polygon) % 2 == 0 and len(polygon) >= 6]
         self._found["polygons"] += len(polygons) - len(kept)
         return kept
@@ -213,17 +222,17 @@ class AnnotationFile:
         size, counts = rle.get("size"), rle.get("counts")
         wanted = [image["height"], image["width"]]
         if size != wanted:
-            self.refuse(annotation, f"RLE size {_shown(size)} is not that of its image, {wanted}")
+            self._refuse(annotation, f"RLE size {_shown(size)} is not that of its image, {wanted}")
         if isinstance(counts, str) and counts:
             return rle
-        self.check_numbers(annotation, counts, "RLE counts")
+        self._check_numbers(annotation, counts, "RLE counts")
         assert isinstance(counts, list)
         if (
             any(not isinstance(run, int) or run < 0 for run in counts)
             or sum(counts) != math.prod(wanted)
         ):  # fmt: skip
             reason = f"RLE counts add up to {sum(counts)}, expected {math.prod(wanted)} pixels"
-            self.refuse(annotation, reason)
+            self._refuse(annotation, reason)
         import pycocotools.mask  # here, because only crowds need it
 
         return pycocotools.mask.frPyObjects(rle, *wanted)
@@ -231,10 +240,10 @@ class AnnotationFile:
     def _keypoints(self, annotation: Json, number: int) -> list[float]:
         """(x, y, v) each; COCO's are pixel indices, Detectron2's are coordinates."""
         points = annotation["keypoints"]
-        self.check_numbers(annotation, points, "keypoints")
+        self._check_numbers(annotation, points, "keypoints")
         number = number or len(points) // 3
         if len(points) != 3 * number or any(v not in (0, 1, 2) for v in points[2::3]):
-            self.refuse(
+            self._refuse(
                 annotation,
                 f"expected {number} keypoints of (x, y, v), v = 0, 1 or 2, got "
                 f"{len(points)} numbers",

@@ -33,17 +33,12 @@ from detection.datasets.base import (
     official_counts,
 )
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import DATASETS_VARIABLE, checked_image
+from detection.datasets.layout import DATASETS_VARIABLE, image_size
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
 
 _COMMAND = "python -m detection.datasets doctor"
 _SHOWN = 30  # classes
-
-
-def kind_of(name: str) -> str | None:
-    """The format that a published split belongs to; None for other names."""
-    return next((kind for kind, format_ in formats().items() if name in format_.counts), None)
 
 
 def command(cfg: CfgNode) -> str:
@@ -194,11 +189,14 @@ def _verify(split: Split, seen: set[str]) -> None:
 
 
 def _fault(record: Record) -> str:
+    path, annotated = record["file_name"], (record["width"], record["height"])
     try:
-        checked_image(record["file_name"], (record["width"], record["height"]))
+        size = image_size(path, decode=True)
     except DataError as error:
         return str(error)
-    return ""
+    if size == annotated:
+        return ""
+    return f"{path}: {size[0]}x{size[1]}, but annotated as {annotated[0]}x{annotated[1]}"
 
 
 def _classes(split: Split) -> str:

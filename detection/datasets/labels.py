@@ -49,7 +49,7 @@ def digest_labels(records: Sequence[Record]) -> str:
             raw = Path(path).read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-        size, wanted = image_size(raw, path), (record["width"], record["height"])
+        size, wanted = image_size(path), (record["width"], record["height"])
         if size != wanted:
             raise DataError(
                 f"{path}: {size[0]}x{size[1]} contradicts {image}, which is {wanted[0]}x{wanted[1]}"

@@ -1,7 +1,6 @@
 """Files of datasets: the checks that all readers share, of paths, lists, JSON, image headers."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -25,13 +24,17 @@ def datasets_root() -> str:
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
-def expected(files: str, root: str | Path, where: str) -> str:
+def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
     """The end of a message about missing files of a published dataset.
 
     Args:
-        files: what should be in `root`, the folder of all datasets; where: to get it.
+        kind: the format's name; root: the folder of all datasets.
+        otherwise: what the user can do instead.
     """
-    return f"expected {files} in ${DATASETS_VARIABLE} (now {root}); get {where}"
+    return (
+        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
+        f"python -m detection.datasets doctor {kind}"
+    )
 
 
 def inside(name: Any, where: str) -> str:
@@ -131,48 +134,27 @@ def names_in(folder: str) -> set[str]:
         return set()
 
 
-def image_size(source: str | Path | bytes, where: str | Path | None = None) -> tuple[int, int]:
-    """(width, height) in pixels from an image's header, as it is shown (EXIF orientation).
+def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
+    """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
 
     Args:
-        source: the file; or the bytes of a mask, which `where` names and whose mode is checked
-            where its labels are read.
+        decode: read it to its end.
 
     Raises:
-        DataError: not an image, or of more than 8 bits.
+        DataError: not an image, damaged, or of more than 8 bits.
     """
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(path) as image:
             width, height = image.size
-            if not isinstance(source, bytes):
-                check_bits(image, source)
+            check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+            if decode:
+                image.load()
     except DataError:
         raise
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user
-        if isinstance(source, bytes):
-            raise DataError(f"{where!s}: not an image or damaged ({error})") from error
-        raise DataError(f"{source!s}: {_damage(source, error)}") from error
-    return (height, width) if turned else (width, height)
-
-
-def checked_image(path: str, size: tuple[int, int]) -> None:
-    """Decode an image to its end and compare its size (width, height) with what is annotated.
-
-    Raises:
-        DataError: damaged, or of another size.
-    """
-    actual = image_size(path)
-    try:
-        with Image.open(path) as image:
-            image.load()
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
         raise DataError(f"{path}: {_damage(path, error)}") from error
-    if actual != size:
-        raise DataError(
-            f"{path}: {actual[0]}x{actual[1]} contradicts its annotations, which say "
-            f"{size[0]}x{size[1]}"
-        )
+    return (height, width) if turned else (width, height)
 
 
 def _damage(path: str | Path, error: Exception) -> str:

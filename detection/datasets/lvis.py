@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from detection.datasets.base import ABSENT, FORMATS, WRONG, XYWH_ABS, Finding, Format, Split
+from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
 from detection.datasets.layout import expected, inside, read_json, require_files
 from moco.common.errors import DataError
@@ -45,18 +45,10 @@ class LVISSource:
         return os.path.join(self.root, f"lvis/{self.name}.json")
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything that cannot be used; names file, annotation id, reason.
-        """
-        files = f"lvis/{self.name}.json and coco/{{train2017,val2017}}/*.jpg"
-        where = "https://www.lvisdataset.org/dataset and https://cocodataset.org/#download"
-        hint = expected(files, self.root, f"them from {where}")
+        hint = expected("lvis", self.root)
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         content, sha256 = read_json(self.json_file)
@@ -78,14 +70,12 @@ class LVISSource:
                     "width": image["width"],
                     **{key: image.get(key, []) for key in _CATEGORY_IDS},
                     "image_id": image_id,
-                    "annotations": [
-                        _object(file, annotation, image)
-                        for annotation in file.annotations.get(image_id, ())
-                    ],
+                    "annotations": file.objects(image_id, ("bbox", "category_id")),
                 }
             )
         images = [record["file_name"] for record in records]
         require_files(images, f"images that {self.json_file} lists", hint)
+        objects = [obj for record in records for obj in record["annotations"]]
         metadata: dict[str, Any] = {
             "json_file": self.json_file,
             "image_root": image_root,
@@ -107,7 +97,7 @@ class LVISSource:
             annotations_sha256=sha256,
             notes=file.notes(),
             metadata=metadata,
-            has_masks=any(record["annotations"] for record in records),
+            has_masks=any(objects) and all("segmentation" in obj for obj in objects),
         )
 
     def _check_version(self, content: Any) -> None:
@@ -138,24 +128,6 @@ def _classes(file: AnnotationFile) -> tuple[str, ...]:
             )
         names.append(str(synonyms[0]))
     return tuple(names)
-
-
-def _object(file: AnnotationFile, annotation: Json, image: Json) -> Json:
-    """An annotation as Detectron2's dict."""
-    file.check_box(annotation, image)
-    polygons = annotation.get("segmentation")
-    if not isinstance(polygons, list) or not polygons:
-        file.refuse(annotation, "segmentation is missing or no list of polygons")
-    for polygon in polygons:
-        file.check_numbers(annotation, polygon, "a polygon")
-        if len(polygon) % 2 or len(polygon) < 6:
-            file.refuse(annotation, f"a polygon of {len(polygon)} numbers, expected 6 or more")
-    return {
-        "bbox": annotation["bbox"],
-        "bbox_mode": XYWH_ABS,
-        "category_id": file.contiguous[annotation["category_id"]],
-        "segmentation": polygons,
-    }
 
 
 def _file_name(image: Json, where: str) -> str:

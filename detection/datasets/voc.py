@@ -40,7 +40,7 @@ from detection.datasets.base import (
     Source,
     Split,
 )
-from detection.datasets.layout import DATASETS_VARIABLE, image_size, names_in, read_ids
+from detection.datasets.layout import expected, image_size, names_in, read_ids
 from moco.common.errors import DataError, UserError
 
 VOC_CLASSES = (
@@ -99,15 +99,9 @@ class VOCSource:
         return self.root / "ImageSets" / "Main" / f"{self.split}.txt"
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
         return self._list.is_file()
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything of a file that cannot be used; names file, object, reason.
-        """
         if not self.present():
             raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
         files = defaultdict(list)  # by the name without ending
@@ -149,24 +143,23 @@ class VOCSource:
 
     def _expected(self) -> str:
         """The end of a message about missing files."""
-        tree = _tree(self.root, self.split)
         if not self.builtin:
-            return tree
+            return _tree(self.root, self.split)
+        otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
         if self.name == "voc_2007_test":
-            tree += " (its annotations are in VOCtest_06-Nov-2007.tar)"
-        return (
-            f"{tree}; set ${DATASETS_VARIABLE} to the folder that holds VOC2007/ and VOC2012/ "
-            "(http://host.robots.ox.ac.uk/pascal/VOC/), or DATASETS.VOC_DIR to a custom dataset"
-        )
+            otherwise += " (the annotations of this split are in VOCtest_06-Nov-2007.tar)"
+        return expected("voc", self.root.parent, otherwise)
 
     def _image(self, image_id: str, files: Sequence[str]) -> Path:
         """The image among the `files` that bear its id."""
         folder = self.root / "JPEGImages"
         endings = _EXTENSIONS[:1] if self.builtin else _EXTENSIONS
+        suffixes = {name: Path(name).suffix for name in files}
+        if not self.builtin:
+            suffixes = {name: suffix.lower() for name, suffix in suffixes.items()}
         for ending in endings:
-            for name in files:
-                found = Path(name).suffix
-                if (found if self.builtin else found.lower()) == ending:
+            for name, suffix in suffixes.items():
+                if suffix == ending:
                     return folder / name
         others = f"{', '.join(files)} is there, expected {' or '.join(endings)}" if files else ""
         raise DataError(
@@ -350,7 +343,8 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
   SegmentationClassAug/2007_000032.png ...       (train_aug of 2012)""",
         download="from http://host.robots.ox.ac.uk/pascal/VOC/ get VOCtrainval_06-Nov-2007.tar, "
         "VOCtest_06-Nov-2007.tar, VOCtrainval_11-May-2012.tar, and unpack each with: "
-        "tar -xf FILE --strip-components=1 -C {root}",
+        "tar -xf FILE --strip-components=1 -C {root}; the masks of train_aug are SBD's "
+        "(http://home.bharathh.info/pubs/codes/SBD/) as PNG",
         tasks={
             "configs/voc/faster_rcnn_R_50_C4_24k.yaml": (
                 "voc_2007_trainval",

@@ -45,22 +45,18 @@ class VOCSegmentationSource:
     classes: tuple[str, ...]
 
     def present(self) -> bool:
-        """Whether its annotations exist, right or wrong."""
         return self._list() is not None
 
     def read(self) -> Split:
-        """Read and check the whole split; the values of masks are checked in a sample.
-
-        Raises:
-            DataError: anything that cannot be used; names file and reason.
-        """
         path = self._list()
         if path is None:
             missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
-            raise DataError(f"{self.name}: {missing} is missing; {self._expected()}")
+            raise DataError(
+                f"{self.name}: {missing} is missing; {expected('voc', self.root.parent)}"
+            )
         ids = read_ids(path, _TWO_COLUMNS)
         images = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
-        require_files(images, "images", self._expected())
+        require_files(images, "images", expected("voc", self.root.parent))
         records = []
         for image_id, image, mask in zip(ids, images, self._masks(ids), strict=True):
             width, height = image_size(image)
@@ -84,18 +80,6 @@ class VOCSegmentationSource:
             metadata={"stuff_classes": list(self.classes), "ignore_label": IGNORED},
         )
 
-    def _expected(self) -> str:
-        folder, where = "SegmentationClass", "http://host.robots.ox.ac.uk/pascal/VOC/"
-        if self.split == _AUGMENTED:
-            folder = "SegmentationClassAug"
-            where += " and the masks of SBD (http://home.bharathh.info/pubs/codes/SBD/) as PNG"
-        year = self.root.name
-        files = (
-            f"{year}/ImageSets/Segmentation/{self.split}.txt, {year}/{folder}/*.png and "
-            f"{year}/JPEGImages/*.jpg"
-        )
-        return expected(files, self.root.parent, f"them from {where}")
-
     def _list(self) -> Path | None:
         folder = self.root / "ImageSets" / "Segmentation"
         names = _AUGMENTED_LISTS if self.split == _AUGMENTED else (f"{self.split}.txt",)
@@ -110,7 +94,7 @@ class VOCSegmentationSource:
         ]
         whole = next((masks for masks in choices if not absent(masks)), None)
         if whole is None:
-            require_files(choices[0], "masks", self._expected())
+            require_files(choices[0], "masks", expected("voc", self.root.parent))
         return whole or choices[0]
 
 

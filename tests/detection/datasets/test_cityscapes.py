@@ -172,7 +172,7 @@ def test_files_that_are_missing_or_odd(root):
     with pytest.raises(DataError, match=file.name):
         read(SEMANTIC)
     file.unlink()
-    with pytest.raises(DataError, match=rf"{file.name}: missing \(1 of the 4 .*gtFine_train"):
+    with pytest.raises(DataError, match=rf"{file.name}: missing \(1 of the 4 .*doctor cityscapes"):
         read(SEMANTIC)
     odd = root / "cityscapes/leftImg8bit/train/aachen/readme.txt"
     odd.write_text("x")
@@ -198,12 +198,3 @@ def test_labels_that_do_not_fit(root):
         Image.fromarray(values).save(labels)
         with pytest.raises(DataError, match=f"{labels.name}: .*{named}"):
             read(SEMANTIC)
-
-
-def test_a_missing_dataset_shows_what_is_expected_where(tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
-    for name in (INSTANCES, SEMANTIC):
-        with pytest.raises(DataError) as caught:
-            read(name)
-        for word in ("leftImg8bit/train/", "gtFine/train/", "$DETECTRON2_DATASETS", "gtFine_train"):
-            assert word in str(caught.value)

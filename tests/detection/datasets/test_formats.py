@@ -113,6 +113,28 @@ def test_names_are_looked_up_whole(tmp_path, monkeypatch):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("voc_2007_trainval", "VOC2007/ImageSets/Main/trainval.txt"),
+        ("voc_2012_sem_seg_train_aug", "VOC2012/ImageSets/Segmentation/train_aug.txt"),
+        ("coco_2017_train", "coco/annotations/instances_train2017.json"),
+        ("densepose_coco_2014_minival_100", "coco/annotations/densepose_minival2014_100.json"),
+        ("lvis_v0.5_val", "lvis/lvis_v0.5_val.json"),
+        ("cityscapes_fine_instance_seg_val", "cityscapes/leftImg8bit/val/"),
+        ("cityscapes_fine_sem_seg_train", "cityscapes/leftImg8bit/train/"),
+    ],
+)
+def test_missing_files_and_the_doctor_are_named(name, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    kind = next(kind for kind, format_ in formats().items() if name in format_.counts)
+    with pytest.raises(DataError) as caught:
+        read_split(name, default_task())
+    text = str(caught.value)
+    assert text.startswith(f"{name}: {tmp_path}/{file}") and "$DETECTRON2_DATASETS" in text
+    assert text.endswith(f"python -m detection.datasets doctor {kind}")
+
+
 def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:
     """DATASETS of a YAML file and of those that it is based on."""
     content = yaml.safe_load(config.read_text())

@@ -120,8 +120,7 @@ def first(content, **fields):
 BROKEN = {
     "traversal": (lambda c: c["images"][0].update(coco_url="http://x/train2017/.."), r"'\.\.'"),
     "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url"),
-    "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation"),
-    "short polygon": (lambda c: first(c, segmentation=[[1, 2, 3, 4]]), "annotation 1: a polygon"),
+    "polygon of text": (lambda c: first(c, segmentation=[["a"] * 6]), "annotation 1: a polygon"),
     "unknown negative": (
         lambda c: c["images"][0].update(neg_category_ids=[1231]),
         "neg_category_ids",
@@ -148,14 +147,10 @@ def test_broken_files_are_refused(case, tmp_path, monkeypatch):
     assert "lvis_v0.5_train.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_missing_files_show_what_is_expected_where(tmp_path, monkeypatch):
+def test_missing_images_are_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     write_lvis(tmp_path, {"train": 3})
     for image in sorted((tmp_path / "coco" / "train2017").iterdir())[:2]:
         image.unlink()
-    for split, found in {"train": "(2 of the 3 images", "val": "is missing"}.items():
-        with pytest.raises(DataError) as caught:
-            read(f"lvis_v0.5_{split}")
-        name = f"lvis/lvis_v0.5_{split}.json"
-        for word in (found, name, "$DETECTRON2_DATASETS", "lvisdataset.org"):
-            assert word in str(caught.value)
+    with pytest.raises(DataError, match="2 of the 3"):
+        read("lvis_v0.5_train")
