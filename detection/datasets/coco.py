@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, image_size, read_json, require_files
+from detection.datasets.layout import expected, image_size, read_json
 from moco.common.errors import DataError, UserError
 
 # (id, name) of the 80 categories that COCO annotates; the ids have gaps.
@@ -125,25 +125,17 @@ class COCOSource:
         keys = ["iscrowd", "bbox", "keypoints", "category_id"]
         if self.kind == "densepose":
             keys += DENSEPOSE_KEYS
-        num_keypoints = len(metadata.get("keypoint_names", ()))
-        records = [
-            {
-                "file_name": os.path.join(root, image["file_name"]),
-                "height": image["height"],
-                "width": image["width"],
-                "image_id": image_id,
-                "annotations": file.objects(
-                    image_id, keys, num_keypoints, measured=self.role == "TEST"
-                ),
-            }
-            for image_id, image in file.images.items()
-        ]
-        images = [record["file_name"] for record in records]
-        require_files(images, f"images that {self.json_file} lists", self._expected())
-        for image in images:
+        records = file.records(
+            root,
+            self._expected(),
+            keys,
+            num_keypoints=len(metadata.get("keypoint_names", ())),
+            measured=self.role == "TEST",
+        )
+        for record in records:
             # A JPEG never has more than 8 bits, and COCO's are too many to open.
-            if not image.lower().endswith((".jpg", ".jpeg")):
-                image_size(image)
+            if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
+                image_size(record["file_name"])
         objects = [obj for record in records for obj in record["annotations"]]
         return Split(
             name=self.name,

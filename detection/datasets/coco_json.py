@@ -11,12 +11,13 @@ area is not an error: both engines clip the first and leave out the second, so t
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from detection.datasets.base import XYWH_ABS, Split
-from detection.datasets.layout import inside, read_json
+from detection.datasets.base import XYWH_ABS, Record, Split
+from detection.datasets.layout import inside, read_json, require_files
 from moco.common.errors import DataError
 
 Json = dict[str, Any]
@@ -57,7 +58,7 @@ class AnnotationFile:
             file_name: (image, where) → its path under the root.
             tolerant: annotations twice or without their image are counted and not refused.
         """
-        self.path = path
+        self.path, self._file_name = path, file_name
         self._found: Counter[str] = Counter()
         if not isinstance(content, dict):
             raise DataError(f"{path}: expected an object, got a {type(content).__name__}")
@@ -133,21 +134,43 @@ class AnnotationFile:
             f"{text}: {self._found[key]}" for key, text in _NOTES.items() if self._found[key]
         )
 
-    def objects(
+    def records(
         self,
-        image_id: int,
+        root: str,
+        missing: str,
         keys: Sequence[str],
-        num_keypoints: int = 0,
         *,
+        image_keys: Sequence[str] = (),
+        num_keypoints: int = 0,
         measured: bool = False,
-    ) -> list[Json]:
-        """One image's annotations as Detectron2's dicts.
+    ) -> list[Record]:
+        """Detectron2's records of all images, whose files exist.
 
         Args:
-            keys: that are copied as they are.
+            root: of the images; missing: the end of the message where there is none.
+            keys: of annotations that are copied as they are; image_keys: of images.
             num_keypoints: of every annotation with keypoints; 0: any number.
             measured: the metric will read the file, and it needs more than training does.
         """
+        records: list[Record] = [
+            {
+                "file_name": os.path.join(root, self._file_name(image, "")),
+                "height": image["height"],
+                "width": image["width"],
+                **{key: image.get(key, []) for key in image_keys},
+                "image_id": image_id,
+                "annotations": self._objects(image_id, keys, num_keypoints, measured),
+            }
+            for image_id, image in self.images.items()
+        ]
+        images = [record["file_name"] for record in records]
+        require_files(images, f"images that {self.path} lists", missing)
+        return records
+
+    def _objects(
+        self, image_id: int, keys: Sequence[str], num_keypoints: int, measured: bool
+    ) -> list[Json]:
+        """One image's annotations as Detectron2's dicts."""
         image = self.images[image_id]
         rows = []
         for annotation in self.annotations.get(image_id, ()):
@@ -179,9 +202,7 @@ class AnnotationFile:
             self._refuse(annotation, f"bbox is {_shown(box)}, expected {expected}")
         x, y, w, h = box
         if w < 0 or h < 0:
-            self._refuse(
-                annotation, f"bbox {box} is inverted: width and height must not be below 0"
-            )
+            self._refuse(annotation, f"bbox {box} is inverted: width and height are below 0")
         width, height = image["width"], image["height"]
         if w == 0 or h == 0:
             self._found["empty"] += 1
@@ -204,9 +225,7 @@ class AnnotationFile:
                 value = _shown(annotation.get(key))
                 self._refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
         if annotation.get("ignore", 0) != 0:
-            self._refuse(
-                annotation, "'ignore' is not supported; remove the annotation, or set it 0"
-            )
+            self._refuse(annotation, "'ignore' is not supported; remove it or set it 0")
 
     def _polygons(self, annotation: Json, polygons: Any) -> list[list[float]]:
         if not isinstance(polygons, list):

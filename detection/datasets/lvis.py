@@ -14,7 +14,7 @@ from typing import Any
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, inside, read_json, require_files
+from detection.datasets.layout import expected, inside, read_json
 from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
@@ -37,10 +37,6 @@ class LVISSource:
     root: str
 
     @property
-    def version(self) -> str:
-        return self.name.split("_")[1]
-
-    @property
     def json_file(self) -> str:
         return os.path.join(self.root, f"lvis/{self.name}.json")
 
@@ -52,29 +48,16 @@ class LVISSource:
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         content, sha256 = read_json(self.json_file)
-        self._check_version(content)
         file = AnnotationFile(self.json_file, content, file_name=_file_name)
-        classes = _classes(file)
-        image_root = os.path.join(self.root, "coco/")  # with the slash, as in Detectron2's metadata
-        records = []
+        classes = self._classes(file)
         for image_id, image in file.images.items():
             for key in _CATEGORY_IDS:
                 ids = image.get(key, [])
                 if not isinstance(ids, list) or not all(i in file.contiguous for i in ids):
                     where = f"{self.json_file}: image {image_id}"
                     raise DataError(f"{where}: {key}: expected category ids")
-            records.append(
-                {
-                    "file_name": os.path.join(image_root, _file_name(image, "")),
-                    "height": image["height"],
-                    "width": image["width"],
-                    **{key: image.get(key, []) for key in _CATEGORY_IDS},
-                    "image_id": image_id,
-                    "annotations": file.objects(image_id, ("bbox", "category_id")),
-                }
-            )
-        images = [record["file_name"] for record in records]
-        require_files(images, f"images that {self.json_file} lists", hint)
+        image_root = os.path.join(self.root, "coco/")  # with the slash, as in Detectron2's metadata
+        records = file.records(image_root, hint, ("bbox", "category_id"), image_keys=_CATEGORY_IDS)
         objects = [obj for record in records for obj in record["annotations"]]
         metadata: dict[str, Any] = {
             "json_file": self.json_file,
@@ -100,34 +83,27 @@ class LVISSource:
             has_masks=any(objects) and all("segmentation" in obj for obj in objects),
         )
 
-    def _check_version(self, content: Any) -> None:
-        """One version's file under the other's name trains, and its numbers mean nothing."""
-        categories = content.get("categories") if isinstance(content, dict) else None
-        if not isinstance(categories, list):
-            return  # refused in a moment, with a better message
-        number = len(categories)
-        if number != CATEGORIES[self.version]:
+    def _classes(self, file: AnnotationFile) -> tuple[str, ...]:
+        """One version's file under the other's name would train, and its numbers mean nothing."""
+        number, version = len(file.categories), self.name.split("_")[1]
+        if number != CATEGORIES[version]:
             other = next((f" (LVIS {v} has {n})" for v, n in CATEGORIES.items() if n == number), "")
             raise DataError(
-                f"{self.json_file}: {number} categories, but LVIS {self.version} has "
-                f"{CATEGORIES[self.version]}{other}; put LVIS {self.version}'s file there"
+                f"{file.path}: {number} categories, but LVIS {version} has "
+                f"{CATEGORIES[version]}{other}; put LVIS {version}'s file there"
             )
-
-
-def _classes(file: AnnotationFile) -> tuple[str, ...]:
-    names = []
-    for index, category in enumerate(file.categories, start=1):
-        if category["id"] != index:
-            raise DataError(f"{file.path}: category ids are not 1..{len(file.categories)}")
-        synonyms, frequency = category.get("synonyms"), category.get("frequency")
-        if not isinstance(synonyms, list) or not synonyms:
-            raise DataError(f"{file.path}: category {index}: 'synonyms' is missing")
-        if frequency not in ("r", "c", "f"):
-            raise DataError(
-                f"{file.path}: category {index}: 'frequency' is {frequency!r}, expected r, c or f"
-            )
-        names.append(str(synonyms[0]))
-    return tuple(names)
+        names = []
+        for index, category in enumerate(file.categories, start=1):
+            synonyms, frequency = category.get("synonyms"), category.get("frequency")
+            if category["id"] != index:
+                raise DataError(f"{file.path}: category ids are not 1..{number}")
+            if not isinstance(synonyms, list) or not synonyms:
+                raise DataError(f"{file.path}: category {index}: 'synonyms' is missing")
+            if frequency not in ("r", "c", "f"):
+                where = f"{file.path}: category {index}: 'frequency'"
+                raise DataError(f"{where} is {frequency!r}, expected r, c or f")
+            names.append(str(synonyms[0]))
+        return tuple(names)
 
 
 def _file_name(image: Json, where: str) -> str:
