@@ -130,17 +130,6 @@ def test_own_number_of_keypoints_equals_detectron2s(tmp_path):
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("limit", [2, 300])
-def test_limit_on_detections_equals_detectron2s(tmp_path, limit):
-    content = coco_annotations(7, classes=3, keypoints=0)
-    split = coco_split(tmp_path / "tiny.json", content)
-    predictions = answers(split, content, 8, extra=400)
-    mine = ours(split, predictions, ["bbox"], tmp_path, max_detections=limit)
-    same(mine, detectron2s(split, predictions, tmp_path, False, False, max_dets_per_image=limit))
-    assert mine != ours(split, predictions, ["bbox"], tmp_path)
-
-
-@pytest.mark.detectron2
 def test_no_predictions_are_nan_as_detectron2s(tmp_path):
     content = coco_annotations(9, classes=3, keypoints=17)
     split = coco_split(tmp_path / "tiny.json", content)
