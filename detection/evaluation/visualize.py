@@ -112,8 +112,9 @@ def _draw_instances(
     line = max(2, round(min(image.size) / 200))
     for i in from_large:
         pen.rectangle(boxes[i].tolist(), outline=colors[i], width=line)
-    for i in from_large if keypoints is not None else ():
-        _draw_keypoints(pen, np.asarray(keypoints[i], dtype=float), colors[i], line)
+    if keypoints is not None:
+        for i in from_large:
+            _draw_keypoints(pen, np.asarray(keypoints[i]), colors[i], line)
     taken: list[Box] = []
     for i in chosen:  # the highest score gets the place it wants
         text = f"{class_names[int(classes[i])]} {float(scores[i]):.2f}"
