@@ -12,6 +12,7 @@ the last to the first, and each loses what is hidden. This needs shapely.
 """
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -93,12 +94,8 @@ class CityscapesSource:
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
     def present(self) -> bool:
-        ending = "_labelTrainIds.png" if self.semantic else "_polygons.json"
-        return any(
-            name.endswith(ending)
-            for city in _listed(self.gt_dir)
-            for name in _listed(os.path.join(self.gt_dir, city))
-        )
+        ending = "labelTrainIds.png" if self.semantic else "polygons.json"
+        return any(Path(self.gt_dir).glob(f"*/*_{ending}"))
 
     def read(self) -> Split:
         hint = expected("cityscapes", os.path.dirname(self.root))
@@ -115,13 +112,11 @@ class CityscapesSource:
     def _frames(self) -> list[tuple[str, str]]:
         """(image, annotation's path without ending) of each frame, by name."""
         frames = []
-        for city in _listed(self.image_dir):
-            for name in _listed(os.path.join(self.image_dir, city)):
-                image = os.path.join(self.image_dir, city, name)
-                if not name.endswith(_IMAGE):
-                    raise DataError(f"{image}: not an image named *{_IMAGE}; remove it")
-                stem = name.removesuffix(_IMAGE) + "_gtFine"
-                frames.append((image, os.path.join(self.gt_dir, city, stem)))
+        for path in sorted(Path(self.image_dir).glob("*/[!.]*")):
+            if not path.name.endswith(_IMAGE):
+                raise DataError(f"{path}: not an image named *{_IMAGE}; remove it")
+            stem = path.name.removesuffix(_IMAGE) + "_gtFine"
+            frames.append((str(path), os.path.join(self.gt_dir, path.parent.name, stem)))
         return frames
 
     def _metadata(self) -> dict[str, Any]:
@@ -156,7 +151,9 @@ class CityscapesSource:
         )
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
-        _require_shapely()
+        if importlib.util.find_spec("shapely") is None:
+            extra = "pip install moco-transfer[cityscapes]"
+            raise UserError(f"Cityscapes' instances need the package shapely: {extra}")
         read = _parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
         digest = hashlib.sha256()
@@ -181,22 +178,6 @@ def how_to_make_labels(root: str) -> str:
         "make them with: pip install cityscapesscripts && "
         f"CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
     )
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError:
-        return []
-
-
-def _require_shapely() -> None:
-    try:
-        import shapely  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "Cityscapes' instances need the package shapely: pip install moco-transfer[cityscapes]"
-        ) from error
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -118,8 +117,8 @@ class VOCSource:
                 )
             image = self._image(image_id, files[image_id])
             root = _parse(annotation)
-            width, height = _size(root, image)
-            found = [self._object(element, width, height) for element in root.objects()]
+            width, height = _size(root, annotation, image)
+            found = [self._object(*item, width, height) for item in _objects(root, annotation)]
             clipped += sum(was_clipped for _, was_clipped in found)
             objects = tuple(item for item, _ in found)
             digest.update(repr((self.name, image_id, height, width, objects)).encode())
@@ -167,17 +166,30 @@ class VOCSource:
             f"{self._list}; {others or self._expected()}"
         )
 
-    def _object(self, element: "_Element", width: int, height: int) -> tuple[VOCObject, bool]:
-        """An object, and whether its box had to be clipped."""
-        name = element.text("name")
+    def _object(
+        self, node: ET.Element, where: str, width: int, height: int
+    ) -> tuple[VOCObject, bool]:
+        """An object, and whether its box had to be clipped; `where` is for errors."""
+        name = _text(node, "name", where)
         if name not in self.classes:
-            element.refuse(f"unknown class {name!r}; {self.name} has {', '.join(self.classes)}")
-        element = _Element(element.node, f"{element.where} ({name})")
-        box, clipped = _box(element.child("bndbox"), width, height)
-        difficult = (element.node.findtext("difficult") or "0").strip()  # other tools omit it
+            choices = ", ".join(self.classes)
+            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}")
+        where += f" ({name})"
+        box = xmin, ymin, xmax, ymax = (
+            _number(node, "bndbox/xmin", where),
+            _number(node, "bndbox/ymin", where),
+            _number(node, "bndbox/xmax", where),
+            _number(node, "bndbox/ymax", where),
+        )
+        if xmax < xmin or ymax < ymin:
+            raise DataError(f"{where}: box {box} is inverted (xmin, ymin, xmax, ymax)")
+        if xmin > width or ymin > height or xmax < 1 or ymax < 1:
+            raise DataError(f"{where}: box {box} is outside the {width}x{height} image")
+        inside = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
+        difficult = (node.findtext("difficult") or "0").strip()  # other tools omit it
         if difficult not in ("0", "1"):
-            element.refuse(f"<difficult> is {difficult!r}, expected 0 or 1")
-        return VOCObject(self.classes.index(name), box, difficult == "1"), clipped
+            raise DataError(f"{where}: <difficult> is {difficult!r}, expected 0 or 1")
+        return VOCObject(self.classes.index(name), inside, difficult == "1"), inside != box
 
 
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
@@ -205,7 +217,9 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
 def annotated_classes(root: Path) -> tuple[str, ...]:
     """All class names in a folder's annotations, sorted, so that every split agrees on the ids."""
     files = sorted((root / "Annotations").glob("*.xml"))
-    names = {element.text("name") for path in files for element in _parse(path).objects()}
+    names = {
+        _text(node, "name", where) for path in files for node, where in _objects(_parse(path), path)
+    }
     if not names:
         raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
     return tuple(sorted(names))
@@ -245,44 +259,7 @@ def _tree(root: Path, split: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Element:
-    """An XML element; `where` names its file and place in errors."""
-
-    node: ET.Element
-    where: str
-
-    def refuse(self, reason: str) -> NoReturn:
-        raise DataError(f"{self.where}: {reason}")
-
-    def objects(self) -> list["_Element"]:
-        found = self.node.findall("object")
-        return [_Element(node, f"{self.where}: object {i}") for i, node in enumerate(found, 1)]
-
-    def child(self, tag: str) -> "_Element":
-        node = self.node.find(tag)
-        if node is None:
-            self.refuse(f"<{tag}> is missing")
-        return _Element(node, self.where)
-
-    def text(self, tag: str) -> str:
-        text = (self.node.findtext(tag) or "").strip()
-        if not text:
-            self.refuse(f"<{tag}> is missing or empty")
-        return text
-
-    def number(self, tag: str) -> float:
-        text = self.text(tag)
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            self.refuse(f"<{tag}> is {text!r}, expected a finite number")
-        return value
-
-
-def _parse(path: Path) -> _Element:
+def _parse(path: Path) -> ET.Element:
     try:
         text = path.read_bytes()
         # A document type is where entities are declared, and expanding them can fill the memory.
@@ -293,37 +270,45 @@ def _parse(path: Path) -> _Element:
         raise DataError(f"{path}: not valid XML ({error})") from error
     if root.tag != "annotation":
         raise DataError(f"{path}: expected <annotation>, got <{root.tag}>")
-    return _Element(root, str(path))
+    return root
 
 
-def _size(root: _Element, image: Path) -> tuple[int, int]:
+def _objects(root: ET.Element, path: Path) -> list[tuple[ET.Element, str]]:
+    """Each object, and its name in errors."""
+    return [(node, f"{path}: object {i}") for i, node in enumerate(root.findall("object"), 1)]
+
+
+def _text(node: ET.Element, tag: str, where: str) -> str:
+    text = (node.findtext(tag) or "").strip()
+    if not text:
+        raise DataError(f"{where}: <{tag}> is missing or empty")
+    return text
+
+
+def _number(node: ET.Element, tag: str, where: str) -> float:
+    text = _text(node, tag, where)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{where}: <{tag}> is {text!r}, expected a finite number")
+    return value
+
+
+def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
     """Width and height in pixels, stated by the annotation and confirmed by the image's header.
 
     The image counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
     """
-    size = root.child("size")
-    stated = size.number("width"), size.number("height")
+    stated = tuple(_number(root, f"size/{side}", str(path)) for side in ("width", "height"))
     actual = image_size(image)
     if stated != actual:
-        root.refuse(
-            f"size {stated[0]:g}x{stated[1]:g} contradicts {image.name}, which is "
+        raise DataError(
+            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {image.name}, which is "
             f"{actual[0]}x{actual[1]}"
         )
     return actual
-
-
-def _box(
-    element: _Element, width: int, height: int
-) -> tuple[tuple[float, float, float, float], bool]:
-    """The box inside the image, and whether it had to be clipped."""
-    xmin, ymin, xmax, ymax = map(element.number, ("xmin", "ymin", "xmax", "ymax"))
-    shown = f"({xmin:g}, {ymin:g}, {xmax:g}, {ymax:g})"
-    if xmax < xmin or ymax < ymin:
-        element.refuse(f"box {shown} is inverted (xmin, ymin, xmax, ymax)")
-    if xmin > width or ymin > height or xmax < 1 or ymax < 1:
-        element.refuse(f"box {shown} is outside the {width}x{height} image")
-    box = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
-    return box, box != (xmin, ymin, xmax, ymax)
 
 
 @FORMATS.register()

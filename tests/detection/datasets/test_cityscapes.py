@@ -126,7 +126,7 @@ def test_many_images_are_read_by_several_processes(shapely, root, monkeypatch):
 
 
 def test_instances_without_shapely_name_the_extra(root, monkeypatch):
-    monkeypatch.setitem(sys.modules, "shapely", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"shapely.*\[cityscapes\]"):
         read(INSTANCES)
 
