@@ -59,31 +59,22 @@ STUFF_CLASSES = (
 )  # fmt: skip
 IGNORED = 255
 
-_COUNTS = {
-    "cityscapes_fine_instance_seg_train": (2975, 0),
-    "cityscapes_fine_instance_seg_val": (500, 0),
-    "cityscapes_fine_sem_seg_train": (2975, 0),
-    "cityscapes_fine_sem_seg_val": (500, 0),
-}
+_IMAGES = {"train": 2975, "val": 500}
 _IMAGE = "_leftImg8bit.png"
 _FEW = 64  # images that are read faster without processes of their own
 
 
 @dataclass(frozen=True)
 class CityscapesSource:
-    """Where a split is; `root` is the folder `cityscapes`."""
+    """Where a split is; `kind` is instance_seg or sem_seg, `root` the folder `cityscapes`."""
 
-    name: str
+    kind: str
+    split: str
     root: str
 
     @property
-    def semantic(self) -> bool:
-        """Labels of pixels, not instances."""
-        return "sem_seg" in self.name
-
-    @property
-    def split(self) -> str:
-        return self.name.rsplit("_", 1)[1]
+    def name(self) -> str:
+        return f"cityscapes_fine_{self.kind}_{self.split}"
 
     @property
     def image_dir(self) -> str:
@@ -94,7 +85,7 @@ class CityscapesSource:
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
     def present(self) -> bool:
-        ending = "labelTrainIds.png" if self.semantic else "polygons.json"
+        ending = "labelTrainIds.png" if self.kind == "sem_seg" else "polygons.json"
         return any(Path(self.gt_dir).glob(f"*/*_{ending}"))
 
     def read(self) -> Split:
@@ -103,11 +94,12 @@ class CityscapesSource:
         if not frames:
             raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")
         # instanceIds.png is what the metric compares with.
-        labels = "labelTrainIds.png" if self.semantic else "instanceIds.png"
+        semantic = self.kind == "sem_seg"
+        labels = "labelTrainIds.png" if semantic else "instanceIds.png"
         for ending in ("polygons.json", labels):
             how = how_to_make_labels(self.root) if ending == "labelTrainIds.png" else hint
             require_files([f"{stem}_{ending}" for _, stem in frames], f"files *_{ending}", how)
-        return self._read_semantic(frames) if self.semantic else self._read_instances(frames)
+        return self._read_semantic(frames) if semantic else self._read_instances(frames)
 
     def _frames(self) -> list[tuple[str, str]]:
         """(image, annotation's path without ending) of each frame, by name."""
@@ -284,10 +276,8 @@ def _corners(polygon: Any, path: str, index: int) -> np.ndarray:
 def cityscapes() -> Format:
     """Cityscapes' fine annotations."""
     return Format(
-        sources=lambda root: [
-            CityscapesSource(name, os.path.join(root, "cityscapes")) for name in _COUNTS
-        ],
-        counts=_COUNTS,
+        sources=_published,
+        counts={source.name: (_IMAGES[source.split], 0) for source in _published("")},
         tree="""\
 cityscapes/
   leftImg8bit/{train,val}/<city>/*_leftImg8bit.png
@@ -310,6 +300,12 @@ cityscapes/
         check_folders=_check_folders,
         private=("cityscapes_fine_instance_seg_test", "cityscapes_fine_sem_seg_test"),
     )
+
+
+def _published(root: str) -> list[CityscapesSource]:
+    folder = os.path.join(root, "cityscapes")
+    kinds = ("instance_seg", "sem_seg")
+    return [CityscapesSource(kind, split, folder) for kind in kinds for split in _IMAGES]
 
 
 def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:

@@ -19,12 +19,13 @@ from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
 
+# (images, objects) of the published splits; 0 where not published.
 _COUNTS = {
-    "lvis_v0.5_train": (57263, 0),
-    "lvis_v0.5_val": (5000, 0),
-    "lvis_v0.5_val_rand_100": (0, 0),
-    "lvis_v1_train": (100170, 1270141),
-    "lvis_v1_val": (19809, 244707),
+    ("v0.5", "train"): (57263, 0),
+    ("v0.5", "val"): (5000, 0),
+    ("v0.5", "val_rand_100"): (0, 0),
+    ("v1", "train"): (100170, 1270141),
+    ("v1", "val"): (19809, 244707),
 }
 _CATEGORY_IDS = ("not_exhaustive_category_ids", "neg_category_ids")  # of an image
 
@@ -33,8 +34,13 @@ _CATEGORY_IDS = ("not_exhaustive_category_ids", "neg_category_ids")  # of an ima
 class LVISSource:
     """Where a split is; `root` is the folder of lvis/ and coco/."""
 
-    name: str
+    version: str
+    split: str
     root: str
+
+    @property
+    def name(self) -> str:
+        return f"lvis_{self.version}_{self.split}"
 
     @property
     def json_file(self) -> str:
@@ -67,7 +73,7 @@ class LVISSource:
             "thing_dataset_id_to_contiguous_id": file.contiguous,
         }
         counted = [category for category in file.categories if "image_count" in category]
-        if self.name == "lvis_v1_train" and len(counted) == len(classes):
+        if (self.version, self.split) == ("v1", "train") and len(counted) == len(classes):
             metadata["class_image_count"] = [
                 {"id": category["id"], "image_count": category["image_count"]}
                 for category in counted
@@ -85,7 +91,7 @@ class LVISSource:
 
     def _classes(self, file: AnnotationFile) -> tuple[str, ...]:
         """One version's file under the other's name would train, and its numbers mean nothing."""
-        number, version = len(file.categories), self.name.split("_")[1]
+        number, version = len(file.categories), self.version
         if number != CATEGORIES[version]:
             other = next((f" (LVIS {v} has {n})" for v, n in CATEGORIES.items() if n == number), "")
             raise DataError(
@@ -119,8 +125,8 @@ def _file_name(image: Json, where: str) -> str:
 def lvis() -> Format:
     """LVIS's JSON files."""
     return Format(
-        sources=lambda root: [LVISSource(name, root) for name in _COUNTS],
-        counts=_COUNTS,
+        sources=lambda root: [LVISSource(*version, root) for version in _COUNTS],
+        counts={f"lvis_{version}_{split}": n for (version, split), n in _COUNTS.items()},
         tree="""\
 lvis/
   lvis_v0.5_{train,val}.json     (1230 classes)
