@@ -44,7 +44,7 @@ def known(cfg: CfgNode) -> dict[str, Source]:
 
 
 def read_split(name: str, cfg: CfgNode) -> Split:
-    """Read and check a whole split; the result is kept, so that asking twice costs nothing.
+    """Read and check a whole split; the result is kept, so that reading twice costs nothing.
 
     Raises:
         UserError: an unknown name; DataError: anything that cannot be used.

@@ -7,8 +7,8 @@
 The records equal those of Detectron2's readers (detectron2/data/datasets/cityscapes.py, polygons
 from the JSON files), in the order of the file names instead of the file system's.
 
-Annotators draw from back to front, and each polygon hides what is below it. So they are taken from
-the last to the first, and each loses what is hidden. This needs shapely.
+Polygons are ordered from back to front, and each hides what is below it. So they are read from the
+last to the first, and each loses its hidden part. This needs shapely.
 """
 
 import hashlib
@@ -211,13 +211,13 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
 
     image, stem = frame
     path = f"{stem}_polygons.json"
-    height, width, drawn, sha256 = _polygon_file(path)
+    height, width, items, sha256 = _polygon_file(path)
     ids = {_LABEL_IDS[name]: index for index, name in enumerate(THING_CLASSES)}
     annotations: list[dict[str, Any]] = []
-    above = Polygon()  # the union of what was drawn later
+    above = Polygon()  # the union of the polygons above
     lost = 0
-    for index in reversed(range(len(drawn))):
-        item = drawn[index]
+    for index in reversed(range(len(items))):
+        item = items[index]
         if not isinstance(item, dict):
             raise DataError(f"{path}: object {index + 1}: expected an object")
         if "deleted" in item:

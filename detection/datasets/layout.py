@@ -122,7 +122,7 @@ def alike(file: str) -> str:
     folder, name = os.path.split(file)
     stem = os.path.splitext(name)[0].lower()
     found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
-    return f"; {', '.join(found)} is there" if found else ""
+    return f"; {', '.join(found)} exists" if found else ""
 
 
 def names_in(folder: str) -> set[str]:

@@ -160,7 +160,7 @@ class VOCSource:
             for name, suffix in suffixes.items():
                 if suffix == ending:
                     return folder / name
-        others = f"{', '.join(files)} is there, expected {' or '.join(endings)}" if files else ""
+        others = f"{', '.join(files)} exists, expected {' or '.join(endings)}" if files else ""
         raise DataError(
             f"{folder / image_id}{endings[0]}: missing, but {image_id} is listed in "
             f"{self._list}; {others or self._expected()}"

@@ -1,6 +1,6 @@
 """Names and units of results, the same from every engine to every table.
 
-A metric is called `<kind>/<name>` and lies in 0..100:
+A metric is called `<kind>/<name>` and is in 0..100:
 
     bbox, segm, keypoints   AP, AP50, AP75, AP-<class>; on COCO and LVIS also APs, APm, APl (small,
                             medium, large), on LVIS APr, APc, APf (rare, common, frequent); on VOC

@@ -64,11 +64,11 @@ class Visualizer:
         """
         path = self._paths.get(record["file_name"])
         if path is not None:
-            image = draw(record, prediction, self._names, self._colors)
+            image = render(record, prediction, self._names, self._colors)
             atomic_write(path, lambda file: image.save(file, "JPEG", quality=92))
 
 
-def draw(
+def render(
     record: Mapping[str, Any],
     prediction: Prediction,
     class_names: Sequence[str],
@@ -229,7 +229,7 @@ def _color(index: int) -> Color:
 
 
 def _voc_color(index: int) -> Color:
-    """VOC's color of a class id: its bits, dealt to red, green and blue from the highest on."""
+    """VOC's color of a class id: its bits go to red, green, blue in turn, the lowest to the highest."""
     red, green, blue = (
         sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))
         for channel in range(3)

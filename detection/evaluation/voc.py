@@ -153,7 +153,7 @@ def evaluate(
 
     Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
     COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
-    as NaN once something is detected as it. Where there is one, its own means are there as well,
+    as NaN once something is detected as it. Where there is one, its own means are added
     as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
     """
     use_11_points = {2007: True, 2012: False}[year]

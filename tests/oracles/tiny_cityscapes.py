@@ -1,7 +1,7 @@
 """A generated dataset in Cityscapes' layout: road, sky, buildings, and cars and persons on them.
 
 Under `$DETECTRON2_DATASETS`: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label images
-are drawn from the polygons in their order, as cityscapesscripts does.
+are rendered from the polygons in their order, as cityscapesscripts does.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_hidden_grouped_and_deleted_objects(shapely, root):
     objects = split.records[0]["annotations"]
     assert split.notes[0] == "objects hidden by others, left out: 1"
     classes = [split.classes[obj["category_id"]] for obj in objects]
-    # The last one drawn comes first. The trailer hides a part of the bicycle and is no class.
+    # The last polygon comes first. The trailer hides a part of the bicycle and is no class.
     assert classes[:3] == ["person", "bicycle", "car"]
     assert [obj["iscrowd"] for obj in objects[:3]] == [True, False, False]
     assert [len(obj["segmentation"]) for obj in objects[:3]] == [1, 2, 1]

@@ -101,16 +101,16 @@ def test_the_class_ids_are_the_files(root):
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "named"),
+    ("version", "expected", "named"),
     [("v1", "v0.5", "1203 .*1230 .*LVIS v1"), ("v0.5", "v1", r"1230 .*1203 .*LVIS v0\.5")],
 )
-def test_one_version_under_the_others_name(there, asked, named, tmp_path, monkeypatch):
-    write_lvis(tmp_path, {"train": 1}, version=there)
-    file = tmp_path / "lvis" / f"lvis_{there}_train.json"
-    file.rename(file.with_name(f"lvis_{asked}_train.json"))
+def test_one_version_under_the_others_name(version, expected, named, tmp_path, monkeypatch):
+    write_lvis(tmp_path, {"train": 1}, version=version)
+    file = tmp_path / "lvis" / f"lvis_{version}_train.json"
+    file.rename(file.with_name(f"lvis_{expected}_train.json"))
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     with pytest.raises(DataError, match=named):
-        read(f"lvis_{asked}_train")
+        read(f"lvis_{expected}_train")
 
 
 def first(content, **fields):

@@ -51,7 +51,7 @@ def arguments(small_config, small_options, narrow_r18_file, images) -> Callable[
 
 @contextmanager
 def truncated(path: Path) -> Iterator[None]:
-    """While open the end of the file is missing; its header is there."""
+    """Meanwhile the second half of the file is missing, but not its header."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
     cache_clear()

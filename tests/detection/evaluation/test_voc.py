@@ -114,7 +114,7 @@ def test_rounding_equals_text_for_many_numbers():
 
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_classes_without_an_object_are_left_out_of_the_mean(year):
-    """And Detectron2's own means, which count them, are there by their names."""
+    """And Detectron2's own means, which count them, have names of their own."""
     objects = {"a": truth(((1, 1, 10, 10), 0, False), ((20, 20, 30, 30), 2, True)), "b": truth()}
     found = detect(3, ("a", (1, 1, 10, 10), 0.9, 0), ("b", (1, 1, 10, 10), 0.8, 1))
     metrics = evaluate(found, objects, ["x", "absent", "difficult"], year)
