@@ -229,7 +229,7 @@ def _color(index: int) -> Color:
 
 
 def _voc_color(index: int) -> Color:
-    """VOC's color of a class id: its bits go to red, green, blue in turn, the lowest to the highest."""
+    """VOC's color of a class id: its bits go to red, green and blue in turn."""
     red, green, blue = (
         sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))
         for channel in range(3)

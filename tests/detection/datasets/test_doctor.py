@@ -98,24 +98,11 @@ def test_something_is_wrong(tmp_path, capsys):
     assert "WRONG" in shown.splitlines()[-1]
 
 
-def test_half_of_coco(tmp_path):
-    good("coco", tmp_path)
-    for path in (*tmp_path.glob("coco/val2017/*"), *tmp_path.glob("coco/*/*_train2017.json")):
-        path.unlink()
-    found = states("coco", tmp_path)
-    state, text = found["coco_2017_val"]
-    assert state == WRONG and "2 of the 2 images" in text
-    state, text = found["coco/train2017/"]
+def test_folders_without_annotations(tmp_path):
+    for folder in ("coco/train2017", "lvis"):
+        (tmp_path / folder).mkdir(parents=True)
+    state, text = states("coco", tmp_path)["coco/train2017/"]
     assert state == WRONG and "annotations/*_train2017.json" in text
-
-
-def test_one_version_of_lvis_under_the_others_name(tmp_path):
-    write_lvis(tmp_path, {"train": 1}, version="v1")
-    file = tmp_path / "lvis" / "lvis_v1_train.json"
-    file = file.rename(file.with_name("lvis_v0.5_train.json"))
-    state, text = states("lvis", tmp_path)["lvis_v0.5_train"]
-    assert state == WRONG and "LVIS v1 has 1203" in text
-    file.rename(file.with_name("train.json"))
     assert states("lvis", tmp_path)["lvis/"][0] == WRONG
 
 
@@ -149,14 +136,11 @@ def test_lists_of_voc_2007_that_contradict_each_other(tmp_path):
     assert state == WRONG and "trainval.txt" in text
 
 
-def test_annotations_of_voc_that_are_missing_or_malformed(tmp_path):
+def test_annotations_of_voc_2007s_test_set_come_separately(tmp_path):
     folder = voc(tmp_path, trainval=2, test=1)
-    (folder / "Annotations" / "000001.xml").write_text("<annotation>")
-    (folder / "Annotations" / "000002.xml").unlink()  # which comes in a file of its own
-    found = states("voc", tmp_path)
-    assert found["voc_2007_trainval"][0] == WRONG and "000001.xml" in found["voc_2007_trainval"][1]
-    assert found["voc_2007_test"][0] == WRONG
-    assert "VOCtest_06-Nov-2007.tar" in found["voc_2007_test"][1]
+    (folder / "Annotations" / "000002.xml").unlink()
+    state, text = states("voc", tmp_path)["voc_2007_test"]
+    assert state == WRONG and "VOCtest_06-Nov-2007.tar" in text
 
 
 def test_a_folder_too_many_or_without_lists(tmp_path):
@@ -238,13 +222,6 @@ def test_a_custom_folder_that_is_right(custom, capsys):
     assert shown.count("classes: ") == 3 and f"DATASETS.VOC_DIR '{custom}'" in shown
 
 
-def wide(path: Path) -> None:
-    with Image.open(path) as image:
-        gray = np.full(image.size[::-1], 999, np.uint16)
-    path.unlink()
-    Image.fromarray(gray).save(path.with_suffix(".png"))
-
-
 def half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-900])
 
@@ -253,24 +230,28 @@ def another_size(path: Path) -> None:
     Image.new("RGB", (50, 50)).save(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [(wide, "8 bits"), (half, "damaged"), (another_size, "50x50"), (Path.unlink, "missing")],
-)
 @pytest.mark.parametrize("kind", ["voc", "coco"])
-def test_custom_images_that_are_wrong(kind, change, said, custom, tmp_path, capsys):
-    arguments = ["--voc-dir", custom]
-    image = custom / "JPEGImages" / "000001.jpg"
+@pytest.mark.parametrize("change", [half, another_size])
+def test_custom_images_that_are_wrong(kind, change, custom, tmp_path, capsys):
+    arguments, images = ["--voc-dir", custom], custom / "JPEGImages"
     if kind == "coco":
         write_coco(tmp_path, {"val2017": 3})
-        file = tmp_path / VAL2017
-        arguments = ["--coco-json", file, "--root", tmp_path / "coco/val2017"]
-        image = sorted((tmp_path / "coco/val2017").iterdir())[0]
-        if change is wide:  # under the name that the file has
-            file.write_text(file.read_text().replace(image.name, f"{image.stem}.png"))
+        images = tmp_path / "coco/val2017"
+        arguments = ["--coco-json", tmp_path / VAL2017, "--root", images]
+    image = sorted(images.iterdir())[0]
     change(image)
     code, shown = examine(*arguments, capsys=capsys)
-    assert code == 3 and "WRONG" in shown and image.stem in shown and said in shown
+    assert code == 3 and "WRONG" in shown and image.name in shown
+
+
+def test_custom_images_of_16_bits(tmp_path, capsys):
+    write_coco(tmp_path, {"val2017": 3})
+    image = sorted((tmp_path / "coco/val2017").iterdir())[0]
+    Image.fromarray(np.full((50, 60), 999, np.uint16)).save(image.with_suffix(".png"))
+    file = tmp_path / VAL2017
+    file.write_text(file.read_text().replace(image.name, f"{image.stem}.png"))
+    code, shown = examine("--coco-json", file, capsys=capsys)
+    assert code == 3 and f"{image.stem}.png: " in shown
 
 
 def test_boxes_outside_and_classes_without_an_object(custom, capsys):

@@ -99,14 +99,17 @@ def test_boxes_and_masks_equal_detectron2s(tmp_path, seed):
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("sigmas", [(), tuple(np.linspace(0.02, 0.2, 17))], ids=["COCO's", "own"])
-def test_keypoints_equal_detectron2s(tmp_path, sigmas):
-    content = coco_annotations(3, classes=1, keypoints=17)
+@pytest.mark.parametrize(
+    ("keypoints", "sigmas"),
+    [(17, ()), (17, tuple(np.linspace(0.02, 0.2, 17))), (4, (0.05, 0.1, 0.07, 0.2))],
+    ids=["COCO's", "own sigmas", "own keypoints"],
+)
+def test_keypoints_equal_detectron2s(tmp_path, keypoints, sigmas):
+    content = coco_annotations(3, classes=1, keypoints=keypoints)
     split = coco_split(tmp_path / "people.json", content)
-    predictions = answers(split, content, 4, keypoints=17)
+    predictions = answers(split, content, 4, keypoints=keypoints)
     mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
-    expected = detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas)
-    same(mine, expected)
+    same(mine, detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas))
     assert 0 < mine["keypoints/AP"] < 100
 
 
@@ -117,16 +120,6 @@ def test_without_the_compiled_package_the_metrics_are_the_same(tmp_path, monkeyp
     compiled = ours(split, predictions, ["bbox", "segm"], tmp_path)
     monkeypatch.setitem(sys.modules, "hotcoco", None)
     same(ours(split, predictions, ["bbox", "segm"], tmp_path), compiled)
-
-
-@pytest.mark.detectron2
-def test_own_number_of_keypoints_equals_detectron2s(tmp_path):
-    content = coco_annotations(5, classes=1, keypoints=4)
-    split = coco_split(tmp_path / "people.json", content)
-    predictions = answers(split, content, 6, keypoints=4)
-    sigmas = (0.05, 0.1, 0.07, 0.2)
-    mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
-    same(mine, detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas))
 
 
 @pytest.mark.detectron2
