@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from detection.datasets import doctor
-from detection.datasets.base import WRONG, formats
+from detection.datasets.base import formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
 from moco.common.errors import DataError, run_cli
 
@@ -70,8 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings, following = doctor.examine_custom(
             custom, value, args.root or "", verify=args.verify
         )
-        if any(finding.state in (WRONG, doctor.ABSENT) for finding in findings):
-            following = "fix what is WRONG or absent, then the same command again"
         print(doctor.report(findings, following))
     return 0 if doctor.all_right(findings) else DataError.exit_code
 

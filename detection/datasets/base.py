@@ -29,7 +29,8 @@ class Split:
             location: two folders of one name are two datasets when it differs.
         notes: what was clipped or left out, with counts.
         metadata: what Detectron2's MetadataCatalog holds about the split.
-        truth: what the metric compares with, where that is not in `metadata` or the records.
+        truth: what the metric compares with, where that is not in `metadata` or the records:
+            of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
         from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
         has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
     """

@@ -160,6 +160,7 @@ class CityscapesSource:
             annotations_sha256=digest.hexdigest(),
             notes=(f"objects hidden by others, left out: {hidden}",) if hidden else (),
             metadata=self._metadata(),
+            truth={image: f"{stem}_instanceIds.png" for image, stem in frames},
             has_masks=any(record["annotations"] for record, _, _ in results),
         )
 

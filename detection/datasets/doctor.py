@@ -76,7 +76,7 @@ def examine_custom(
         value: of the format's flag; root: of --root, or "".
 
     Returns:
-        The findings, and the command that trains on the dataset.
+        The findings, and what to do next.
 
     Raises:
         DataError, UserError: `value` names no dataset.
@@ -95,6 +95,8 @@ def examine_custom(
         found for source in sources if source.name in usable for found in custom.check(source)
     ]
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
+    if any(finding.state in (WRONG, ABSENT) for finding in findings):
+        return findings, "fix what is WRONG or absent, then the same command again"
     arguments = shlex.join([custom.task, *opts, "MODEL.WEIGHTS", "random"])
     return findings, f"python detection/train_net.py --check-only --config-file {arguments}"
 

@@ -15,6 +15,7 @@ inclusive, in pixels of the original image.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -86,27 +87,25 @@ class VOCDetections:
         return self._image_ids[class_id], rows[:, 0], rows[:, 1:]
 
 
+@dataclass
 class VOCEvaluator:
     """The VOC metric of a split.
 
-    Args:
+    Attributes:
         split: name of the prediction file.
         truth: for every image of the split, also those without objects.
         year: 2007 = 11 points, 2012 = area under the curve.
         folder: of the prediction file.
     """
 
-    def __init__(
-        self,
-        split: str,
-        class_names: Sequence[str],
-        truth: Mapping[str, GroundTruth],
-        year: int,
-        folder: Path,
-    ) -> None:
-        self._split, self._names, self._year = split, tuple(class_names), year
-        self._truth, self._folder = truth, folder
-        self._detections = VOCDetections(len(self._names))
+    split: str
+    class_names: Sequence[str]
+    truth: Mapping[str, GroundTruth]
+    year: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._detections = VOCDetections(len(self.class_names))
         self._rows: list[Row] = []
 
     def add(self, record: Record, prediction: Prediction) -> None:
@@ -124,8 +123,8 @@ class VOCEvaluator:
         self._rows += other._rows
 
     def evaluate(self) -> dict[str, float]:
-        write_voc(self._folder, self._split, self._names, self._rows)
-        return evaluate(self._detections, self._truth, self._names, self._year)
+        write_voc(self.folder, self.split, self.class_names, self._rows)
+        return evaluate(self._detections, self.truth, self.class_names, self.year)
 
 
 @EVALUATORS.register()

@@ -174,6 +174,9 @@ def test_files_that_are_missing_or_odd(root):
     file.unlink()
     with pytest.raises(DataError, match=rf"{file.name}: missing \(1 of the 4 .*doctor cityscapes"):
         read(SEMANTIC)
+    next(root.rglob("gtFine/val/*/*_instanceIds.png")).unlink()
+    with pytest.raises(DataError, match=r"instanceIds\.png: missing \(1 of the 2 "):
+        read("cityscapes_fine_instance_seg_val")
     odd = root / "cityscapes/leftImg8bit/train/aachen/readme.txt"
     odd.write_text("x")
     with pytest.raises(DataError, match=r"readme\.txt"):
