@@ -185,6 +185,14 @@ def test_missing_and_damaged_images_are_named(content, tmp_path):
         source(root).read()
 
 
+def test_gray_of_16_bits_is_refused(tmp_path):
+    """Detectron2's reader would clip it to white."""
+    root = write_one(tmp_path, SIZE + obj(), image="1.png")
+    Image.fromarray(np.full((40, 60), 999, np.uint16)).save(root / "JPEGImages" / "1.png")
+    with pytest.raises(DataError, match=r"1\.png.*8 bits"):
+        source(root).read()
+
+
 @pytest.mark.parametrize("name", ["1.jpg", "1.png", "1.Jpeg", "1.bmp"])
 def test_a_custom_folder_may_hold_other_formats(name, tmp_path):
     split = source(write_one(tmp_path, SIZE + obj(), image=name)).read()
