@@ -14,6 +14,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from reprlib import repr  # short, for messages
 from typing import Any, NoReturn
 
 from detection.datasets.base import XYWH_ABS, Record, Split
@@ -28,7 +29,6 @@ _NOTES = {
     "polygons": "polygons of fewer than 3 points or half a point, left out",
     "shapeless": "objects without another polygon, left out",
     "twice": "annotations with the id of another one, as known of the minival files of 2014",
-    "orphans": "annotations of images that are not in the file, left out",
 }
 
 
@@ -56,7 +56,7 @@ class AnnotationFile:
         """
         Args:
             file_name: (image, where) → its path under the root.
-            tolerant: annotations twice or without their image are counted and not refused.
+            tolerant: an annotation twice is counted and not refused.
         """
         self.path, self._file_name = path, file_name
         self._found: Counter[str] = Counter()
@@ -81,10 +81,8 @@ class AnnotationFile:
             for key in ("height", "width"):
                 value = image.get(key)
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise DataError(
-                        f"{path}: image {image_id}: {key} is {_shown(value)}, expected a whole "
-                        "number above 0"
-                    )
+                    reason = f"{key} is {repr(value)}, expected a whole number above 0"
+                    raise DataError(f"{path}: image {image_id}: {reason}")
             where = f"{path}: image {image_id}: file_name"
             inside(file_name(image, where), where)
         self.annotations = self._by_image(content["annotations"], tolerant)
@@ -94,7 +92,7 @@ class AnnotationFile:
         for row in rows:
             key = row.get("id")
             if not isinstance(key, int) or isinstance(key, bool):
-                raise DataError(f"{self.path}: {what} with id {_shown(key)}, expected a number")
+                raise DataError(f"{self.path}: {what} with id {repr(key)}, expected a number")
             if key in table:
                 raise DataError(f"{self.path}: {what} {key}: there are two with this id")
             table[key] = row
@@ -107,21 +105,16 @@ class AnnotationFile:
             annotation_id = annotation.get("id")
             if not isinstance(annotation_id, int):
                 raise DataError(f"{self.path}: an annotation without a whole-number id")
-            image_id = annotation.get("image_id")
-            if not isinstance(image_id, int) or image_id not in self.images:
-                if tolerant:
-                    self._found["orphans"] += 1
-                    continue
-                self._refuse(annotation, f"image {_shown(image_id)} is not in the file")
+            for key, known in (("image_id", self.images), ("category_id", self.contiguous)):
+                value = annotation.get(key)
+                if not isinstance(value, int) or value not in known:
+                    self._refuse(annotation, f"{key} {repr(value)} is not in the file")
             if annotation_id in seen:
                 if not tolerant:
                     self._refuse(annotation, "there are two with this id")
                 self._found["twice"] += 1
             seen.add(annotation_id)
-            category_id = annotation.get("category_id")
-            if not isinstance(category_id, int) or category_id not in self.contiguous:
-                self._refuse(annotation, f"category {_shown(category_id)} is not in the file")
-            groups.setdefault(image_id, []).append(annotation)
+            groups.setdefault(annotation["image_id"], []).append(annotation)
         return groups
 
     def _refuse(self, annotation: Json, reason: str) -> NoReturn:
@@ -199,7 +192,7 @@ class AnnotationFile:
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
             expected = "[x, y, width, height] of finite numbers"
-            self._refuse(annotation, f"bbox is {_shown(box)}, expected {expected}")
+            self._refuse(annotation, f"bbox is {repr(box)}, expected {expected}")
         x, y, w, h = box
         if w < 0 or h < 0:
             self._refuse(annotation, f"bbox {box} is inverted: width and height are below 0")
@@ -218,11 +211,11 @@ class AnnotationFile:
 
     def _check_flags(self, annotation: Json, measured: bool) -> None:
         if annotation.get("iscrowd", 0) not in (0, 1):
-            self._refuse(annotation, f"iscrowd is {_shown(annotation['iscrowd'])}, expected 0 or 1")
+            self._refuse(annotation, f"iscrowd is {repr(annotation['iscrowd'])}, expected 0 or 1")
         needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
         for key in needed if measured else ():
             if key not in annotation or not _all_numbers([annotation[key]]):
-                value = _shown(annotation.get(key))
+                value = repr(annotation.get(key))
                 self._refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
         if annotation.get("ignore", 0) != 0:
             self._refuse(annotation, "'ignore' is not supported; remove it or set it 0")
@@ -241,7 +234,7 @@ class AnnotationFile:
         size, counts = rle.get("size"), rle.get("counts")
         wanted = [image["height"], image["width"]]
         if size != wanted:
-            self._refuse(annotation, f"RLE size {_shown(size)} is not that of its image, {wanted}")
+            self._refuse(annotation, f"RLE size {repr(size)} is not that of its image, {wanted}")
         if isinstance(counts, str) and counts:
             return rle
         self._check_numbers(annotation, counts, "RLE counts")
@@ -303,8 +296,3 @@ def _finite(numbers: Sequence[Any]) -> bool:
 
 def _all_numbers(values: Sequence[Any]) -> bool:
     return _finite(values) and not any(isinstance(value, bool) for value in values)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -93,7 +93,7 @@ def test_something_is_wrong(tmp_path, capsys):
     edit(tmp_path / VAL2017, lambda content: content["annotations"][0].update(category_id=12))
     assert main(["doctor", "coco", "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    assert "WRONG  coco_2017_val" in shown and "category 12" in shown
+    assert "WRONG  coco_2017_val" in shown and "category_id 12" in shown
     assert "part   coco_2017_train" in shown
     assert "WRONG" in shown.splitlines()[-1]
 
