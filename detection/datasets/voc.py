@@ -2,7 +2,7 @@
 
     <root>/ImageSets/Main/<split>.txt    one image id per line
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
-    <root>/JPEGImages/<id>.jpg           of a custom dataset also .jpeg, .png, .bmp in any case
+    <root>/JPEGImages/<id>.jpg           or .jpeg, .png, .bmp, in any case
 
 Everything is checked before training: a file that is missing or malformed, a class that is not in
 the list, a box that is inverted, outside, or not a number, a size that contradicts the image. A
@@ -83,7 +83,7 @@ class VOCSource:
         name: as in DATASETS.TRAIN and TEST.
         classes: allowed class names in order of their ids.
         year: of the metric: 2007 = 11 points, 2012 = area.
-        builtin: one of Detectron2's own names, whose images are .jpg alone.
+        published: one of Detectron2's own names.
     """
 
     name: str
@@ -91,7 +91,7 @@ class VOCSource:
     split: str
     year: int
     classes: tuple[str, ...]
-    builtin: bool
+    published: bool
 
     @property
     def _list(self) -> Path:
@@ -142,7 +142,7 @@ class VOCSource:
 
     def _expected(self) -> str:
         """The end of a message about missing files."""
-        if not self.builtin:
+        if not self.published:
             return _tree(self.root, self.split)
         otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
         if self.name == "voc_2007_test":
@@ -152,17 +152,13 @@ class VOCSource:
     def _image(self, image_id: str, files: Sequence[str]) -> Path:
         """The image among the `files` that bear its id."""
         folder = self.root / "JPEGImages"
-        endings = _EXTENSIONS[:1] if self.builtin else _EXTENSIONS
-        suffixes = {name: Path(name).suffix for name in files}
-        if not self.builtin:
-            suffixes = {name: suffix.lower() for name, suffix in suffixes.items()}
-        for ending in endings:
-            for name, suffix in suffixes.items():
-                if suffix == ending:
-                    return folder / name
-        others = f"{', '.join(files)} exists, expected {' or '.join(endings)}" if files else ""
+        found = {Path(name).suffix.lower(): name for name in files}
+        ending = next((ending for ending in _EXTENSIONS if ending in found), None)
+        if ending:
+            return folder / found[ending]
+        others = f"{', '.join(files)} exists, expected {' or '.join(_EXTENSIONS)}" if files else ""
         raise DataError(
-            f"{folder / image_id}{endings[0]}: missing, but {image_id} is listed in "
+            f"{folder / image_id}.jpg: missing, but {image_id} is listed in "
             f"{self._list}; {others or self._expected()}"
         )
 
