@@ -1,9 +1,6 @@
 """The Cityscapes reader: Detectron2's records, hidden and grouped objects, missing label files."""
 
-import importlib
 import json
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ from PIL import Image
 from detection.config.task import default_task
 from detection.datasets import cache_clear, cityscapes, read_split
 from moco.common.errors import DataError, UserError
-from tests.oracles.tiny_cityscapes import write_cityscapes
+from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
 
@@ -34,15 +31,9 @@ def shapely():
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """Detectron2's readers, whose imports of cityscapesscripts name a path of their own."""
+    """Detectron2's readers."""
     pytest.importorskip("cityscapesscripts", reason="cityscapesscripts is not installed")
-    inner = "cityscapesscripts.helpers.labels"
-    outer = "deeplearning.projects.cityscapesApi."
-    parts = (outer + inner).split(".")
-    for end in range(1, len(parts)):
-        name = ".".join(parts[:end])
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, outer + inner, importlib.import_module(inner))
+    alias_package(monkeypatch, "helpers.labels")
     from detectron2.data.datasets import cityscapes as module
 
     return module

@@ -5,8 +5,6 @@ import json
 import math
 import os
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from PIL import Image
 from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
+from tests.oracles.tiny_cityscapes import alias_package
 from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
 
 pytest.importorskip("cityscapesscripts")
@@ -133,24 +132,9 @@ def made_up(tmp_path, seed):
 
 @pytest.fixture
 def aliases(monkeypatch):
-    """The package under the name that Detectron2 imports it by, with what today's numpy lacks."""
-    import cityscapesscripts.helpers.labels
-
+    """The package as Detectron2 imports it, with what today's numpy lacks."""
     metric = importlib.import_module(_METRIC)
-    root = "deeplearning.projects.cityscapesApi.cityscapesscripts"
-    parents = ["deeplearning", "deeplearning.projects", "deeplearning.projects.cityscapesApi"]
-    modules = {name: types.ModuleType(name) for name in parents}
-    modules[root] = cityscapesscripts
-    for name in ("helpers", "helpers.labels", "evaluation"):
-        modules[f"{root}.{name}"] = sys.modules[f"cityscapesscripts.{name}"]
-    modules[f"{root}.evaluation.{metric.__name__.rsplit('.', 1)[1]}"] = metric
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-        if name in parents[1:]:
-            monkeypatch.setattr(
-                modules[name.rsplit(".", 1)[0]], name.rsplit(".", 1)[1], module, raising=False
-            )
-    monkeypatch.setattr(modules[parents[-1]], "cityscapesscripts", cityscapesscripts, raising=False)
+    alias_package(monkeypatch, "helpers.labels", f"evaluation.{_METRIC.rsplit('.', 1)[1]}")
     monkeypatch.setattr(np, "in1d", lambda a, b: np.isin(np.ravel(a), b), raising=False)
     monkeypatch.setattr(metric, "writeDict2JSON", lambda content, path: None)
     for name in ("predictionPath", "predictionWalk", "JSONOutput", "colorized", "gtInstancesFile"):
