@@ -63,7 +63,7 @@ PERSON_LINES = (
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
 
-# (images, objects) of the published splits by (kind, year, split); 0 where not published.
+# (images, objects) of the published splits by (kind, year and split); 0 where not published.
 _COUNTS = {
     ("instances", "2017_train"): (118287, 860001),
     ("instances", "2017_val"): (5000, 36781),
