@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe(task: "Task") -> str:
     """What is about to run, line by line."""
-    from detection.datasets.doctor_custom import command as doctor_command
+    from detection.datasets.doctor import command as doctor_command
 
     data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
     classes = task.test.classes

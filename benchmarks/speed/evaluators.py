@@ -17,8 +17,8 @@ from benchmarks.speed.results import Result, compare
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation import voc as voc_eval
+from detection.evaluation.base import Prediction
 from detection.evaluation.coco import COCOEvaluator
-from detection.evaluation.predictions import Prediction
 from detection.evaluation.predictions import Row as Instance
 
 METRICS = ("AP", "AP50", "AP75")

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from benchmarks.speed.views import IMAGENET_PX, generate_images
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from detection.datasets.voc import VOC_CLASSES
-from detection.evaluation.predictions import Prediction
+from detection.evaluation.base import Prediction
 
 WIDTH, HEIGHT = IMAGENET_PX
 CORNERS = 24  # of an object's polygon

@@ -158,7 +158,7 @@ def _outcome(spec: RunSpec) -> _Outcome:
     try:
         return (_check_detection if spec.program == DETECTION else _check_moco)(spec)
     except UserError as error:
-        return _Outcome(f"{error}{_advice(spec, str(error))}")
+        return _Outcome(str(error))
     except Exception as error:  # a check that fails is a run that would
         return _Outcome(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -311,18 +311,6 @@ def _check_moco(spec: RunSpec) -> _Outcome:
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
     return _Outcome("", steps, (), called, written)
-
-
-def _advice(spec: RunSpec, error: str) -> str:
-    """Where a dataset is missing: the command that says what is expected, and where to get it."""
-    if spec.program != DETECTION or DATASETS_VARIABLE not in error:
-        return ""
-    from detection.datasets import doctor
-
-    kind = doctor.kind_of(error.partition(":")[0])  # not the task file's, whose data may be others
-    if kind is None or "detection.datasets doctor" in error:
-        return ""
-    return f"; see: python -m detection.datasets doctor {kind}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from convert.contract import InputContract
 from detection.config.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
-from detection.datasets.official import image_count
+from detection.datasets.base import official_counts
 from detection.engine.weights import RANDOM, RGB_MEAN, RGB_STD
 from moco.common.cfgnode import flatten, read_yaml
 
@@ -125,7 +125,7 @@ def check(
     recipe, _, lines = min(compared, key=lambda item: item[1])  # the first of equal ones
     lines += _check_input(flat, contract)
     for name, number in (num_images or {}).items():
-        official = image_count(name)
+        official, _ = official_counts(name)
         if official and number != official:
             lines.append(f"{name}: got {number} images, the published split has {official}")
     label = f"{'deviates from' if lines else 'as in'} the paper ({recipe.name})"

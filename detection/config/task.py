@@ -19,8 +19,8 @@ from detection.config.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANS
 from detection.config.recipe import RecipeCheck, check
 from detection.datasets import custom_names, folder_sources, known, read_split
 from detection.datasets.base import Split, object_counts
-from detection.datasets.coco import require_polygons
-from detection.datasets.doctor_custom import command as doctor_command
+from detection.datasets.coco_json import require_polygons
+from detection.datasets.doctor import command as doctor_command
 from detection.engine.weights import (
     RANDOM,
     apply_contract,

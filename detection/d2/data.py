@@ -24,7 +24,7 @@ from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
-from detection.evaluation.evaluators import Evaluator, Prediction
+from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
 from detection.evaluation.predictions import encode_mask
 from detection.evaluation.visualize import Visualizer

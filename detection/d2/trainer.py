@@ -47,7 +47,7 @@ from detection.d2.precise_bn import RankEqualPreciseBN
 from detection.d2.state import KEY as STANDING
 from detection.d2.state import CheckpointHook, StoppedError, UnreadableError, usable
 from detection.datasets import cache_clear
-from detection.datasets.doctor_custom import command as doctor_command
+from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.engine.processes import ONE_PROCESS, Processes, Work, report, run_here, run_in_others
 from detection.engine.random_state import private_random

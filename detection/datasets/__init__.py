@@ -1,6 +1,7 @@
-"""Datasets by name: Detectron2's own names and the user's own, never by substring.
+"""Datasets by name: Detectron2's own names and custom ones, never by substring.
 
-`read_split(name, cfg)` gives both engines the same validated records.
+`read_split(name, cfg)` gives both engines the same validated records. A format is one file here,
+which registers itself in `FORMATS`.
 """
 
 import dataclasses
@@ -11,34 +12,14 @@ from collections.abc import Iterable
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets import cityscapes, coco, lvis, sem_seg, voc
-from detection.datasets.base import Record, Source, Split
-from detection.datasets.coco import custom_names
-from detection.datasets.official import image_count
-from detection.datasets.voc import VOC_CLASSES, VOCSource, folder_sources
+from detection.datasets import cityscapes, coco, lvis, voc  # noqa: F401  # they register themselves
+from detection.datasets.base import Source, formats, official_counts
+from detection.datasets.base import Split as Split
+from detection.datasets.coco import custom_names as custom_names
+from detection.datasets.layout import datasets_root
+from detection.datasets.voc import annotated_classes
+from detection.datasets.voc import folder_sources as folder_sources
 from moco.common.errors import UserError
-
-__all__ = [
-    "VOC_CLASSES",
-    "Record",
-    "Source",
-    "Split",
-    "VOCSource",
-    "cache_clear",
-    "custom_names",
-    "folder_sources",
-    "known",
-    "provide",
-    "read_split",
-]
-
-# Names that exist, and why they cannot be used.
-_WITHOUT_ANNOTATIONS = (
-    *("coco_2017_test", "coco_2017_test-dev"),
-    *("lvis_v0.5_test", "lvis_v1_test_dev", "lvis_v1_test_challenge"),
-    *("cityscapes_fine_instance_seg_test", "cityscapes_fine_sem_seg_test"),
-)
-
 
 _PROVIDED: dict[str, Source] = {}
 
@@ -49,36 +30,35 @@ def provide(source: Source) -> None:
 
 
 def known(cfg: CfgNode) -> dict[str, Source]:
-    """All datasets by name. With DATASETS.VOC_DIR, only the splits of that folder.
+    """All datasets by name; custom ones (DATASETS.VOC_DIR, COCO_TRAIN_JSON) come first.
 
     Raises:
-        DataError, UserError: the user's own dataset is not one.
+        DataError, UserError: a custom dataset that is none.
     """
-    if cfg.DATASETS.get("VOC_DIR", ""):
-        return dict(voc.sources(cfg))
-    return {name: source for name, source in _PROVIDED.items() if source.present()} | {
-        name: source
-        for module in (voc, sem_seg, coco, lvis, cityscapes)
-        for name, source in module.sources(cfg).items()
-    }
+    provided = [source for source in _PROVIDED.values() if source.present()]
+    published = [source for f in formats().values() for source in f.sources(datasets_root())]
+    custom = [
+        source for f in formats().values() if f.custom for source in f.custom.sources(cfg.DATASETS)
+    ]
+    return {source.name: source for source in (*provided, *published, *custom)}
 
 
 def read_split(name: str, cfg: CfgNode) -> Split:
-    """Read and check a whole split; the result is kept, so that asking twice costs nothing.
+    """Read and check a whole split; the result is kept, so that reading twice costs nothing.
 
     Raises:
         UserError: an unknown name; DataError: anything that cannot be used.
     """
     table = known(cfg)
     if name not in table:
-        raise UserError(_unknown(name, table, own=bool(cfg.DATASETS.get("VOC_DIR", ""))))
+        raise UserError(_unknown(name, table))
     return _read(table[name])  # type: ignore[arg-type]  # sources are hashable
 
 
 def cache_clear() -> None:
     """Forget what was read, for whoever rewrites files in place."""
     _read.cache_clear()
-    voc.annotated_classes.cache_clear()
+    annotated_classes.cache_clear()
 
 
 @functools.lru_cache(maxsize=16)
@@ -91,22 +71,20 @@ def _read(source: Source) -> Split:
     finally:
         if collecting:
             gc.enable()
-    official = image_count(split.name)
+    official, _ = official_counts(split.name)
     if official and official != len(split.records):
         note = f"{len(split.records)} images, the official split has {official}"
         split = dataclasses.replace(split, notes=(*split.notes, note))
     return split
 
 
-def _unknown(name: str, table: Iterable[str], *, own: bool) -> str:
-    names = list(table)
-    if own:
-        return f"unknown dataset {name!r} in DATASETS.VOC_DIR; choices are {', '.join(names)}"
-    if name in _WITHOUT_ANNOTATIONS:
+def _unknown(name: str, table: Iterable[str]) -> str:
+    if any(name in f.private for f in formats().values()):
         return f"{name}: its annotations are not public, so nothing can be measured on it"
+    names = list(table)
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.5) or names[:1]
     return (
-        f"unknown dataset {name!r}; near it are {', '.join(near)}; for one of your own set "
+        f"unknown dataset {name!r}; near it are {', '.join(near)}; for a custom dataset set "
         "DATASETS.VOC_DIR (a folder in VOC layout), or DATASETS.COCO_TRAIN_JSON and "
         "COCO_TEST_JSON, or register the name in Detectron2's DatasetCatalog (--import MODULE)"
     )

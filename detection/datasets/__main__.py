@@ -4,16 +4,17 @@
     python -m detection.datasets doctor --voc-dir my_dataset --verify
     python -m detection.datasets doctor --coco-json train.json --coco-json test.json --verify
 
-Exit code 0: everything found is right; 3: something is wrong, or nothing is there.
+Exit code 0: everything found is right; 3: something is wrong, or nothing exists.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from detection.datasets import doctor, doctor_custom
+from detection.datasets import doctor
+from detection.datasets.base import formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
-from moco.common.errors import DataError, UserError, run_cli
+from moco.common.errors import DataError, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,20 +24,16 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
         "doctor",
-        help="say what is there, complete, wrong",
-        description="Show the expected tree, and what is there, complete, wrong. Exit code 0: "
-        "everything found is right; 3: something is wrong, or nothing is there.",
+        help="say what exists, is complete, is wrong",
+        description="Show the expected tree, and what exists, is complete, is wrong. Exit code 0: "
+        "everything found is right; 3: something is wrong, or nothing exists.",
     )
     what = check.add_mutually_exclusive_group(required=True)
-    kinds = "{" + ",".join(doctor.KINDS) + "}"
-    what.add_argument("kind", nargs="?", choices=doctor.KINDS, metavar=kinds)
-    what.add_argument("--voc-dir", metavar="DIR", help="a custom dataset, as DATASETS.VOC_DIR")
-    what.add_argument(
-        "--coco-json",
-        metavar="FILE",
-        action="append",
-        help="a custom dataset, as DATASETS.COCO_TRAIN_JSON; again for its other files",
-    )
+    kinds = "{" + ",".join(formats()) + "}"
+    what.add_argument("kind", nargs="?", choices=list(formats()), metavar=kinds)
+    for kind, format_ in formats().items():
+        if format_.custom:
+            what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
     check.add_argument(
         "--root",
         metavar="DIR",
@@ -46,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--verify",
         action="store_true",
-        help="also decode every image, and compare its size with the annotations; look at every "
-        "label map, and for copies of images",
+        help="also decode every image, and compare its size with the annotations; check every "
+        "label map, and look for copies of images",
     )
     check.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
@@ -56,30 +53,24 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = build_parser().parse_args(argv)
-    if args.kind is None:
-        return _custom(args)
-    root = Path(args.root if args.root is not None else datasets_root()).expanduser()
-    print(f"reading {args.kind} in {root}", flush=True)
-    findings = doctor.examine(args.kind, root, verify=args.verify)
-    print(doctor.report(args.kind, root, findings))
-    return 0 if doctor.all_right(findings) else DataError.exit_code
-
-
-def _custom(args: argparse.Namespace) -> int:
-    """The doctor for a custom dataset."""
-    if args.voc_dir is not None:
-        if args.root is not None:
-            raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
-        config, keys = "configs/voc/faster_rcnn_R_18_C4_small.yaml", {"VOC_DIR": args.voc_dir}
-        findings = doctor_custom.examine_voc(Path(args.voc_dir).expanduser(), verify=args.verify)
+    if args.kind is not None:
+        format_ = formats()[args.kind]
+        root = os.path.expanduser(args.root or datasets_root())
+        print(f"reading {args.kind} in {root}", flush=True)
+        findings = doctor.examine(format_, root, verify=args.verify)
+        following = doctor.next_step(args.kind, format_, root, findings)
+        tree = [f"expected in {root}:", *("  " + line for line in format_.tree.splitlines()), ""]
+        print(doctor.report(findings, following, tree))
     else:
-        config, keys = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml", {}
-        for role, file in zip(("TRAIN", "TEST"), args.coco_json, strict=False):
-            keys |= {f"COCO_{role}_JSON": file}
-            keys |= {f"COCO_{role}_ROOT": args.root} if args.root else {}
-        files = [Path(file).expanduser() for file in args.coco_json]
-        findings = doctor_custom.examine_coco(files, args.root or "", verify=args.verify)
-    print(doctor_custom.report(findings, config, keys))
+        custom, value = next(
+            (format_.custom, value)
+            for kind, format_ in formats().items()
+            if format_.custom and (value := getattr(args, f"custom_{kind}")) is not None
+        )
+        findings, following = doctor.examine_custom(
+            custom, value, args.root or "", verify=args.verify
+        )
+        print(doctor.report(findings, following))
     return 0 if doctor.all_right(findings) else DataError.exit_code
 
 

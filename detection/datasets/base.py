@@ -1,13 +1,18 @@
-"""What a dataset is to both engines: validated records, and what its metric compares with."""
+"""What a dataset is to both engines: formats, sources of splits, validated splits."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-# Detectron2's standard data-set dict of one image ("file_name", "image_id", "height", "width",
+from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
+
+# Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
 Record = dict[str, Any]
+
+XYXY_ABS, XYWH_ABS = 0, 1  # Detectron2's BoxMode
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,11 +25,12 @@ class Split:
             cityscapes_instance, sem_seg, densepose.
         classes: in the order of their contiguous ids; things, or all classes for sem_seg.
         records: one per image.
-        annotations_sha256: hex digest of which images there are and what is annotated, not of
-            where they lie: two folders of one name are two datasets when it differs.
+        annotations_sha256: hex digest of the images' names and annotations, not of their
+            location: two folders of one name are two datasets when it differs.
         notes: what was clipped or left out, with counts.
         metadata: what Detectron2's MetadataCatalog holds about the split.
-        truth: what the metric compares with, where that is not in `metadata` or the records.
+        truth: what the metric compares with, where that is not in `metadata` or the records:
+            of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
         from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
         has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
     """
@@ -46,8 +52,8 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     """Class → number of its objects in a split of instances, without the classes that have none.
 
     Args:
-        measured: only what the metric asks for. Crowds never count; for VOC's metric, difficult
-            objects do not either, although they are trained on.
+        measured: count only the objects of the metric. Crowds never count; for VOC's metric,
+            difficult objects do not either, although they are trained on.
     """
     if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
@@ -62,13 +68,13 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
 
 
 class Source(Protocol):
-    """Where a split lies and how it is read; frozen and hashable."""
+    """Where a split is and how it is read; frozen and hashable."""
 
     @property
     def name(self) -> str: ...
 
     def present(self) -> bool:
-        """Whether its annotations are there at all, right or wrong."""
+        """Whether its annotations exist, right or wrong."""
         ...
 
     def read(self) -> Split:
@@ -78,3 +84,78 @@ class Source(Protocol):
             DataError: anything that cannot be used; the message names file, object and reason.
         """
         ...
+
+
+# States of a finding.
+OK, PART, NOTE, ABSENT, WRONG = "ok", "part", "note", "absent", "WRONG"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The doctor's result on one split or folder; `state` is one of the five above."""
+
+    name: str
+    state: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Custom:
+    """How the user names a custom dataset of a format.
+
+    Attributes:
+        flag: of the doctor, for example --voc-dir; `options`: argparse's for it.
+        task: file of a task that can train on such a dataset.
+        sources: node DATASETS of a configuration → the splits that its keys name.
+        parse: (the flag's value, --root) → the splits to examine, and the keys of DATASETS for
+            them.
+        arguments: node DATASETS → the doctor's arguments, one list for each call.
+        check: a split that can be read → what else a user should know of it.
+    """
+
+    flag: str
+    options: Mapping[str, Any]
+    task: str
+    sources: Callable[[CfgNode], Sequence[Source]]
+    parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
+    arguments: Callable[[CfgNode], list[list[str]]]
+    check: Callable[[Any], list[Finding]] = lambda source: []
+
+
+@dataclass(frozen=True)
+class Format:
+    """A dataset format: its published splits, and what the doctor knows about it.
+
+    Attributes:
+        sources: folder of all datasets → the published splits in it.
+        counts: name of a published split → its (images, objects); 0 where not published.
+        tree: the expected files.
+        download: where to get them and how to unpack them into `{root}`.
+        tasks: task file → the splits that it needs; the doctor proposes the first that can run.
+        check_folders: (folder of all datasets, state of each split) → findings on whole folders.
+        private: names of splits without public annotations.
+        custom: for custom datasets; None: not supported.
+    """
+
+    sources: Callable[[str], Sequence[Source]]
+    counts: Mapping[str, tuple[int, int]]
+    tree: str
+    download: str
+    tasks: Mapping[str, tuple[str, ...]]
+    check_folders: Callable[[str, Mapping[str, str]], list[Finding]] = lambda root, states: []
+    private: tuple[str, ...] = ()
+    custom: Custom | None = None
+
+
+# The doctor's word for a format → function without arguments that makes its `Format`.
+FORMATS = Registry("dataset format")
+
+
+def formats() -> dict[str, Format]:
+    """All registered formats by name."""
+    return {name: make() for name, make in FORMATS}
+
+
+def official_counts(name: str) -> tuple[int, int]:
+    """Images and objects of a published split; 0 where unknown."""
+    return next((f.counts[name] for f in formats().values() if name in f.counts), (0, 0))

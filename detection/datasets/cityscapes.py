@@ -7,24 +7,36 @@
 The records equal those of Detectron2's readers (detectron2/data/datasets/cityscapes.py, polygons
 from the JSON files), in the order of the file names instead of the file system's.
 
-Annotators draw from back to front, and each polygon hides what is below it. So they are taken from
-the last to the first, and each loses what is hidden. This needs shapely.
+Polygons are ordered from back to front, and each hides what is below it. So they are read from the
+last to the first, and each loses its hidden part. This needs shapely.
 """
 
 import hashlib
+import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fvcore.common.config import CfgNode
 
-from detection.datasets.base import Record, Split
-from detection.datasets.layout import DATASETS_VARIABLE, absent, datasets_root, read_json
+from detection.datasets.base import (
+    ABSENT,
+    FORMATS,
+    NOTE,
+    WRONG,
+    XYXY_ABS,
+    Finding,
+    Format,
+    Record,
+    Split,
+)
+from detection.datasets.labels import check_labels, digest_labels
+from detection.datasets.layout import expected, read_json, require_files
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError, UserError
 
@@ -47,20 +59,22 @@ STUFF_CLASSES = (
 )  # fmt: skip
 IGNORED = 255
 
-_XYXY_ABS = 0  # Detectron2's BoxMode
+_IMAGES = {"train": 2975, "val": 500}
 _IMAGE = "_leftImg8bit.png"
 _FEW = 64  # images that are read faster without processes of their own
-_MAKE_TRAIN_IDS = "CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
 
 
 @dataclass(frozen=True)
 class CityscapesSource:
-    """Where a split lies; `kind` is instance_seg or sem_seg."""
+    """Where a split is; `kind` is instance_seg or sem_seg, `root` the folder `cityscapes`."""
 
-    name: str
     kind: str
     split: str
     root: str
+
+    @property
+    def name(self) -> str:
+        return f"cityscapes_fine_{self.kind}_{self.split}"
 
     @property
     def image_dir(self) -> str:
@@ -71,158 +85,92 @@ class CityscapesSource:
         return os.path.join(self.root, f"gtFine/{self.split}/")
 
     def present(self) -> bool:
-        """Whether its annotations are there at all, right or wrong."""
-        ending = "_labelTrainIds.png" if self.kind == "sem_seg" else "_polygons.json"
-        return any(
-            name.endswith(ending)
-            for city in _listed(self.gt_dir)
-            for name in _listed(os.path.join(self.gt_dir, city))
-        )
+        ending = "labelTrainIds.png" if self.kind == "sem_seg" else "polygons.json"
+        return any(Path(self.gt_dir).glob(f"*/*_{ending}"))
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything that cannot be used; names file, object, reason.
-            UserError: shapely is not installed (instances only).
-        """
+        hint = expected("cityscapes", os.path.dirname(self.root))
         frames = self._frames()
-        self._require_files(frames)
-        if self.kind == "sem_seg":
-            return self._read_semantic(frames)
-        return self._read_instances(frames)
-
-    def expected(self) -> str:
-        """What should be where, for the end of a message."""
-        split = self.split
-        return (
-            f"expected cityscapes/leftImg8bit/{split}/<city>/*_leftImg8bit.png and "
-            f"cityscapes/gtFine/{split}/<city>/*_gtFine_{{polygons.json,instanceIds.png,"
-            f"labelIds.png}} in ${DATASETS_VARIABLE} (now {datasets_root()}); get "
-            "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from "
-            "https://www.cityscapes-dataset.com/downloads/"
-        )
-
-    def how_to_make_labels(self) -> str:
-        """Only the polygons are published; the labels in train ids are drawn from them."""
-        make = _MAKE_TRAIN_IDS.format(root=self.root)
-        return f"make them with: pip install cityscapesscripts && {make}"
+        if not frames:
+            raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")
+        # instanceIds.png is what the metric compares with.
+        semantic = self.kind == "sem_seg"
+        labels = "labelTrainIds.png" if semantic else "instanceIds.png"
+        for ending in ("polygons.json", labels):
+            how = how_to_make_labels(self.root) if ending == "labelTrainIds.png" else hint
+            require_files([f"{stem}_{ending}" for _, stem in frames], f"files *_{ending}", how)
+        return self._read_semantic(frames) if semantic else self._read_instances(frames)
 
     def _frames(self) -> list[tuple[str, str]]:
         """(image, annotation's path without ending) of each frame, by name."""
         frames = []
-        for city in _listed(self.image_dir):
-            for name in _listed(os.path.join(self.image_dir, city)):
-                if not name.endswith(_IMAGE):
-                    raise DataError(
-                        f"{os.path.join(self.image_dir, city, name)}: not an image named "
-                        f"*{_IMAGE}; remove it"
-                    )
-                stem = name.removesuffix(_IMAGE) + "_gtFine"
-                frames.append(
-                    (
-                        os.path.join(self.image_dir, city, name),
-                        os.path.join(self.gt_dir, city, stem),
-                    )
-                )
-        if not frames:
-            raise DataError(f"{self.name}: {self.image_dir} has no images; {self.expected()}")
+        for path in sorted(Path(self.image_dir).glob("*/[!.]*")):
+            if not path.name.endswith(_IMAGE):
+                raise DataError(f"{path}: not an image named *{_IMAGE}; remove it")
+            stem = path.name.removesuffix(_IMAGE) + "_gtFine"
+            frames.append((str(path), os.path.join(self.gt_dir, path.parent.name, stem)))
         return frames
 
-    def _require_files(self, frames: Sequence[tuple[str, str]]) -> None:
-        needed = ("polygons.json", "instanceIds.png")  # the second is what the metric compares with
-        if self.kind == "sem_seg":
-            needed = ("polygons.json", "labelTrainIds.png")
-        for ending in needed:
-            missing = absent(f"{stem}_{ending}" for _, stem in frames)
-            if not missing:
-                continue
-            how = self.expected()
-            if ending == "labelTrainIds.png":
-                how = self.how_to_make_labels()
-            raise DataError(
-                f"{missing[0]}: missing ({len(missing)} of the {len(frames)} such files); {how}"
-            )
-
-    def _split(self, records: Sequence[Record], sha256: str, **fields: Any) -> Split:
-        semantic = self.kind == "sem_seg"
-        metadata: dict[str, Any] = {
+    def _metadata(self) -> dict[str, Any]:
+        return {
             "image_dir": self.image_dir,
             "gt_dir": self.gt_dir,
             "thing_classes": list(THING_CLASSES),
             "stuff_classes": list(STUFF_CLASSES),
         }
-        if semantic:
-            metadata["ignore_label"] = IGNORED
-        return Split(
-            name=self.name,
-            evaluator_type="sem_seg" if semantic else "cityscapes_instance",
-            classes=STUFF_CLASSES if semantic else THING_CLASSES,
-            records=tuple(records),
-            annotations_sha256=sha256,
-            metadata=metadata,
-            **fields,
-        )
 
     def _read_semantic(self, frames: Sequence[tuple[str, str]]) -> Split:
-        from detection.datasets.sem_seg import check_labels, digest_labels
-
         records = []
         for image, stem in frames:
-            size, _ = _polygon_file(f"{stem}_polygons.json")
+            height, width, _, _ = _polygon_file(f"{stem}_polygons.json")
             records.append(
                 {
                     "file_name": image,
                     "sem_seg_file_name": f"{stem}_labelTrainIds.png",
-                    "height": size[0],
-                    "width": size[1],
+                    "height": height,
+                    "width": width,
                 }
             )
         sha256 = digest_labels(records)
         check_labels(records, len(STUFF_CLASSES), IGNORED)
-        return self._split(records, sha256)
+        return Split(
+            name=self.name,
+            evaluator_type="sem_seg",
+            classes=STUFF_CLASSES,
+            records=tuple(records),
+            annotations_sha256=sha256,
+            metadata=self._metadata() | {"ignore_label": IGNORED},
+        )
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
-        _require_shapely()
+        if importlib.util.find_spec("shapely") is None:
+            extra = "pip install moco-transfer[cityscapes]"
+            raise UserError(f"Cityscapes' instances need the package shapely: {extra}")
         read = _parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
         digest = hashlib.sha256()
-        for (image, _), (_, sha256, _) in zip(frames, results, strict=True):
-            digest.update(f"{os.path.basename(image)} {sha256}\n".encode())
-        lost = sum(lost for _, _, lost in results)
-        return self._split(
-            [record for record, _, _ in results],
-            digest.hexdigest(),
-            notes=(f"objects hidden by others, left out: {lost}",) if lost else (),
+        for record, sha256, _ in results:
+            digest.update(f"{record['image_id']} {sha256}\n".encode())
+        hidden = sum(hidden for _, _, hidden in results)
+        return Split(
+            name=self.name,
+            evaluator_type="cityscapes_instance",
+            classes=THING_CLASSES,
+            records=tuple(record for record, _, _ in results),
+            annotations_sha256=digest.hexdigest(),
+            notes=(f"objects hidden by others, left out: {hidden}",) if hidden else (),
+            metadata=self._metadata(),
+            truth={image: f"{stem}_instanceIds.png" for image, stem in frames},
             has_masks=any(record["annotations"] for record, _, _ in results),
         )
 
 
-def sources(cfg: CfgNode) -> dict[str, CityscapesSource]:
-    """Detectron2's names of what has public annotations."""
-    root = os.path.join(datasets_root(), "cityscapes")
-    return {
-        name: CityscapesSource(name, kind, split, root)
-        for kind in ("instance_seg", "sem_seg")
-        for split in ("train", "val")
-        for name in (f"cityscapes_fine_{kind}_{split}",)
-    }
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError:
-        return []
-
-
-def _require_shapely() -> None:
-    try:
-        import shapely  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "Cityscapes' instances need the package shapely: pip install moco-transfer[cityscapes]"
-        ) from error
+def how_to_make_labels(root: str) -> str:
+    """Only the polygons are published; the labels in train ids are made from them."""
+    return (
+        "make them with: pip install cityscapesscripts && "
+        f"CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
+    )
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -233,15 +181,17 @@ def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]
         return list(pool.map(function, items, chunksize=16))
 
 
-def _polygon_file(path: str) -> tuple[tuple[int, int], tuple[list[dict[str, Any]], str]]:
-    """((height, width), (objects in drawing order, SHA-256 of the file))."""
+def _polygon_file(path: str) -> tuple[int, int, list[dict[str, Any]], str]:
+    """Height, width, objects in drawing order, SHA-256 of the file."""
     content, sha256 = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("objects"), list):
         raise DataError(f"{path}: expected an object with imgHeight, imgWidth and objects")
-    size = (content.get("imgHeight"), content.get("imgWidth"))
-    if not all(isinstance(side, int) and side > 0 for side in size):
-        raise DataError(f"{path}: imgHeight, imgWidth are {size}, expected whole numbers above 0")
-    return size, (content["objects"], sha256)  # type: ignore[return-value]
+    height, width = (content.get(key) for key in ("imgHeight", "imgWidth"))
+    if not all(isinstance(side, int) and side > 0 for side in (height, width)):
+        raise DataError(
+            f"{path}: imgHeight, imgWidth are {height}, {width}, expected whole numbers above 0"
+        )
+    return height, width, content["objects"], sha256  # type: ignore[return-value]
 
 
 def _label(name: Any, path: str, index: int) -> tuple[int, bool]:
@@ -262,13 +212,13 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
 
     image, stem = frame
     path = f"{stem}_polygons.json"
-    (height, width), (drawn, sha256) = _polygon_file(path)
+    height, width, items, sha256 = _polygon_file(path)
     ids = {_LABEL_IDS[name]: index for index, name in enumerate(THING_CLASSES)}
     annotations: list[dict[str, Any]] = []
-    above = Polygon()  # the union of what was drawn later
+    above = Polygon()  # the union of the polygons above
     lost = 0
-    for index in reversed(range(len(drawn))):
-        item = drawn[index]
+    for index in reversed(range(len(items))):
+        item = items[index]
         if not isinstance(item, dict):
             raise DataError(f"{path}: object {index + 1}: expected an object")
         if "deleted" in item:
@@ -297,7 +247,7 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
                 "category_id": ids[label],
                 "segmentation": [list(chain(*part.exterior.coords)) for part in parts],
                 "bbox": visible.bounds,
-                "bbox_mode": _XYXY_ABS,
+                "bbox_mode": XYXY_ABS,
             }
         )
     record = {
@@ -321,3 +271,55 @@ def _corners(polygon: Any, path: str, index: int) -> np.ndarray:
     if not np.isfinite(corners).all():
         raise DataError(f"{path}: object {index + 1}: a corner is not a finite number")
     return corners
+
+
+@FORMATS.register()
+def cityscapes() -> Format:
+    """Cityscapes' fine annotations."""
+    return Format(
+        sources=_published,
+        counts={source.name: (_IMAGES[source.split], 0) for source in _published("")},
+        tree="""\
+cityscapes/
+  leftImg8bit/{train,val}/<city>/*_leftImg8bit.png
+  gtFine/{train,val}/<city>/*_gtFine_polygons.json
+                            *_gtFine_{instanceIds,labelIds}.png
+                            *_gtFine_labelTrainIds.png     (semantic segmentation)""",
+        download="from https://www.cityscapes-dataset.com/downloads/ get "
+        "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, and unpack each with: "
+        "unzip FILE -d {root}/cityscapes",
+        tasks={
+            "configs/cityscapes/mask_rcnn_R_50_FPN_24k.yaml": (
+                "cityscapes_fine_instance_seg_train",
+                "cityscapes_fine_instance_seg_val",
+            ),
+            "configs/cityscapes/fcn16s_R_50_90k.yaml": (
+                "cityscapes_fine_sem_seg_train",
+                "cityscapes_fine_sem_seg_val",
+            ),
+        },
+        check_folders=_check_folders,
+        private=("cityscapes_fine_instance_seg_test", "cityscapes_fine_sem_seg_test"),
+    )
+
+
+def _published(root: str) -> list[CityscapesSource]:
+    folder = os.path.join(root, "cityscapes")
+    kinds = ("instance_seg", "sem_seg")
+    return [CityscapesSource(kind, split, folder) for kind in kinds for split in _IMAGES]
+
+
+def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+    findings = []
+    folder = Path(root) / "cityscapes"
+    for split in ("train", "val"):
+        if (folder / "leftImg8bit" / split).is_dir() and not (folder / "gtFine" / split).is_dir():
+            text = f"exists, but gtFine/{split}/ does not"
+            findings.append(Finding(f"leftImg8bit/{split}/", WRONG, text))
+        instances, semantic = (
+            states[f"cityscapes_fine_{kind}_{split}"] for kind in ("instance_seg", "sem_seg")
+        )
+        if semantic == ABSENT != instances:
+            text = f"no *_labelTrainIds.png; {how_to_make_labels(str(folder))}"
+            findings.append(Finding(f"gtFine/{split}/", NOTE, text))
+    return findings

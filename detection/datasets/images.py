@@ -1,7 +1,7 @@
-"""Reading an image for a detector: what both engines say of one that cannot be used.
+"""Images of a detector: reading, and the errors of both engines for one that cannot be used.
 
-Detectron2 reads images with its own code, which gives the same pixels; `explained` says in this
-project's words what was wrong when it fails.
+Detectron2 reads images with its own code, which gives the same pixels; where it fails, `explained`
+gives this project's error.
 """
 
 from collections.abc import Iterable, Mapping
@@ -71,9 +71,9 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
 
 
 def explained(record: Mapping[str, Any], error: Exception) -> Exception:
-    """What `read_image` says of a record's file where Detectron2 raised `error`.
+    """The error of `read_image` for a record's file where Detectron2 raised `error`.
 
-    `error` itself where the image is as it should be.
+    `error` itself where the image can be used.
     """
     path = record["file_name"]
     if isinstance(error, DataError):
@@ -90,7 +90,7 @@ def explained(record: Mapping[str, Any], error: Exception) -> Exception:
 
 
 def first_error(batch: Iterable[Any]) -> DataError | None:
-    """Of a batch in which a DataError can stand for a sample.
+    """The first error in a batch whose samples can be errors.
 
     Raised in a worker, the error would reach the user wrapped in that worker's traceback.
     """
@@ -98,10 +98,10 @@ def first_error(batch: Iterable[Any]) -> DataError | None:
 
 
 def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str:
-    """The message of a training that an image ended: what was wrong, and what is saved.
+    """The message of a training that an image stopped: the error, and the checkpoint.
 
     Args:
-        doctor: the command that checks all images (detection/datasets/doctor_custom.py), or "".
+        doctor: the command that checks all images (detection/datasets/doctor.py), or "".
     """
     saved = "nothing was trained yet"
     if checkpoint is not None:

@@ -1,12 +1,19 @@
 """Label maps of semantic segmentation: PNG files whose pixel values are class ids."""
 
+import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from detection.datasets.base import Record
+from detection.datasets.layout import image_size
 from moco.common.errors import DataError
+
+_SAMPLE = 32  # label maps whose values are checked before training
 
 
 def read_labels(path: Path | str) -> NDArray[np.uint8]:
@@ -27,3 +34,46 @@ def read_labels(path: Path | str) -> NDArray[np.uint8]:
             "palette (P) pixels"
         )
     return labels
+
+
+def digest_labels(records: Sequence[Record]) -> str:
+    """Hex SHA-256 of the images' names and of their label maps, whose headers are checked.
+
+    Raises:
+        DataError: a label map that is no image or has another size than its image.
+    """
+    digest = hashlib.sha256()
+    for record in records:
+        path, image = record["sem_seg_file_name"], os.path.basename(record["file_name"])
+        try:
+            raw = Path(path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        size, wanted = image_size(path), (record["width"], record["height"])
+        if size != wanted:
+            raise DataError(
+                f"{path}: {size[0]}x{size[1]} contradicts {image}, which is {wanted[0]}x{wanted[1]}"
+            )
+        digest.update(f"{image} {size}\n".encode())
+        digest.update(hashlib.sha256(raw).digest())
+    return digest.hexdigest()
+
+
+def check_labels(
+    records: Sequence[Record], num_classes: int, ignored: int, *, everything: bool = False
+) -> None:
+    """The labels are 0..num_classes - 1 or `ignored`, in an evenly spread sample or everywhere.
+
+    Raises:
+        DataError: names the first label map with another label, or with colors instead of labels.
+    """
+    step = 1 if everything else max(1, len(records) // _SAMPLE)
+    for record in records[::step]:
+        path = record["sem_seg_file_name"]
+        values = np.unique(read_labels(path))
+        odd = [int(v) for v in values if v >= num_classes and v != ignored]
+        if odd:
+            raise DataError(
+                f"{path}: label {odd[0]}, expected 0..{num_classes - 1} or {ignored}; labels are "
+                "palette indices, not colors or gray values"
+            )

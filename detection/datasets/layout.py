@@ -1,10 +1,10 @@
-"""Where datasets lie, and the checks that all readers share: paths, JSON, image headers."""
+"""Files of datasets: the checks that all readers share, of paths, lists, JSON, image headers."""
 
 import hashlib
-import io
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,19 @@ def datasets_root() -> str:
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
+def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
+    """The end of a message about missing files of a published dataset.
+
+    Args:
+        kind: the format's name; root: the folder of all datasets.
+        otherwise: what the user can do instead.
+    """
+    return (
+        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
+        f"python -m detection.datasets doctor {kind}"
+    )
+
+
 def inside(name: Any, where: str) -> str:
     """`name`, if it is a relative path that cannot lead out of its folder.
 
@@ -40,7 +53,7 @@ def inside(name: Any, where: str) -> str:
 
 
 def read_json(path: str | Path) -> tuple[Any, str]:
-    """What a JSON file holds, and the hex SHA-256 of its bytes.
+    """The content of a JSON file, and the hex SHA-256 of its bytes.
 
     Raises:
         DataError: unreadable or not JSON.
@@ -54,29 +67,66 @@ def read_json(path: str | Path) -> tuple[Any, str]:
         raise DataError(f"{path}: not valid JSON ({error})") from error
 
 
-def absent(files: Iterable[str]) -> list[str]:
-    """Those of `files` that are not there; each folder is listed once, no file is opened."""
-    listed: dict[str, set[str]] = {}
-    missing = []
-    for file in files:
-        folder, name = os.path.split(file)
-        if folder not in listed:
-            listed[folder] = names_in(folder)
-        if name not in listed[folder]:
-            missing.append(file)
-    return missing
+def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
+    """The image ids of a list, one per line, none of them twice.
+
+    Args:
+        columns: another form of a line, whose first group is the id.
+
+    Raises:
+        DataError: empty, odd lines, or an id that would lead out of the folder.
+    """
+    try:
+        ids = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a text file") from error
+    if columns:
+        ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
+    if not ids:
+        raise DataError(f"{path}: no image ids in it; expected one per line")
+    seen: set[str] = set()
+    for image_id in ids:
+        if len(image_id.split()) != 1:
+            raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
+        if Path(image_id).name != image_id or image_id == "..":
+            raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
+        if image_id in seen:
+            raise DataError(f"{path}: {image_id} is listed twice")
+        seen.add(image_id)
+    return ids
+
+
+def require_files(files: Sequence[str], what: str, hint: str) -> None:
+    """Every file exists; each folder is listed once, no file is opened.
+
+    Args:
+        files: paths; what: the word for them.
+        hint: the end of the message, where no file has the missing one's name but for the ending.
+
+    Raises:
+        DataError: how many are missing, and the first.
+    """
+    if missing := absent(files):
+        number = f"missing ({len(missing)} of the {len(files)} {what})"
+        raise DataError(f"{missing[0]}: {number}{alike(missing[0]) or '; ' + hint}")
+
+
+def absent(files: Sequence[str]) -> list[str]:
+    """Those of `files` that do not exist; each folder is listed once, no file is opened."""
+    listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
+    return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
 
 
 def alike(file: str) -> str:
-    """The end of a message about a file that is missing: those of its name but for the ending."""
+    """The end of a message about a missing file: those of its name but for the ending."""
     folder, name = os.path.split(file)
     stem = os.path.splitext(name)[0].lower()
     found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
-    return f"; {', '.join(found)} is there" if found else ""
+    return f"; {', '.join(found)} exists" if found else ""
 
 
 def names_in(folder: str) -> set[str]:
-    """The names of what lies in a folder; none if there is no such folder."""
+    """The names of a folder's files and folders; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}
@@ -84,55 +134,33 @@ def names_in(folder: str) -> set[str]:
         return set()
 
 
-def image_size(source: str | Path | bytes, where: str | Path | None = None) -> tuple[int, int]:
-    """(width, height) in pixels from an image's header, as it is shown (EXIF orientation).
+def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
+    """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
 
     Args:
-        source: the file; or the bytes of a mask, which `where` names and whose mode is checked
-            where its labels are read.
+        decode: read it to its end.
 
     Raises:
-        DataError: not an image, or of more than 8 bits.
+        DataError: not an image, damaged, or of more than 8 bits.
     """
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(path) as image:
             width, height = image.size
-            if not isinstance(source, bytes):
-                check_bits(image, source)
+            check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+            if decode:
+                image.load()
     except DataError:
         raise
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user
-        if isinstance(source, bytes):
-            raise DataError(f"{where!s}: not an image or damaged ({error})") from error
-        raise DataError(f"{source!s}: {_damage(source, error)}") from error
-    return (height, width) if turned else (width, height)
-
-
-def checked_image(path: str, size: tuple[int, int]) -> None:
-    """Decode an image to its end and compare its size (width, height) with what is annotated.
-
-    Raises:
-        DataError: damaged, or of another size.
-    """
-    actual = image_size(path)
-    try:
-        with Image.open(path) as image:
-            image.load()
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
         raise DataError(f"{path}: {_damage(path, error)}") from error
-    if actual != size:
-        raise DataError(
-            f"{path}: {actual[0]}x{actual[1]} contradicts its annotations, which say "
-            f"{size[0]}x{size[1]}"
-        )
+    return (height, width) if turned else (width, height)
 
 
 def _damage(path: str | Path, error: Exception) -> str:
     """What is wrong with an image that cannot be opened."""
     try:
-        start = Path(path).read_bytes()[:_LONGEST_LINK]
-        target = start.decode().strip()
+        target = Path(path).read_bytes()[:_LONGEST_LINK].decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
                 f"not an image but a text with the path {target}, as a copied symbolic link can "

@@ -8,95 +8,75 @@ The records equal those of Detectron2's reader (detectron2/data/datasets/lvis.py
 """
 
 import os
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
-from detection.datasets.base import Split
-from detection.datasets.coco import XYWH_ABS, AnnotationFile, count_notes, require_images
-from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, inside, read_json
+from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
+from detection.datasets.coco_json import AnnotationFile, Json
+from detection.datasets.layout import expected, inside, read_json
 from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
 
-_BUILTIN = {
-    f"lvis_{version}_{split}": version
-    for version, splits in (("v0.5", ("train", "val", "val_rand_100")), ("v1", ("train", "val")))
-    for split in splits
+# (images, objects) of the published splits; 0 where not published.
+_COUNTS = {
+    ("v0.5", "train"): (57263, 0),
+    ("v0.5", "val"): (5000, 0),
+    ("v0.5", "val_rand_100"): (0, 0),
+    ("v1", "train"): (100170, 1270141),
+    ("v1", "val"): (19809, 244707),
 }
+_CATEGORY_IDS = ("not_exhaustive_category_ids", "neg_category_ids")  # of an image
 
 
 @dataclass(frozen=True)
 class LVISSource:
-    """Where a split lies; `image_root` is the folder of train2017/ and val2017/."""
+    """Where a split is; `root` is the folder of lvis/ and coco/."""
 
-    name: str
     version: str
-    json_file: str
-    image_root: str
+    split: str
+    root: str
+
+    @property
+    def name(self) -> str:
+        return f"lvis_{self.version}_{self.split}"
+
+    @property
+    def json_file(self) -> str:
+        return os.path.join(self.root, f"lvis/{self.name}.json")
 
     def present(self) -> bool:
-        """Whether its annotations are there at all, right or wrong."""
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything that cannot be used; names file, annotation id, reason.
-        """
+        hint = expected("lvis", self.root)
         if not self.present():
-            raise DataError(f"{self.name}: {self.json_file} is missing; {self.expected()}")
+            raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         content, sha256 = read_json(self.json_file)
-        self._check_version(content)
         file = AnnotationFile(self.json_file, content, file_name=_file_name)
         classes = self._classes(file)
-        found: Counter[str] = Counter()
-        groups = file.annotations_by_image(False, found)
-        records = []
-        for image_id, image in file.sorted_images():
-            for key in ("neg_category_ids", "not_exhaustive_category_ids"):
+        for image_id, image in file.images.items():
+            for key in _CATEGORY_IDS:
                 ids = image.get(key, [])
-                if not isinstance(ids, list) or not all(
-                    i in range(1, len(classes) + 1) for i in ids
-                ):
-                    raise DataError(
-                        f"{self.json_file}: image {image_id}: {key}: expected category ids"
-                    )
-            objects = []
-            for annotation in groups.get(image_id, ()):
-                file.check_box(annotation, image, found)
-                objects.append(
-                    {
-                        "bbox": annotation["bbox"],
-                        "bbox_mode": XYWH_ABS,
-                        "category_id": annotation["category_id"] - 1,
-                        "segmentation": _polygons(file, annotation),
-                    }
-                )
-            records.append(
-                {
-                    "file_name": os.path.join(self.image_root, _file_name(image, "")),
-                    "height": image["height"],
-                    "width": image["width"],
-                    "not_exhaustive_category_ids": image.get("not_exhaustive_category_ids", []),
-                    "neg_category_ids": image.get("neg_category_ids", []),
-                    "image_id": image_id,
-                    "annotations": objects,
-                }
-            )
-        require_images(records, self.json_file, self.expected())
+                if not isinstance(ids, list) or not all(i in file.contiguous for i in ids):
+                    where = f"{self.json_file}: image {image_id}"
+                    raise DataError(f"{where}: {key}: expected category ids")
+        for annotations in file.annotations.values():
+            for annotation in annotations:
+                _check_polygons(file, annotation)
+        image_root = os.path.join(self.root, "coco/")  # with the slash, as in Detectron2's metadata
+        records = file.records(image_root, hint, ("bbox", "category_id"), image_keys=_CATEGORY_IDS)
+        objects = [obj for record in records for obj in record["annotations"]]
         metadata: dict[str, Any] = {
             "json_file": self.json_file,
-            "image_root": self.image_root,
+            "image_root": image_root,
             "thing_classes": list(classes),
             # Detectron2 has it for other datasets only, and takes id - 1 here.
-            "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(classes))},
+            "thing_dataset_id_to_contiguous_id": file.contiguous,
         }
         counted = [category for category in file.categories if "image_count" in category]
-        if self.version == "v1" and self.name.endswith("train") and len(counted) == len(classes):
+        if (self.version, self.split) == ("v1", "train") and len(counted) == len(classes):
             metadata["class_image_count"] = [
                 {"id": category["id"], "image_count": category["image_count"]}
                 for category in counted
@@ -107,64 +87,35 @@ class LVISSource:
             classes=classes,
             records=tuple(records),
             annotations_sha256=sha256,
-            notes=count_notes(found),
+            notes=file.notes(),
             metadata=metadata,
-            has_masks=any(record["annotations"] for record in records),
+            has_masks=any(objects) and all("segmentation" in obj for obj in objects),
         )
-
-    def expected(self) -> str:
-        """What should be where, for the end of a message."""
-        return (
-            f"expected lvis/{os.path.basename(self.json_file)} and "
-            f"coco/{{train2017,val2017}}/*.jpg in ${DATASETS_VARIABLE} (now {datasets_root()}); "
-            "get them from https://www.lvisdataset.org/dataset and https://cocodataset.org/#download"
-        )
-
-    def _check_version(self, content: Any) -> None:
-        """One version's file under the other's name trains, and its numbers mean nothing."""
-        categories = content.get("categories") if isinstance(content, dict) else None
-        if not isinstance(categories, list):
-            return  # refused in a moment, with a better message
-        number = len(categories)
-        if number != CATEGORIES[self.version]:
-            other = next((f" (LVIS {v} has {n})" for v, n in CATEGORIES.items() if n == number), "")
-            raise DataError(
-                f"{self.json_file}: {number} categories, but LVIS {self.version} has "
-                f"{CATEGORIES[self.version]}{other}; put LVIS {self.version}'s file there"
-            )
 
     def _classes(self, file: AnnotationFile) -> tuple[str, ...]:
+        """One version's file under the other's name would train, and its numbers mean nothing."""
+        number, version = len(file.categories), self.version
+        if number != CATEGORIES[version]:
+            other = next((f" (LVIS {v} has {n})" for v, n in CATEGORIES.items() if n == number), "")
+            raise DataError(
+                f"{file.path}: {number} categories, but LVIS {version} has "
+                f"{CATEGORIES[version]}{other}; put LVIS {version}'s file there"
+            )
         names = []
-        for index, category in enumerate(file.categories):
-            if category["id"] != index + 1:
-                raise DataError(f"{file.path}: category ids are not 1..{len(file.categories)}")
-            synonyms = category.get("synonyms")
+        for index, category in enumerate(file.categories, start=1):
+            synonyms, frequency = category.get("synonyms"), category.get("frequency")
+            if category["id"] != index:
+                raise DataError(f"{file.path}: category ids are not 1..{number}")
             if not isinstance(synonyms, list) or not synonyms:
-                raise DataError(f"{file.path}: category {index + 1}: 'synonyms' is missing")
-            if category.get("frequency") not in ("r", "c", "f"):
-                raise DataError(
-                    f"{file.path}: category {index + 1}: 'frequency' is "
-                    f"{category.get('frequency')!r}, expected r, c or f"
-                )
+                raise DataError(f"{file.path}: category {index}: 'synonyms' is missing")
+            if frequency not in ("r", "c", "f"):
+                where = f"{file.path}: category {index}: 'frequency'"
+                raise DataError(f"{where} is {frequency!r}, expected r, c or f")
             names.append(str(synonyms[0]))
         return tuple(names)
 
 
-def sources(cfg: CfgNode) -> dict[str, LVISSource]:
-    """Detectron2's names."""
-    root = datasets_root()
-    return {
-        name: LVISSource(
-            name,
-            version,
-            os.path.join(root, f"lvis/{name}.json"),
-            os.path.join(root, "coco/"),  # with the slash, as in Detectron2's metadata
-        )
-        for name, version in _BUILTIN.items()
-    }
-
-
-def _file_name(image: dict[str, Any], where: str) -> str:
+def _file_name(image: Json, where: str) -> str:
     """`train2017/000000000009.jpg`: v1 has no file_name, and v0.5's lacks the folder."""
     url = image.get("coco_url")
     if not isinstance(url, str) or url.count("/") < 1:
@@ -173,12 +124,37 @@ def _file_name(image: dict[str, Any], where: str) -> str:
     return inside(folder, where) + "/" + inside(name, where)
 
 
-def _polygons(file: AnnotationFile, annotation: dict[str, Any]) -> list[list[float]]:
+def _check_polygons(file: AnnotationFile, annotation: Json) -> None:
+    """LVIS has polygons only, of three points or more, as Detectron2 asserts."""
     polygons = annotation.get("segmentation")
     if not isinstance(polygons, list) or not polygons:
         file.refuse(annotation, "segmentation is missing or no list of polygons")
     for polygon in polygons:
-        file.check_numbers(annotation, polygon, "a polygon")
-        if len(polygon) % 2 or len(polygon) < 6:
-            file.refuse(annotation, f"a polygon of {len(polygon)} numbers, expected 6 or more")
-    return polygons
+        if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
+            file.refuse(annotation, "expected polygons of 6 numbers or more, in pairs")
+
+
+@FORMATS.register()
+def lvis() -> Format:
+    """LVIS's JSON files."""
+    return Format(
+        sources=lambda root: [LVISSource(*version, root) for version in _COUNTS],
+        counts={f"lvis_{version}_{split}": n for (version, split), n in _COUNTS.items()},
+        tree="""\
+lvis/
+  lvis_v0.5_{train,val}.json     (1230 classes)
+  lvis_v1_{train,val}.json       (1203 classes)
+coco/
+  {train,val}2017/000000000009.jpg ...""",
+        download="from https://www.lvisdataset.org/dataset get the annotations of v0.5, and unpack "
+        "each with: unzip FILE -d {root}/lvis (the images are COCO's: see doctor coco)",
+        tasks={"configs/lvis/mask_rcnn_R_50_FPN_1x.yaml": ("lvis_v0.5_train", "lvis_v0.5_val")},
+        check_folders=_check_folders,
+        private=("lvis_v0.5_test", "lvis_v1_test_dev", "lvis_v1_test_challenge"),
+    )
+
+
+def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+    if os.path.isdir(os.path.join(root, "lvis")) and set(states.values()) == {ABSENT}:
+        return [Finding("lvis/", WRONG, "exists, but has none of the files")]
+    return []

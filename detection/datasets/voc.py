@@ -2,7 +2,7 @@
 
     <root>/ImageSets/Main/<split>.txt    one image id per line
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
-    <root>/JPEGImages/<id>.jpg           of a custom dataset also .jpeg, .png, .bmp in any case
+    <root>/JPEGImages/<id>.jpg           or .jpeg, .png, .bmp, in any case
 
 Everything is checked before training: a file that is missing or malformed, a class that is not in
 the list, a box that is inverted, outside, or not a number, a size that contradicts the image. A
@@ -16,18 +16,30 @@ pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
 import functools
 import hashlib
 import math
-import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from fvcore.common.config import CfgNode
+from numpy.typing import NDArray
 
-from detection.datasets.base import Record, Split
-from detection.datasets.layout import DATASETS_VARIABLE, datasets_root, image_size, names_in
-from detection.evaluation.voc import GroundTruth
+from detection.datasets import voc_sem_seg
+from detection.datasets.base import (
+    FORMATS,
+    OK,
+    WRONG,
+    XYXY_ABS,
+    Custom,
+    Finding,
+    Format,
+    Record,
+    Source,
+    Split,
+)
+from detection.datasets.layout import expected, image_size, names_in, read_ids
 from moco.common.errors import DataError, UserError
 
 VOC_CLASSES = (
@@ -36,68 +48,22 @@ VOC_CLASSES = (
     "tvmonitor",
 )  # fmt: skip
 
-# Detectron2's names (detectron2/data/datasets/builtin.py) → folder, split, year.
-_BUILTIN = {
-    f"voc_{year}_{split}": (f"VOC{year}", split, year)
-    for year, splits in ((2007, ("trainval", "train", "val", "test")),
-                         (2012, ("trainval", "train", "val")))
-    for split in splits
+# Images of Detectron2's splits (detectron2/data/datasets/builtin.py).
+_COUNTS = {
+    (2007, "trainval"): 5011, (2007, "train"): 2501, (2007, "val"): 2510, (2007, "test"): 4952,
+    (2012, "trainval"): 11540, (2012, "train"): 5717, (2012, "val"): 5823,
 }  # fmt: skip
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp")  # in order of preference
 
-_TREE = """\
-{root}/
-  Annotations/000001.xml ...
-  ImageSets/Main/{split}.txt   (one image id per line)
-  JPEGImages/000001.jpg ..."""
-
 
 @dataclass(frozen=True)
-class VOCSource:
-    """Where a split lies and how it is read.
+class GroundTruth:
+    """The objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
 
-    Attributes:
-        name: as in DATASETS.TRAIN and TEST.
-        classes: allowed class names in order of their ids.
-        year: of the metric: 2007 = 11 points, 2012 = area.
-        builtin: one of Detectron2's own names, whose images are .jpg alone.
-    """
-
-    name: str
-    root: Path
-    split: str
-    year: int
-    classes: tuple[str, ...]
-    builtin: bool
-
-    def present(self) -> bool:
-        """Whether its annotations are there at all, right or wrong."""
-        return _list_path(self).is_file()
-
-    def read(self) -> Split:
-        """Read and check the whole split.
-
-        Raises:
-            DataError: anything of a file that cannot be used; names file, object, reason.
-        """
-        images, clipped = _read(self)
-        notes = (f"boxes over the border, clipped: {clipped}",) if clipped else ()
-        return Split(
-            name=self.name,
-            evaluator_type="pascal_voc",
-            classes=self.classes,
-            records=tuple(_record(image) for image in images),
-            annotations_sha256=_sha256(self.name, images),
-            notes=notes,
-            metadata={
-                "thing_classes": list(self.classes),
-                "dirname": str(self.root),
-                "split": self.split,
-                "year": self.year,
-            },
-            truth={image.image_id: _truth(image) for image in images},
-        )
+    boxes: NDArray[np.float64]
+    classes: NDArray[np.int64]
+    difficult: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -110,25 +76,116 @@ class VOCObject:
 
 
 @dataclass(frozen=True)
-class VOCImage:
-    """One image, sizes in pixels as it is shown (EXIF orientation applied)."""
+class VOCSource:
+    """Where a split is and how it is read.
 
-    image_id: str
-    file_name: str
-    height: int
-    width: int
-    objects: tuple[VOCObject, ...]
+    Attributes:
+        name: as in DATASETS.TRAIN and TEST.
+        classes: allowed class names in order of their ids.
+        year: of the metric: 2007 = 11 points, 2012 = area.
+        published: one of Detectron2's own names.
+    """
 
+    name: str
+    root: Path
+    split: str
+    year: int
+    classes: tuple[str, ...]
+    published: bool
 
-def sources(cfg: CfgNode) -> dict[str, VOCSource]:
-    """The splits of DATASETS.VOC_DIR; without one, Detectron2's names."""
-    if cfg.DATASETS.get("VOC_DIR", ""):
-        return {source.name: source for source in folder_sources(cfg.DATASETS)}
-    root = Path(datasets_root())
-    return {
-        name: VOCSource(name, root / folder, split, year, VOC_CLASSES, True)
-        for name, (folder, split, year) in _BUILTIN.items()
-    }
+    @property
+    def _list(self) -> Path:
+        return self.root / "ImageSets" / "Main" / f"{self.split}.txt"
+
+    def present(self) -> bool:
+        return self._list.is_file()
+
+    def read(self) -> Split:
+        if not self.present():
+            raise DataError(f"{self.name}: {self._list} is missing; {self._expected()}")
+        files = defaultdict(list)  # by the name without ending
+        for name in sorted(names_in(str(self.root / "JPEGImages"))):
+            files[Path(name).stem].append(name)
+        records, truth, clipped = [], {}, 0
+        digest = hashlib.sha256()
+        for image_id in read_ids(self._list):
+            annotation = self.root / "Annotations" / f"{image_id}.xml"
+            if not annotation.is_file():
+                raise DataError(
+                    f"{annotation}: missing, but {image_id} is listed in {self._list}; "
+                    f"{self._expected()}"
+                )
+            image = self._image(image_id, files[image_id])
+            root = _parse(annotation)
+            width, height = _size(root, annotation, image)
+            found = [self._object(*item, width, height) for item in _objects(root, annotation)]
+            clipped += sum(was_clipped for _, was_clipped in found)
+            objects = tuple(item for item, _ in found)
+            digest.update(repr((self.name, image_id, height, width, objects)).encode())
+            records.append(_record(str(image), image_id, height, width, objects))
+            truth[image_id] = _truth(objects)
+        return Split(
+            name=self.name,
+            evaluator_type="pascal_voc",
+            classes=self.classes,
+            records=tuple(records),
+            annotations_sha256=digest.hexdigest(),
+            notes=(f"boxes over the border, clipped: {clipped}",) if clipped else (),
+            metadata={
+                "thing_classes": list(self.classes),
+                "dirname": str(self.root),
+                "split": self.split,
+                "year": self.year,
+            },
+            truth=truth,
+        )
+
+    def _expected(self) -> str:
+        """The end of a message about missing files."""
+        if not self.published:
+            return _tree(self.root, self.split)
+        otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
+        if self.name == "voc_2007_test":
+            otherwise += " (the annotations of this split are in VOCtest_06-Nov-2007.tar)"
+        return expected("voc", self.root.parent, otherwise)
+
+    def _image(self, image_id: str, files: Sequence[str]) -> Path:
+        """The image among the `files` that bear its id."""
+        folder = self.root / "JPEGImages"
+        found = {Path(name).suffix.lower(): name for name in files}
+        ending = next((ending for ending in _EXTENSIONS if ending in found), None)
+        if ending:
+            return folder / found[ending]
+        others = f"{', '.join(files)} exists, expected {' or '.join(_EXTENSIONS)}" if files else ""
+        raise DataError(
+            f"{folder / image_id}.jpg: missing, but {image_id} is listed in "
+            f"{self._list}; {others or self._expected()}"
+        )
+
+    def _object(
+        self, node: ET.Element, where: str, width: int, height: int
+    ) -> tuple[VOCObject, bool]:
+        """An object, and whether its box had to be clipped; `where` is for errors."""
+        name = _text(node, "name", where)
+        if name not in self.classes:
+            choices = ", ".join(self.classes)
+            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}")
+        where += f" ({name})"
+        box = xmin, ymin, xmax, ymax = (
+            _number(node, "bndbox/xmin", where),
+            _number(node, "bndbox/ymin", where),
+            _number(node, "bndbox/xmax", where),
+            _number(node, "bndbox/ymax", where),
+        )
+        if xmax < xmin or ymax < ymin:
+            raise DataError(f"{where}: box {box} is inverted (xmin, ymin, xmax, ymax)")
+        if xmin > width or ymin > height or xmax < 1 or ymax < 1:
+            raise DataError(f"{where}: box {box} is outside the {width}x{height} image")
+        inside = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
+        difficult = (node.findtext("difficult") or "0").strip()  # other tools omit it
+        if difficult not in ("0", "1"):
+            raise DataError(f"{where}: <difficult> is {difficult!r}, expected 0 or 1")
+        return VOCObject(self.classes.index(name), inside, difficult == "1"), inside != box
 
 
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
@@ -136,6 +193,8 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
 
     Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted.
     """
+    if not datasets.get("VOC_DIR", ""):
+        return []
     root = Path(datasets.VOC_DIR).expanduser()
     lists = sorted((root / "ImageSets" / "Main").glob("*.txt"))
     if not lists or not (root / "Annotations").is_dir():
@@ -153,159 +212,46 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
 @functools.lru_cache(maxsize=8)
 def annotated_classes(root: Path) -> tuple[str, ...]:
     """All class names in a folder's annotations, sorted, so that every split agrees on the ids."""
-    names = set()
-    for path in sorted((root / "Annotations").glob("*.xml")):
-        for index, element in enumerate(_parse(path).findall("object")):
-            names.add(_text(element, "name", path, f"object {index + 1}"))
+    files = sorted((root / "Annotations").glob("*.xml"))
+    names = {
+        _text(node, "name", where) for path in files for node, where in _objects(_parse(path), path)
+    }
     if not names:
         raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
     return tuple(sorted(names))
 
 
-def _read(source: VOCSource) -> tuple[list[VOCImage], int]:
-    """All images of a split, and the number of boxes that were clipped."""
-    ids = _image_ids(source)
-    class_ids = {name: index for index, name in enumerate(source.classes)}
-    images, clipped = [], 0
-    files = _files(source.root / "JPEGImages")
-    for image_id in ids:
-        annotation = source.root / "Annotations" / f"{image_id}.xml"
-        if not annotation.is_file():
-            raise DataError(
-                f"{annotation}: missing, but {image_id} is listed in {_list_path(source)}; "
-                f"{_expected(source)}"
-            )
-        image = _image(source, image_id, files.get(image_id, ()))
-        root = _parse(annotation)
-        width, height = _size(root, annotation, image)
-        objects = []
-        for index, element in enumerate(root.findall("object")):
-            where = f"object {index + 1}"
-            name = _text(element, "name", annotation, where)
-            if name not in class_ids:
-                raise DataError(
-                    f"{annotation}: {where}: unknown class {name!r}; "
-                    f"{source.name} has {', '.join(source.classes)}"
-                )
-            box, was_clipped = _box(element, width, height, annotation, f"{where} ({name})")
-            clipped += was_clipped
-            difficult = _flag(element, "difficult", annotation, f"{where} ({name})")
-            objects.append(VOCObject(class_ids[name], box, difficult))
-        images.append(VOCImage(image_id, str(image), height, width, tuple(objects)))
-    return images, clipped
-
-
-def _record(image: VOCImage) -> Record:
-    """Detectron2's standard dict; `bbox_mode` 0 is its BoxMode.XYXY_ABS."""
+def _record(
+    file_name: str, image_id: str, height: int, width: int, objects: Sequence[VOCObject]
+) -> Record:
     return {
-        "file_name": image.file_name,
-        "image_id": image.image_id,
-        "height": image.height,
-        "width": image.width,
+        "file_name": file_name,
+        "image_id": image_id,
+        "height": height,
+        "width": width,
         "annotations": [
             {
                 "category_id": obj.class_id,
                 "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
-                "bbox_mode": 0,
+                "bbox_mode": XYXY_ABS,
             }
-            for obj in image.objects
+            for obj in objects
         ],
     }
 
 
-def _truth(image: VOCImage) -> GroundTruth:
-    """What the VOC metric compares with."""
+def _truth(objects: Sequence[VOCObject]) -> GroundTruth:
     return GroundTruth(
-        boxes=np.array([obj.box for obj in image.objects], dtype=np.float64).reshape(-1, 4),
-        classes=np.array([obj.class_id for obj in image.objects], dtype=np.int64),
-        difficult=np.array([obj.difficult for obj in image.objects], dtype=bool),
+        boxes=np.array([obj.box for obj in objects], dtype=np.float64).reshape(-1, 4),
+        classes=np.array([obj.class_id for obj in objects], dtype=np.int64),
+        difficult=np.array([obj.difficult for obj in objects], dtype=bool),
     )
-
-
-def _sha256(name: str, images: Sequence[VOCImage]) -> str:
-    digest = hashlib.sha256()
-    for image in images:
-        what = (name, image.image_id, image.height, image.width, image.objects)
-        digest.update(repr(what).encode())
-    return digest.hexdigest()
 
 
 def _tree(root: Path, split: str) -> str:
-    return "expected " + " ".join(_TREE.format(root=root, split=split).split())
-
-
-def _expected(source: VOCSource) -> str:
-    """What should be where, for the end of a message."""
-    tree = _tree(source.root, source.split)
-    if not source.builtin:
-        return tree
     return (
-        f"{tree}; set ${DATASETS_VARIABLE} to the folder that holds VOC2007/ and VOC2012/ "
-        "(http://host.robots.ox.ac.uk/pascal/VOC/), or DATASETS.VOC_DIR to a folder of your own"
-    )
-
-
-def _list_path(source: VOCSource) -> Path:
-    return source.root / "ImageSets" / "Main" / f"{source.split}.txt"
-
-
-def _image_ids(source: VOCSource) -> list[str]:
-    path = _list_path(source)
-    if not path.is_file():
-        raise DataError(f"{source.name}: {path} is missing; {_expected(source)}")
-    return read_ids(path)
-
-
-def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
-    """The image ids of a list, one per line, none of them twice.
-
-    `columns`: another form of a line, whose first group is the id.
-
-    Raises:
-        DataError: empty, odd lines, or an id that would lead out of the folder.
-    """
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text file") from error
-    ids = [line for line in lines if line]
-    if columns:
-        ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
-    if not ids:
-        raise DataError(f"{path}: no image ids in it; expected one per line")
-    seen: set[str] = set()
-    for image_id in ids:
-        if len(image_id.split()) != 1:
-            raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
-        if Path(image_id).name != image_id or image_id in (".", ".."):
-            raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
-        if image_id in seen:
-            raise DataError(f"{path}: {image_id} is listed twice")
-        seen.add(image_id)
-    return ids
-
-
-def _files(folder: Path) -> dict[str, list[str]]:
-    """Name without ending → the files of that name."""
-    files: dict[str, list[str]] = {}
-    for name in sorted(names_in(str(folder))):
-        files.setdefault(Path(name).stem, []).append(name)
-    return files
-
-
-def _image(source: VOCSource, image_id: str, files: Sequence[str]) -> Path:
-    """The image among the `files` that bear its id."""
-    folder = source.root / "JPEGImages"
-    endings = _EXTENSIONS[:1] if source.builtin else _EXTENSIONS
-    for ending in endings:
-        for name in files:
-            found = Path(name).suffix
-            if (found if source.builtin else found.lower()) == ending:
-                return folder / name
-    there = f"; {', '.join(files)} is there, expected {' or '.join(endings)}" if files else ""
-    raise DataError(
-        f"{folder / image_id}{endings[0]}: missing, but {image_id} is listed in "
-        f"{_list_path(source)}{there or '; ' + _expected(source)}"
+        f"expected {root}/ with Annotations/000001.xml ..., ImageSets/Main/{split}.txt (one image "
+        "id per line), JPEGImages/000001.jpg ..."
     )
 
 
@@ -323,30 +269,27 @@ def _parse(path: Path) -> ET.Element:
     return root
 
 
-def _text(element: ET.Element, tag: str, path: Path, where: str) -> str:
-    text = (element.findtext(tag) or "").strip()
+def _objects(root: ET.Element, path: Path) -> list[tuple[ET.Element, str]]:
+    """Each object, and its name in errors."""
+    return [(node, f"{path}: object {i}") for i, node in enumerate(root.findall("object"), 1)]
+
+
+def _text(node: ET.Element, tag: str, where: str) -> str:
+    text = (node.findtext(tag) or "").strip()
     if not text:
-        raise DataError(f"{path}: {where}: <{tag}> is missing or empty")
+        raise DataError(f"{where}: <{tag}> is missing or empty")
     return text
 
 
-def _number(element: ET.Element, tag: str, path: Path, where: str) -> float:
-    text = _text(element, tag, path, where)
+def _number(node: ET.Element, tag: str, where: str) -> float:
+    text = _text(node, tag, where)
     try:
         value = float(text)
-    except ValueError as error:
-        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected a number") from error
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value):
-        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected a finite number")
+        raise DataError(f"{where}: <{tag}> is {text!r}, expected a finite number")
     return value
-
-
-def _flag(element: ET.Element, tag: str, path: Path, where: str) -> bool:
-    """An optional 0/1; absent means 0, as tools other than VOC's leave it out."""
-    text = (element.findtext(tag) or "0").strip()
-    if text not in ("0", "1"):
-        raise DataError(f"{path}: {where}: <{tag}> is {text!r}, expected 0 or 1")
-    return text == "1"
 
 
 def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
@@ -354,10 +297,7 @@ def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
 
     The image counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
     """
-    element = root.find("size")
-    if element is None:
-        raise DataError(f"{path}: <size> with <width> and <height> is missing")
-    stated = (_number(element, "width", path, "size"), _number(element, "height", path, "size"))
+    stated = tuple(_number(root, f"size/{side}", str(path)) for side in ("width", "height"))
     actual = image_size(image)
     if stated != actual:
         raise DataError(
@@ -367,20 +307,101 @@ def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
     return actual
 
 
-def _box(
-    element: ET.Element, width: int, height: int, path: Path, where: str
-) -> tuple[tuple[float, float, float, float], bool]:
-    """The box inside the image, and whether it had to be clipped."""
-    bndbox = element.find("bndbox")
-    if bndbox is None:
-        raise DataError(f"{path}: {where}: <bndbox> is missing")
-    xmin, ymin, xmax, ymax = (
-        _number(bndbox, tag, path, where) for tag in ("xmin", "ymin", "xmax", "ymax")
+@FORMATS.register()
+def voc() -> Format:
+    """Boxes and semantic segmentation in VOC layout."""
+    return Format(
+        sources=_published,
+        counts={f"voc_{year}_{split}": (n, 0) for (year, split), n in _COUNTS.items()}
+        | voc_sem_seg.COUNTS,
+        tree="""\
+VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
+  Annotations/000001.xml ...
+  ImageSets/Main/{trainval,test}.txt
+  ImageSets/Segmentation/{train,val,train_aug}.txt
+  JPEGImages/000001.jpg ...
+  SegmentationClass/2007_000032.png ...
+  SegmentationClassAug/2007_000032.png ...       (train_aug of 2012)""",
+        download="from http://host.robots.ox.ac.uk/pascal/VOC/ get VOCtrainval_06-Nov-2007.tar, "
+        "VOCtest_06-Nov-2007.tar, VOCtrainval_11-May-2012.tar, and unpack each with: "
+        "tar -xf FILE --strip-components=1 -C {root}; the masks of train_aug are SBD's "
+        "(http://home.bharathh.info/pubs/codes/SBD/) as PNG",
+        tasks={
+            "configs/voc/faster_rcnn_R_50_C4_24k.yaml": (
+                "voc_2007_trainval",
+                "voc_2012_trainval",
+                "voc_2007_test",
+            ),
+            "configs/voc/faster_rcnn_R_50_C4_9k.yaml": ("voc_2007_trainval", "voc_2007_test"),
+            "configs/voc/fcn16s_R_50_30k.yaml": (
+                "voc_2012_sem_seg_train_aug",
+                "voc_2012_sem_seg_val",
+            ),
+        },
+        check_folders=_check_folders,
+        custom=Custom(
+            flag="--voc-dir",
+            options={"metavar": "DIR", "help": "a custom dataset, as DATASETS.VOC_DIR"},
+            task="configs/voc/faster_rcnn_R_18_C4_small.yaml",
+            sources=folder_sources,
+            parse=_parse_custom,
+            arguments=lambda datasets: (
+                [["--voc-dir", datasets.VOC_DIR]] if datasets.get("VOC_DIR", "") else []
+            ),
+        ),
     )
-    shown = f"({xmin:g}, {ymin:g}, {xmax:g}, {ymax:g})"
-    if xmax < xmin or ymax < ymin:
-        raise DataError(f"{path}: {where}: box {shown} is inverted (xmin, ymin, xmax, ymax)")
-    if xmin > width or ymin > height or xmax < 1 or ymax < 1:
-        raise DataError(f"{path}: {where}: box {shown} is outside the {width}x{height} image")
-    box = (max(xmin, 1.0), max(ymin, 1.0), min(xmax, float(width)), min(ymax, float(height)))
-    return box, box != (xmin, ymin, xmax, ymax)
+
+
+def _published(root: str) -> list[Source]:
+    boxes = [
+        VOCSource(f"voc_{year}_{split}", Path(root) / f"VOC{year}", split, year, VOC_CLASSES, True)
+        for year, split in _COUNTS
+    ]
+    return [*boxes, *voc_sem_seg.sources(root, ("background", *VOC_CLASSES))]
+
+
+def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, str]]:
+    if root:
+        raise UserError("--root belongs to --coco-json, or to the name of a published dataset")
+    keys = {"VOC_DIR": folder}
+    return folder_sources(CfgNode({**keys, "VOC_YEAR": 2007, "VOC_CLASSES": []})), keys
+
+
+def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+    """How the lists of one year fit together."""
+    findings = []
+    devkit = Path(root) / "VOCdevkit"
+    if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
+        text = f"is one folder too many; use --root {devkit}, or move its folders up"
+        findings.append(Finding("VOCdevkit/", WRONG, text))
+    for folder in (Path(root) / f"VOC{year}" for year in (2007, 2012)):
+        if folder.is_dir():
+            findings += [
+                Finding(f"{folder.name}/", *found) for found in _check_lists(folder / "ImageSets")
+            ]
+    return findings
+
+
+def _check_lists(folder: Path) -> list[tuple[str, str]]:
+    """State and text of findings on one year's ImageSets."""
+    findings = []
+    lists = {}
+    for split in ("train", "val", "trainval", "test"):
+        try:
+            lists[split] = set(read_ids(folder / "Main" / f"{split}.txt"))
+        except (DataError, OSError):  # found by the readers
+            continue
+    if not lists and not any((folder / "Segmentation").glob("*.txt")):
+        text = "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
+        findings.append((WRONG, text))
+    if lists.keys() >= {"trainval", "test"}:
+        if both := lists["trainval"] & lists["test"]:
+            text = f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
+            findings.append((WRONG, text))
+        else:
+            findings.append((OK, "trainval and test are in one folder and share no image"))
+    if lists.keys() >= {"train", "val", "trainval"} and (
+        lists["train"] | lists["val"] != lists["trainval"]
+    ):
+        findings.append((WRONG, "trainval.txt is not train.txt and val.txt together"))
+    return findings

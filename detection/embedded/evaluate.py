@@ -15,7 +15,8 @@ from detection.datasets.base import Record, Split
 from detection.embedded.data import raise_on_all
 from detection.embedded.model import Model
 from detection.embedded.pipeline import build_evaluation
-from detection.evaluation.evaluators import Prediction, build_evaluator
+from detection.evaluation.base import Prediction
+from detection.evaluation.evaluators import build_evaluator
 from detection.evaluation.predictions import encode_mask
 from detection.evaluation.visualize import Visualizer
 from moco.common import distributed

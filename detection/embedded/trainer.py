@@ -27,7 +27,7 @@ from torch import Tensor
 from convert.verify import Converted
 from detection.datasets import read_split
 from detection.datasets.base import Split
-from detection.datasets.doctor_custom import command as doctor_command
+from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.embedded.build import build_model
 from detection.embedded.checkpoint import FINAL, load_checkpoint, save_checkpoint

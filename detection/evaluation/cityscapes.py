@@ -13,65 +13,51 @@ import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from PIL import Image
 
 from detection.datasets.base import Split
-from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
-from moco.common.errors import DataError
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.evaluation.predictions import Row, coco_rows, write_coco
+from moco.common.errors import UserError
 
 _METRIC = "cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling"
-_IMAGE, _TRUTH = "leftImg8bit.png", "gtFine_instanceIds.png"
 
 
-def ground_truth_files(split: Split) -> dict[str, str]:
-    """`file_name` of each record → its map of instance ids under `metadata["gt_dir"]`.
-
-    Raises:
-        DataError: a map is missing.
-    """
-    found = {}
-    for record in split.records:
-        image = Path(record["file_name"])
-        name = image.name.removesuffix(_IMAGE) + _TRUTH
-        path = Path(split.metadata["gt_dir"]) / image.parent.name / name
-        if not path.is_file():
-            raise DataError(f"{path}: missing; the metric of {split.name} compares with it")
-        found[record["file_name"]] = str(path.resolve())
-    return found
-
-
+@dataclass
 class CityscapesEvaluator:
     """Collects masks; the metric's numbers are segm/AP, AP50 and AP-<class>, 0..100.
 
-    Args:
+    Attributes:
         split: name of the prediction file.
         class_names: Cityscapes' names of the things, by contiguous id.
         truth: `file_name` of every image of the split → file with its instance ids.
         folder: where the prediction file goes.
+        rows: by `file_name`.
     """
 
-    def __init__(
-        self, split: str, class_names: Sequence[str], truth: Mapping[str, str], folder: Path
-    ) -> None:
-        from cityscapesscripts.helpers.labels import name2label
-
-        self._split, self._names, self._folder = split, tuple(class_names), folder
-        self._truth = dict(truth)
-        self._label_ids = {i: name2label[name].id for i, name in enumerate(self._names)}
-        self._rows: dict[str, list[Row]] = {}  # by file_name
+    split: str
+    class_names: Sequence[str]
+    truth: Mapping[str, str]
+    folder: Path
+    rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
-        rows = coco_rows(record["image_id"], prediction, self._label_ids)
+        from cityscapesscripts.helpers.labels import name2label
+
+        label_ids = {i: name2label[name].id for i, name in enumerate(self.class_names)}
+        rows = coco_rows(record["image_id"], prediction, label_ids)
         if rows and "segmentation" not in rows[0]:
-            raise ValueError(f"{self._split}: the engine gave no masks for segm AP")
-        self._rows[record["file_name"]] = rows
+            raise ValueError(f"{self.split}: the engine gave no masks for segm AP")
+        self.rows[record["file_name"]] = rows
 
     def extend(self, other: Self) -> None:
-        self._rows |= other._rows
+        self.rows |= other.rows
 
     def evaluate(self) -> dict[str, float]:
         """Write the predictions and compare them.
@@ -79,28 +65,29 @@ class CityscapesEvaluator:
         Raises:
             ValueError: an image of the split was not added (a fault of the engine).
         """
-        missing = self._truth.keys() - self._rows.keys()
+        missing = self.truth.keys() - self.rows.keys()
         if missing:
-            raise ValueError(f"{self._split}: no prediction for {len(missing)} images")
-        rows = [row for file in self._truth for row in self._rows[file]]
-        write_coco(self._folder, self._split, rows)
+            raise ValueError(f"{self.split}: no prediction for {len(missing)} images")
+        rows = [row for file in self.truth for row in self.rows[file]]
+        write_coco(self.folder, self.split, rows)
         metric = importlib.import_module(_METRIC)
         with tempfile.TemporaryDirectory(prefix="cityscapes-") as name:
             folder = Path(name).resolve()
             lists = [
-                str(self._write(folder, index, self._rows[file]))
-                for index, file in enumerate(self._truth)
+                str(self._write(folder, index, self.rows[file]))
+                for index, file in enumerate(self.truth)
             ]
+            truths = [str(Path(file).resolve()) for file in self.truth.values()]
             args = copy.copy(metric.args)
             args.predictionPath, args.predictionWalk = str(folder), None
             args.gtInstancesFile = str(folder / "gtInstances.json")
             args.JSONOutput, args.quiet, args.colorized = False, True, False
             with _todays_numpy(metric), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
-                result = metric.evaluateImgLists(lists, list(self._truth.values()), args)
+                result = metric.evaluateImgLists(lists, truths, args)
         averages = result["averages"]
         metrics = {"segm/AP": averages["allAp"], "segm/AP50": averages["allAp50%"]}
-        for class_name in self._names:
+        for class_name in self.class_names:
             metrics[f"segm/AP-{class_name}"] = averages["classes"][class_name]["ap"]
         return {name: float(100 * value) for name, value in metrics.items()}
 
@@ -136,3 +123,16 @@ def _todays_numpy(metric: Any) -> Iterator[None]:
         yield
     finally:
         metric.np, metric.writeDict2JSON = numpy, dump
+
+
+@EVALUATORS.register()
+def cityscapes_instance(cfg: CfgNode) -> Metric:
+    """AP of masks."""
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        if not cfg.MODEL.MASK_ON:
+            raise UserError(f"{split.name} is evaluated by masks: MODEL.MASK_ON must be True")
+        require_package("cityscapesscripts", "cityscapes", split)
+        return CityscapesEvaluator(split.name, split.classes, split.truth, folder)
+
+    return Metric(("segm",), build)

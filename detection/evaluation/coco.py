@@ -17,10 +17,21 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 
-from detection.evaluation.predictions import Prediction, Row, coco_rows, write_coco
+from detection.datasets.base import Split
+from detection.evaluation.base import (
+    EVALUATORS,
+    Evaluator,
+    Metric,
+    Prediction,
+    require_annotated,
+    require_package,
+)
+from detection.evaluation.predictions import Row, coco_rows, write_coco
+from moco.common.errors import UserError
 
-COCO_MAX_DETECTIONS = 100  # per image and category
+COCO_KEYPOINTS = 17
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
 # The field of a result that each kind compares.
@@ -81,11 +92,9 @@ class COCOEvaluator(_InstanceResults):
 
     Attributes:
         oks_sigmas: one per keypoint, the spread of its annotations; empty: COCO's own 17.
-        max_detections: that count per image and category, of boxes and masks; 20 of keypoints.
     """
 
     oks_sigmas: Sequence[float] = ()
-    max_detections: int = COCO_MAX_DETECTIONS
 
     def evaluate(self) -> dict[str, float]:
         """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions.
@@ -102,14 +111,12 @@ class COCOEvaluator(_InstanceResults):
         return metrics
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
-        areas = ("medium", "large") if kind == "keypoints" else ("small", "medium", "large")
+        areas = ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
         if not self.rows:
             return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
         evaluation = _coco_package()[1](truth, truth.loadRes(self.results(kind)), kind)
         params = evaluation.params
-        if kind != "keypoints":
-            params.maxDets = sorted([1, 10, self.max_detections])  # pycocotools sorts them itself
-        elif self.oks_sigmas:
+        if kind == "keypoints" and self.oks_sigmas:
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
@@ -121,20 +128,18 @@ class COCOEvaluator(_InstanceResults):
             return float(np.mean(defined) * 100) if defined.size else float("nan")
 
         # Slices as in pycocotools' and Detectron2's summaries, so that numpy adds in their order.
-        last = [len(params.maxDets) - 1]
-        every = [params.areaRngLbl.index("all")]
-        values = {"AP": mean(precision[:, :, :, every, last])}
+        index, last = params.areaRngLbl.index, [len(params.maxDets) - 1]
+        values = {"AP": mean(precision[:, :, :, [index("all")], last])}
         for threshold in (0.5, 0.75):
             at = precision[np.where(threshold == np.asarray(params.iouThrs))[0]]
-            values[f"AP{threshold * 100:.0f}"] = mean(at[:, :, :, every, last])
+            values[f"AP{threshold * 100:.0f}"] = mean(at[:, :, :, [index("all")], last])
         for area in areas:
-            of_area = [params.areaRngLbl.index(area)]
-            values[f"AP{area[0]}"] = mean(precision[:, :, :, of_area, last])
+            values[f"AP{area[0]}"] = mean(precision[:, :, :, [index(area)], last])
         if len(self.class_names) > 1:
             contiguous = {dataset_id: own for own, dataset_id in self.category_ids.items()}
-            for index, category_id in enumerate(sorted(truth.getCatIds())):
+            for k, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
-                values[f"AP-{name}"] = mean(precision[:, :, index, 0, -1])
+                values[f"AP-{name}"] = mean(precision[:, :, k, 0, -1])
         return values
 
 
@@ -187,3 +192,50 @@ def _quiet() -> Iterator[None]:
     finally:
         for line in filter(None, printed.getvalue().splitlines()):
             _log.debug(line)
+
+
+@EVALUATORS.register()
+def coco(cfg: CfgNode) -> Metric:
+    """COCO's AP of boxes and, where the model has them, masks and keypoints."""
+    kinds = (*_boxes_and_masks(cfg), *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()))
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        require_annotated(split, kinds)
+        sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
+        annotated = len(split.metadata["keypoint_names"]) if "keypoints" in kinds else 0
+        if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
+            raise UserError(
+                f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
+                f"{annotated}, one for each keypoint of {split.name}"
+            )
+        return COCOEvaluator(**_of(split), kinds=kinds, folder=folder, oks_sigmas=sigmas)
+
+    return Metric(kinds, build)
+
+
+@EVALUATORS.register()
+def lvis(cfg: CfgNode) -> Metric:
+    """LVIS's AP of boxes and, where the model has them, masks."""
+    kinds = _boxes_and_masks(cfg)
+
+    def build(split: Split, folder: Path) -> Evaluator:
+        require_annotated(split, kinds)
+        require_package("hotcoco", "lvis", split)
+        return LVISEvaluator(**_of(split), kinds=kinds, folder=folder)
+
+    return Metric(kinds, build)
+
+
+def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:
+    return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
+
+
+def _of(split: Split) -> dict[str, Any]:
+    """Arguments of an evaluator that describe its split."""
+    contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
+    return {
+        "split": split.name,
+        "json_file": split.metadata["json_file"],
+        "category_ids": {own: given for given, own in contiguous.items()},
+        "class_names": split.classes,
+    }

@@ -1,6 +1,6 @@
 """Names and units of results, the same from every engine to every table.
 
-A metric is called `<kind>/<name>` and lies in 0..100:
+A metric is called `<kind>/<name>` and is in 0..100:
 
     bbox, segm, keypoints   AP, AP50, AP75, AP-<class>; on COCO and LVIS also APs, APm, APl (small,
                             medium, large), on LVIS APr, APc, APf (rare, common, frequent); on VOC
@@ -18,6 +18,7 @@ elsewhere of the dataset's own. It is the mean over the classes that have an obj
 `_detectron2`: over all of them, as Detectron2's VOC metric takes it.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 
@@ -100,15 +101,13 @@ def for_record(
 def headline(metrics: Mapping[str, float | None]) -> str:
     """`AP 12.30  AP50 30.10  AP75 7.90`, `mIoU 74.40`, or, of several kinds or of one that
     has to be named, `bbox AP 38.90 AP50 59.60 AP75 42.70  segm AP 35.40 …`."""
-    names = headline_names(metrics)
-    kinds = list(dict.fromkeys(name.split("/")[0] for name in names))
-    if len(kinds) == 1 and kinds[0] in _ALONE:
-        return "  ".join(_shown(metrics, name) for name in names)
-    parts = []
-    for kind in kinds:
-        mine = [_shown(metrics, name) for name in names if name.startswith(f"{kind}/")]
-        parts.append(" ".join([kind, *mine]))
-    return "  ".join(parts)
+    groups = {
+        kind: " ".join(_shown(metrics, name) for name in names)
+        for kind, names in itertools.groupby(headline_names(metrics), lambda n: n.split("/")[0])
+    }
+    if len(groups) == 1 and groups.keys() <= _ALONE:
+        return "  ".join(_shown(metrics, name) for name in headline_names(metrics))
+    return "  ".join(f"{kind} {shown}" for kind, shown in groups.items())
 
 
 def _shown(metrics: Mapping[str, float | None], name: str) -> str:

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write_json, atomic_write_text
 
-Prediction = dict[str, Any]
 Row = dict[str, Any]
 
 
-def rows(
+def voc_rows(
     image_id: str,
     boxes: NDArray[np.float32],
     scores: NDArray[np.float32],
@@ -54,7 +54,7 @@ def rows(
     ]
 
 
-def write(folder: Path, split: str, class_names: Sequence[str], predictions: list[Row]) -> None:
+def write_voc(folder: Path, split: str, class_names: Sequence[str], predictions: list[Row]) -> None:
     """Write `folder/<split>.json`."""
     content = {"classes": list(class_names), "predictions": predictions}
     atomic_write_json(folder / f"{split}.json", content)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 
 from detection.datasets.labels import read_labels
-from detection.evaluation.predictions import Prediction
+from detection.evaluation.base import EVALUATORS, Metric, Prediction
 from moco.common.errors import DataError
 
 
@@ -37,14 +38,22 @@ class SemSegEvaluator:
             DataError: the label map has another size, or a value that is no class.
         """
         path = record["sem_seg_file_name"]
-        truth, predicted = read_labels(path), np.asarray(prediction["sem_seg"])
+        truth: NDArray[Any] = read_labels(path)
+        predicted = np.asarray(prediction["sem_seg"])
         if truth.shape != predicted.shape:
             raise DataError(
                 f"{path}: got {truth.shape[1]}x{truth.shape[0]}, expected the size of "
                 f"{record['file_name']}, {predicted.shape[1]}x{predicted.shape[0]}"
             )
         counted = truth != self._ignore_label
-        self._pixels += self._confusion(predicted[counted], truth[counted].astype(np.int64), path)
+        predicted, truth = predicted[counted], truth[counted].astype(np.int64)
+        K = len(self._names)
+        if truth.size and truth.max() >= K:
+            raise DataError(
+                f"{path}: class id {truth.max()}, expected 0 to {K - 1} or {self._ignore_label} "
+                "(ignored)"
+            )
+        self._pixels += np.bincount(K * predicted + truth, minlength=K * K).reshape(K, K)
 
     def extend(self, other: Self) -> None:
         """Add another process's counts."""
@@ -69,13 +78,11 @@ class SemSegEvaluator:
         means |= {f"IoU-{name}": value for name, value in zip(self._names, iou, strict=True)}
         return {f"sem_seg/{name}": float(100 * value) for name, value in means.items()}
 
-    def _confusion(
-        self, predicted: NDArray[np.integer], truth: NDArray[np.int64], path: str
-    ) -> NDArray[np.int64]:
-        K = len(self._names)
-        if truth.size and truth.max() >= K:
-            raise DataError(
-                f"{path}: class id {truth.max()}, expected 0 to {K - 1} or {self._ignore_label} "
-                "(ignored)"
-            )
-        return np.bincount(K * predicted + truth, minlength=K * K).reshape(K, K)
+
+@EVALUATORS.register()
+def sem_seg(cfg: CfgNode) -> Metric:
+    """Mean IoU of labels."""
+    return Metric(
+        ("sem_seg",),
+        lambda split, folder: SemSegEvaluator(split.classes, split.metadata["ignore_label"]),
+    )

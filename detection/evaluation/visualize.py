@@ -1,8 +1,8 @@
-"""Predictions drawn on their images, as files (`--visualize N`).
+"""Predictions rendered on their images, as files (`--visualize N`).
 
-Instances: boxes with class and score, masks, keypoints; those of at least half the certainty, or,
-where there is none, the most certain few. Semantic segmentation: the classes' colors over the
-image, and a legend.
+Instances: boxes with class and score, masks, keypoints; those with a score of at least 0.5, or,
+where there is none, the few best. Semantic segmentation: the classes' colors over the image, and a
+legend.
 """
 
 import colorsys
@@ -12,30 +12,32 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from detection.datasets.base import Record, Split
-from detection.evaluation.predictions import Prediction
-from moco.common.errors import DataError
+from detection.datasets.images import read_image
+from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write
 
 SCORE_FROM = 0.5
 AT_LEAST = 3  # instances, if none has that score
-KEYPOINT_FROM = 0.05  # as Detectron2's own drawings
+KEYPOINT_FROM = 0.05  # as Detectron2's own visualizer
 MASK_OPACITY, LABELS_OPACITY = 0.45, 0.6
-# Pairs of COCO's 17 keypoints: face, arms, legs, backbone.
+# Pairs of COCO's 17 keypoints: face, arms, legs, torso.
 _SKELETON = (
     (0, 1), (0, 2), (1, 3), (2, 4), (5, 6), (5, 7), (7, 9), (6, 8), (8, 10), (5, 11), (6, 12),
     (11, 12), (11, 13), (13, 15), (12, 14), (14, 16),
 )  # fmt: skip
 
 Color = tuple[int, int, int]
+Box = tuple[float, float, float, float]
 
 
 class Visualizer:
-    """Draws the predictions of `number` images, spread evenly over a split.
+    """Renders the predictions of `number` images, spread evenly over a split.
 
-    Every process may have one: each draws what passes by it. Files are `folder/<image>.jpg`.
+    Every process may have one: each renders the chosen images among its own. Files are
+    `folder/<image>.jpg`.
 
     Attributes:
         records: the chosen images.
@@ -43,30 +45,30 @@ class Visualizer:
 
     def __init__(self, folder: Path, number: int, split: Split) -> None:
         count = min(number, len(split.records))
-        chosen = [split.records[i * len(split.records) // count] for i in range(count)]
-        self.records = tuple(chosen)
-        stems = [Path(record["file_name"]).stem for record in chosen]
-        unique = len(set(stems)) == len(stems)
+        self.records = [split.records[i * len(split.records) // count] for i in range(count)]
+        stems = [Path(record["file_name"]).stem for record in self.records]
+        if len(set(stems)) < count:
+            stems = [f"{index:03d}-{stem}" for index, stem in enumerate(stems)]
         self._paths = {
-            record["file_name"]: folder / (f"{stem}.jpg" if unique else f"{index:03d}-{stem}.jpg")
-            for index, (record, stem) in enumerate(zip(chosen, stems, strict=True))
+            record["file_name"]: folder / f"{stem}.jpg"
+            for record, stem in zip(self.records, stems, strict=True)
         }
         self._names = split.classes
         self._colors = split.metadata.get("stuff_colors")
 
     def add(self, record: Record, prediction: Prediction) -> None:
-        """Draw the image if it is one of the chosen.
+        """Render the image if it is one of the chosen.
 
         Raises:
             DataError: the image cannot be read; UserError: the file cannot be written.
         """
         path = self._paths.get(record["file_name"])
         if path is not None:
-            image = draw(record, prediction, self._names, self._colors)
+            image = render(record, prediction, self._names, self._colors)
             atomic_write(path, lambda file: image.save(file, "JPEG", quality=92))
 
 
-def draw(
+def render(
     record: Mapping[str, Any],
     prediction: Prediction,
     class_names: Sequence[str],
@@ -77,71 +79,61 @@ def draw(
     Args:
         colors: of the semantic classes, RGB 0..255; default VOC's.
     """
-    try:
-        with Image.open(record["file_name"]) as file:
-            image = ImageOps.exif_transpose(file).convert("RGB")
-    except Exception as error:  # Pillow raises many kinds, all mean the same to the user
-        raise DataError(f"{record['file_name']}: not an image or damaged ({error})") from error
-    if "sem_seg" in prediction:
-        palette = [_voc_color(i) for i in range(len(class_names))]
-        if colors is not None:
-            palette = [(int(r), int(g), int(b)) for r, g, b in colors]
-        return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
-    return _draw_instances(image, prediction, class_names)
+    image = read_image(record["file_name"])
+    if "sem_seg" not in prediction:
+        return _draw_instances(image, prediction, class_names)
+    palette = [_voc_color(i) for i in range(len(class_names))]
+    if colors is not None:
+        palette = [(int(r), int(g), int(b)) for r, g, b in colors]
+    return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 
 def shown(scores: NDArray[np.floating]) -> list[int]:
-    """Indices of the instances that are drawn, the most certain first."""
-    order = [int(index) for index in np.argsort(-scores, kind="stable")]
+    """Indices of the instances that are rendered, the highest score first."""
+    order = np.argsort(-scores, kind="stable").tolist()
     return [i for i in order if scores[i] >= SCORE_FROM] or order[:AT_LEAST]
 
 
 def _draw_instances(
     image: Image.Image, prediction: Prediction, class_names: Sequence[str]
 ) -> Image.Image:
-    chosen = shown(np.asarray(prediction["scores"]))
+    scores, classes = np.asarray(prediction["scores"]), np.asarray(prediction["classes"])
     boxes = np.asarray(prediction["boxes"], dtype=float)
-    classes = np.asarray(prediction["classes"])
     masks, keypoints = prediction.get("masks"), prediction.get("keypoints")
+    chosen = shown(scores)
     # One color per instance where masks have to be told apart, else one per class.
     colors = {
         i: _color(rank if masks is not None else int(classes[i])) for rank, i in enumerate(chosen)
     }
-    areas = {i: float(np.prod(boxes[i, 2:] - boxes[i, :2])) for i in chosen}
-    from_large = sorted(chosen, key=lambda i: -areas[i])
-    line = max(2, round(min(image.size) / 200))
+    from_large = sorted(chosen, key=lambda i: -np.prod(boxes[i, 2:] - boxes[i, :2]))
     if masks is not None:
         image = _draw_masks(image, [(masks[i], colors[i]) for i in from_large])
     pen = ImageDraw.Draw(image)
+    line = max(2, round(min(image.size) / 200))
     for i in from_large:
-        pen.rectangle([float(side) for side in boxes[i]], outline=colors[i], width=line)
+        pen.rectangle(boxes[i].tolist(), outline=colors[i], width=line)
     if keypoints is not None:
         for i in from_large:
             _draw_keypoints(pen, np.asarray(keypoints[i]), colors[i], line)
-    font = _font(image)
-    taken: list[tuple[float, float, float, float]] = []
-    for i in chosen:  # the most certain gets the place it wants
-        text = f"{class_names[int(classes[i])]} {float(prediction['scores'][i]):.2f}"
-        taken.append(_draw_tag(pen, boxes[i], text, colors[i], font, image.size, taken))
+    taken: list[Box] = []
+    for i in chosen:  # the highest score gets the place it wants
+        text = f"{class_names[int(classes[i])]} {float(scores[i]):.2f}"
+        taken.append(_draw_tag(pen, boxes[i], text, colors[i], image, taken))
     return image
 
 
 def _draw_masks(image: Image.Image, masks: Sequence[tuple[dict[str, Any], Color]]) -> Image.Image:
+    """Tint masks (compressed RLE), and draw their edges: pixels with a neighbor outside."""
     from pycocotools import mask as mask_util
 
-    pixels = np.asarray(image, dtype=np.float32).copy()  # (H, W, 3)
+    pixels = np.array(image, dtype=np.float32)  # (H, W, 3)
     for code, color in masks:
         mask = mask_util.decode(code).astype(bool)
+        around = np.pad(mask, 1)
+        inner = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
         pixels[mask] += MASK_OPACITY * (np.array(color, dtype=np.float32) - pixels[mask])
-        pixels[_edge(mask)] = color
+        pixels[mask & ~inner] = color
     return Image.fromarray(pixels.round().astype(np.uint8))
-
-
-def _edge(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Pixels of a mask that have a neighbor outside of it."""
-    padded = np.pad(mask, 1)
-    inner = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return mask & ~inner
 
 
 def _draw_keypoints(
@@ -149,14 +141,11 @@ def _draw_keypoints(
 ) -> None:
     """Points (K, 3) of one instance, joined where they are COCO's."""
     visible = points[:, 2] > KEYPOINT_FROM
-    for a, b in _SKELETON if len(points) == 17 else ():
-        if visible[a] and visible[b]:
-            ends = [(float(x), float(y)) for x, y in points[[a, b], :2]]
-            pen.line(ends, fill=color, width=line)
-    radius = line + 1
-    for x, y, _ in points[visible]:
-        around = [float(n) for n in (x - radius, y - radius, x + radius, y + radius)]
-        pen.ellipse(around, fill=color, outline=(255, 255, 255))
+    for pair in _SKELETON if len(points) == 17 else ():
+        if visible[list(pair)].all():
+            pen.line(points[list(pair), :2].ravel().tolist(), fill=color, width=line)
+    for x, y, _ in points[visible].tolist():
+        pen.circle((x, y), line + 1, fill=color, outline=(255, 255, 255))
 
 
 def _draw_tag(
@@ -164,17 +153,16 @@ def _draw_tag(
     box: NDArray[np.floating],
     text: str,
     color: Color,
-    font: Any,
-    size: tuple[int, int],
-    taken: Sequence[tuple[float, float, float, float]],
-) -> tuple[float, float, float, float]:
-    """A name above the box or, where another is in the way, elsewhere; inside the image."""
+    image: Image.Image,
+    taken: Sequence[Box],
+) -> Box:
+    """Write a name above the box or, where another is in the way, elsewhere; inside the image."""
+    font = _font(image)
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     width, height = right - left + 6, bottom - top + 4
-    x = min(max(float(box[0]), 0), size[0] - width)
-    places = [float(box[1]) - height, float(box[1]), float(box[3]) - height, float(box[3])]
-    inside = [min(max(y, 0), size[1] - height) for y in places]
-    areas = [(x, y, x + width, y + height) for y in inside]
+    x = float(np.clip(box[0], 0, max(image.width - width, 0)))
+    places = np.clip([box[1] - height, box[1], box[3] - height, box[3]], 0, image.height - height)
+    areas = [(x, y, x + width, y + height) for y in places.tolist()]
     area = min(areas, key=lambda area: sum(_overlap(area, other) for other in taken))
     pen.rectangle(area, fill=color, outline=(40, 40, 40))
     ink = (0, 0, 0) if np.dot(color, (0.299, 0.587, 0.114)) > 140 else (255, 255, 255)
@@ -182,7 +170,7 @@ def _draw_tag(
     return area
 
 
-def _overlap(a: Sequence[float], b: Sequence[float]) -> float:
+def _overlap(a: Box, b: Box) -> float:
     """Area that two boxes share."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     return max(width, 0) * max(height, 0)
@@ -198,7 +186,7 @@ def _draw_labels(
     tint = np.array(palette, dtype=np.float32)[labels]  # (H, W, 3)
     pixels = np.asarray(image, dtype=np.float32)
     opacity = np.full((*labels.shape, 1), LABELS_OPACITY, dtype=np.float32)
-    present = [int(i) for i in np.unique(labels)]
+    present = np.unique(labels).tolist()
     if class_names[0] == "background":
         opacity[labels == 0] = 0
         present = [i for i in present if i != 0]
@@ -208,24 +196,25 @@ def _draw_labels(
 
 
 def _with_legend(image: Image.Image, entries: Sequence[tuple[str, Color]]) -> Image.Image:
+    """Squares of the colors and their names in rows below the image."""
     font = _font(image)
-    pen = ImageDraw.Draw(image)
-    _, top, _, bottom = pen.textbbox((0, 0), "Ag", font=font)
-    row, square, gap = round(bottom - top) + 8, round(bottom - top), 6
+    measure = ImageDraw.Draw(image)
+    _, top, _, bottom = measure.textbbox((0, 0), "Ag", font=font)
+    side, gap = round(bottom - top), 6
     places, x, y = [], gap, gap
-    for name, color in entries:
-        width = square + gap + int(pen.textlength(name, font=font)) + 2 * gap
+    for name, _ in entries:
+        width = side + 3 * gap + int(measure.textlength(name, font=font))
         if x + width > image.width and x > gap:
-            x, y = gap, y + row
-        places.append((x, y, name, color))
+            x, y = gap, y + side + 8
+        places.append((x, image.height + y))
         x += width
-    canvas = Image.new("RGB", (image.width, image.height + (y + row if places else 0)), "white")
+    height = image.height + (y + side + 8 if entries else 0)
+    canvas = Image.new("RGB", (image.width, height), "white")
     canvas.paste(image)
     pen = ImageDraw.Draw(canvas)
-    for left, below, name, color in places:
-        upper = image.height + below
-        pen.rectangle((left, upper, left + square, upper + square), color, outline=(90, 90, 90))
-        pen.text((left + square + gap, upper - top), name, fill=(0, 0, 0), font=font)
+    for (left, upper), (name, color) in zip(places, entries, strict=True):
+        pen.rectangle((left, upper, left + side, upper + side), color, outline=(90, 90, 90))
+        pen.text((left + side + gap, upper - top), name, fill=(0, 0, 0), font=font)
     return canvas
 
 
@@ -240,9 +229,9 @@ def _color(index: int) -> Color:
 
 
 def _voc_color(index: int) -> Color:
-    """VOC's color of a class id: its bits, dealt to red, green and blue from the highest on."""
-    channels = [0, 0, 0]
-    for bit in range(8):
-        for channel in range(3):
-            channels[channel] |= (index >> (3 * bit + channel) & 1) << (7 - bit)
-    return channels[0], channels[1], channels[2]
+    """VOC's color of a class id: its bits go to red, green and blue in turn."""
+    red, green, blue = (
+        sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))
+        for channel in range(3)
+    )
+    return red, green, blue

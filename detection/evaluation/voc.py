@@ -16,9 +16,17 @@ inclusive, in pixels of the original image.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
+from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
+
+from detection.datasets.base import Record
+from detection.datasets.voc import GroundTruth
+from detection.evaluation.base import EVALUATORS, Metric, Prediction
+from detection.evaluation.predictions import Row, voc_rows, write_voc
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,15 +37,6 @@ IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 _RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
 _MEANS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
 DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
-
-
-@dataclass(frozen=True)
-class GroundTruth:
-    """The objects of one image: boxes (R, 4), classes (R,), difficult (R,)."""
-
-    boxes: Array
-    classes: Ints
-    difficult: Bools
 
 
 class VOCDetections:
@@ -88,6 +87,57 @@ class VOCDetections:
         return self._image_ids[class_id], rows[:, 0], rows[:, 1:]
 
 
+@dataclass
+class VOCEvaluator:
+    """The VOC metric of a split.
+
+    Attributes:
+        split: name of the prediction file.
+        truth: for every image of the split, also those without objects.
+        year: 2007 = 11 points, 2012 = area under the curve.
+        folder: of the prediction file.
+    """
+
+    split: str
+    class_names: Sequence[str]
+    truth: Mapping[str, GroundTruth]
+    year: int
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._detections = VOCDetections(len(self.class_names))
+        self._rows: list[Row] = []
+
+    def add(self, record: Record, prediction: Prediction) -> None:
+        image_id = str(record["image_id"])
+        found = (
+            np.asarray(prediction["boxes"], dtype=np.float32),
+            np.asarray(prediction["scores"], dtype=np.float32),
+            np.asarray(prediction["classes"]),
+        )
+        self._detections.add(image_id, *found)
+        self._rows += voc_rows(image_id, *found)
+
+    def extend(self, other: Self) -> None:
+        self._detections.extend(other._detections)
+        self._rows += other._rows
+
+    def evaluate(self) -> dict[str, float]:
+        write_voc(self.folder, self.split, self.class_names, self._rows)
+        return evaluate(self._detections, self.truth, self.class_names, self.year)
+
+
+@EVALUATORS.register()
+def pascal_voc(cfg: CfgNode) -> Metric:
+    """VOC's AP of boxes."""
+    return Metric(
+        ("bbox",),
+        lambda split, folder: VOCEvaluator(
+            split.name, split.classes, split.truth, split.metadata["year"], folder
+        ),
+    )
+
+
 def evaluate(
     detections: VOCDetections,
     ground_truth: Mapping[str, GroundTruth],
@@ -102,7 +152,7 @@ def evaluate(
 
     Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
     COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
-    as NaN once something is detected as it. Where there is one, its own means are there as well,
+    as NaN once something is detected as it. Where there is one, its own means are added
     as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
     """
     use_11_points = {2007: True, 2012: False}[year]

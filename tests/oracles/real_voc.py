@@ -1,4 +1,4 @@
-"""The real VOC2007 images, whose files may name the image they stand for instead of holding it.
+"""The real VOC2007 images, whose files may name the real file instead of holding the image.
 
 Where the data was copied without links, `JPEGImages/000030.jpg` is a text with the link's target.
 """

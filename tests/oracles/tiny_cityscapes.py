@@ -1,12 +1,15 @@
 """A generated dataset in Cityscapes' layout: road, sky, buildings, and cars and persons on them.
 
 Under `$DETECTRON2_DATASETS`: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. The label images
-are drawn from the polygons in their order, as cityscapesscripts does.
+are rendered from the polygons in their order, as cityscapesscripts does.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +132,18 @@ def _label_maps(
         for image, fill in ((labels, label), (train, train_id), (instances, value)):
             ImageDraw.Draw(image).polygon(corners, fill=fill)
     return np.asarray(labels), np.asarray(instances).astype(np.uint16), np.asarray(train)
+
+
+def alias_package(monkeypatch: Any, *modules: str) -> None:
+    """Let Detectron2 import `modules` of cityscapesscripts, whose path it has from elsewhere."""
+    parent = "deeplearning.projects.cityscapesApi"
+    for name in ("deeplearning", "deeplearning.projects", parent):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    package = importlib.import_module("cityscapesscripts")
+    monkeypatch.setattr(sys.modules[parent], "cityscapesscripts", package, raising=False)
+    names = {f"cityscapesscripts.{'.'.join(m.split('.')[:n])}" for m in modules for n in (1, 2)}
+    for name in ("cityscapesscripts", *names):
+        monkeypatch.setitem(sys.modules, f"{parent}.{name}", importlib.import_module(name))
+    for name in ("deeplearning.projects", parent):
+        outer, _, inner = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[outer], inner, sys.modules[name], raising=False)

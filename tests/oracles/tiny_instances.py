@@ -20,7 +20,7 @@ def rle(mask: Array) -> dict[str, Any]:
 
 
 def rectangle(H: int, W: int, box: Array) -> Array:
-    """A mask (H, W) of what lies in a box XYXY."""
+    """A mask (H, W) of the inside of a box XYXY."""
     x1, y1, x2, y2 = np.round(box).astype(int)
     mask = np.zeros((H, W), dtype=np.uint8)
     mask[max(y1, 0) : y2, max(x1, 0) : x2] = 1
@@ -163,3 +163,17 @@ def empty_prediction(keypoints: int = 0) -> dict[str, Any]:
         "masks": [],
         "keypoints": np.empty((0, keypoints, 3), dtype=np.float32),
     }
+
+
+def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
+    """A prediction of (box, score, class) triples, without masks; N = 0 too."""
+    return {
+        "boxes": np.array([box for box, _, _ in found], dtype=np.float32).reshape(-1, 4),
+        "scores": np.array([score for _, score, _ in found], dtype=np.float32),
+        "classes": np.array([class_id for _, _, class_id in found], dtype=np.int64),
+    }
+
+
+def with_masks(prediction: dict[str, Any], H: int, W: int) -> dict[str, Any]:
+    """The same with a mask for each box, which fills it."""
+    return {**prediction, "masks": [rle(rectangle(H, W, box)) for box in prediction["boxes"]]}

@@ -19,7 +19,7 @@ def write_voc_seg(
 ) -> Path:
     """Write `splits` = {"train_aug": number of images, "val": ...}; returns `folder`.
 
-    The masks of train_aug lie in SegmentationClassAug/, all others in SegmentationClass/.
+    The masks of train_aug are in SegmentationClassAug/, all others in SegmentationClass/.
     """
     rng = np.random.RandomState(seed)
     root = folder / f"VOC{year}"

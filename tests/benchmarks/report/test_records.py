@@ -11,7 +11,7 @@ from tests.benchmarks.fake_runs import CONFIG, record, write_run
 
 from benchmarks.report.records import Run, collect, precision_recall, sample_images
 from detection.datasets.base import Split
-from detection.evaluation.voc import GroundTruth
+from detection.datasets.voc import GroundTruth
 from moco.common.errors import UserError
 
 

@@ -10,8 +10,8 @@ import torch
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import detection, engines, evaluators, reference_voc
 from benchmarks.speed.measure import Setting
-from detection.datasets import VOC_CLASSES
 from detection.datasets.layout import DATASETS_VARIABLE
+from detection.datasets.voc import VOC_CLASSES
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,6 @@
 """The Cityscapes reader: Detectron2's records, hidden and grouped objects, missing label files."""
 
-import importlib
 import json
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,7 @@ from PIL import Image
 from detection.config.task import default_task
 from detection.datasets import cache_clear, cityscapes, read_split
 from moco.common.errors import DataError, UserError
-from tests.oracles.tiny_cityscapes import write_cityscapes
+from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
 
@@ -33,16 +30,10 @@ def shapely():
 
 
 @pytest.fixture
-def theirs(detectron2, monkeypatch):
-    """Detectron2's readers, whose imports of cityscapesscripts name a path of their own."""
+def theirs(monkeypatch):
+    """Detectron2's readers."""
     pytest.importorskip("cityscapesscripts", reason="cityscapesscripts is not installed")
-    inner = "cityscapesscripts.helpers.labels"
-    outer = "deeplearning.projects.cityscapesApi."
-    parts = (outer + inner).split(".")
-    for end in range(1, len(parts)):
-        name = ".".join(parts[:end])
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, outer + inner, importlib.import_module(inner))
+    alias_package(monkeypatch, "helpers.labels")
     from detectron2.data.datasets import cityscapes as module
 
     return module
@@ -56,6 +47,7 @@ def by_name(records):
     return sorted(records, key=lambda record: record["file_name"])
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_instances_are_detectron2s(split, theirs, shapely, root):
     from detectron2.data import MetadataCatalog
@@ -75,6 +67,7 @@ def test_instances_are_detectron2s(split, theirs, shapely, root):
     assert ours.has_masks
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_semantic_records_are_detectron2s(split, theirs, root):
     from detectron2.data import MetadataCatalog
@@ -107,7 +100,7 @@ def test_hidden_grouped_and_deleted_objects(shapely, root):
     objects = split.records[0]["annotations"]
     assert split.notes[0] == "objects hidden by others, left out: 1"
     classes = [split.classes[obj["category_id"]] for obj in objects]
-    # The last one drawn comes first. The trailer hides a part of the bicycle and is no class.
+    # The last polygon comes first. The trailer hides a part of the bicycle and is no class.
     assert classes[:3] == ["person", "bicycle", "car"]
     assert [obj["iscrowd"] for obj in objects[:3]] == [True, False, False]
     assert [len(obj["segmentation"]) for obj in objects[:3]] == [1, 2, 1]
@@ -124,18 +117,9 @@ def test_many_images_are_read_by_several_processes(shapely, root, monkeypatch):
 
 
 def test_instances_without_shapely_name_the_extra(root, monkeypatch):
-    monkeypatch.setitem(sys.modules, "shapely", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"shapely.*\[cityscapes\]"):
         read(INSTANCES)
-
-
-def test_missing_train_ids_come_with_the_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    write_cityscapes(tmp_path, {"train": 2}, train_ids=False)
-    with pytest.raises(DataError, match=r"labelTrainIds.png: missing") as caught:
-        read(SEMANTIC)
-    command = f"CITYSCAPES_DATASET={tmp_path}/cityscapes csCreateTrainIdLabelImgs"
-    assert command in str(caught.value)
 
 
 def polygons(root: Path) -> Path:
@@ -148,65 +132,63 @@ def change(root: Path, edit) -> None:
     polygons(root).write_text(json.dumps(content))
 
 
+def set_polygon(*corners: object):
+    return lambda content: content["objects"][3].update(polygon=list(corners))
+
+
 BROKEN = {
-    "not an object": (lambda c: c.clear(), "expected an object with imgHeight"),
-    "no size": (lambda c: c.pop("imgWidth"), "imgHeight, imgWidth are"),
+    "not an object": (lambda c: c.clear(), "imgHeight"),
+    "no size": (lambda c: c.pop("imgWidth"), "imgWidth"),
     "unknown label": (lambda c: c["objects"][1].update(label="cart"), "object 2: .*'cart'"),
     "unknown group": (lambda c: c["objects"][1].update(label="group"), "object 2: .*'group'"),
-    "two corners": (
-        lambda c: c["objects"][3].update(polygon=[[1, 1], [2, 2]]),
-        "object 4: expected a polygon of 3 or more",
-    ),
+    "two corners": (set_polygon([1, 1], [2, 2]), "object 4: .*polygon"),
     "no polygon": (lambda c: c["objects"][3].pop("polygon"), "object 4: "),
-    "text": (lambda c: c["objects"][3].update(polygon=[["a", 1]] * 3), "object 4: polygon is not"),
-    "not a number": (
-        lambda c: c["objects"][3].update(polygon=[[float("nan"), 1], [1, 2], [3, 3]]),
-        "object 4: a corner is not a finite number",
-    ),
+    "text": (set_polygon(*[["a", 1]] * 3), "object 4: polygon"),
+    "not a number": (set_polygon([float("nan"), 1], [1, 2], [3, 3]), "object 4: .*number"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_polygons_are_refused(case, shapely, root):
-    edit, message = BROKEN[case]
+    edit, named = BROKEN[case]
     change(root, edit)
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=named) as caught:
         read(INSTANCES)
     assert polygons(root).name in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_files_that_are_missing_or_odd(root):
-    polygons(root).write_text("{")
-    with pytest.raises(DataError, match="not valid JSON"):
+    file = polygons(root)
+    file.write_text("{")
+    with pytest.raises(DataError, match=file.name):
         read(SEMANTIC)
-    polygons(root).unlink()
-    with pytest.raises(DataError, match=r"polygons.json: missing \(1 of the 4 such files\)"):
+    file.unlink()
+    with pytest.raises(DataError, match=rf"{file.name}: missing \(1 of the 4 .*doctor cityscapes"):
         read(SEMANTIC)
+    next(root.rglob("gtFine/val/*/*_instanceIds.png")).unlink()
+    with pytest.raises(DataError, match=r"instanceIds\.png: missing \(1 of the 2 "):
+        read("cityscapes_fine_instance_seg_val")
     odd = root / "cityscapes/leftImg8bit/train/aachen/readme.txt"
     odd.write_text("x")
-    with pytest.raises(DataError, match=r"readme.txt: not an image named"):
+    with pytest.raises(DataError, match=r"readme\.txt"):
         read(SEMANTIC)
+    odd.unlink()
+    for labels in root.rglob("*_labelTrainIds.png"):
+        labels.unlink()
+    make = f"CITYSCAPES_DATASET={root}/cityscapes csCreateTrainIdLabelImgs"
+    with pytest.raises(DataError, match=rf"labelTrainIds\.png.*{make}"):
+        read("cityscapes_fine_sem_seg_val")
 
 
 def test_labels_that_do_not_fit(root):
     labels = Path(read(SEMANTIC).records[0]["sem_seg_file_name"])
     height, width = np.asarray(Image.open(labels)).shape
-    for values, message in (
-        (np.full((height, width), 24, np.uint8), "label 24, expected 0..18 or 255"),
-        (np.zeros((height, width + 1), np.uint8), "contradicts"),
-        (np.zeros((height, width, 3), np.uint8), "mode RGB"),
+    for values, named in (
+        (np.full((height, width), 24, np.uint8), "label 24"),
+        (np.zeros((height, width + 1), np.uint8), f"{width + 1}x{height}"),
+        (np.zeros((height, width, 3), np.uint8), "RGB"),
     ):
         cache_clear()
         Image.fromarray(values).save(labels)
-        with pytest.raises(DataError, match=message) as caught:
+        with pytest.raises(DataError, match=f"{labels.name}: .*{named}"):
             read(SEMANTIC)
-        assert labels.name in str(caught.value)
-
-
-def test_a_missing_data_set_shows_what_is_expected_where(tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
-    for name in (INSTANCES, SEMANTIC):
-        with pytest.raises(DataError) as caught:
-            read(name)
-        for word in ("leftImg8bit/train/", "gtFine/train/", "$DETECTRON2_DATASETS", "gtFine_train"):
-            assert word in str(caught.value)

@@ -58,8 +58,9 @@ def read(name: str):
     return read_split(name, default_task())
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("name", ["lvis_v0.5_train", "lvis_v0.5_val", "lvis_v1_train"])
-def test_records_are_detectron2s(name, detectron2, lvis_package, root):
+def test_records_are_detectron2s(name, lvis_package, root):
     from detectron2.data import MetadataCatalog
     from detectron2.data.datasets.lvis import load_lvis_json
 
@@ -76,8 +77,9 @@ def test_records_are_detectron2s(name, detectron2, lvis_package, root):
     assert split.has_masks and not split.has_keypoints
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("version", ["v0.5", "v1"])
-def test_class_names_are_detectron2s(version, detectron2, tmp_path, monkeypatch):
+def test_class_names_are_detectron2s(version, tmp_path, monkeypatch):
     """From a file with the real categories, in another order than theirs."""
     from detectron2.data import MetadataCatalog
     from detectron2.data.datasets import lvis_v0_5_categories, lvis_v1_categories
@@ -99,19 +101,16 @@ def test_the_class_ids_are_the_files(root):
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "message"),
-    [
-        ("v1", "v0.5", r"1203 categories, but LVIS v0.5 has 1230 \(LVIS v1 has 1203\)"),
-        ("v0.5", "v1", r"1230 categories, but LVIS v1 has 1203 \(LVIS v0.5 has 1230\)"),
-    ],
+    ("version", "expected", "named"),
+    [("v1", "v0.5", "1203 .*1230 .*LVIS v1"), ("v0.5", "v1", r"1230 .*1203 .*LVIS v0\.5")],
 )
-def test_one_version_under_the_others_name(there, asked, message, tmp_path, monkeypatch):
-    write_lvis(tmp_path, {"train": 1}, version=there)
-    file = tmp_path / "lvis" / f"lvis_{there}_train.json"
-    file.rename(file.with_name(f"lvis_{asked}_train.json"))
+def test_one_version_under_the_others_name(version, expected, named, tmp_path, monkeypatch):
+    write_lvis(tmp_path, {"train": 1}, version=version)
+    file = tmp_path / "lvis" / f"lvis_{version}_train.json"
+    file.rename(file.with_name(f"lvis_{expected}_train.json"))
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    with pytest.raises(DataError, match=message):
-        read(f"lvis_{asked}_train")
+    with pytest.raises(DataError, match=named):
+        read(f"lvis_{expected}_train")
 
 
 def first(content, **fields):
@@ -119,54 +118,39 @@ def first(content, **fields):
 
 
 BROKEN = {
-    "traversal": (
-        lambda c: c["images"][0].update(coco_url="http://x/train2017/.."),
-        "'..' leads out of the dataset's folder",
-    ),
-    "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url is missing"),
-    "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation is missing"),
-    "short polygon": (
-        lambda c: first(c, segmentation=[[1, 2, 3, 4]]),
-        "annotation 1: a polygon of 4 numbers",
-    ),
+    "traversal": (lambda c: c["images"][0].update(coco_url="http://x/train2017/.."), r"'\.\.'"),
+    "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url"),
+    "polygon of text": (lambda c: first(c, segmentation=[["a"] * 6]), "annotation 1: a polygon"),
     "unknown negative": (
         lambda c: c["images"][0].update(neg_category_ids=[1231]),
-        "neg_category_ids: expected category ids",
+        "neg_category_ids",
     ),
     "no synonyms": (lambda c: c["categories"][4].pop("synonyms"), "category 5: 'synonyms'"),
     "no frequency": (lambda c: c["categories"][4].pop("frequency"), "category 5: 'frequency'"),
-    "gap in the ids": (lambda c: c["categories"][1229].update(id=1300), "ids are not 1..1230"),
-    "twice": (lambda c: first(c, id=2), "annotation 2: there are two with this id"),
-    "inverted": (lambda c: first(c, bbox=[1, 1, -3, 3]), "annotation 1: bbox .* is inverted"),
+    "gap in the ids": (lambda c: c["categories"][1229].update(id=1300), r"1\.\.1230"),
+    "twice": (lambda c: first(c, id=2), "annotation 2: .*two"),
+    "inverted": (lambda c: first(c, bbox=[1, 1, -3, 3]), "annotation 1: bbox .* inverted"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_files_are_refused(case, tmp_path, monkeypatch):
-    change, message = BROKEN[case]
+    change, named = BROKEN[case]
     write_lvis(tmp_path, {"train": 3})
     file = tmp_path / "lvis" / "lvis_v0.5_train.json"
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(DataError, match=named) as caught:
         read("lvis_v0.5_train")
     assert "lvis_v0.5_train.json" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_images_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     write_lvis(tmp_path, {"train": 3})
     for image in sorted((tmp_path / "coco" / "train2017").iterdir())[:2]:
         image.unlink()
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    with pytest.raises(DataError, match=r"missing \(2 of the 3 images"):
+    with pytest.raises(DataError, match="2 of the 3"):
         read("lvis_v0.5_train")
-
-
-def test_a_missing_data_set_shows_what_is_expected_where(tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError) as caught:
-        read("lvis_v0.5_val")
-    for word in ("lvis/lvis_v0.5_val.json", "$DETECTRON2_DATASETS", "lvisdataset.org"):
-        assert word in str(caught.value)

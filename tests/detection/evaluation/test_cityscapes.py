@@ -5,8 +5,6 @@ import json
 import math
 import os
 import pickle
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -16,8 +14,8 @@ from PIL import Image
 from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
-from moco.common.errors import DataError
-from tests.oracles.tiny_instances import empty_prediction, rectangle, rle
+from tests.oracles.tiny_cityscapes import alias_package
+from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
 
 pytest.importorskip("cityscapesscripts")
 
@@ -30,7 +28,7 @@ MASKS = CfgNode({"MODEL": {"MASK_ON": True, "KEYPOINT_ON": False}})
 def cityscapes(root, images):
     """A split in Cityscapes' layout; per image a list of (class name, box, is a group)."""
     gt_dir = root / "gtFine" / "val"
-    records = []
+    records, truth = [], {}
     for index, objects in enumerate(images):
         stem = f"bonn_{index:06d}_000019_"
         ids = np.full((H, W), 7, dtype=np.int32)  # road
@@ -43,6 +41,7 @@ def cityscapes(root, images):
         Image.fromarray(ids.astype(np.uint16)).save(path)
         image = root / "leftImg8bit" / "val" / "bonn" / f"{stem}leftImg8bit.png"
         records.append({"file_name": str(image), "image_id": image.name, "height": H, "width": W})
+        truth[str(image)] = str(path)
     return Split(
         name="cityscapes",
         evaluator_type="cityscapes_instance",
@@ -50,19 +49,15 @@ def cityscapes(root, images):
         records=tuple(records),
         annotations_sha256="0" * 64,
         metadata={"gt_dir": str(gt_dir), "thing_classes": list(CLASSES)},
+        truth=truth,
         has_masks=True,
     )
 
 
 def said(*found):
     """A prediction from (class name, box, score) triples, each mask filling its box."""
-    boxes = np.array([box for _, box, _ in found], dtype=np.float32).reshape(-1, 4)
-    return {
-        "boxes": boxes,
-        "scores": np.array([score for _, _, score in found], dtype=np.float32),
-        "classes": np.array([CLASSES.index(name) for name, _, _ in found], dtype=np.int64),
-        "masks": [rle(rectangle(H, W, box)) for box in boxes],
-    }
+    rows = [(box, score, CLASSES.index(name)) for name, box, score in found]
+    return with_masks(instances(*rows), H, W)
 
 
 def measure(split, predictions, folder):
@@ -136,31 +131,17 @@ def made_up(tmp_path, seed):
 
 
 @pytest.fixture
-def aliases(detectron2, monkeypatch):
-    """The package under the name that Detectron2 imports it by, with what today's numpy lacks."""
-    import cityscapesscripts.helpers.labels
-
+def aliases(monkeypatch):
+    """The package as Detectron2 imports it, with what today's numpy lacks."""
     metric = importlib.import_module(_METRIC)
-    root = "deeplearning.projects.cityscapesApi.cityscapesscripts"
-    parents = ["deeplearning", "deeplearning.projects", "deeplearning.projects.cityscapesApi"]
-    modules = {name: types.ModuleType(name) for name in parents}
-    modules[root] = cityscapesscripts
-    for name in ("helpers", "helpers.labels", "evaluation"):
-        modules[f"{root}.{name}"] = sys.modules[f"cityscapesscripts.{name}"]
-    modules[f"{root}.evaluation.{metric.__name__.rsplit('.', 1)[1]}"] = metric
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-        if name in parents[1:]:
-            monkeypatch.setattr(
-                modules[name.rsplit(".", 1)[0]], name.rsplit(".", 1)[1], module, raising=False
-            )
-    monkeypatch.setattr(modules[parents[-1]], "cityscapesscripts", cityscapesscripts, raising=False)
+    alias_package(monkeypatch, "helpers.labels", f"evaluation.{_METRIC.rsplit('.', 1)[1]}")
     monkeypatch.setattr(np, "in1d", lambda a, b: np.isin(np.ravel(a), b), raising=False)
     monkeypatch.setattr(metric, "writeDict2JSON", lambda content, path: None)
     for name in ("predictionPath", "predictionWalk", "JSONOutput", "colorized", "gtInstancesFile"):
         monkeypatch.setattr(metric.args, name, getattr(metric.args, name))
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
     import torch
@@ -222,17 +203,9 @@ def test_faults_of_the_engine(tmp_path):
     split = cityscapes(tmp_path, [[("car", A, False)], []])
     evaluator = build_evaluator(split, MASKS, tmp_path / "out")
     evaluator.add(split.records[0], empty_prediction())
-    with pytest.raises(ValueError, match="no prediction for 1 images"):
+    with pytest.raises(ValueError, match="1 images"):
         evaluator.evaluate()
     prediction = said(("car", A, 0.9))
     del prediction["masks"]
-    with pytest.raises(ValueError, match="gave no masks"):
+    with pytest.raises(ValueError, match="masks"):
         evaluator.add(split.records[1], prediction)
-
-
-def test_a_missing_map_stops_before_training(tmp_path):
-    split = cityscapes(tmp_path, [[("car", A, False)], []])
-    missing = next((tmp_path / "gtFine").rglob("bonn_000001*"))
-    missing.unlink()
-    with pytest.raises(DataError, match=f"{missing.name}: missing"):
-        build_evaluator(split, MASKS, tmp_path / "out")

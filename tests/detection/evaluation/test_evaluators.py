@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import math
 import pickle
 
 import numpy as np
@@ -13,11 +12,13 @@ from fvcore.common.config import CfgNode
 from detection.datasets import read_split
 from detection.datasets.base import Split
 from detection.datasets.labels import read_labels
-from detection.evaluation.coco import COCOEvaluator, LVISEvaluator
-from detection.evaluation.evaluators import VOCEvaluator, build_evaluator, metric_kinds
+from detection.datasets.voc import GroundTruth
+from detection.evaluation.base import EVALUATORS, Metric
+from detection.evaluation.coco import LVISEvaluator
+from detection.evaluation.evaluators import build_evaluator, metric_kinds
 from detection.evaluation.metrics import for_record
 from detection.evaluation.sem_seg import SemSegEvaluator
-from detection.evaluation.voc import GroundTruth
+from detection.evaluation.voc import VOCEvaluator
 from moco.common.errors import UserError
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
@@ -26,6 +27,7 @@ from tests.oracles.tiny_instances import (
     coco_annotations,
     coco_split,
     empty_prediction,
+    instances,
     rle,
 )
 from tests.oracles.tiny_lvis import write_lvis
@@ -74,11 +76,7 @@ VOC = split_of(
 def test_voc_numbers_and_its_prediction_file(tmp_path):
     """Half the objects of one class are found: 6 of 11 points of recall."""
     parts = [build_evaluator(VOC, config(), tmp_path) for _ in range(2)]
-    right = {
-        "boxes": np.array([[10, 10, 50, 50], [0, 0, 9, 9]], dtype=np.float32),
-        "scores": np.array([0.9, 0.1], dtype=np.float32),
-        "classes": np.array([0, 1]),
-    }
+    right = instances(((10, 10, 50, 50), 0.9, 0), ((0, 0, 9, 9), 0.1, 1))
     for index, part in enumerate(parts):
         part.add(VOC.records[0], {key: value[[index]] for key, value in right.items()})
     parts[0].add(VOC.records[1], empty_prediction())
@@ -99,14 +97,7 @@ def test_voc_numbers_and_its_prediction_file(tmp_path):
 def test_voc_year_chooses_the_metric(tmp_path):
     newer = dataclasses.replace(VOC, metadata={"year": 2012})
     evaluator = build_evaluator(newer, config(), tmp_path)
-    evaluator.add(
-        VOC.records[0],
-        {
-            "boxes": np.array([[10, 10, 50, 50]], dtype=np.float32),
-            "scores": np.array([0.9]),
-            "classes": np.array([0]),
-        },
-    )
+    evaluator.add(VOC.records[0], instances(((10, 10, 50, 50), 0.9, 0)))
     assert evaluator.evaluate()["bbox/AP-cell"] == pytest.approx(50)
 
 
@@ -124,7 +115,6 @@ def test_kinds_of_coco_follow_the_model(tmp_path, mask, keypoint, kinds):
     split = coco_split(tmp_path / "tiny.json", content)
     cfg = config(mask, keypoint)
     evaluator = build_evaluator(split, cfg, tmp_path / "inference")
-    assert isinstance(evaluator, COCOEvaluator)
     for record, prediction in zip(split.records, answers(split, content, 2, 17), strict=True):
         evaluator.add(record, prediction)
     metrics = pickle.loads(pickle.dumps(evaluator)).evaluate()
@@ -133,6 +123,40 @@ def test_kinds_of_coco_follow_the_model(tmp_path, mask, keypoint, kinds):
     stored, _ = for_record(metrics, kinds)
     assert all(stored[f"{kind}/AP"] > 0 for kind in kinds)
     assert len(json.loads((tmp_path / "inference" / "tiny.json").read_text())) > 10
+
+
+@pytest.mark.parametrize(
+    ("evaluator_type", "cls", "kinds"),
+    [
+        ("pascal_voc", VOCEvaluator, ("bbox",)),
+        ("lvis", LVISEvaluator, ("bbox", "segm")),
+        ("sem_seg", SemSegEvaluator, ("sem_seg",)),
+        ("cityscapes_instance", None, ("segm",)),
+        ("densepose", None, ("bbox", "densepose")),
+    ],
+)
+def test_evaluators_of_the_other_types(evaluator_type, cls, kinds, tmp_path):
+    metadata = {"year": 2007, "ignore_label": 255, "json_file": "x"}
+    metadata["thing_dataset_id_to_contiguous_id"] = {}
+    split = split_of(evaluator_type, metadata=metadata, has_masks=True)
+    assert metric_kinds(split, config(True, True)) == kinds
+    if evaluator_type == "lvis":
+        pytest.importorskip("hotcoco")
+        assert metric_kinds(split, config(False)) == ("bbox",)
+    if cls:
+        assert isinstance(build_evaluator(split, config(True, True), tmp_path), cls)
+
+
+def test_an_evaluator_from_outside(tmp_path, monkeypatch):
+    def toy(cfg: CfgNode) -> Metric:
+        return Metric(("bbox",), lambda split, folder: SemSegEvaluator(split.classes, 0))
+
+    with pytest.raises(UserError, match="'toy'"):
+        build_evaluator(split_of("toy"), config(), tmp_path)
+    monkeypatch.setattr(EVALUATORS, "_obj_map", dict(EVALUATORS))
+    EVALUATORS.register(toy)
+    assert metric_kinds(split_of("toy"), config()) == ("bbox",)
+    assert isinstance(build_evaluator(split_of("toy"), config(), tmp_path), SemSegEvaluator)
 
 
 def test_own_sigmas_are_used(tmp_path):
@@ -147,76 +171,31 @@ def test_own_sigmas_are_used(tmp_path):
     assert values[1] > values[0] > 0
 
 
-@pytest.mark.parametrize("sigmas", [(), (0.1,) * 5])
-def test_number_of_sigmas_is_checked(tmp_path, sigmas):
-    split = coco_split(tmp_path / "tiny.json", coco_annotations(1, classes=1, keypoints=4))
-    with pytest.raises(UserError, match=r"KEYPOINT_OKS_SIGMAS: got .+, expected 4, one for each"):
-        build_evaluator(split, config(False, True, sigmas), tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("lacking", "message"),
+    ("changes", "cfg", "named"),
     [
-        ("has_masks", "not every object has a segmentation .* MODEL.MASK_ON False"),
-        ("has_keypoints", "not every object has keypoints .* MODEL.KEYPOINT_ON False"),
+        ({"has_masks": False}, config(True), "MODEL.MASK_ON"),
+        ({"has_keypoints": False}, config(False, True), "MODEL.KEYPOINT_ON"),
+        ({}, config(False, True), "KEYPOINT_OKS_SIGMAS"),
+        ({}, config(False, True, (0.1,) * 5), "KEYPOINT_OKS_SIGMAS"),
+        ({"evaluator_type": "densepose"}, config(), "DensePose"),
+        ({"evaluator_type": "cityscapes_instance"}, config(), "MODEL.MASK_ON"),
+        ({"evaluator_type": "lvis"}, config(True), r"hotcoco.*\[lvis\]"),
+        ({"evaluator_type": "cityscapes_instance"}, config(True), r"\[cityscapes\]"),
     ],
 )
-def test_what_is_not_annotated_cannot_be_measured(tmp_path, lacking, message):
-    split = coco_split(tmp_path / "tiny.json", coco_annotations(1, classes=1, keypoints=17))
-    split = dataclasses.replace(split, **{lacking: False})
-    with pytest.raises(UserError, match=message):
-        build_evaluator(split, config(True, True), tmp_path)
-    build_evaluator(split, config(False, False), tmp_path)
-
-
-def test_lvis_measures_boxes_and_masks(tmp_path):
-    pytest.importorskip("hotcoco")
-    split = coco_split(tmp_path / "t.json", coco_annotations(1, 2, 0), evaluator_type="lvis")
-    assert isinstance(build_evaluator(split, config(True), tmp_path), LVISEvaluator)
-    assert metric_kinds(split, config(True)) == ("bbox", "segm")
-    assert metric_kinds(split, config(False)) == ("bbox",)
-
-
-def test_sem_seg(tmp_path):
-    split = split_of("sem_seg", metadata={"ignore_label": 255})
-    evaluator = build_evaluator(split, config(), tmp_path)
-    assert isinstance(evaluator, SemSegEvaluator)
-    assert metric_kinds(split, config()) == ("sem_seg",)
-    metrics = evaluator.evaluate()
-    assert math.isnan(metrics["sem_seg/mIoU"]) and "sem_seg/IoU-blob" in metrics
-
-
-def test_unknown_metrics_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no evaluator for evaluator_type 'panoptic'; choices are"):
-        build_evaluator(split_of("panoptic"), config(), tmp_path)
-    with pytest.raises(UserError, match="DensePose is evaluated through Detectron2's"):
-        build_evaluator(split_of("densepose"), config(), tmp_path)
-    assert metric_kinds(split_of("densepose"), config()) == ("bbox", "densepose")
-
-
-def test_cityscapes_instances_need_masks(tmp_path):
-    with pytest.raises(UserError, match=r"evaluated by masks: MODEL.MASK_ON must be True"):
-        build_evaluator(split_of("cityscapes_instance"), config(), tmp_path)
-    assert metric_kinds(split_of("cityscapes_instance"), config(True)) == ("segm",)
-
-
-@pytest.mark.parametrize(
-    ("kind", "extra"), [("lvis", "lvis"), ("cityscapes_instance", "cityscapes")]
-)
-def test_a_missing_package_is_named_before_training(tmp_path, monkeypatch, kind, extra):
+def test_what_cannot_be_measured_is_named_before_training(
+    changes, cfg, named, tmp_path, monkeypatch
+):
     find = importlib.util.find_spec
     hidden = ("hotcoco", "cityscapesscripts")
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name in hidden else find(name, *a)
     )
-    split = coco_split(tmp_path / "t.json", coco_annotations(1, 2, 0), evaluator_type=kind)
-    with pytest.raises(UserError, match=rf"pip install -e '\.\[{extra}\]'"):
-        build_evaluator(split, config(True), tmp_path)
-
-
-def test_voc_evaluator_is_the_one_of_its_type(tmp_path):
-    assert isinstance(build_evaluator(VOC, config(True, True), tmp_path), VOCEvaluator)
-    assert metric_kinds(VOC, config(True, True)) == ("bbox",)
+    split = coco_split(tmp_path / "tiny.json", coco_annotations(1, classes=1, keypoints=4))
+    build_evaluator(split, config(), tmp_path)
+    with pytest.raises(UserError, match=named):
+        build_evaluator(dataclasses.replace(split, **changes), cfg, tmp_path)
 
 
 def prediction_of(record):

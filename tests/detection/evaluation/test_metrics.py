@@ -23,16 +23,16 @@ def test_an_average_may_end_a_rounding_error_beyond_100():
     "bad", [{"bbox/AP": 0.1234e3 + 1}, {"bbox/AP75": -1.0}, {"sem_seg/mIoU": 101.0}]
 )
 def test_numbers_out_of_range_are_a_fault(bad):
-    with pytest.raises(ValueError, match=r"expected 0\.\.100"):
+    with pytest.raises(ValueError, match=next(iter(bad))):
         for_record({**GOOD, **bad})
 
 
 def test_a_missing_headline_is_a_fault():
-    with pytest.raises(ValueError, match="reported no bbox/AP50, bbox/AP75"):
+    with pytest.raises(ValueError, match="bbox/AP50, bbox/AP75"):
         for_record({"bbox/AP": 1.0})
-    with pytest.raises(ValueError, match="reported no segm/AP, segm/AP50, sem_seg/mIoU"):
+    with pytest.raises(ValueError, match="segm/AP, segm/AP50, sem_seg/mIoU"):
         for_record(GOOD, ("bbox", "segm", "sem_seg"))
-    with pytest.raises(ValueError, match="reported no keypoints/AP75"):
+    with pytest.raises(ValueError, match="keypoints/AP75"):
         for_record({"keypoints/AP": 1.0, "keypoints/AP50": 1.0}, ["keypoints"])
 
 

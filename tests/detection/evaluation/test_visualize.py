@@ -1,4 +1,4 @@
-"""Images of predictions: what is drawn, where, and under which name."""
+"""Images of predictions: what is rendered, where, and under which name."""
 
 import dataclasses
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from PIL import Image, ImageChops
 
 from detection.datasets.base import Split
-from detection.evaluation.visualize import Visualizer, draw, shown
+from detection.evaluation.visualize import Visualizer, render, shown
 from moco.common.errors import DataError
-from tests.oracles.tiny_instances import empty_prediction, rectangle, rle
+from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
 GREY = (128, 128, 128)
@@ -22,22 +22,13 @@ def record(tmp_path) -> dict:
     return {"file_name": str(tmp_path / "one.png"), "image_id": 1, "height": H, "width": W}
 
 
-def instances(*found):
-    """(box, score, class) triples; N = 0 too."""
-    return {
-        "boxes": np.array([box for box, _, _ in found], dtype=np.float32).reshape(-1, 4),
-        "scores": np.array([score for _, score, _ in found], dtype=np.float32),
-        "classes": np.array([c for _, _, c in found], dtype=np.int64),
-    }
-
-
 def changed(image: Image.Image) -> np.ndarray:
     """(H, W) of the pixels that are no longer gray."""
     return (np.asarray(image) != np.array(GREY)).any(axis=2)
 
 
 def test_boxes_and_their_tags(record):
-    image = draw(record, instances(((40, 50, 120, 100), 0.9, 0)), ["cat"])
+    image = render(record, instances(((40, 50, 120, 100), 0.9, 0)), ["cat"])
     assert image.size == (W, H)
     touched = changed(image)
     for y, x in ((50, 80), (99, 80), (75, 40), (75, 119)):  # the four sides
@@ -49,7 +40,7 @@ def test_boxes_and_their_tags(record):
 
 def test_two_classes_have_two_colors(record):
     boxes = [((5, 50, 60, 100), 0.9, 0), ((80, 50, 140, 100), 0.9, 1)]
-    pixels = np.asarray(draw(record, instances(*boxes), ["cat", "dog"]))
+    pixels = np.asarray(render(record, instances(*boxes), ["cat", "dog"]))
     assert tuple(pixels[75, 5]) != tuple(pixels[75, 80])
     assert tuple(pixels[75, 5]) != GREY != tuple(pixels[75, 80])
 
@@ -58,8 +49,8 @@ def test_tags_stay_inside_and_apart(record):
     corner = instances(((150, 0, 160, 40), 0.9, 0), ((149, 0, 160, 41), 0.8, 0))
     one = instances(((150, 0, 160, 40), 0.9, 0))
     both, first = (
-        changed(draw(record, corner, ["elephant"])),
-        changed(draw(record, one, ["elephant"])),
+        changed(render(record, corner, ["elephant"])),
+        changed(render(record, one, ["elephant"])),
     )
     assert first[1:10, 110:148].any()  # moved to the left
     assert both.sum() > 1.7 * first.sum()  # the second tag is not on the first
@@ -73,13 +64,13 @@ def test_which_instances_are_drawn():
 
 
 def test_nothing_found_leaves_the_image(record):
-    assert not changed(draw(record, empty_prediction(), ["cat"])).any()
+    assert not changed(render(record, empty_prediction(), ["cat"])).any()
 
 
 def test_masks_tint_what_they_cover(record):
     mask = rectangle(H, W, np.array([50, 60, 90, 80]))
     prediction = {**instances(((40, 50, 120, 100), 0.9, 0)), "masks": [rle(mask)]}
-    touched = changed(draw(record, prediction, ["cat"]))
+    touched = changed(render(record, prediction, ["cat"]))
     assert touched[60:80, 50:90].all()
     assert not touched[82:97, 92:117].any()
 
@@ -89,11 +80,11 @@ def test_keypoints_with_a_skeleton_for_coco(record):
     points[0, 5], points[0, 6] = (60, 70, 1), (100, 70, 1)  # the shoulders, which are joined
     points[0, 9] = (80, 90, 0.01)  # too uncertain
     prediction = {**instances(((40, 50, 120, 100), 0.9, 0)), "keypoints": points}
-    touched = changed(draw(record, prediction, ["person"]))
+    touched = changed(render(record, prediction, ["person"]))
     assert touched[70, 60] and touched[70, 100] and touched[69:72, 80].any()
     assert not touched[85:95, 75:85].any()
     prediction["keypoints"] = points[:, 5:7]  # two keypoints of somebody's own
-    touched = changed(draw(record, prediction, ["person"]))
+    touched = changed(render(record, prediction, ["person"]))
     assert touched[70, 60] and not touched[65:75, 75:85].any()
 
 
@@ -101,7 +92,7 @@ def test_labels_tint_all_but_the_background(record):
     labels = np.zeros((H, W), dtype=np.int64)
     labels[40:80, 50:90] = 15
     names = ["background", *(f"class{i}" for i in range(1, 21))]
-    image = draw(record, {"sem_seg": labels}, names)
+    image = render(record, {"sem_seg": labels}, names)
     touched = changed(image)[:H]
     assert touched[40:80, 50:90].all() and touched.sum() == 40 * 40
     # VOC's color of a person is (192, 128, 128).
@@ -111,13 +102,13 @@ def test_labels_tint_all_but_the_background(record):
     assert image.height > H  # the legend
     legend = np.asarray(image)[H:].reshape(-1, 3)
     assert (legend == (192, 128, 128)).all(axis=1).any()
-    colored = draw(record, {"sem_seg": labels}, names, [(10 * i, 0, 250) for i in range(21)])
+    colored = render(record, {"sem_seg": labels}, names, [(10 * i, 0, 250) for i in range(21)])
     assert np.asarray(colored)[60, 70, 2] == pytest.approx(0.4 * 128 + 0.6 * 250, abs=1)
 
 
 def test_first_class_of_other_data_is_tinted(record):
     labels = np.zeros((H, W), dtype=np.int64)
-    image = draw(record, {"sem_seg": labels}, ["road", "sidewalk"], [(128, 64, 128), (0, 0, 0)])
+    image = render(record, {"sem_seg": labels}, ["road", "sidewalk"], [(128, 64, 128), (0, 0, 0)])
     assert changed(image)[:H].all()
 
 
@@ -127,13 +118,13 @@ def test_images_are_shown_as_their_exif_says(tmp_path):
     exif[0x0112] = 6  # turned by a quarter
     image.save(tmp_path / "turned.jpg", exif=exif)
     record = {"file_name": str(tmp_path / "turned.jpg")}
-    assert draw(record, instances(), ["cat"]).size == (H, W)
+    assert render(record, instances(), ["cat"]).size == (H, W)
 
 
 def test_a_damaged_image_is_named(tmp_path):
     (tmp_path / "x.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"x.jpg: not an image or damaged"):
-        draw({"file_name": str(tmp_path / "x.jpg")}, instances(), ["cat"])
+    with pytest.raises(DataError, match=r"x\.jpg"):
+        render({"file_name": str(tmp_path / "x.jpg")}, instances(), ["cat"])
 
 
 def split_of(folder: Path, names: list[str]) -> Split:
@@ -151,20 +142,16 @@ def test_images_spread_over_the_split(tmp_path):
     visualizer = Visualizer(tmp_path / "out", 4, split)
     for record in reversed(split.records):  # whatever the order and the process
         visualizer.add(record, instances(((40, 50, 120, 100), 0.9, 0)))
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "0.jpg",
-        "2.jpg",
-        "5.jpg",
-        "7.jpg",
-    ]
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["0.jpg", "2.jpg", "5.jpg", "7.jpg"]
     with Image.open(tmp_path / "out" / "0.jpg") as written:
-        expected = draw(split.records[0], instances(((40, 50, 120, 100), 0.9, 0)), ["cat"])
+        expected = render(split.records[0], instances(((40, 50, 120, 100), 0.9, 0)), ["cat"])
         difference = np.asarray(ImageChops.difference(written.convert("RGB"), expected))
     assert difference.mean() < 3
 
 
 @pytest.mark.parametrize(("number", "count"), [(0, 0), (3, 3), (99, 3)])
-def test_no_more_than_asked_for_or_than_there_are(tmp_path, number, count):
+def test_no_more_than_requested_or_than_there_are(tmp_path, number, count):
     split = split_of(tmp_path / "in", ["a.jpg", "b.jpg", "c.jpg"])
     visualizer = Visualizer(tmp_path / "out", number, split)
     for record in split.records:
@@ -180,7 +167,7 @@ def test_images_of_one_name_do_not_overwrite_each_other(tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["000-a.jpg", "001-a.jpg"]
 
 
-def test_colors_of_the_data_set_are_used(tmp_path):
+def test_colors_of_the_dataset_are_used(tmp_path):
     split = split_of(tmp_path / "in", ["a.png"])
     split = dataclasses.replace(
         split, classes=("road", "car"), metadata={"stuff_colors": [[0, 250, 0], [250, 0, 0]]}

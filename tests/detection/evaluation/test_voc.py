@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detection.datasets.voc import GroundTruth
 from detection.evaluation.voc import (
     DETECTRON2_MEANS,
     IOU_THRESHOLDS,
-    GroundTruth,
     VOCDetections,
     ap_11_points,
     ap_area,
@@ -35,56 +35,36 @@ def detect(num_classes: int, *found: tuple[str, tuple[float, ...], float, int]) 
     return detections
 
 
-def test_one_object_found_exactly():
-    metrics = evaluate(
-        detect(1, ("a", (11, 11, 20, 20), 0.9, 0)),
-        {"a": truth(((11, 11, 20, 20), 0, False))},
-        ["cell"],
-        2007,
-    )
-    assert metrics == pytest.approx(
-        dict.fromkeys(["bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP-cell", "bbox/AP50-cell"], 100)
-    )
+A, B, ELSEWHERE = (1, 1, 10, 10), (31, 31, 40, 40), (50, 50, 60, 60)
 
 
-def test_a_false_alarm_before_the_hit_halves_the_precision():
-    """Ranked: false, true. Precision at every recall is 1/2: AP 50 under both definitions."""
-    found = detect(1, ("a", (50, 50, 60, 60), 0.9, 0), ("a", (11, 11, 20, 20), 0.8, 0))
-    for year in (2007, 2012):
-        metrics = evaluate(found, {"a": truth(((11, 11, 20, 20), 0, False))}, ["cell"], year)
-        assert metrics["bbox/AP50"] == pytest.approx(50.0)
+@pytest.mark.parametrize(
+    ("objects", "found", "ap_2007", "ap_2012"),
+    [
+        pytest.param([A], [A], 100, 100, id="exactly"),
+        # Ranked: false, true. Precision at every recall is 1/2.
+        pytest.param([A], [ELSEWHERE, A], 50, 50, id="a false alarm before the hit"),
+        # Recall 1/2 at precision 1: 6 of the 11 points (0 … .5), and half of the area.
+        pytest.param([A, B], [A], 600 / 11, 50, id="half of the objects"),
+        # True, false (duplicate), true: precision 1, 1/2, 2/3; envelope 1 up to 1/2, then 2/3.
+        pytest.param([A, B], [A, A, B], 100 * (6 + 10 / 3) / 11, 250 / 3, id="a duplicate"),
+    ],
+)
+def test_by_hand(objects, found, ap_2007, ap_2012):
+    truths = {"a": truth(*((box, 0, False) for box in objects))}
+    ranked = detect(1, *(("a", box, 0.9 - 0.1 * i, 0) for i, box in enumerate(found)))
+    for year, ap in ((2007, ap_2007), (2012, ap_2012)):
+        names = ["bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP-cell", "bbox/AP50-cell"]
+        metrics = evaluate(ranked, truths, ["cell"], year)
+        assert metrics == pytest.approx(dict.fromkeys(names, ap))
 
 
-def test_half_of_the_objects_found():
-    """Recall 1/2 at precision 1: 6 of the 11 points (0 … .5), and half of the area."""
-    objects = {"a": truth(((1, 1, 10, 10), 0, False), ((31, 31, 40, 40), 0, False))}
-    found = detect(1, ("a", (1, 1, 10, 10), 0.9, 0))
-    assert evaluate(found, objects, ["x"], 2007)["bbox/AP50"] == pytest.approx(600 / 11)
-    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(50.0)
-
-
-def test_the_second_detection_of_an_object_is_false():
-    """true, false (duplicate), true: precision 1, 1/2, 2/3; envelope 1 up to 1/2, then 2/3."""
-    objects = {"a": truth(((1, 1, 10, 10), 0, False), ((31, 31, 40, 40), 0, False))}
-    found = detect(
-        1,
-        ("a", (1, 1, 10, 10), 0.9, 0),
-        ("a", (1, 1, 10, 10), 0.8, 0),
-        ("a", (31, 31, 40, 40), 0.7, 0),
-    )
-    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100 * (0.5 + 1 / 3))
-    assert evaluate(found, objects, ["x"], 2007)["bbox/AP50"] == pytest.approx(
-        100 * (6 + 5 * 2 / 3) / 11
-    )
-
-
-def test_difficult_objects_count_neither_way():
+@pytest.mark.parametrize("found", [[A, B], [B]])
+def test_difficult_objects_count_neither_way(found):
     """The detection of a difficult object is no false alarm, and its miss is no miss."""
-    objects = {"a": truth(((1, 1, 10, 10), 0, True), ((31, 31, 40, 40), 0, False))}
-    found = detect(1, ("a", (1, 1, 10, 10), 0.9, 0), ("a", (31, 31, 40, 40), 0.8, 0))
-    assert evaluate(found, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
-    only = detect(1, ("a", (31, 31, 40, 40), 0.8, 0))
-    assert evaluate(only, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
+    objects = {"a": truth((A, 0, True), (B, 0, False))}
+    ranked = detect(1, *(("a", box, 0.9 - 0.1 * i, 0) for i, box in enumerate(found)))
+    assert evaluate(ranked, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
 
 
 def test_thresholds_are_strict_and_separate():
@@ -134,7 +114,7 @@ def test_rounding_equals_text_for_many_numbers():
 
 @pytest.mark.parametrize("year", [2007, 2012])
 def test_classes_without_an_object_are_left_out_of_the_mean(year):
-    """And Detectron2's own means, which count them, are there by their names."""
+    """And Detectron2's own means, which count them, have names of their own."""
     objects = {"a": truth(((1, 1, 10, 10), 0, False), ((20, 20, 30, 30), 2, True)), "b": truth()}
     found = detect(3, ("a", (1, 1, 10, 10), 0.9, 0), ("b", (1, 1, 10, 10), 0.8, 1))
     metrics = evaluate(found, objects, ["x", "absent", "difficult"], year)
@@ -222,10 +202,11 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
         (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("year", [2007, 2012])
 @pytest.mark.parametrize("seed", range(4))
-def test_equal_to_detectron2(detectron2, tmp_path, seed, year, absent):
+def test_equal_to_detectron2(tmp_path, seed, year, absent):
     """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
     import torch
     from detectron2.data import MetadataCatalog
@@ -262,8 +243,9 @@ def test_equal_to_detectron2(detectron2, tmp_path, seed, year, absent):
     assert len(IOU_THRESHOLDS) == 10
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("seed", range(4))
-def test_equal_to_detectron2_per_class_under_the_2012_metric(detectron2, tmp_path, seed):
+def test_equal_to_detectron2_per_class_under_the_2012_metric(tmp_path, seed):
     """The area metric without an absent class, so that the mean is a number."""
     from detectron2.evaluation.pascal_voc_evaluation import voc_eval
 

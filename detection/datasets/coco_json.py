@@ -1,0 +1,298 @@
+"""Files in COCO's JSON format: checked lists, annotations as Detectron2's dicts.
+
+    {"images": [...], "annotations": [...], "categories": [...]}
+
+The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py): boxes XYWH in
+pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
+polygons of fewer than three points left out.
+
+A file that contradicts itself is refused with the annotation's id. A box over the border or without
+area is not an error: both engines clip the first and leave out the second, so they are counted.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from reprlib import repr  # short, for messages
+from typing import Any, NoReturn
+
+from detection.datasets.base import XYWH_ABS, Record, Split
+from detection.datasets.layout import inside, read_json, require_files
+from moco.common.errors import DataError
+
+Json = dict[str, Any]
+
+_NOTES = {
+    "border": "boxes over the border, clipped",
+    "empty": "boxes without area, left out in training",
+    "polygons": "polygons of fewer than 3 points or half a point, left out",
+    "shapeless": "objects without another polygon, left out",
+    "twice": "annotations with the id of another one, as known of the minival files of 2014",
+}
+
+
+class AnnotationFile:
+    """The three lists of a file, each id once, with what every use of them needs.
+
+    Attributes:
+        images: by id, in the order of the ids; each has `height` and `width` > 0, and a file name
+            inside the root.
+        categories: in the order of their ids; `contiguous`: their id → index.
+        annotations: by image id, in the order of the file.
+
+    Raises:
+        DataError: what is missing, twice, or of the wrong type.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        content: Any,
+        *,
+        file_name: Callable[[Json, str], Any] = lambda image, where: image.get("file_name", ""),
+        tolerant: bool = False,
+    ) -> None:
+        """
+        Args:
+            file_name: (image, where) → its path under the root.
+            tolerant: an annotation twice is counted and not refused.
+        """
+        self.path, self._file_name = path, file_name
+        self._found: Counter[str] = Counter()
+        if not isinstance(content, dict):
+            raise DataError(f"{path}: expected an object, got a {type(content).__name__}")
+        for key in ("images", "annotations", "categories"):
+            if key not in content:
+                raise DataError(f"{path}: {key!r} is missing; it is not COCO's instances format")
+            rows = content[key]
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise DataError(f"{path}: {key!r}: expected a list of objects")
+            if not rows and key != "annotations":
+                raise DataError(f"{path}: no {key} in it")
+        categories = self._by_id(content["categories"], "category")
+        for category_id, category in categories.items():
+            if not isinstance(category.get("name"), str):
+                raise DataError(f"{path}: category {category_id}: 'name' is missing or no text")
+        self.categories = list(categories.values())
+        self.contiguous = {category_id: index for index, category_id in enumerate(categories)}
+        self.images = self._by_id(content["images"], "image")
+        for image_id, image in self.images.items():
+            for key in ("height", "width"):
+                value = image.get(key)
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    reason = f"{key} is {repr(value)}, expected a whole number above 0"
+                    raise DataError(f"{path}: image {image_id}: {reason}")
+            where = f"{path}: image {image_id}: file_name"
+            inside(file_name(image, where), where)
+        self.annotations = self._by_image(content["annotations"], tolerant)
+
+    def _by_id(self, rows: Iterable[Json], what: str) -> dict[int, Json]:
+        table: dict[int, Json] = {}
+        for row in rows:
+            key = row.get("id")
+            if not isinstance(key, int) or isinstance(key, bool):
+                raise DataError(f"{self.path}: {what} with id {repr(key)}, expected a number")
+            if key in table:
+                raise DataError(f"{self.path}: {what} {key}: there are two with this id")
+            table[key] = row
+        return dict(sorted(table.items()))
+
+    def _by_image(self, annotations: Iterable[Json], tolerant: bool) -> dict[int, list[Json]]:
+        seen: set[int] = set()
+        groups: dict[int, list[Json]] = {}
+        for annotation in annotations:
+            annotation_id = annotation.get("id")
+            if not isinstance(annotation_id, int):
+                raise DataError(f"{self.path}: an annotation without a whole-number id")
+            for key, known in (("image_id", self.images), ("category_id", self.contiguous)):
+                value = annotation.get(key)
+                if not isinstance(value, int) or value not in known:
+                    self.refuse(annotation, f"{key} {repr(value)} is not in the file")
+            if annotation_id in seen:
+                if not tolerant:
+                    self.refuse(annotation, "there are two with this id")
+                self._found["twice"] += 1
+            seen.add(annotation_id)
+            groups.setdefault(annotation["image_id"], []).append(annotation)
+        return groups
+
+    def refuse(self, annotation: Json, reason: str) -> NoReturn:
+        """Raise DataError with the annotation's id."""
+        raise DataError(f"{self.path}: annotation {annotation['id']}: {reason}")
+
+    def notes(self) -> tuple[str, ...]:
+        """Counts of what the checks so far clipped or left out."""
+        return tuple(
+            f"{text}: {self._found[key]}" for key, text in _NOTES.items() if self._found[key]
+        )
+
+    def records(
+        self,
+        root: str,
+        missing: str,
+        keys: Sequence[str],
+        *,
+        image_keys: Sequence[str] = (),
+        num_keypoints: int = 0,
+        measured: bool = False,
+    ) -> list[Record]:
+        """Detectron2's records of all images, whose files exist.
+
+        Args:
+            root: of the images; missing: the end of the message where there is none.
+            keys: of annotations that are copied as they are; image_keys: of images.
+            num_keypoints: of every annotation with keypoints; 0: any number.
+            measured: the metric will read the file, and it needs more than training does.
+        """
+        records: list[Record] = [
+            {
+                "file_name": os.path.join(root, self._file_name(image, "")),
+                "height": image["height"],
+                "width": image["width"],
+                **{key: image.get(key, []) for key in image_keys},
+                "image_id": image_id,
+                "annotations": self._objects(image_id, keys, num_keypoints, measured),
+            }
+            for image_id, image in self.images.items()
+        ]
+        images = [record["file_name"] for record in records]
+        require_files(images, f"images that {self.path} lists", missing)
+        return records
+
+    def _objects(
+        self, image_id: int, keys: Sequence[str], num_keypoints: int, measured: bool
+    ) -> list[Json]:
+        """One image's annotations as Detectron2's dicts."""
+        image = self.images[image_id]
+        rows = []
+        for annotation in self.annotations.get(image_id, ()):
+            self._check_box(annotation, image)
+            self._check_flags(annotation, measured)
+            row = {key: annotation[key] for key in keys if key in annotation}
+            shape = annotation.get("segmentation")
+            if shape:
+                row["segmentation"] = (
+                    self._mask(annotation, shape, image)
+                    if isinstance(shape, dict)
+                    else self._polygons(annotation, shape)
+                )
+                if not row["segmentation"]:
+                    self._found["shapeless"] += 1
+                    continue
+            if annotation.get("keypoints"):
+                row["keypoints"] = self._keypoints(annotation, num_keypoints)
+            row["bbox_mode"] = XYWH_ABS
+            row["category_id"] = self.contiguous[annotation["category_id"]]
+            rows.append(row)
+        return rows
+
+    def _check_box(self, annotation: Json, image: Json) -> None:
+        """XYWH in pixels, at least in part inside; counts boxes over the border, without area."""
+        box = annotation.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
+            expected = "[x, y, width, height] of finite numbers"
+            self.refuse(annotation, f"bbox is {repr(box)}, expected {expected}")
+        x, y, w, h = box
+        if w < 0 or h < 0:
+            self.refuse(annotation, f"bbox {box} is inverted: width and height are below 0")
+        width, height = image["width"], image["height"]
+        if w == 0 or h == 0:
+            self._found["empty"] += 1
+        elif x >= width or y >= height or x + w <= 0 or y + h <= 0:
+            self.refuse(annotation, f"bbox {box} is outside the {width}x{height} image")
+        elif min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:  # not by rounding alone
+            self._found["border"] += 1
+
+    def _check_numbers(self, annotation: Json, numbers: Any, what: str) -> None:
+        """`numbers` is a list of finite numbers."""
+        if not isinstance(numbers, list) or not _finite(numbers):
+            self.refuse(annotation, f"{what} is not a list of finite numbers")
+
+    def _check_flags(self, annotation: Json, measured: bool) -> None:
+        if annotation.get("iscrowd", 0) not in (0, 1):
+            self.refuse(annotation, f"iscrowd is {repr(annotation['iscrowd'])}, expected 0 or 1")
+        needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
+        for key in needed if measured else ():
+            if key not in annotation or not _all_numbers([annotation[key]]):
+                value = repr(annotation.get(key))
+                self.refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
+        if annotation.get("ignore", 0) != 0:
+            self.refuse(annotation, "'ignore' is not supported; remove it or set it 0")
+
+    def _polygons(self, annotation: Json, polygons: Any) -> list[list[float]]:
+        if not isinstance(polygons, list):
+            self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
+        for polygon in polygons:
+            self._check_numbers(annotation, polygon, "a polygon")
+        kept = [polygon for polygon in polygons if len(polygon) % 2 == 0 and len(polygon) >= 6]
+        self._found["polygons"] += len(polygons) - len(kept)
+        return kept
+
+    def _mask(self, annotation: Json, rle: Json, image: Json) -> Json:
+        """A run-length encoding, compressed as Detectron2 keeps it."""
+        size, counts = rle.get("size"), rle.get("counts")
+        wanted = [image["height"], image["width"]]
+        if size != wanted:
+            self.refuse(annotation, f"RLE size {repr(size)} is not that of its image, {wanted}")
+        if isinstance(counts, str) and counts:
+            return rle
+        self._check_numbers(annotation, counts, "RLE counts")
+        assert isinstance(counts, list)
+        if (
+            any(not isinstance(run, int) or run < 0 for run in counts)
+            or sum(counts) != math.prod(wanted)
+        ):  # fmt: skip
+            reason = f"RLE counts add up to {sum(counts)}, expected {math.prod(wanted)} pixels"
+            self.refuse(annotation, reason)
+        import pycocotools.mask  # here, because only crowds need it
+
+        return pycocotools.mask.frPyObjects(rle, *wanted)
+
+    def _keypoints(self, annotation: Json, number: int) -> list[float]:
+        """(x, y, v) each; COCO's are pixel indices, Detectron2's are coordinates."""
+        points = annotation["keypoints"]
+        self._check_numbers(annotation, points, "keypoints")
+        number = number or len(points) // 3
+        if len(points) != 3 * number or any(v not in (0, 1, 2) for v in points[2::3]):
+            self.refuse(
+                annotation,
+                f"expected {number} keypoints of (x, y, v), v = 0, 1 or 2, got "
+                f"{len(points)} numbers",
+            )
+        return [v if index % 3 == 2 else v + 0.5 for index, v in enumerate(points)]
+
+
+def require_polygons(split: Split) -> None:
+    """Every mask that INPUT.MASK_FORMAT polygon would learn from is one; a crowd's never is.
+
+    Raises:
+        DataError: how many are run lengths, and the first annotation in the file.
+    """
+    number = sum(_in_run_lengths(item) for one in split.records for item in one["annotations"])
+    if not number:
+        return
+    file = split.metadata["json_file"]
+    rows = read_json(file)[0]["annotations"]
+    first = next(row["id"] for row in rows if _in_run_lengths(row))
+    raise DataError(
+        f"{file}: masks in run lengths, not in polygons: {number}, the first of annotation "
+        f"{first}; set INPUT.MASK_FORMAT bitmask"
+    )
+
+
+def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
+    """Of a file's annotation or of a record's; no crowd."""
+    return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
+
+
+def _finite(numbers: Sequence[Any]) -> bool:
+    # The sum is what is fast: a dataset has tens of millions of these.
+    try:
+        return math.isfinite(sum(numbers))
+    except TypeError:
+        return False
+
+
+def _all_numbers(values: Sequence[Any]) -> bool:
+    return _finite(values) and not any(isinstance(value, bool) for value in values)

@@ -1,0 +1,106 @@
+"""Semantic segmentation on PASCAL VOC: palette masks beside the boxes of voc.py.
+
+    <root>/ImageSets/Segmentation/<split>.txt           one image id per line
+    <root>/JPEGImages/<id>.jpg
+    <root>/SegmentationClass/<id>.png                   class ids as palette indices, 255 ignored
+    <root>/SegmentationClassAug/<id>.png                train_aug of VOC2012 (SBD's masks)
+
+Detectron2 has no such dataset; the names are this project's own. A mask's labels are its palette
+indices. Whoever opens it with mode "L" gets gray values instead, which train without complaint.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from detection.datasets.base import Split
+from detection.datasets.labels import check_labels, digest_labels
+from detection.datasets.layout import absent, expected, image_size, read_ids, require_files
+from moco.common.errors import DataError
+
+IGNORED = 255
+
+_AUGMENTED = "train_aug"
+# Images of the splits.
+_COUNTS = {
+    (2012, _AUGMENTED): 10582,
+    **{(2007, "train"): 209, (2007, "val"): 213, (2007, "trainval"): 422, (2007, "test"): 210},
+    **{(2012, "train"): 1464, (2012, "val"): 1449, (2012, "trainval"): 2913},
+}
+COUNTS = {f"voc_{year}_sem_seg_{split}": (n, 0) for (year, split), n in _COUNTS.items()}
+# As its authors and several copies of it call the list.
+_AUGMENTED_LISTS = ("train_aug.txt", "trainaug.txt")
+# A copy of it in use has lines of two paths instead of ids.
+_TWO_COLUMNS = re.compile(r"/?JPEGImages/(\S+)\.jpg\s+/?SegmentationClass(?:Aug)?/\1\.png")
+
+
+@dataclass(frozen=True)
+class VOCSegmentationSource:
+    """Where a split is; `root` is the folder VOC2007 or VOC2012, `classes` include background."""
+
+    name: str
+    root: Path
+    split: str
+    classes: tuple[str, ...]
+
+    def present(self) -> bool:
+        return self._list() is not None
+
+    def read(self) -> Split:
+        path = self._list()
+        if path is None:
+            missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
+            raise DataError(
+                f"{self.name}: {missing} is missing; {expected('voc', self.root.parent)}"
+            )
+        ids = read_ids(path, _TWO_COLUMNS)
+        images = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
+        require_files(images, "images", expected("voc", self.root.parent))
+        records = []
+        for image_id, image, mask in zip(ids, images, self._masks(ids), strict=True):
+            width, height = image_size(image)
+            records.append(
+                {
+                    "file_name": image,
+                    "image_id": image_id,
+                    "height": height,
+                    "width": width,
+                    "sem_seg_file_name": mask,
+                }
+            )
+        sha256 = digest_labels(records)
+        check_labels(records, len(self.classes), IGNORED)
+        return Split(
+            name=self.name,
+            evaluator_type="sem_seg",
+            classes=self.classes,
+            records=tuple(records),
+            annotations_sha256=sha256,
+            metadata={"stuff_classes": list(self.classes), "ignore_label": IGNORED},
+        )
+
+    def _list(self) -> Path | None:
+        folder = self.root / "ImageSets" / "Segmentation"
+        names = _AUGMENTED_LISTS if self.split == _AUGMENTED else (f"{self.split}.txt",)
+        return next((folder / name for name in names if (folder / name).is_file()), None)
+
+    def _masks(self, ids: Sequence[str]) -> list[str]:
+        """The masks, all of one folder; train_aug's may be in that of the others."""
+        choices = [
+            [str(self.root / folder / f"{image_id}.png") for image_id in ids]
+            for folder in ("SegmentationClassAug", "SegmentationClass")
+            if folder == "SegmentationClass" or self.split == _AUGMENTED
+        ]
+        whole = next((masks for masks in choices if not absent(masks)), None)
+        if whole is None:
+            require_files(choices[0], "masks", expected("voc", self.root.parent))
+        return whole or choices[0]
+
+
+def sources(root: str, classes: tuple[str, ...]) -> list[VOCSegmentationSource]:
+    """The splits in `root`, the folder that holds VOC2007 and VOC2012."""
+    return [
+        VOCSegmentationSource(name, Path(root) / f"VOC{year}", split, classes)
+        for name, (year, split) in zip(COUNTS, _COUNTS, strict=True)
+    ]

@@ -1,0 +1,263 @@
+"""The VOC reader: Detectron2's records, a custom folder, and what is refused."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from detection.config.task import default_task, load_task
+from detection.datasets import cache_clear, folder_sources, known, read_split
+from detection.datasets.voc import VOC_CLASSES, VOCSource
+from moco.common.errors import DataError, UserError
+from tests.oracles.real_voc import with_links
+from tests.oracles.tiny_voc import write_voc
+
+R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
+def source(root: Path) -> VOCSource:
+    return VOCSource("x_train", root, "train", 2007, ("blue", "green", "red"), False)
+
+
+def write_one(root: Path, body: str, image: str = "1.jpg") -> Path:
+    """A dataset of one image of 60x40 whose annotation has `body` in it."""
+    for part in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (root / part).mkdir(parents=True, exist_ok=True)
+    for split in ("train", "test"):
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text("1\n")
+    Image.new("RGB", (60, 40)).save(root / "JPEGImages" / image)
+    (root / "Annotations" / "1.xml").write_text(f"<annotation>{body}</annotation>")
+    return root
+
+
+SIZE = "<size><width>60</width><height>40</height><depth>3</depth></size>"
+
+
+def box(*sides: object) -> str:
+    tags = zip(("xmin", "ymin", "xmax", "ymax"), sides, strict=False)
+    return f"<bndbox>{''.join(f'<{tag}>{side}</{tag}>' for tag, side in tags)}</bndbox>"
+
+
+def obj(name: str = "red", inside: str = box(1, 1, 10, 10)) -> str:
+    return f"<object><name>{name}</name>{inside}</object>"
+
+
+# The annotation, and what the error names.
+BROKEN = {
+    "unknown class": (SIZE + obj("purple"), "object 1: .*'purple'.* blue, green, red"),
+    "no size": (obj(), "<size/width>"),
+    "empty width": ("<size><width></width><height>40</height></size>" + obj(), "<size/width>"),
+    "other size": ("<size><width>40</width><height>60</height></size>" + obj(), "40x60.*60x40"),
+    "inverted in x": (SIZE + obj() + obj("blue", box(20, 1, 10, 9)), r"object 2 \(blue\): "),
+    "inverted in y": (SIZE + obj("red", box(1, 30, 10, 9)), "inverted"),
+    "right of the image": (SIZE + obj("red", box(61, 1, 70, 9)), "outside the 60x40"),
+    "left of the image": (SIZE + obj("red", box(-9, 1, 0, 9)), "outside the 60x40"),
+    "not a number": (SIZE + obj("red", box("nan", 1, 10, 9)), "<bndbox/xmin> is 'nan'"),
+    "infinite": (SIZE + obj("red", box(1, 1, "inf", 9)), "<bndbox/xmax> is 'inf'"),
+    "text": (SIZE + obj("red", box(1, 1, "ten", 9)), "<bndbox/xmax> is 'ten'"),
+    "no box": (SIZE + obj("red", ""), "<bndbox/xmin>"),
+    "half a box": (SIZE + obj("red", box(1)), "<bndbox/ymin>"),
+    "no name": (SIZE + f"<object>{box(1, 1, 9, 9)}</object>", "object 1: <name>"),
+    "odd difficult": (
+        SIZE + obj("red", box(1, 1, 9, 9) + "<difficult>maybe</difficult>"),
+        "<difficult> is 'maybe'",
+    ),
+    "cut off": (SIZE + "<object><name>red</name>", "XML"),
+    "entities": ("<!DOCTYPE a [<!ENTITY b 'c'>]>" + SIZE, "entities"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_annotations_are_refused(case, tmp_path):
+    body, named = BROKEN[case]
+    with pytest.raises(DataError, match=rf"1\.xml: .*{named}") as caught:
+        source(write_one(tmp_path, body)).read()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+)
+def test_broken_annotations_stop_both_engines_before_training(engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    root = write_one(tmp_path / "set", SIZE + obj("red", box(9, 9, 1, 1)))
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(root), "OUTPUT_DIR", str(tmp_path)]
+    with pytest.raises(DataError, match=r"1\.xml"):
+        load_task(R18, opts, engine)
+
+
+def test_a_box_over_the_border_is_clipped_and_counted(tmp_path):
+    body = SIZE + obj("red", box(0, -3, 10, 45)) + obj("blue", box(1, 1, 60, 40))
+    split = source(write_one(tmp_path, body)).read()
+    assert split.notes == ("boxes over the border, clipped: 1",)
+    assert split.truth["1"].boxes.tolist() == [[1, 1, 10, 40], [1, 1, 60, 40]]
+    boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
+    assert boxes == [[0, 0, 10, 40], [0, 0, 60, 40]]
+
+
+def test_coordinates_and_optional_elements(tmp_path):
+    """One pixel and fractions are boxes; other tools leave out pose, truncated and difficult."""
+    hard = obj("red", box(5, 5, 5, 5) + "<difficult>1</difficult>")
+    split = source(write_one(tmp_path, SIZE + hard + obj("blue", box(1.5, 2.25, 9.75, 8)))).read()
+    boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
+    assert split.notes == ()
+    assert boxes == [[4, 4, 5, 5], [0.5, 1.25, 9.75, 8]]
+    truth = split.truth["1"]
+    np.testing.assert_array_equal(truth.boxes, [[5, 5, 5, 5], [1.5, 2.25, 9.75, 8]])
+    assert (truth.classes.tolist(), truth.difficult.tolist()) == ([2, 0], [True, False])
+    assert source(write_one(tmp_path, SIZE)).read().records[0]["annotations"] == []
+
+
+@pytest.mark.detectron2
+def test_records_are_detectron2s(tmp_path):
+    """The same dicts as Detectron2's own reader gives, on whole-number boxes inside."""
+    from detectron2.data.datasets.pascal_voc import load_voc_instances
+
+    split = source(write_voc(tmp_path, {"train": 5})).read()
+    theirs = load_voc_instances(str(tmp_path), "train", split.classes)
+    assert list(split.records) == theirs
+    assert sum(len(record["annotations"]) for record in theirs) >= 5
+
+
+@pytest.mark.detectron2
+@pytest.mark.parametrize("name", ["voc_2007_trainval", "voc_2007_test"])
+def test_real_records_and_metadata_are_detectron2s(name, shared_data, tmp_path, monkeypatch):
+    from detectron2.data import MetadataCatalog
+    from detectron2.data.datasets.pascal_voc import load_voc_instances
+
+    root = with_links(shared_data / "VOC2007", tmp_path / "VOC2007")
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    split = read_split(name, default_task())
+    meta = MetadataCatalog.get(name)
+    assert list(split.records) == load_voc_instances(str(root), meta.split, meta.thing_classes)
+    assert split.evaluator_type == meta.evaluator_type == "pascal_voc"
+    expected = {key: getattr(meta, key) for key in ("thing_classes", "split", "year")}
+    assert split.metadata == {**expected, "dirname": str(root)}
+    assert not split.has_masks
+
+
+@pytest.mark.detectron2
+def test_the_published_names_are_detectron2s():
+    from detectron2.data import DatasetCatalog, MetadataCatalog
+
+    # Those of segmentation are of this project: another test may have registered them.
+    theirs = {n for n in DatasetCatalog.list() if n.startswith("voc_") and "sem_seg" not in n}
+    ours = {n: s for n, s in known(default_task()).items() if isinstance(s, VOCSource)}
+    assert set(ours) == theirs
+    for name, found in ours.items():
+        meta = MetadataCatalog.get(name)
+        assert Path(meta.dirname).name == found.root.name
+        assert (meta.split, meta.year) == (found.split, found.year)
+        assert tuple(meta.thing_classes) == found.classes == VOC_CLASSES
+
+
+def test_images_that_are_the_text_of_a_link(tmp_path):
+    """As a copy without links leaves them: the message says so."""
+    root = write_one(tmp_path / "VOC2007", SIZE + obj())
+    (root / "JPEGImages" / "1.jpg").write_text("../../real.jpg")
+    (tmp_path / "real.jpg").touch()
+    with pytest.raises(DataError, match=r"1\.jpg: .* \.\./\.\./real\.jpg.*links"):
+        source(root).read()
+
+
+@pytest.mark.parametrize("line", ["../1", "/etc/passwd", "..", "1\n1", "1 1", "\n", "2"])
+def test_bad_lists_are_refused(line, tmp_path):
+    root = write_one(tmp_path, SIZE + obj())
+    (root / "ImageSets" / "Main" / "train.txt").write_text(f"{line}\n")
+    with pytest.raises(DataError, match=r"train\.txt"):
+        source(root).read()
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", None])
+def test_missing_and_damaged_images_are_named(content, tmp_path):
+    root = write_one(tmp_path, SIZE + obj())
+    image = root / "JPEGImages" / "1.jpg"
+    image.unlink()
+    if content is not None:
+        image.write_bytes(content)
+    with pytest.raises(DataError, match=r"1\.jpg"):
+        source(root).read()
+
+
+def test_gray_of_16_bits_is_refused(tmp_path):
+    """Detectron2's reader would clip it to white."""
+    root = write_one(tmp_path, SIZE + obj(), image="1.png")
+    Image.fromarray(np.full((40, 60), 999, np.uint16)).save(root / "JPEGImages" / "1.png")
+    with pytest.raises(DataError, match=r"1\.png.*8 bits"):
+        source(root).read()
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "1.png", "1.Jpeg", "1.bmp"])
+def test_a_custom_folder_may_hold_other_formats(name, tmp_path):
+    split = source(write_one(tmp_path, SIZE + obj(), image=name)).read()
+    assert split.records[0]["file_name"].endswith(name)
+
+
+def test_a_file_with_another_ending_is_named(tmp_path):
+    """And the tree of VOC2007 is no advice for a custom dataset."""
+    root = write_one(tmp_path, SIZE + obj(), image="1.tif")
+    with pytest.raises(DataError, match=r"1\.jpg: missing.* 1\.tif .*\.bmp") as error:
+        source(root).read()
+    assert "VOC2007" not in str(error.value)
+
+
+def test_exif_orientation_counts(tmp_path):
+    """An image that is shown on its side is as wide as it is shown."""
+    root = write_one(tmp_path, SIZE + obj())
+    image = Image.new("RGB", (40, 60))
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(root / "JPEGImages" / "1.jpg", exif=exif)
+    record = source(root).read().records[0]
+    assert (record["width"], record["height"]) == (60, 40)
+
+
+def task_with(folder: Path, **datasets: object):
+    cfg = default_task()
+    cfg.DATASETS.VOC_DIR = str(folder)
+    cfg.DATASETS.update(datasets)
+    return cfg
+
+
+def test_a_custom_folder(tmp_path):
+    """Classes are all names, sorted, the same for every split; each split is read once."""
+    root = write_voc(tmp_path / "mine", {"train": 6, "val": 3})
+    sources = folder_sources(task_with(root).DATASETS)
+    assert [s.name for s in sources] == ["mine_train", "mine_val"]
+    assert {s.classes for s in sources} == {("blue", "green", "red")}
+    given = folder_sources(task_with(root, VOC_CLASSES=["red", "green", "blue"]).DATASETS)
+    assert given[0].classes == ("red", "green", "blue")
+    first = read_split("mine_train", task_with(root))
+    assert read_split("mine_train", task_with(root)) is first
+    assert read_split("mine_val", task_with(root)) is not first
+    cache_clear()
+    assert read_split("mine_train", task_with(root)) is not first
+    with pytest.raises(DataError, match=r"VOC_DIR .*Annotations/"):
+        folder_sources(task_with(tmp_path).DATASETS)
+    with pytest.raises(UserError, match="VOC_YEAR"):
+        folder_sources(task_with(root, VOC_YEAR=2008).DATASETS)
+
+
+def test_the_digest_is_of_what_is_annotated_and_not_of_where(tmp_path):
+    """A folder of the same name elsewhere is the same dataset, unless a box is different."""
+    roots = [write_voc(tmp_path / part / "own", {"train": 2}) for part in "ab"]
+    first, second = (source(root).read().annotations_sha256 for root in roots)
+    assert first == second == "76f755404bd715f8b8e2c4e652a8c3a998c9fae00e9f08fe35a34554498d04b1"
+    annotation = roots[1] / "Annotations" / "000001.xml"
+    text = annotation.read_text()
+    annotation.write_text(text.replace("<difficult>0", "<difficult>1", 1))
+    assert source(roots[1]).read().annotations_sha256 != first
+
+
+def test_real_annotations(shared_data):
+    cfg = task_with(shared_data / "bccd")
+    split = read_split("bccd_trainval", cfg)
+    assert split.classes == ("Platelets", "RBC", "WBC")
+    assert len(split.records) == 292
+    assert len(read_split("bccd_test", cfg).records) == 72
+    assert os.path.isfile(split.records[0]["file_name"])
