@@ -121,6 +121,8 @@ BROKEN = {
     "traversal": (lambda c: c["images"][0].update(coco_url="http://x/train2017/.."), r"'\.\.'"),
     "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url"),
     "polygon of text": (lambda c: first(c, segmentation=[["a"] * 6]), "annotation 1: a polygon"),
+    "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation"),
+    "short polygon": (lambda c: first(c, segmentation=[[1, 2, 3, 4]]), "annotation 1: .*polygons"),
     "unknown negative": (
         lambda c: c["images"][0].update(neg_category_ids=[1231]),
         "neg_category_ids",
