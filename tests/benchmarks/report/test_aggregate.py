@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.fake_runs import CONFIG, record
+from tests.benchmarks.report.fake_runs import CONFIG, record
 
 from benchmarks.report.aggregate import Cell, aggregate, gap, stems, summarize
 from benchmarks.report.records import Run

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.fake_runs import CONFIG, record
+from tests.benchmarks.report.fake_runs import CONFIG, record
 
 from benchmarks.report.aggregate import Table, aggregate
 from benchmarks.report.compare import compare, to_csv, to_markdown, to_text

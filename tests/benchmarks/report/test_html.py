@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.benchmarks.fake_runs import CONFIG, write_pair, write_run
+from tests.benchmarks.report.fake_runs import CONFIG, write_pair, write_run
 
 from benchmarks.report.aggregate import Table, aggregate
 from benchmarks.report.html import to_html

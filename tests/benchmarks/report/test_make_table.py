@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.benchmarks.fake_runs import write_pair, write_run
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks.make_table import main
 from moco.common.errors import UserError

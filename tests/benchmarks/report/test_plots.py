@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from tests.benchmarks.fake_runs import write_pair, write_run
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.plots import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.benchmarks.fake_runs import CONFIG, record, write_run
+from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
 
 from benchmarks.report.records import Run, collect, precision_recall, sample_images
 from detection.datasets.base import Split

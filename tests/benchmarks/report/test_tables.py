@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.fake_runs import write_pair, write_run
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks.report.aggregate import Gap, Table, aggregate, summarize
 from benchmarks.report.escape import latex

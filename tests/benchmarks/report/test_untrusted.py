@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.benchmarks.fake_runs import record, write_run
+from tests.benchmarks.report.fake_runs import record, write_run
 
 from benchmarks import make_table, plot_curves
 from benchmarks.report import plots

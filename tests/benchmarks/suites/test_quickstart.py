@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.fake_runs import write_pair, write_run
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks import quickstart
 from benchmarks.quickstart import (
