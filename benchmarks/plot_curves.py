@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.report import escape
-from benchmarks.report.plots import COLOURS, Curve, new_figure, read_curve, save_figure
+from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
+from benchmarks.report.style import PALETTE
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
@@ -42,7 +43,7 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
     return curves
 
 
-def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None:
+def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> list[Path]:
     """One panel for each quantity; runs, by label, in colors of their own."""
     panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
@@ -56,8 +57,8 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
             axis.plot(
                 epochs,
                 values,
-                color=COLOURS[number % len(COLOURS)],
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                color=PALETTE[number % len(PALETTE)],
+                linestyle=("-", "--", ":")[number // len(PALETTE) % 3],
                 marker=marker,
                 markersize=3,
                 linewidth=1.5,
@@ -69,7 +70,7 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
             axis.set_ylim(bottom=0)
         if len(runs) > 1:
             axis.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+    return Plot(figure).save(path)
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
@@ -102,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")
     curves = [read_curves(run) for run in args.runs]
-    plot_curves(args.output, dict(zip(label_runs(args.runs), curves, strict=True)))
-    print(f"wrote {args.output}")
+    for path in plot_curves(args.output, dict(zip(label_runs(args.runs), curves, strict=True))):
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

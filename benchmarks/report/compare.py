@@ -1,19 +1,17 @@
-"""Two folders of results → what changed between them, per task, initialization and metric.
+"""Two sets of tables → what changed between them, per task, init and metric. Pure.
 
-Pure. What is compared was made at two times, on two machines or by two versions; a difference of
-means has Welch's 95% interval. Where the two were not made by one protocol or of the same weights,
-that is said beside the difference: then it compares more than two makings of the same.
+The two are results of two times, two machines or two versions; a difference of means has Welch's
+95% interval. Where they are not of one protocol or of the same weights, that is said beside the
+difference.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.report.aggregate import Cell, Gap, Row, Table, gap, listed_differences
-from benchmarks.report.escape import csv_text, markdown, terminal
-from benchmarks.report.tables import MINUS, MISSING, format_cell, format_evidence, setting
+from benchmarks.report.content import Shown, evidence, setting
+from benchmarks.report.style import MISSING, format_cell
 from detection.evaluation.metrics import titles
-
-Key = tuple[str, tuple[str, ...], str]  # task, tested on, engine
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,9 @@ class Change:
     Attributes:
         pairs: metric → the two cells; None where a side has no number.
         gaps: metric → second minus first.
-        doubts: what else differs between the two than the day: protocol, length, weights.
+        doubts: what else differs between the two: protocol, length, weights.
+        sizes: trials of the two.
+        same: whether both have the same seeds with the same numbers.
     """
 
     init: str
@@ -31,7 +31,16 @@ class Change:
     gaps: dict[str, Gap | None]
     doubts: tuple[str, ...]
     sizes: tuple[int, int]
-    same: bool  # the same seeds with the same numbers
+    same: bool
+
+    @property
+    def rows(self) -> list[list[Shown]]:
+        found = []
+        for metric, title in zip(self.pairs, titles(list(self.pairs)), strict=True):
+            sides = [_side(*side) for side in zip(self.pairs[metric], self.sizes, strict=True)]
+            said = Shown("same numbers") if self.same else evidence(self.gaps[metric])
+            found.append([*map(Shown, (self.init, title, *sides)), said])
+        return found
 
 
 @dataclass(frozen=True)
@@ -40,10 +49,23 @@ class Difference:
 
     task: str
     setting: str
-    metrics: tuple[str, ...]
     changes: tuple[Change, ...]
     vanished: tuple[str, ...]
     appeared: tuple[str, ...]
+
+    @property
+    def rows(self) -> list[list[Shown]]:
+        """Per init and metric: both names, both means and their difference."""
+        return [row for change in self.changes for row in change.rows]
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not comparable or only on one side."""
+        return [
+            *(f"not comparable, {c.init}: {doubt}" for c in self.changes for doubt in c.doubts),
+            *(f"only in A: {init}" for init in self.vanished),
+            *(f"only in B: {init}" for init in self.appeared),
+        ]
 
 
 @dataclass(frozen=True)
@@ -57,59 +79,12 @@ class Comparison:
 
 def compare(first: Sequence[Table], second: Sequence[Table]) -> Comparison:
     """What changed from `first` to `second`; tables of one task, dataset and engine meet."""
-    a, b = ({_key(table): table for table in tables} for tables in (first, second))
-    both = tuple(_difference(a[key], b[key]) for key in a if key in b)
-    vanished = tuple(_named(table) for key, table in a.items() if key not in b)
-    return Comparison(both, vanished, tuple(_named(t) for key, t in b.items() if key not in a))
-
-
-def to_text(comparison: Comparison, names: tuple[str, str]) -> str:
-    """For a terminal."""
-    from tabulate import tabulate
-
-    def shown(heads: list[str], lines: list[list[str]]) -> str:
-        return tabulate(lines, headers=heads, disable_numparse=True)
-
-    return _document(comparison, names, "", shown, terminal)
-
-
-def to_markdown(comparison: Comparison, names: tuple[str, str]) -> str:
-    """The same as a document."""
-
-    def shown(heads: list[str], lines: list[list[str]]) -> str:
-        return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *lines))
-
-    return f"# Difference of results\n\n{_document(comparison, names, '## ', shown, markdown)}\n"
-
-
-def to_csv(comparison: Comparison) -> str:
-    """One line per task, initialization and metric that both sides have."""
-    heads = ["task", "setting", "init", "metric", "n_a", "mean_a", "n_b", "mean_b"]
-    lines = [[*heads, "difference", "low", "high", "p_value", "doubts"]]
-    for table in comparison.both:
-        for change in table.changes:
-            for metric in table.metrics:
-                sides = [
-                    text
-                    for cell in change.pairs[metric]
-                    for text in (("0", "") if cell is None else (str(cell.n), f"{cell.mean:.6g}"))
-                ]
-                found = change.gaps[metric]
-                numbers: list[float | None] = [None] * 4
-                if found is not None:
-                    numbers = [found.value, found.low, found.high, found.p_value]
-                lines.append(
-                    [
-                        *(table.task, table.setting, change.init, metric, *sides),
-                        *("" if number is None else f"{number:.6g}" for number in numbers),
-                        "; ".join(change.doubts),
-                    ]
-                )
-    return csv_text(lines)
-
-
-def _key(table: Table) -> Key:
-    return table.task, table.tested_on, table.engine
+    a, b = ({(t.task, t.tested_on, t.engine): t for t in tables} for tables in (first, second))
+    return Comparison(
+        both=tuple(_difference(a[key], b[key]) for key in a if key in b),
+        vanished=tuple(_named(table) for key, table in a.items() if key not in b),
+        appeared=tuple(_named(table) for key, table in b.items() if key not in a),
+    )
 
 
 def _named(table: Table) -> str:
@@ -119,12 +94,10 @@ def _named(table: Table) -> str:
 def _difference(a: Table, b: Table) -> Difference:
     rows_a, rows_b = ({row.init: row for row in table.rows} for table in (a, b))
     metrics = tuple(dict.fromkeys((*a.metrics, *b.metrics)))
-    shared = [_change(rows_a[init], rows_b[init], metrics) for init in rows_a if init in rows_b]
     return Difference(
         task=a.task,
-        setting=setting(a) if setting(a) == setting(b) else f"{setting(a)} → {setting(b)}",
-        metrics=metrics,
-        changes=tuple(shared),
+        setting=" → ".join(dict.fromkeys((setting(a), setting(b)))),
+        changes=tuple(_change(rows_a[i], rows_b[i], metrics) for i in rows_a if i in rows_b),
         vanished=tuple(init for init in rows_a if init not in rows_b),
         appeared=tuple(init for init in rows_b if init not in rows_a),
     )
@@ -132,15 +105,11 @@ def _difference(a: Table, b: Table) -> Difference:
 
 def _change(a: Row, b: Row, metrics: Sequence[str]) -> Change:
     pairs = {metric: (a.cells.get(metric), b.cells.get(metric)) for metric in metrics}
-    gaps = {
-        metric: gap(later, earlier) if earlier is not None and later is not None else None
-        for metric, (earlier, later) in pairs.items()
-    }
     numbers = [{run.record.seed: run.record.metrics for run in row.runs} for row in (a, b)]
     return Change(
         init=a.init,
         pairs=pairs,
-        gaps=gaps,
+        gaps={metric: gap(later, earlier) for metric, (earlier, later) in pairs.items()},
         doubts=tuple(_doubts(a, b)),
         sizes=(a.n, b.n),
         same=numbers[0] == numbers[1],
@@ -160,40 +129,7 @@ def _doubts(a: Row, b: Row) -> list[str]:
     return found
 
 
-def _document(
-    comparison: Comparison,
-    names: tuple[str, str],
-    mark: str,
-    shown: Callable[[list[str], list[list[str]]], str],
-    escaped: Callable[[str], str],
-) -> str:
-    between = "\n\n" if mark else "\n"
-    blocks = [f"A: {escaped(names[0])}{between}B: {escaped(names[1])}"]
-    for table in comparison.both:
-        blocks.append(mark + escaped(f"{table.task}: {table.setting}"))
-        lines = []
-        for change in table.changes:
-            for metric, title in zip(table.metrics, titles(table.metrics), strict=True):
-                cells = zip(change.pairs[metric], change.sizes, strict=True)
-                texts = [_told(cell, n) for cell, n in cells]
-                said = "same numbers" if change.same else format_evidence(change.gaps[metric])
-                lines.append([escaped(change.init), title, *texts, said])
-        if lines:
-            blocks.append(shown(["pre-train", "", "A", "B", f"B {MINUS} A"], lines))
-        doubts = [
-            f"not comparable, {change.init}: {doubt}"
-            for change in table.changes
-            for doubt in change.doubts
-        ]
-        doubts += [f"only in A: {init}" for init in table.vanished]
-        doubts += [f"only in B: {init}" for init in table.appeared]
-        blocks += ["\n".join(f"- {escaped(text)}" for text in doubts)] if doubts else []
-    for name, tasks in (("A", comparison.vanished), ("B", comparison.appeared)):
-        blocks += [f"only in {name}: {escaped(task)}" for task in tasks]
-    return "\n\n".join(blocks)
-
-
-def _told(cell: Cell | None, n: int) -> str:
+def _side(cell: Cell | None, n: int) -> str:
     if cell is None:
         return MISSING
     return f"{format_cell(cell, cell.n)} (n = {cell.n}{'' if cell.n == n else f' of {n}'})"

@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.report.fake_runs import CONFIG, record
 
 from benchmarks.report.aggregate import Cell, aggregate, gap, stems, summarize
 from benchmarks.report.records import Run
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import CONFIG, record
 
 A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)
 MOCO = "a" * 64

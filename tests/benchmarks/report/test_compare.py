@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.report.fake_runs import CONFIG, record
 
 from benchmarks.report.aggregate import Table, aggregate
 from benchmarks.report.compare import compare, to_csv, to_markdown, to_text
 from benchmarks.report.records import Run
+from tests.benchmarks.report.fake_runs import CONFIG, record
 
 A, B = (10.0, 12.0, 14.0), (20.0, 21.0, 25.0)  # as in test_aggregate.py
 NAMES = ("old", "new")

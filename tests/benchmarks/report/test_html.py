@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from benchmarks.report.html import to_html
 from PIL import Image
-from tests.benchmarks.report.fake_runs import CONFIG, write_pair, write_run
 
 from benchmarks.report.aggregate import Table, aggregate
-from benchmarks.report.html import to_html
 from benchmarks.report.records import Results, collect
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import CONFIG, write_pair, write_run
 
 
 class Page(HTMLParser):

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks.make_table import main
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 FILES = ["table.md", "table.runs.md", "table.csv", "runs.csv", "table.tex", "table.html"]
 FIGURES = ["loss-t.png", "ap-t.png"]

@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from benchmarks.report.tables import is_strong
 
 from benchmarks.report.paper import OWN, PaperTable, _row, load_paper, tables_for
-from benchmarks.report.tables import is_strong
 from detection.evaluation.metrics import HEADLINE
 from moco.common.cfgnode import flatten, read_yaml
 from moco.modeling.encoder import EncoderSpec

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.plots import (
@@ -27,6 +26,7 @@ from benchmarks.report.plots import (
 )
 from benchmarks.report.records import collect
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 
 def test_a_resumed_run_keeps_its_last_value(tmp_path):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
 
 from benchmarks.report.records import Run, collect, precision_recall, sample_images
 from detection.datasets.base import Split
 from detection.evaluation.voc import GroundTruth
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import CONFIG, record, write_run
 
 
 def test_collects_nested_folders_once(tmp_path):

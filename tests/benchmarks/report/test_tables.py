@@ -9,12 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.report.fake_runs import write_pair, write_run
-
-from benchmarks.report.aggregate import Gap, Table, aggregate, summarize
-from benchmarks.report.escape import latex
 from benchmarks.report.html import to_html
-from benchmarks.report.records import Results, Unusable, collect
 from benchmarks.report.tables import (
     format_cell,
     format_evidence,
@@ -28,6 +23,11 @@ from benchmarks.report.tables import (
     to_markdown,
     to_terminal,
 )
+
+from benchmarks.report.aggregate import Gap, Table, aggregate, summarize
+from benchmarks.report.escape import latex
+from benchmarks.report.records import Results, Unusable, collect
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 APS = {"random": [10.0, 12.0], "moco": [20.0, 21.0, 25.0], "other_10%": [11.2]}
 

@@ -13,8 +13,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from benchmarks.report.html import to_html
+from benchmarks.report.tables import (
+    runs_to_csv,
+    runs_to_markdown,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_terminal,
+)
 from PIL import Image
-from tests.benchmarks.report.fake_runs import record, write_run
 
 from benchmarks import make_table, plot_curves
 from benchmarks.report import plots
@@ -24,17 +32,9 @@ from benchmarks.report.compare import to_csv as diff_to_csv
 from benchmarks.report.compare import to_markdown as diff_to_markdown
 from benchmarks.report.compare import to_text as diff_to_text
 from benchmarks.report.escape import figure, file_names, markdown
-from benchmarks.report.html import to_html
 from benchmarks.report.records import Results, Run, Unusable, collect, precision_recall
-from benchmarks.report.tables import (
-    runs_to_csv,
-    runs_to_markdown,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_terminal,
-)
 from moco.common.errors import UserError, run_cli
+from tests.benchmarks.report.fake_runs import record, write_run
 
 ORDINARY = "moco_v2 (200ep)"
 PAYLOADS = {
