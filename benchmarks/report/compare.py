@@ -16,30 +16,40 @@ from detection.evaluation.metrics import titles
 
 @dataclass(frozen=True)
 class Change:
-    """One row that both sides have.
+    """One row that both sides have."""
 
-    Attributes:
-        pairs: metric → the two cells; None where a side has no number.
-        gaps: metric → second minus first.
-        doubts: what else differs between the two: protocol, length, weights.
-        sizes: trials of the two.
-        same: whether both have the same seeds with the same numbers.
-    """
-
-    init: str
-    pairs: dict[str, tuple[Cell | None, Cell | None]]
-    gaps: dict[str, Gap | None]
-    doubts: tuple[str, ...]
-    sizes: tuple[int, int]
-    same: bool
+    a: Row
+    b: Row
+    metrics: tuple[str, ...]
 
     @property
-    def rows(self) -> list[list[Shown]]:
+    def pairs(self) -> dict[str, tuple[Cell | None, Cell | None]]:
+        """Metric → the two cells; None where a side has no number."""
+        return {name: (self.a.cells.get(name), self.b.cells.get(name)) for name in self.metrics}
+
+    @property
+    def gaps(self) -> dict[str, Gap | None]:
+        """Metric → second minus first."""
+        return {metric: gap(b, a) for metric, (a, b) in self.pairs.items()}
+
+    @property
+    def same(self) -> bool:
+        """Whether both have the same seeds with the same numbers."""
+        a, b = ({r.record.seed: r.record.metrics for r in row.runs} for row in (self.a, self.b))
+        return a == b
+
+    @property
+    def doubts(self) -> list[str]:
+        """What else differs between the two: protocol, length, weights."""
+        a, b = self.a.runs[0].record, self.b.runs[0].record
         found = []
-        for metric, title in zip(self.pairs, titles(list(self.pairs)), strict=True):
-            sides = [_side(*side) for side in zip(self.pairs[metric], self.sizes, strict=True)]
-            said = Shown("same numbers") if self.same else evidence(self.gaps[metric])
-            found.append([*map(Shown, (self.init, title, *sides)), said])
+        if a.config_sha256 != b.config_sha256:
+            found.append(f"protocols differ in {listed_differences([self.a.runs, self.b.runs])}")
+        if a.iterations != b.iterations:
+            found.append(f"iterations: {a.iterations} / {b.iterations}")
+        if a.weights_sha256 != b.weights_sha256:
+            named = [(record.weights_sha256 or "none")[:8] for record in (a, b)]
+            found.append(f"weights: {' / '.join(named)}")
         return found
 
 
@@ -47,24 +57,46 @@ class Change:
 class Difference:
     """Of one task on one engine; an init that one side lacks is only named."""
 
-    task: str
-    setting: str
-    changes: tuple[Change, ...]
-    vanished: tuple[str, ...]
-    appeared: tuple[str, ...]
+    a: Table
+    b: Table
+
+    @property
+    def task(self) -> str:
+        return self.a.task
+
+    @property
+    def setting(self) -> str:
+        return " → ".join(dict.fromkeys((setting(self.a), setting(self.b))))
+
+    @property
+    def changes(self) -> list[Change]:
+        """Of the rows that both have."""
+        metrics = tuple(dict.fromkeys((*self.a.metrics, *self.b.metrics)))
+        later = {row.init: row for row in self.b.rows}
+        return [Change(row, later[row.init], metrics) for row in self.a.rows if row.init in later]
 
     @property
     def rows(self) -> list[list[Shown]]:
         """Per init and metric: both names, both means and their difference."""
-        return [row for change in self.changes for row in change.rows]
+        found = []
+        for change in self.changes:
+            heads = titles(change.metrics)
+            for title, pair, between in zip(
+                heads, change.pairs.values(), change.gaps.values(), strict=True
+            ):
+                sides = [_side(*side) for side in zip(pair, (change.a.n, change.b.n), strict=True)]
+                said = Shown("same numbers") if change.same else evidence(between)
+                found.append([*map(Shown, (change.a.init, title, *sides)), said])
+        return found
 
     @property
     def notes(self) -> list[str]:
         """What is not comparable or only on one side."""
+        a, b = ([row.init for row in table.rows] for table in (self.a, self.b))
         return [
-            *(f"not comparable, {c.init}: {doubt}" for c in self.changes for doubt in c.doubts),
-            *(f"only in A: {init}" for init in self.vanished),
-            *(f"only in B: {init}" for init in self.appeared),
+            *(f"not comparable, {c.a.init}: {doubt}" for c in self.changes for doubt in c.doubts),
+            *(f"only in A: {init}" for init in a if init not in b),
+            *(f"only in B: {init}" for init in b if init not in a),
         ]
 
 
@@ -72,61 +104,19 @@ class Difference:
 class Comparison:
     """Tasks that both sides have, and the names of those that one lacks."""
 
-    both: tuple[Difference, ...]
-    vanished: tuple[str, ...]
-    appeared: tuple[str, ...]
+    both: list[Difference]
+    vanished: list[str]
+    appeared: list[str]
 
 
 def compare(first: Sequence[Table], second: Sequence[Table]) -> Comparison:
     """What changed from `first` to `second`; tables of one task, dataset and engine meet."""
     a, b = ({(t.task, t.tested_on, t.engine): t for t in tables} for tables in (first, second))
     return Comparison(
-        both=tuple(_difference(a[key], b[key]) for key in a if key in b),
-        vanished=tuple(_named(table) for key, table in a.items() if key not in b),
-        appeared=tuple(_named(table) for key, table in b.items() if key not in a),
+        both=[Difference(a[key], b[key]) for key in a if key in b],
+        vanished=[f"{t.task}: {setting(t)}" for key, t in a.items() if key not in b],
+        appeared=[f"{t.task}: {setting(t)}" for key, t in b.items() if key not in a],
     )
-
-
-def _named(table: Table) -> str:
-    return f"{table.task}: {setting(table)}"
-
-
-def _difference(a: Table, b: Table) -> Difference:
-    rows_a, rows_b = ({row.init: row for row in table.rows} for table in (a, b))
-    metrics = tuple(dict.fromkeys((*a.metrics, *b.metrics)))
-    return Difference(
-        task=a.task,
-        setting=" → ".join(dict.fromkeys((setting(a), setting(b)))),
-        changes=tuple(_change(rows_a[i], rows_b[i], metrics) for i in rows_a if i in rows_b),
-        vanished=tuple(init for init in rows_a if init not in rows_b),
-        appeared=tuple(init for init in rows_b if init not in rows_a),
-    )
-
-
-def _change(a: Row, b: Row, metrics: Sequence[str]) -> Change:
-    pairs = {metric: (a.cells.get(metric), b.cells.get(metric)) for metric in metrics}
-    numbers = [{run.record.seed: run.record.metrics for run in row.runs} for row in (a, b)]
-    return Change(
-        init=a.init,
-        pairs=pairs,
-        gaps={metric: gap(later, earlier) for metric, (earlier, later) in pairs.items()},
-        doubts=tuple(_doubts(a, b)),
-        sizes=(a.n, b.n),
-        same=numbers[0] == numbers[1],
-    )
-
-
-def _doubts(a: Row, b: Row) -> list[str]:
-    first, second = a.runs[0].record, b.runs[0].record
-    found = []
-    if first.config_sha256 != second.config_sha256:
-        found.append(f"protocols differ in {listed_differences([a.runs, b.runs])}")
-    if first.iterations != second.iterations:
-        found.append(f"iterations: {first.iterations} / {second.iterations}")
-    if first.weights_sha256 != second.weights_sha256:
-        named = [(record.weights_sha256 or "none")[:8] for record in (first, second)]
-        found.append(f"weights: {' / '.join(named)}")
-    return found
 
 
 def _side(cell: Cell | None, n: int) -> str:

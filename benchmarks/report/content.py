@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import RANDOM, Gap, Row, Table, stems
-from benchmarks.report.paper import PaperTable, load_paper, tables_for
+from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.records import Results, Run
 from benchmarks.report.style import (
     FEW_MARK,
@@ -32,6 +32,7 @@ from detection.evaluation.metrics import titles
 if TYPE_CHECKING:
     from benchmarks.report.plots import Plot
 
+Column = tuple[str, str]  # metric, and whose pre-training: the paper's "method"
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 
 
@@ -68,26 +69,28 @@ class Section:
         self.setting = setting(table)
         # Of the paper those of this task; of a detection task only on the data of this table.
         self.papers = tables_for(table.task, table.tested_on)
-        self.columns = list(titles(table.metrics))
-        self.head = ["pre-train", "n", *self.columns]
+        self.columns = [(metric, OWN) for metric in table.metrics]
+        self.titles = list(titles(table.metrics))
+        self.head = ["pre-train", "n", *self.titles]
         # How many trials the paper averages; 0 where it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
-        self.runs_head = ["seed", *self.columns, "iterations", "time", "finished", "folder"]
+        self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
         self.evidence_title = (
             f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
         )
 
-    @property
-    def rows(self) -> list[list[Shown]]:
-        """Name, n, and a cell per metric."""
-        metrics = self.table.metrics
-        return [self.row(row, [self.cell(row, m) for m in metrics]) for row in self.table.rows]
-
-    def row(self, row: Row, cells: list[Shown]) -> list[Shown]:
-        """Name, n, marked where the paper averages more trials, and the cells."""
-        mark = FEW_MARK if row.n < self.trials else ""
-        return [Shown(row.init), Shown(f"{row.n}{mark}", value=row.n), *cells]
+    def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
+        """Name, n, marked where the paper averages more trials, and a cell per column."""
+        found = []
+        for row in self.table.rows:
+            n = Shown(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", value=row.n)
+            cells = [
+                self.cell(row, metric) if method == OWN and metric in row.cells else Shown(MISSING)
+                for metric, method in columns or self.columns
+            ]
+            found.append([Shown(row.init), n, *cells])
+        return found
 
     def cell(self, row: Row, metric: str) -> Shown:
         """A mean with its gap."""
@@ -102,13 +105,6 @@ class Section:
             return Shown(text, best=best, value=cell.mean)
         strong = is_strong(gap.printed)
         return Shown(text, format_gap(gap.printed), strong, gap.significant, best, cell.mean)
-
-    def paper_rows(self, paper: PaperTable) -> list[list[Shown]]:
-        """The paper's rows: name and, per metric of ours, the value with its printed gap."""
-        return [
-            [Shown(row.name), *(printed(*paper.own(row, m)) for m in self.table.metrics)]
-            for row in paper.rows
-        ]
 
     @property
     def evidence(self) -> list[list[Shown]]:
@@ -198,6 +194,14 @@ class Report:
         return load_paper()[0] if any(section.papers for section in self.sections) else ""
 
 
+def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]]:
+    """The paper's rows: name and, per column, the value with its printed gap."""
+    return [
+        [Shown(row.name), *(printed(*paper.number_of(row, *column)) for column in columns)]
+        for row in paper.rows
+    ]
+
+
 def printed(value: float | None, gap: float | None) -> Shown:
     """The cell of one of the paper's numbers."""
     text = MISSING if value is None else f"{value:.1f}"
@@ -209,6 +213,23 @@ def printed(value: float | None, gap: float | None) -> Shown:
 def evidence(gap: Gap | None) -> Shown:
     """A gap with its interval and p-value."""
     return Shown(format_evidence(gap), value=None if gap is None else gap.value)
+
+
+def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, list[Section]]]]:
+    """Sections in the order of the paper's tables, the parts of one number together.
+
+    A task that several of the paper's tables are about is in each; one that none is about is
+    alone, at the end, with None for the paper's.
+    """
+    floats: dict[str, list[tuple[PaperTable | None, list[Section]]]] = {}
+    for paper in load_paper()[1]:
+        if ours := [section for section in sections if paper in section.papers]:
+            name = paper.cite if paper.number is None else str(paper.number)
+            floats.setdefault(name, []).append((paper, ours))
+    for section in sections:
+        if not section.papers:
+            floats[f"ours: {section.stem}"] = [(None, [section])]
+    return list(floats.values())
 
 
 def heading(table: Table, tables: Sequence[Table]) -> str:

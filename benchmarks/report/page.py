@@ -44,7 +44,7 @@ def figures(report: Report, section: Section) -> Figures:
     Raises:
         UserError: a run's metrics.json that is none, or a sample that is no image.
     """
-    table, names = section.table, section.columns
+    table, names = section.table, section.titles
     shown: dict[str, str] = {}
     missing: dict[str, str] = {}
 

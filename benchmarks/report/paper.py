@@ -57,12 +57,21 @@ class PaperTable:
         part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
         return f"Table {self.number}{part} ({self.label})"
 
-    def own(self, row: PaperRow, metric: str) -> tuple[float | None, float | None]:
-        """Value and gap of the paper's own pre-training for `metric`."""
-        for i, (name, method) in enumerate(zip(self.metrics, self.methods, strict=True)):
-            if name == metric and method == OWN:
-                return row.values[i], row.gaps[i]
-        return None, None
+    @property
+    def results(self) -> list[tuple[str, str]]:
+        """Metric and method of the columns, without those that are no result."""
+        columns = zip(self.metrics, self.methods, strict=True)
+        return [(metric, method) for metric, method in columns if metric is not None]
+
+    def number_of(
+        self, row: PaperRow, metric: str, method: str = OWN
+    ) -> tuple[float | None, float | None]:
+        """Value and gap in the column of a metric and a method."""
+        columns = list(zip(self.metrics, self.methods, strict=True))
+        if (metric, method) not in columns:
+            return None, None
+        i = columns.index((metric, method))
+        return row.values[i], row.gaps[i]
 
 
 @cache
@@ -74,7 +83,7 @@ def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
             not have, or a baseline that is no row.
     """
     tree = read_yaml(Path(__file__).with_name("paper.yaml"))
-    return tree["citation"], tuple(_table(entry) for entry in tree["tables"])
+    return tree["citation"], tuple(_table(**entry) for entry in tree["tables"])
 
 
 def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[PaperTable]:
@@ -92,27 +101,16 @@ def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[Pape
     ]
 
 
-def _table(entry: dict[str, Any]) -> PaperTable:
-    columns = entry["columns"]
-    rows = tuple(_row(row, len(columns), tuple(entry["tasks"])) for row in entry["rows"])
-    if entry["baseline"] is not None and entry["baseline"] not in {row.name for row in rows}:
+def _table(columns: list[Any], rows: list[Any], **entry: Any) -> PaperTable:
+    tasks = tuple(entry["tasks"])
+    entry |= {"tasks": tasks, "tested_on": tuple(entry["tested_on"] or ())}
+    entry = {"number": entry.pop("table"), "epochs": None, **entry}
+    for field, key in (("columns", "name"), ("metrics", "metric"), ("methods", "method")):
+        entry[field] = tuple(column[key] for column in columns)
+    found = tuple(_row(row, len(columns), tasks) for row in rows)
+    if entry["baseline"] not in {None, *(row.name for row in found)}:
         raise ValueError(f"{entry['label']}: baseline {entry['baseline']!r} is none of its rows")
-    return PaperTable(
-        number=entry["table"],
-        part=entry["part"],
-        label=entry["label"],
-        title=entry["title"],
-        tasks=tuple(entry["tasks"]),
-        tested_on=tuple(entry["tested_on"] or ()),
-        iterations=entry["iterations"],
-        epochs=entry.get("epochs"),
-        trials=entry["trials"],
-        baseline=entry["baseline"],
-        columns=tuple(column["name"] for column in columns),
-        metrics=tuple(column["metric"] for column in columns),
-        methods=tuple(column["method"] for column in columns),
-        rows=rows,
-    )
+    return PaperTable(rows=found, **entry)
 
 
 def _row(row: dict[str, Any], width: int, tasks: tuple[str, ...]) -> PaperRow:

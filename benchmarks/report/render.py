@@ -16,12 +16,12 @@ from markupsafe import Markup
 
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Table, tested_on
-from benchmarks.report.arrangement import arrange
 from benchmarks.report.compare import Comparison
-from benchmarks.report.content import Report, facts
+from benchmarks.report.content import Report, arrange, facts, paper_rows
 from benchmarks.report.escape import csv_text
-from benchmarks.report.paper import PaperTable
+from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.records import Results, Unusable
+from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
@@ -40,7 +40,7 @@ def md(report: Report) -> dict[str, str]:
     """Per task our rows, the gaps' evidence, the paper's rows; what they were made of apart."""
     return {
         "table.md": _render("table.md", report=report, runs_name=RUNS_NAME),
-        RUNS_NAME: _render("runs.md", report=report, facts=facts),
+        RUNS_NAME: _render("runs.md", report=report),
     }
 
 
@@ -66,7 +66,7 @@ def html(report: Report) -> dict[str, str]:
 
     figures = {section.stem: page.figures(report, section) for section in report.sections}
     schedules = page.schedules(report.tables)
-    text = _render("table.html", report=report, facts=facts, figures=figures, schedules=schedules)
+    text = _render("table.html", report=report, figures=figures, schedules=schedules)
     return {"table.html": text}
 
 
@@ -130,7 +130,8 @@ def _environment(kind: str) -> Environment:
         keep_trailing_newline=True,
         **(_TEX_SIGNS if kind == "tex" else {}),
     )
-    environment.globals.update(style=style, grid=grid, GREEN=GREEN, PLAIN=PLAIN)
+    environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
+    environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
     return environment
 
 
@@ -210,7 +211,7 @@ def _diff_csv(comparison: Comparison) -> str:
         [*names, "difference", "low", "high", "p_value", "doubts"],
         [
             [
-                *(table.task, table.setting, change.init, metric),
+                *(table.task, table.setting, change.a.init, metric),
                 *(x for cell in pair for x in ((cell.n, cell.mean) if cell else (0, None))),
                 *(*_numbers(change.gaps[metric]), "; ".join(change.doubts)),
             ]
