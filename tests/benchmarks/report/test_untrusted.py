@@ -8,33 +8,25 @@ import struct
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from benchmarks.report.html import to_html
-from benchmarks.report.tables import (
-    runs_to_csv,
-    runs_to_markdown,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_terminal,
-)
 from PIL import Image
 
 from benchmarks import make_table, plot_curves
-from benchmarks.report import plots
-from benchmarks.report.aggregate import Table, aggregate, stems
+from benchmarks.report import render
+from benchmarks.report.aggregate import aggregate
 from benchmarks.report.compare import compare
-from benchmarks.report.compare import to_csv as diff_to_csv
-from benchmarks.report.compare import to_markdown as diff_to_markdown
-from benchmarks.report.compare import to_text as diff_to_text
+from benchmarks.report.content import Report
 from benchmarks.report.escape import figure, file_names, markdown
-from benchmarks.report.records import Results, Run, Unusable, collect, precision_recall
+from benchmarks.report.plots import Plot
+from benchmarks.report.precision import precision_recall
+from benchmarks.report.records import Results, Run, Unusable, collect
 from moco.common.errors import UserError, run_cli
-from tests.benchmarks.report.fake_runs import record, write_run
+from tests.benchmarks.report.fake_runs import record, report, write_run
 
 ORDINARY = "moco_v2 (200ep)"
 PAYLOADS = {
@@ -76,7 +68,7 @@ PAYLOADS = {
 }
 
 
-def made(text: str) -> tuple[list[Table], Results]:
+def made(text: str) -> Report:
     """Runs and a failed one that say `text` wherever a record may hold text."""
     changes = {
         "task": text,
@@ -101,19 +93,16 @@ def made(text: str) -> tuple[list[Table], Results]:
         )
     ]
     unusable = Unusable(Path("runs", text[:200]), f"failed: {text}")
-    return aggregate(runs, baseline=text), Results(tuple(runs), (), (unusable,))
+    return Report(aggregate(runs, baseline=text), Results(tuple(runs), (), (unusable,)))
 
 
-def diffed(text: str) -> tuple:
-    tables, _ = made(text)
-    other, _ = made(f"{text} ")
-    return compare([*tables, *other], tables)
-
-
-def page(text: str) -> str:
-    tables, results = made(text)
-    [stem] = stems(tables)
-    return to_html(tables, results, {f"loss-{stem}": b"png", f"ap-{stem}": b"png"})
+def outputs(text: str) -> dict[str, str]:
+    """Every file of the report and of a comparison, and what is printed."""
+    whole = made(text)
+    files = {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
+    comparison = compare([*whole.tables, *made(f"{text} ").tables], whole.tables)
+    files |= render.diff_files(comparison, (text, text))
+    return {**files, "diff.txt": render.diff_text(comparison, (text, text))}
 
 
 class Structure(HTMLParser):
@@ -173,51 +162,35 @@ def latex_structure(text: str) -> object:
     return re.findall(r"\\[A-Za-z]+|\\\\|[%&$]", bare), len(text.splitlines())
 
 
-def lines(text: str) -> object:
-    return len(text.splitlines())
-
-
-RENDERERS: dict[str, tuple[Callable[[str], str], Callable[[str], object]]] = {
-    "table.md": (lambda text: to_markdown(*made(text), "runs.md"), markdown_structure),
-    "table.runs.md": (lambda text: runs_to_markdown(*made(text)), markdown_structure),
-    "table.csv": (lambda text: to_csv(made(text)[0]), csv_structure),
-    "runs.csv": (lambda text: runs_to_csv(made(text)[0]), csv_structure),
-    "table.tex": (lambda text: to_latex(made(text)[0]), latex_structure),
-    "table.html": (page, html_structure),
-    "terminal": (
-        lambda text: to_terminal(made(text)[0], made(text)[1].unusable, color=False),
-        lines,
-    ),
-    "diff.md": (lambda text: diff_to_markdown(diffed(text), (text, text)), markdown_structure),
-    "diff.csv": (lambda text: diff_to_csv(diffed(text)), csv_structure),
-    "diff on a terminal": (lambda text: diff_to_text(diffed(text), (text, text)), lines),
+STRUCTURES: dict[str, Callable[[str], object]] = {
+    **{"md": markdown_structure, "csv": csv_structure, "tex": latex_structure},
+    **{"html": html_structure, "txt": lambda text: len(text.splitlines())},
 }
 
 
 @pytest.fixture(scope="module")
-def figures_are_slow():
-    """The page without the gaps' figure; figures have a test of their own."""
+def ordinary() -> Iterator[dict[str, str]]:
+    """The outputs of an ordinary name; figures have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "to_png", lambda figure: b"png")
-        yield
+        patch.setattr(Plot, "svg", "<svg/>")
+        yield outputs(ORDINARY)
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_text_in_every_renderer(renderer, payload, figures_are_slow):
+def test_a_payload_is_text_in_every_output(payload, ordinary):
     """It changes nothing but texts: the document's structure is that of an ordinary name's."""
-    render, structure = RENDERERS[renderer]
-    text = render(PAYLOADS[payload])
-    raw = sorted({char for char in text if not char.isprintable() and char != "\n"})
-    assert not raw
-    text.encode()
-    assert structure(text) == structure(render(ORDINARY))
+    found = outputs(PAYLOADS[payload])
+    assert found.keys() == ordinary.keys()
+    for name, text in found.items():
+        assert not {char for char in text if not char.isprintable() and char != "\n"}, name
+        text.encode()
+        structure = STRUCTURES[name.rpartition(".")[2]]
+        assert structure(text) == structure(ordinary[name]), name
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_ordinary_names_stay_as_they_are(renderer, figures_are_slow):
-    text = RENDERERS[renderer][0](ORDINARY)
-    assert ORDINARY.replace("_", "\\_" if renderer == "table.tex" else "_") in text
+def test_ordinary_names_stay_as_they_are(ordinary):
+    for name, text in ordinary.items():
+        assert ORDINARY.replace("_", "\\_" if name.endswith("tex") else "_") in text, name
     for name in (ORDINARY, "ResNet-50, lr=0.03", "faster_rcnn_R_50_C4_24k", "10% of é"):
         assert markdown(name) == figure(name) == name
 
@@ -254,6 +227,8 @@ def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, cap
         *(tmp_path / "a", tmp_path / "a" / "b"),
     }
     assert sum(path.suffix == ".png" for path in written) == 4
+    svgs = [path for path in written if path.suffix == ".svg"]
+    assert len(svgs) == 4 and all(map(ElementTree.parse, svgs))
 
 
 def printed_files(capsys) -> list[str]:
@@ -416,6 +391,5 @@ def test_a_sample_image_is_decoded_as_any_other(tmp_path, monkeypatch):
         samples = write_run(folder / "run") / "inference" / "visualize"
         samples.mkdir(parents=True)
         (samples / "x.jpg").write_bytes(content)
-        results = collect([folder])
         with pytest.raises(UserError, match=r"x\.jpg: "):
-            to_html(aggregate(results.transfer), results)
+            render.html(report(folder))
