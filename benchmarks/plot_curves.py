@@ -43,7 +43,7 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
     return curves
 
 
-def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> list[Path]:
+def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
     """One panel for each quantity; runs, by label, in colors of their own."""
     panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
@@ -70,7 +70,7 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> list
             axis.set_ylim(bottom=0)
         if len(runs) > 1:
             axis.legend(frameon=False, fontsize=8)
-    return Plot(figure).save(path)
+    return Plot(figure)
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")
     curves = [read_curves(run) for run in args.runs]
-    for path in plot_curves(args.output, dict(zip(label_runs(args.runs), curves, strict=True))):
+    plot = plot_curves(dict(zip(label_runs(args.runs), curves, strict=True)))
+    for path in plot.save(args.output):
         print(f"wrote {path}")
 
 

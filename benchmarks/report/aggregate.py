@@ -279,7 +279,7 @@ def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Ru
 def _listed(what: str, groups: dict[Any, list[Run]]) -> str:
     # Of a hash the first digits.
     return " / ".join(
-        f"{what}{str(key)[:12]} ({_first_few([str(run.folder) for run in members], 3)})"
+        f"{what}{str(key)[:10]} ({_first_few([str(run.folder) for run in members], 3)})"
         for key, members in groups.items()
     )
 

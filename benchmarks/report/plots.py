@@ -65,8 +65,8 @@ class Plot:
     def save(self, path: PathLike) -> list[Path]:
         """Write a PNG file and, beside it, an SVG file; the paths."""
         png, svg = Path(path), Path(path).with_suffix(".svg")
+        atomic_write_text(svg, self.svg)  # first: its layout depends on what was rendered before
         atomic_write(png, lambda f: self.figure.savefig(f, format="png", facecolor="white"))
-        atomic_write_text(svg, self.svg)
         return [png, svg]
 
 

@@ -12,9 +12,9 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from benchmarks.report.tables import is_strong
 
 from benchmarks.report.paper import OWN, PaperTable, _row, load_paper, tables_for
+from benchmarks.report.style import is_strong
 from detection.evaluation.metrics import HEADLINE
 from moco.common.cfgnode import flatten, read_yaml
 from moco.modeling.encoder import EncoderSpec
@@ -222,12 +222,12 @@ def test_numbers_that_the_paper_prints_twice_are_the_same():
 def test_methods_keep_other_papers_apart():
     table = TABLES[(4, None)]
     row = next(r for r in table.rows if r.name == "unsup. IN-1M")
-    assert [table.own(row, m) for m in ("bbox/AP50", "bbox/AP", "bbox/AP75")] == [
+    assert [table.number_of(row, m) for m in ("bbox/AP50", "bbox/AP", "bbox/AP75")] == [
         (74.9, 0.5),
         (46.6, 4.2),
         (50.1, 7.4),
     ]
-    assert table.own(row, "segm/AP") == (None, None)
+    assert table.number_of(row, "segm/AP") == (None, None)
 
 
 def test_metrics_are_canonical():
