@@ -18,7 +18,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moco.common.errors import UserError, run_cli
 
@@ -38,12 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         diff(args.diff[0], args.diff[1], args.engine, args.out)
         return
     from benchmarks.report.records import collect
-    from benchmarks.report.render import RENDERERS, to_terminal
-    from moco.common.registry import lookup
+    from benchmarks.report.render import to_terminal
 
     formats = [name.strip() for name in args.format.split(",")]
-    for name in formats:  # before the work
-        lookup(RENDERERS, name, "--format")
+    _renderers(formats)  # before the work
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine)
     print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
@@ -112,15 +110,20 @@ def write_files(
         UserError: a format that no renderer is registered for.
     """
     from benchmarks.report.content import Report
-    from benchmarks.report.render import RENDERERS
-    from moco.common.registry import lookup
 
     report, written = Report(tables, results), []
-    for renderer in [lookup(RENDERERS, name, "--format") for name in formats]:
+    for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():
         written += plot.save(out / f"{name}.png")
     return written
+
+
+def _renderers(formats: Sequence[str]) -> list[Any]:
+    from benchmarks.report.render import RENDERERS
+    from moco.common.registry import lookup
+
+    return [lookup(RENDERERS, name, "--format") for name in formats]
 
 
 def _write(out: Path, texts: Mapping[str, str]) -> list[Path]:

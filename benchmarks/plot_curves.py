@@ -1,4 +1,4 @@
-"""The curves of pre-training runs in one image: loss, pretext accuracy, learning rate, kNN.
+"""Curves of pre-training runs, as PNG and SVG: loss, pretext accuracy, learning rate, kNN.
 
     python -m benchmarks.plot_curves RUN [RUN ...] --output curves.png
 
@@ -32,8 +32,6 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
         DataError: no such folder, no metrics in it, or none of these yet.
     """
     path = Path(run) / METRICS_NAME
-    if not Path(run).is_dir():
-        raise DataError(f"{run}: no such folder; expected the OUTPUT_DIR of a run")
     if not path.is_file():
         raise DataError(f"{run}: no {METRICS_NAME} in it; expected the OUTPUT_DIR of a run")
     found = {name: read_curve(path, [name], x="epoch") for name in PANELS}

@@ -235,38 +235,42 @@ def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:
-    engines = _groups(runs, lambda run: run.record.engine)
-    if len(engines) > 1:
+    if engines := _differing(runs, "engine"):
         raise UserError(
-            f"{task}: runs of different engines are not averaged: {_listed('', engines)}; "
+            f"{task}: runs of different engines are not averaged: {engines}; "
             "choose one with --engine, or --engine each for a table of each"
         )
-    protocols = _groups(runs, lambda run: run.record.config_sha256)
-    if len(protocols) > 1:
+    if protocols := _differing(runs, "config_sha256"):
+        groups = _groups(runs, lambda run: run.record.config_sha256).values()
         raise UserError(
-            f"{task}: runs of different protocols are not averaged: "
-            f"{_listed('protocol ', protocols)}; "
-            f"they differ in {listed_differences(protocols.values())}"
+            f"{task}: runs of different protocols are not averaged: {protocols}; "
+            f"they differ in {listed_differences(groups)}"
         )
-    lengths = _groups(runs, lambda run: run.record.iterations)
-    if len(lengths) > 1:
-        raise UserError(
-            f"{task}: runs of different length are not averaged: {_listed('iterations ', lengths)}"
-        )
+    if lengths := _differing(runs, "iterations"):
+        raise UserError(f"{task}: runs of different iterations are not averaged: {lengths}")
     for init, members in _groups(runs, lambda run: run.record.init).items():
-        weights = _groups(members, lambda run: run.record.weights_sha256)
-        if len(weights) > 1:
+        if weights := _differing(members, "weights_sha256"):
             raise UserError(
-                f"{task}: init {init!r} stands for different weights: "
-                f"{_listed('weights ', weights)}; give each file its own name"
+                f"{task}: init {init!r} is of different weights: {weights}; "
+                "give each file its own name"
             )
         for seed, same in _groups(members, lambda run: run.record.seed).items():
             if len(same) > 1:
+                folders = ", ".join(str(run.folder) for run in same)
                 raise UserError(
-                    f"{task}: init {init!r} has seed {seed} more than once "
-                    f"({', '.join(str(run.folder) for run in same)}); a repetition is not a trial, "
-                    "leave one of them out"
+                    f"{task}: init {init!r} has seed {seed} more than once ({folders}); "
+                    "a repetition is not a trial, leave one of them out"
                 )
+
+
+def _differing(runs: list[Run], field: str) -> str:
+    """The values of a record's field with the runs that have each; empty where there is one."""
+    groups = _groups(runs, lambda run: getattr(run.record, field))
+    return " / ".join(
+        f"{str(value)[:10]} ({_first_few([str(run.folder) for run in members], 3)})"
+        for value, members in groups.items()
+        if len(groups) > 1
+    )
 
 
 def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
@@ -274,14 +278,6 @@ def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Ru
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
-
-
-def _listed(what: str, groups: dict[Any, list[Run]]) -> str:
-    # Of a hash the first digits.
-    return " / ".join(
-        f"{what}{str(key)[:10]} ({_first_few([str(run.folder) for run in members], 3)})"
-        for key, members in groups.items()
-    )
 
 
 def _first_few(parts: list[str], limit: int) -> str:

@@ -96,7 +96,7 @@ def test_missing_metrics_never_become_numbers():
             {"config_sha256": "d" * 64, "config": {**CONFIG, "SOLVER.BASE_LR": 0.01}},
             ["dddddddddd (other)", "SOLVER.BASE_LR (0.02 / 0.01)"],
         ),
-        ({"iterations": 100}, ["iterations 100 (other)"]),
+        ({"iterations": 100}, ["iterations", "100 (other)"]),
         ({"weights_sha256": MOCO}, ["'random'", "None (random-0", "aaaaaaaaaa (other)"]),
         ({"seed": 1}, ["seed 1", "random-1, other"]),
     ],

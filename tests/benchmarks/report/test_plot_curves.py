@@ -67,7 +67,7 @@ def test_what_cannot_be_plotted(run, tmp_path):
     empty = write_metrics(tmp_path / "empty")
     broken = write_metrics(tmp_path / "broken", {"loss": 1.0, "iteration": 3})
     for argv, error, message in (
-        ([tmp_path / "gone"], DataError, "gone: no such folder"),
+        ([tmp_path / "gone"], DataError, r"gone: no metrics\.json"),
         ([run, tmp_path / "new"], DataError, r"new: no metrics\.json in it"),
         ([empty], DataError, "nothing to plot yet"),
         ([broken], UserError, "line 1 is not a line of metrics"),
