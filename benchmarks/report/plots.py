@@ -8,7 +8,7 @@ to plot.
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import escape
-from benchmarks.report.aggregate import Table
+from benchmarks.report.aggregate import Row, Table
 from benchmarks.report.records import Results, Run
 from benchmarks.report.style import (
     GRAY,
@@ -149,21 +149,22 @@ def loss_figure(panels: Mapping[str, Curves], title: str = "") -> "Figure":
 
 def ap_figure(table: Table, title: str = "") -> "Figure":
     """A panel per metric: a bar for the mean, a point for every seed, the gap to the baseline."""
-    figure, axes = _per_metric(table, [row.init for row in table.rows], title)
-    palette = colors([row.init for row in table.rows])
     top = max((max(c.values) for row in table.rows for c in row.cells.values() if c), default=1.0)
-    for axis, metric in zip(axes, table.metrics, strict=True):
-        for y, row in enumerate(table.rows):
-            cell, gap, color = row.cells[metric], row.gaps[metric], palette[row.init]
-            if cell is None:
-                axis.text(0, y, f" {MISSING}", va="center", color=GRAY)
-                continue
-            axis.barh(y, cell.mean, height=0.62, color=color, alpha=0.3)
-            axis.vlines(cell.mean, y - 0.31, y + 0.31, color=color, linewidth=2)
-            spread = np.linspace(-0.16, 0.16, cell.n) if cell.n > 1 else np.zeros(1)
-            axis.scatter(cell.values, y + spread, s=14, color=color, zorder=3)
-            label = f"{cell.mean:.1f}" + (f" ({format_gap(gap.printed)})" if gap else "")
-            axis.text(max(cell.values) + 0.03 * top, y, label, va="center", fontsize=9)
+
+    def bar(axis: "Axes", y: int, row: Row, metric: str, color: str) -> bool:
+        cell, gap = row.cells[metric], row.gaps[metric]
+        if cell is None:
+            return False
+        axis.barh(y, cell.mean, height=0.62, color=color, alpha=0.3)
+        axis.vlines(cell.mean, y - 0.31, y + 0.31, color=color, linewidth=2)
+        spread = np.linspace(-0.16, 0.16, cell.n) if cell.n > 1 else np.zeros(1)
+        axis.scatter(cell.values, y + spread, s=14, color=color, zorder=3)
+        label = f"{cell.mean:.1f}" + (f" ({format_gap(gap.printed)})" if gap else "")
+        axis.text(max(cell.values) + 0.03 * top, y, label, va="center", fontsize=9)
+        return True
+
+    figure, axes = _per_metric(table, table.rows, bar, title)
+    for axis in axes:
         axis.set(xlim=(0, 1.45 * top))
     name = titles(table.metrics)[0]
     figure.supxlabel(f"{'AP' if name.startswith('AP') else name} (0 to 100)", fontsize=10)
@@ -178,19 +179,20 @@ def gap_figure(table: Table) -> "Figure | None":
     rows = [row for row in table.rows if any(row.gaps.values())]
     if not rows:
         return None
-    figure, axes = _per_metric(table, [row.init for row in rows])
-    palette = colors([row.init for row in table.rows])
-    for axis, metric in zip(axes, table.metrics, strict=True):
-        for y, row in enumerate(rows):
-            gap, color = row.gaps[metric], palette[row.init]
-            if gap is None:
-                axis.text(0, y, f" {MISSING}", va="center", color=GRAY)
-                continue
-            face = "none" if gap.low is None else color
-            axis.barh(y, gap.value, height=0.55, color=face, edgecolor=color, alpha=0.45)
-            if gap.low is not None and gap.high is not None:
-                sides = [[gap.value - gap.low], [gap.high - gap.value]]
-                axis.errorbar(gap.value, y, xerr=sides, color=color, capsize=3, linewidth=1.6)
+
+    def bar(axis: "Axes", y: int, row: Row, metric: str, color: str) -> bool:
+        gap = row.gaps[metric]
+        if gap is None:
+            return False
+        face = "none" if gap.low is None else color
+        axis.barh(y, gap.value, height=0.55, color=face, edgecolor=color, alpha=0.45)
+        if gap.low is not None and gap.high is not None:
+            sides = [[gap.value - gap.low], [gap.high - gap.value]]
+            axis.errorbar(gap.value, y, xerr=sides, color=color, capsize=3, linewidth=1.6)
+        return True
+
+    figure, axes = _per_metric(table, rows, bar)
+    for axis in axes:
         axis.axvline(0, color="#444444", linewidth=1)
         axis.set(xlabel=f"points above {escape.figure(str(table.baseline))}")
     return figure
@@ -244,18 +246,21 @@ def class_figure(table: Table) -> "Figure | None":
     """A line per class, a point per init: the mean over its seeds."""
     kind = table.metrics[0].split("/", 1)[0]
     what = "IoU" if kind == "sem_seg" else "AP"
-    start = f"{kind}/{what}-"
-    means: dict[str, dict[str, float]] = {}
-    for row in table.rows:
-        for name in sorted({n for r in row.runs for n in r.record.metrics if n.startswith(start)}):
-            values = [v for r in row.runs if (v := r.record.metrics.get(name)) is not None]
-            if values:
-                means.setdefault(name.removeprefix(start), {})[row.init] = float(np.mean(values))
-    if not means:
+    found: dict[str, dict[str, list[float]]] = {}  # class → init → values
+    for run in table.runs:
+        for name, value in run.record.metrics.items():
+            if name.startswith(f"{kind}/{what}-") and value is not None:
+                of_class = found.setdefault(name.split("-", 1)[1], {})
+                of_class.setdefault(run.record.init, []).append(value)
+    if not found:
         return None
+    means = {
+        name: {init: float(np.mean(values)) for init, values in of_class.items()}
+        for name, of_class in found.items()
+    }
     spread = {name: max(of.values()) - min(of.values()) for name, of in means.items()}
-    names = sorted(sorted(means, key=lambda name: -spread[name])[:MAX_CLASSES])
-    names.sort(key=lambda name: np.mean(list(means[name].values())))
+    names = sorted(means, key=lambda name: (-spread[name], name))[:MAX_CLASSES]
+    names.sort(key=lambda name: (np.mean(list(means[name].values())), name))
     figure, [axis] = new_figure(1, width=5.8, height=1.2 + 0.22 * len(names), along="x")
     palette = colors([row.init for row in table.rows])
     for y, name in enumerate(names):
@@ -320,14 +325,21 @@ def new_figure(
 
 
 def _per_metric(
-    table: Table, names: Sequence[str], title: str = ""
+    table: Table,
+    rows: Sequence[Row],
+    bar: "Callable[[Axes, int, Row, str, str], bool]",
+    title: str = "",
 ) -> tuple["Figure", list["Axes"]]:
-    """A panel per metric, in which each name has a line; the first in a row shows the names."""
-    height = 1.0 + 0.34 * len(names)
+    """A panel per metric with a bar per row, or a dash; the first in a line shows the names."""
+    height = 1.0 + 0.34 * len(rows)
     figure, axes = new_figure(len(table.metrics), 3.4, height, title, along="x")
-    for axis, metric in zip(axes, titles(table.metrics), strict=True):
-        axis.set(title=pretty(metric), ylim=(len(names) - 0.4, -0.6))
-        axis.set_yticks(range(len(names)), [*map(escape.figure, names)])
+    palette = colors([row.init for row in table.rows])
+    for axis, metric, name in zip(axes, table.metrics, titles(table.metrics), strict=True):
+        for y, row in enumerate(rows):
+            if not bar(axis, y, row, metric, palette[row.init]):
+                axis.text(0, y, f" {MISSING}", va="center", color=GRAY)
+        axis.set(title=pretty(name), ylim=(len(rows) - 0.4, -0.6))
+        axis.set_yticks(range(len(rows)), [escape.figure(row.init) for row in rows])
         place = axis.get_subplotspec()
         axis.tick_params(axis="y", length=0, labelleft=place is None or place.is_first_col())
     return figure, axes

@@ -5,7 +5,7 @@ but without it is unfinished. Nothing is read from logs.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,16 +104,18 @@ def collect(paths: Sequence[PathLike]) -> Results:
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
-        if path.is_file():
-            folders.add(path.parent.resolve())
-        else:
-            folders.update(_run_folders(path.resolve()))
+        folders.update([path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()))
+    if not folders:
+        raise UserError(
+            f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
+            "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
+        )
     transfer, pretraining, unusable = [], [], []
     for folder in sorted(folders):
         if not (folder / RECORD_NAME).is_file():
             unusable.append(Unusable(folder, f"unfinished: it has no {RECORD_NAME} yet"))
             continue
-        record = _validated(folder)
+        record = _validated(folder / RECORD_NAME)
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))
@@ -121,11 +123,6 @@ def collect(paths: Sequence[PathLike]) -> Results:
             pretraining.append(Run(folder, record))
         else:
             transfer.append(Run(folder, record))
-    if not folders:
-        raise UserError(
-            f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
-            "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
-        )
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
@@ -135,26 +132,21 @@ def sample_images(run: Run) -> dict[str, Path]:
     return {path.name: path for path in sorted(folder.glob("*.jpg"))}
 
 
-def _run_folders(root: Path) -> list[Path]:
+def _run_folders(root: Path) -> Iterator[Path]:
     """Folders below `root` with a record or, as traces of an unfinished run, metrics.
 
     What is inside a run's folder belongs to that run: `--eval-only` leaves the record of an
     evaluation in `inference/`, which is not another trial.
     """
-    found = []
     for folder, below, files in os.walk(root):
         if RECORD_NAME in files or METRICS_NAME in files:
-            found.append(Path(folder))
+            yield Path(folder)
             below.clear()
-    return found
 
 
-def _validated(folder: Path) -> RunRecord:
-    path = folder / RECORD_NAME
+def _validated(path: Path) -> RunRecord:
     record = read_record(path)
     for name, value in record.metrics.items():
-        if value is None or name.split("/", 1)[0] not in HEADLINE:
-            continue
-        if not 0 <= value <= 100:
+        if name.split("/", 1)[0] in HEADLINE and value is not None and not 0 <= value <= 100:
             raise UserError(f"{path}: metric {name}: got {value}, expected 0 to 100")
     return record
