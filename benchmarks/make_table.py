@@ -11,7 +11,7 @@ people, too: in every output a record's texts are texts and no markup, formula o
 (benchmarks/report/escape.py).
 
 `--diff` compares two such folders, say of two machines or of two versions: what changed per task,
-initialization and metric, what appeared or vanished, and where the protocols differ.
+init and metric, what appeared or vanished, and where the protocols differ.
 """
 
 import argparse

@@ -1,8 +1,7 @@
 """Two sets of tables → what changed between them, per task, init and metric. Pure.
 
 The two are results of two times, two machines or two versions; a difference of means has Welch's
-95% interval. Where they are not of one protocol or of the same weights, that is said beside the
-difference.
+95% interval. Beside it is named where the two differ in more: protocol, length, weights.
 """
 
 from collections.abc import Sequence
@@ -85,8 +84,8 @@ class Difference:
                 heads, change.pairs.values(), change.gaps.values(), strict=True
             ):
                 sides = [_side(*side) for side in zip(pair, (change.a.n, change.b.n), strict=True)]
-                said = Shown("same numbers") if change.same else evidence(between)
-                found.append([*map(Shown, (change.a.init, title, *sides)), said])
+                result = Shown("same numbers") if change.same else evidence(between)
+                found.append([*map(Shown, (change.a.init, title, *sides)), result])
         return found
 
     @property

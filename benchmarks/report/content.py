@@ -211,7 +211,7 @@ def printed(value: float | None, gap: float | None) -> Shown:
 
 
 def evidence(gap: Gap | None) -> Shown:
-    """A gap with its interval and p-value."""
+    """The cell of a gap with its interval and p-value."""
     return Shown(format_evidence(gap), value=None if gap is None else gap.value)
 
 
@@ -263,7 +263,7 @@ def seeds(table: Table) -> str:
 
 
 def facts(row: Row) -> list[tuple[str, str]]:
-    """What the row's numbers were made of, as (name, text); what differs is told by seed."""
+    """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
     seconds = sum(run.record.seconds for run in row.runs)
     sha256 = row.runs[0].record.weights_sha256
     return [
@@ -284,16 +284,13 @@ def _slug(name: str) -> str:
 
 
 def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
-    """What all runs of a row say, or each text with the seeds that say it."""
-    said: dict[str, list[str]] = {}
+    """The text that all runs of a row have, or each text with the seeds that have it."""
+    seeds: dict[str, list[str]] = {}
     for run in row.runs:
-        said.setdefault(text(run) or MISSING, []).append(str(run.record.seed))
-    if len(said) == 1:
-        return next(iter(said))
-    return " / ".join(
-        f"{words} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})"
-        for words, seeds in said.items()
-    )
+        seeds.setdefault(text(run) or MISSING, []).append(str(run.record.seed))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return " / ".join(f"{t} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for t, of in seeds.items())
 
 
 def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
@@ -317,12 +314,9 @@ def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
 
 def _versions(runs: Sequence[Run]) -> str:
     """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
-    said: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for run in runs:
         for package, version in (run.record.provenance.get("versions") or {}).items():
-            said.setdefault(package, set()).add(str(version))
-    return ", ".join(
-        f"{package} ({' / '.join(sorted(versions))})"
-        for package, versions in said.items()
-        if len(versions) > 1
-    )
+            found.setdefault(package, set()).add(str(version))
+    differing = {package: sorted(versions) for package, versions in found.items()}
+    return ", ".join(f"{p} ({' / '.join(v)})" for p, v in differing.items() if len(v) > 1)

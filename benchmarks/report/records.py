@@ -38,7 +38,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """`as in the paper (…)` or the like, then every deviation; empty if nothing was said."""
+        """`as in the paper (…)` or the like, then every deviation; empty if there is none."""
         recipe = self.record.recipe or {}
         parts = [str(recipe.get("label") or ""), *map(str, recipe.get("deviations") or ())]
         return "; ".join(part for part in parts if part)

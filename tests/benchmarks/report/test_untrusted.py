@@ -205,6 +205,7 @@ def test_names_of_files_are_all_different_and_never_paths():
     assert file_names([ordinary, ("t",)]) == ["-".join(ordinary), "t"]
 
 
+@pytest.mark.slow
 def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, capsys):
     """The whole command, figures included: each payload a row and a class, two of them tasks."""
     evil = "../../$\\frac{$\n<b>"
