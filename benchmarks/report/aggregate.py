@@ -136,18 +136,13 @@ def aggregate(
     inits = sorted({run.record.init for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
-    groups = _groups(runs, lambda run: (run.record.task, tested_on(run)))
+    groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
     for (task, _), members in groups.items():
         _require_comparable(task, members)
     return [
         _table(members, baseline, tuple(metrics or _measured(task, data, members)))
         for (task, data), members in sorted(groups.items(), key=lambda item: item[0])
     ]
-
-
-def tested_on(run: Run) -> tuple[str, ...]:
-    """DATASETS.TEST of a run; empty where it has none (classifications)."""
-    return tuple(run.record.config.get("DATASETS.TEST") or ())
 
 
 def summarize(values: Sequence[float]) -> Cell:
@@ -171,28 +166,20 @@ def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
     return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[Any]]:
-    """Protocol's keys constant within every group of runs but not across them, with the values.
+def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
+    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few of the protocol's keys that differ.
 
-    A key that a group's records do not hold has the value None there.
+    They are constant within every group of runs but not across them; values are in the order of
+    the groups, None where a group's records do not hold the key.
     """
     configs = [[run.record.config for run in group] for group in groups]
     keys = {key for group in configs for config in group for key in config}
-    found = {}
+    parts = []
     for key in sorted(keys - NOT_PROTOCOL):
         values = [[config.get(key) for config in group] for group in configs]
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):
-            found[key] = [group[0] for group in values]
-    return found
-
-
-def listed_differences(groups: Iterable[Sequence[Run]]) -> str:
-    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few, values in the order of the groups."""
-    parts = [
-        f"{key} ({' / '.join(map(repr, values))})"
-        for key, values in differences(list(groups)).items()
-    ]
+            parts.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
     return _first_few(parts, 6) if parts else "keys that their records do not hold"
 
 
@@ -206,7 +193,10 @@ def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> list[str]:
 def _table(runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:
     by_init = _groups(sorted(runs, key=lambda run: run.record.seed), lambda run: run.record.init)
     baseline = RANDOM if baseline is None else baseline
-    cells = {init: _cells(members, metrics) for init, members in by_init.items()}
+    cells = {
+        init: {metric: _cell(members, metric) for metric in metrics}
+        for init, members in by_init.items()
+    }
     base = cells.get(baseline, {})
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
@@ -217,7 +207,7 @@ def _table(runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> T
     return Table(
         task=first.task,
         title=(titles.pop() if len(titles) == 1 else None) or first.task,
-        tested_on=tested_on(runs[0]),
+        tested_on=runs[0].tested_on,
         engine=first.engine,
         iterations=first.iterations,
         baseline=baseline if baseline in by_init else None,
@@ -226,12 +216,9 @@ def _table(runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> T
     )
 
 
-def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
-    cells: dict[str, Cell | None] = {}
-    for metric in metrics:
-        values = [v for run in runs if (v := run.record.metrics.get(metric)) is not None]
-        cells[metric] = summarize(values) if values else None
-    return cells
+def _cell(runs: list[Run], metric: str) -> Cell | None:
+    values = [v for run in runs if (v := run.record.metrics.get(metric)) is not None]
+    return summarize(values) if values else None
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:
@@ -241,7 +228,7 @@ def _require_comparable(task: str, runs: list[Run]) -> None:
             "choose one with --engine, or --engine each for a table of each"
         )
     if protocols := _differing(runs, "config_sha256"):
-        groups = _groups(runs, lambda run: run.record.config_sha256).values()
+        groups = [*_groups(runs, lambda run: run.record.config_sha256).values()]
         raise UserError(
             f"{task}: runs of different protocols are not averaged: {protocols}; "
             f"they differ in {listed_differences(groups)}"

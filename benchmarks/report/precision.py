@@ -33,16 +33,17 @@ def precision_recall(run: Run) -> Curve:
     from detection.datasets import read_split
     from moco.common.cfgnode import CfgNode
 
-    config = run.record.config
-    name = " ".join(config.get("DATASETS.TEST") or ())
-    folder = run.folder / "inference"
+    name, folder = " ".join(run.tested_on), run.folder / "inference"
     path = folder / f"{name}.json"
-    datasets = {key: value for key, value in config.items() if key.startswith("DATASETS.")}
-    tree = {key.removeprefix("DATASETS."): value for key, value in datasets.items()}
+    datasets = {
+        key.removeprefix("DATASETS."): value
+        for key, value in run.record.config.items()
+        if key.startswith("DATASETS.")
+    }
     try:
         if path.parent != folder or not path.is_file():
             raise UserError(f"no predictions ({path.name}) in the run's inference folder")
-        split = read_split(name, CfgNode({"DATASETS": CfgNode(tree)}))
+        split = read_split(name, CfgNode({"DATASETS": CfgNode(datasets)}))
         if split.evaluator_type == "pascal_voc":
             recall, precision, ap50 = _voc_curve(path, split)
         elif "json_file" in split.metadata and split.evaluator_type == "coco":

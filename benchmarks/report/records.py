@@ -30,6 +30,11 @@ class Run:
     record: RunRecord
 
     @property
+    def tested_on(self) -> tuple[str, ...]:
+        """DATASETS.TEST; empty where there is none (classifications)."""
+        return tuple(self.record.config.get("DATASETS.TEST") or ())
+
+    @property
     def suite_task(self) -> str | None:
         """The suite's name of the task; None of a run outside of a suite."""
         task, runs = self.folder.parent.parent, self.folder.parent.parent.parent

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchmarks.report import escape, style
-from benchmarks.report.aggregate import Gap, Table, tested_on
+from benchmarks.report.aggregate import Gap, Table
 from benchmarks.report.compare import Comparison
 from benchmarks.report.content import Report, arrange, facts, paper_rows
 from benchmarks.report.escape import csv_text
@@ -181,7 +181,7 @@ def _runs_csv(tables: Sequence[Table]) -> str:
             [
                 *(r.task, r.engine, r.init, r.seed, r.iterations, f"{r.seconds:.1f}"),
                 *(r.weights_sha256, r.config_sha256, run.folder, *map(r.metrics.get, metrics)),
-                *(" ".join(tested_on(run)), r.weights_source, run.label),
+                *(" ".join(run.tested_on), r.weights_source, run.label),
                 *(run.versions, run.hardware, run.finished, "; ".join(r.notes)),
             ]
         )
