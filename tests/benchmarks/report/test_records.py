@@ -55,30 +55,23 @@ def test_nothing_there(tmp_path):
         collect([tmp_path / "missing"])
 
 
-def finished(utc) -> str:
-    return Run(Path("x"), record(provenance={"utc": utc})).finished
-
-
-@pytest.fixture
-def far_away():
-    """A reader nine hours east of UTC."""
+@pytest.mark.parametrize(
+    ("utc", "shown"),
+    [
+        ("2026-11-21T01:30:00+02:00", "2026-11-20 23:30:00 UTC"),
+        ("2026-11-20T23:30:00+00:00", "2026-11-20 23:30:00 UTC"),
+        ("2026-11-20T23:30:00", "2026-11-20 23:30:00 UTC"),
+        (None, ""),
+        ("yesterday", ""),
+    ],
+)
+def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(utc, shown):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TZ", "XYZ-9")
+        patch.setenv("TZ", "XYZ-9")  # a reader nine hours east of UTC
         time.tzset()
-        yield
+        run = Run(Path("x"), record(provenance={"utc": utc}))
+        assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", shown)
     time.tzset()
-
-
-def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(far_away):
-    assert finished("2026-11-21T01:30:00+02:00") == "2026-11-20 23:30:00 UTC"
-    assert finished("2026-11-20T23:30:00+00:00") == "2026-11-20 23:30:00 UTC"
-    assert finished("2026-11-20T23:30:00") == "2026-11-20 23:30:00 UTC"
-    assert finished(None) == finished("yesterday") == ""
-
-
-def test_what_a_record_does_not_say_is_empty():
-    run = Run(Path("x"), record())
-    assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", "")
 
 
 def test_the_clock_of_the_files_decides_nothing(tmp_path):
