@@ -18,7 +18,10 @@ setup(
     packages=find_packages(
         include=["moco*", "convert*", "detection*", "benchmarks*"], exclude=["benchmarks.speed"]
     ),
-    package_data={"benchmarks.report": ["paper.yaml"], "detection.config": ["recipes.yaml"]},
+    package_data={
+        "benchmarks.report": ["paper.yaml", "templates/*"],
+        "detection.config": ["recipes.yaml"],
+    },
     install_requires=[
         # torch.load(weights_only=True) of earlier versions can be made to run code
         # (CVE-2025-32434, CVE-2026-24747).
@@ -32,6 +35,7 @@ setup(
         "tqdm",
         "tensorboard",
         "tabulate",
+        "jinja2",
         "matplotlib",
         "scipy",
         "pycocotools",

@@ -11,14 +11,14 @@ people, too: in every output a record's texts are texts and no markup, formula o
 (benchmarks/report/escape.py).
 
 `--diff` compares two such folders, say of two machines or of two versions: what changed per task,
-initialization and metric, what appeared or vanished, and where the protocols differ.
+init and metric, what appeared or vanished, and where the protocols differ.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moco.common.errors import UserError, run_cli
 
@@ -28,21 +28,20 @@ if TYPE_CHECKING:
 
 FORMATS = ("md", "csv", "tex", "html")
 EACH = "each"
-RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
-PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    formats = _formats(args.format)
     if bool(args.runs) == (args.diff is not None):
         raise UserError("give either folders of runs, or --diff with two of them")
     if args.diff is not None:
         diff(args.diff[0], args.diff[1], args.engine, args.out)
         return
     from benchmarks.report.records import collect
-    from benchmarks.report.tables import to_terminal
+    from benchmarks.report.render import to_terminal
 
+    formats = [name.strip() for name in args.format.split(",")]
+    _renderers(formats)  # before the work
     results = collect(args.runs)
     tables = make_tables(results, args.baseline, args.engine)
     print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
@@ -85,9 +84,9 @@ def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -
     Raises:
         UserError: what `make_tables` refuses; the message names the folder.
     """
-    from benchmarks.report import compare
+    from benchmarks.report.compare import compare
     from benchmarks.report.records import collect
-    from moco.common.files import atomic_write_text
+    from benchmarks.report.render import diff_files, diff_text
 
     sides = []
     for folder in (a, b):
@@ -95,57 +94,44 @@ def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -
             sides.append(make_tables(collect([folder]), engine=engine or EACH))
         except UserError as error:
             raise UserError(f"{folder}: {error}") from error
-    comparison = compare.compare(sides[0], sides[1])
-    names = (str(a), str(b))
-    print(compare.to_text(comparison, names))
+    comparison, names = compare(*sides), (str(a), str(b))
+    print(diff_text(comparison, names))
     if out is not None:
-        for name, text in (
-            ("diff.md", compare.to_markdown(comparison, names)),
-            ("diff.csv", compare.to_csv(comparison)),
-        ):
-            atomic_write_text(out / name, text)
-            print(f"wrote {out / name}")
+        for path in _write(out, diff_files(comparison, names)):
+            print(f"wrote {path}")
 
 
 def write_files(
     out: Path, tables: Sequence["Table"], results: "Results", formats: Sequence[str] = FORMATS
 ) -> list[Path]:
-    """Write the table in each format and the figures into `out`; returns the paths."""
-    from benchmarks.report import plots
-    from benchmarks.report import tables as render
-    from benchmarks.report.aggregate import stems
-    from benchmarks.report.html import to_html
+    """Write the table in each format and the figures into `out`; returns the paths.
+
+    Raises:
+        UserError: a format that no renderer is registered for.
+    """
+    from benchmarks.report.content import Report
+
+    report, written = Report(tables, results), []
+    for renderer in _renderers(formats):
+        written += _write(out, renderer(report))
+    for name, plot in report.plots.items():
+        written += plot.save(out / f"{name}.png")
+    return written
+
+
+def _renderers(formats: Sequence[str]) -> list[Any]:
+    from benchmarks.report.render import RENDERERS
+    from moco.common.registry import lookup
+
+    return [lookup(RENDERERS, name, "--format") for name in formats]
+
+
+def _write(out: Path, texts: Mapping[str, str]) -> list[Path]:
     from moco.common.files import atomic_write_text
 
-    figures = []
-    for table, stem in zip(tables, stems(tables), strict=True):
-        figures += [out / f"loss-{stem}.png", out / f"ap-{stem}.png"]
-        plots.plot_losses(figures[-2], *plots.losses(table, results))
-        plots.plot_ap(figures[-1], table)
-    in_paper = any(render.papers(table) for table in tables)
-    texts = {
-        "md": lambda: {
-            "table.md": render.to_markdown(tables, results, RUNS_NAME),
-            RUNS_NAME: render.runs_to_markdown(tables, results),
-        },
-        "csv": lambda: {
-            "table.csv": render.to_csv(tables),
-            "runs.csv": render.runs_to_csv(tables),
-            **({PAPER_NAME: render.paper_to_csv(tables)} if in_paper else {}),
-        },
-        "tex": lambda: {"table.tex": render.to_latex(tables)},
-        "html": lambda: {"table.html": to_html(tables, results, drawn())},
-    }
-
-    def drawn() -> dict[str, bytes]:
-        return {path.stem: path.read_bytes() for path in figures}
-
-    written = []
-    for name in formats:
-        for file, text in texts[name]().items():
-            atomic_write_text(out / file, text)
-            written.append(out / file)
-    return written + figures
+    for name, text in texts.items():
+        atomic_write_text(out / name, text)
+    return [out / name for name in texts]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -165,14 +151,6 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
-
-
-def _formats(text: str) -> list[str]:
-    formats = [name.strip() for name in text.split(",")]
-    for name in formats:
-        if name not in FORMATS:
-            raise UserError(f"--format: got {name!r}, choices are {', '.join(FORMATS)}")
-    return formats
 
 
 if __name__ == "__main__":

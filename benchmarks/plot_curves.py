@@ -1,4 +1,4 @@
-"""The curves of pre-training runs in one image: loss, pretext accuracy, learning rate, kNN.
+"""Curves of pre-training runs, as PNG and SVG: loss, pretext accuracy, learning rate, kNN.
 
     python -m benchmarks.plot_curves RUN [RUN ...] --output curves.png
 
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.report import escape
-from benchmarks.report.plots import COLOURS, Curve, new_figure, read_curve, save_figure
+from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
+from benchmarks.report.style import PALETTE
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
@@ -31,8 +32,6 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
         DataError: no such folder, no metrics in it, or none of these yet.
     """
     path = Path(run) / METRICS_NAME
-    if not Path(run).is_dir():
-        raise DataError(f"{run}: no such folder; expected the OUTPUT_DIR of a run")
     if not path.is_file():
         raise DataError(f"{run}: no {METRICS_NAME} in it; expected the OUTPUT_DIR of a run")
     found = {name: read_curve(path, [name], x="epoch") for name in PANELS}
@@ -42,7 +41,7 @@ def read_curves(run: PathLike) -> dict[str, Curve]:
     return curves
 
 
-def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None:
+def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
     """One panel for each quantity; runs, by label, in colors of their own."""
     panels = [name for name in PANELS if any(name in curves for curves in runs.values())]
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
@@ -56,8 +55,8 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
             axis.plot(
                 epochs,
                 values,
-                color=COLOURS[number % len(COLOURS)],
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
+                color=PALETTE[number % len(PALETTE)],
+                linestyle=("-", "--", ":")[number // len(PALETTE) % 3],
                 marker=marker,
                 markersize=3,
                 linewidth=1.5,
@@ -69,7 +68,7 @@ def plot_curves(path: PathLike, runs: Mapping[str, Mapping[str, Curve]]) -> None
             axis.set_ylim(bottom=0)
         if len(runs) > 1:
             axis.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+    return Plot(figure)
 
 
 def label_runs(runs: Sequence[Path]) -> list[str]:
@@ -102,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")
     curves = [read_curves(run) for run in args.runs]
-    plot_curves(args.output, dict(zip(label_runs(args.runs), curves, strict=True)))
-    print(f"wrote {args.output}")
+    plot = plot_curves(dict(zip(label_runs(args.runs), curves, strict=True)))
+    for path in plot.save(args.output):
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

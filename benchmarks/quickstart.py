@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.tables import format_gap
+from benchmarks.report.style import format_gap
 from benchmarks.suites.jobs import Job, processes_left, run_jobs, time_left
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from moco.common.cfgnode import read_yaml
@@ -370,7 +370,7 @@ def report(plan: Plan) -> None:
     from benchmarks.make_table import write_files
     from benchmarks.report.aggregate import aggregate
     from benchmarks.report.records import collect
-    from benchmarks.report.tables import to_terminal
+    from benchmarks.report.render import to_terminal
 
     folders = [plan.run_folder(init, seed) for init in INITS for seed in plan.seeds]
     results = collect([plan.pretrain, *folders])

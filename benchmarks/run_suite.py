@@ -349,7 +349,7 @@ def write_tables(
 ) -> list[Path]:
     """Write and print the tables of the finished runs; the paths."""
     from benchmarks.make_table import EACH, make_tables, write_files
-    from benchmarks.report.tables import to_terminal
+    from benchmarks.report.render import to_terminal
     from benchmarks.suites.folder import remove_stale
 
     results = folder.results(specs)

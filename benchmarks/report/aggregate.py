@@ -4,12 +4,12 @@ A row averages runs that differ in nothing but the seed. All rows of a table com
 one dataset, one engine and one protocol (the hash of everything but seed, weights, folders and
 devices), so that a gap between two rows is the weights' doing.
 
-A task is called after its file, and files of different folders have one name (configs/coco,
+A task is called after its file, and files of different folders may have one name (configs/coco,
 configs/lvis): what tells them apart is what they are tested on.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ from benchmarks.report.paper import tables_for
 from benchmarks.report.records import Run
 from detection.config import keys as detection_keys
 from detection.evaluation.metrics import headline_names
-from moco.classification import config as classify_config
+from moco.classification import config as classification_config
 from moco.common.errors import UserError
 
 RANDOM = "random"
 CONFIDENCE = 0.95
-NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classify_config.NOT_PROTOCOL}
+NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCOL}
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,15 @@ class Gap:
     high: float | None
     p_value: float | None
 
+    @property
+    def significant(self) -> bool:
+        """Whether the 95% interval is known and does not hold 0."""
+        return self.p_value is not None and self.p_value < 1 - CONFIDENCE
+
 
 @dataclass(frozen=True)
 class Row:
-    """All trials of one initialization; a metric that no trial has is None."""
+    """All trials of one init; a metric that no trial has is None."""
 
     init: str
     runs: tuple[Run, ...]
@@ -79,13 +84,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One task on one engine: a row per initialization, the baseline first.
+    """One task on one engine: a row per init, the baseline first.
 
     Attributes:
+        title: the suite's name of the task where all runs are of one, else the task.
         tested_on: DATASETS.TEST of its runs; empty for a classification.
     """
 
     task: str
+    title: str
     tested_on: tuple[str, ...]
     engine: str
     iterations: int
@@ -100,12 +107,12 @@ class Table:
 
 def stems(tables: Sequence[Table]) -> list[str]:
     """A name for each table, for files and anchors: the task, then what tells it from others."""
-    several = len({t.engine for t in tables}) > 1
+    engine = len({table.engine for table in tables}) > 1
     keys = []
     for table in tables:
         data = {other.tested_on for other in tables if other.task == table.task}
         parts = (table.task, *(table.tested_on if len(data) > 1 else ()))
-        keys.append((*parts, *([table.engine] if several else [])))
+        keys.append((*parts, table.engine) if engine else parts)
     return file_names(keys)
 
 
@@ -117,7 +124,7 @@ def aggregate(
     Args:
         baseline: name of the row that gaps refer to; None takes `random` where there is one.
         metrics: the columns; None takes, per task, what its runs measured
-        (detection/evaluation/metrics.py),     in the order of the paper's table where it has one.
+            (detection/evaluation/metrics.py), in the order of the paper's table where it has one.
 
     Raises:
         UserError: no runs; a baseline that no task has; or, within a task, several engines,
@@ -129,18 +136,13 @@ def aggregate(
     inits = sorted({run.record.init for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
-    tables = []
-    groups = _groups(list(runs), lambda run: (run.record.task, tested_on(run)))
-    for (task, data), members in sorted(groups.items(), key=lambda item: item[0]):
+    groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
+    for (task, _), members in groups.items():
         _require_comparable(task, members)
-        columns = metrics or _measured(task, data, members)
-        tables.append(_table(task, data, members, baseline, tuple(columns)))
-    return tables
-
-
-def tested_on(run: Run) -> tuple[str, ...]:
-    """DATASETS.TEST of a run; empty where it has none (classifications)."""
-    return tuple(run.record.config.get("DATASETS.TEST") or ())
+    return [
+        _table(members, baseline, tuple(metrics or _measured(task, data, members)))
+        for (task, data), members in sorted(groups.items(), key=lambda item: item[0])
+    ]
 
 
 def summarize(values: Sequence[float]) -> Cell:
@@ -149,8 +151,10 @@ def summarize(values: Sequence[float]) -> Cell:
     return Cell(tuple(values), statistics.fmean(values), std)
 
 
-def gap(cell: Cell, base: Cell) -> Gap:
-    """`cell` minus `base` with Welch's interval and test."""
+def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
+    """`cell` minus `base` with Welch's interval and test; None where a side has no number."""
+    if cell is None or base is None:
+        return None
     value = cell.mean - base.mean
     printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
     if cell.std is None or base.std is None or cell.std == base.std == 0:
@@ -162,127 +166,107 @@ def gap(cell: Cell, base: Cell) -> Gap:
     return Gap(value, printed, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> tuple[str, ...]:
+def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
+    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few of the protocol's keys that differ.
+
+    They are constant within every group of runs but not across them; values are in the order of
+    the groups, None where a group's records do not hold the key.
+    """
+    configs = [[run.record.config for run in group] for group in groups]
+    keys = {key for group in configs for config in group for key in config}
+    parts = []
+    for key in sorted(keys - NOT_PROTOCOL):
+        values = [[config.get(key) for config in group] for group in configs]
+        constant = all(all(value == group[0] for value in group) for group in values)
+        if constant and any(group[0] != values[0][0] for group in values):
+            parts.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
+    return _first_few(parts, 6) if parts else "keys that their records do not hold"
+
+
+def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> list[str]:
     names = {name for run in runs for name in run.record.metrics}
     shown = headline_names(names) or headline_names(["bbox/"])
-    papers = tables_for(task, data)
-    order = [name for paper in papers for name in paper.metrics]
-    return tuple(sorted(shown, key=lambda name: order.index(name) if name in order else len(order)))
+    order = [name for paper in tables_for(task, data) for name in paper.metrics]
+    return sorted(shown, key=lambda name: order.index(name) if name in order else len(order))
 
 
-def _table(
-    task: str,
-    data: tuple[str, ...],
-    runs: list[Run],
-    baseline: str | None,
-    metrics: tuple[str, ...],
-) -> Table:
-    inits = {run.record.init for run in runs}
-    if baseline is None and RANDOM in inits:
-        baseline = RANDOM
-    if baseline not in inits:
-        baseline = None
-    cells = {init: _cells([r for r in runs if r.record.init == init], metrics) for init in inits}
-    base = cells[baseline] if baseline is not None else dict.fromkeys(metrics)
+def _table(runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:
+    by_init = _groups(sorted(runs, key=lambda run: run.record.seed), lambda run: run.record.init)
+    baseline = RANDOM if baseline is None else baseline
+    cells = {
+        init: {metric: _cell(members, metric) for metric in metrics}
+        for init, members in by_init.items()
+    }
+    base = cells.get(baseline, {})
     rows = []
-    for init in sorted(inits, key=lambda name: (name != RANDOM, name != baseline, name)):
-        own = tuple(sorted((r for r in runs if r.record.init == init), key=lambda r: r.record.seed))
-        gaps = {
-            metric: gap(cell, other)
-            if init != baseline
-            and (cell := cells[init][metric]) is not None
-            and (other := base[metric]) is not None
-            else None
-            for metric in metrics
-        }
-        rows.append(Row(init, own, cells[init], gaps))
-    first = runs[0].record
-    return Table(task, data, first.engine, first.iterations, baseline, metrics, tuple(rows))
+    for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
+        other = base if init != baseline else {}
+        gaps = {metric: gap(cell, other.get(metric)) for metric, cell in cells[init].items()}
+        rows.append(Row(init, tuple(by_init[init]), cells[init], gaps))
+    first, titles = runs[0].record, {run.suite_task for run in runs}
+    return Table(
+        task=first.task,
+        title=(titles.pop() if len(titles) == 1 else None) or first.task,
+        tested_on=runs[0].tested_on,
+        engine=first.engine,
+        iterations=first.iterations,
+        baseline=baseline if baseline in by_init else None,
+        metrics=metrics,
+        rows=tuple(rows),
+    )
 
 
-def _cells(runs: list[Run], metrics: tuple[str, ...]) -> dict[str, Cell | None]:
-    ordered = sorted(runs, key=lambda run: run.record.seed)
-    cells: dict[str, Cell | None] = {}
-    for metric in metrics:
-        values = [v for run in ordered if (v := run.record.metrics.get(metric)) is not None]
-        cells[metric] = summarize(values) if values else None
-    return cells
+def _cell(runs: list[Run], metric: str) -> Cell | None:
+    values = [v for run in runs if (v := run.record.metrics.get(metric)) is not None]
+    return summarize(values) if values else None
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:
-    engines = _groups(runs, lambda run: run.record.engine)
-    if len(engines) > 1:
+    if engines := _differing(runs, "engine"):
         raise UserError(
-            f"{task}: runs of different engines are not averaged: {_listed(engines)}; "
+            f"{task}: runs of different engines are not averaged: {engines}; "
             "choose one with --engine, or --engine each for a table of each"
         )
-    protocols = _groups(runs, lambda run: run.record.config_sha256)
-    if len(protocols) > 1:
-        by_hash = {f"protocol {key[:8]}": members for key, members in protocols.items()}
+    if protocols := _differing(runs, "config_sha256"):
+        groups = [*_groups(runs, lambda run: run.record.config_sha256).values()]
         raise UserError(
-            f"{task}: runs of different protocols are not averaged: {_listed(by_hash)}; "
-            f"they differ in {listed_differences(list(protocols.values()))}"
+            f"{task}: runs of different protocols are not averaged: {protocols}; "
+            f"they differ in {listed_differences(groups)}"
         )
-    lengths = _groups(runs, lambda run: run.record.iterations)
-    if len(lengths) > 1:
-        by_length = {f"{key} iterations": members for key, members in lengths.items()}
-        raise UserError(f"{task}: runs of different length are not averaged: {_listed(by_length)}")
+    if lengths := _differing(runs, "iterations"):
+        raise UserError(f"{task}: runs of different iterations are not averaged: {lengths}")
     for init, members in _groups(runs, lambda run: run.record.init).items():
-        weights = _groups(members, lambda run: run.record.weights_sha256)
-        if len(weights) > 1:
-            by_weights = {
-                "no weights" if key is None else f"weights {key[:8]}": group
-                for key, group in weights.items()
-            }
+        if weights := _differing(members, "weights_sha256"):
             raise UserError(
-                f"{task}: init {init!r} stands for different weights: {_listed(by_weights)}; "
+                f"{task}: init {init!r} is of different weights: {weights}; "
                 "give each file its own name"
             )
         for seed, same in _groups(members, lambda run: run.record.seed).items():
             if len(same) > 1:
+                folders = ", ".join(str(run.folder) for run in same)
                 raise UserError(
-                    f"{task}: init {init!r} has seed {seed} more than once "
-                    f"({', '.join(str(run.folder) for run in same)}); a repetition is not a trial, "
-                    "leave one of them out"
+                    f"{task}: init {init!r} has seed {seed} more than once ({folders}); "
+                    "a repetition is not a trial, leave one of them out"
                 )
 
 
-def _groups(runs: list[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+def _differing(runs: list[Run], field: str) -> str:
+    """The values of a record's field with the runs that have each; empty where there is one."""
+    groups = _groups(runs, lambda run: getattr(run.record, field))
+    return " / ".join(
+        f"{str(value)[:10]} ({_first_few([str(run.folder) for run in members], 3)})"
+        for value, members in groups.items()
+        if len(groups) > 1
+    )
+
+
+def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
 
 
-def _listed(groups: dict[str, list[Run]]) -> str:
-    parts = []
-    for name, members in groups.items():
-        more = f" and {len(members) - 3} more" if len(members) > 3 else ""
-        parts.append(f"{name} ({', '.join(str(run.folder) for run in members[:3])}{more})")
-    return " / ".join(parts)
-
-
-def differences(groups: Sequence[Sequence[Run]]) -> dict[str, list[Any]]:
-    """Protocol's keys constant within every group of runs but not across them, with the values.
-
-    A key that a group's records do not hold has the value None there.
-    """
-    configs = [[run.record.config for run in group] for group in groups]
-    keys = {key for group in configs for config in group for key in config}
-    found = {}
-    for key in sorted(keys.difference(NOT_PROTOCOL)):
-        values = [[config.get(key) for config in group] for group in configs]
-        constant = all(all(value == group[0] for value in group) for group in values)
-        if constant and any(group[0] != values[0][0] for group in values):
-            found[key] = [group[0] for group in values]
-    return found
-
-
-def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
-    """`SOLVER.BASE_LR (0.02 / 0.01), …`: the first few, values in the order of the groups."""
-    parts = [
-        f"{key} ({' / '.join(map(repr, values))})" for key, values in differences(groups).items()
-    ]
-    if not parts:
-        return "keys that their records do not hold"
-    return ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" * (len(parts) > 6))
+def _first_few(parts: list[str], limit: int) -> str:
+    more = f" and {len(parts) - limit} more" if len(parts) > limit else ""
+    return ", ".join(parts[:limit]) + more

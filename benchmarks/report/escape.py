@@ -1,18 +1,19 @@
-"""Untrusted text, that of records and of paths, made safe for each renderer.
+"""Untrusted text, that of records and of paths, made safe for each format.
 
-Whatever a report takes from a record passes through the function of its renderer: there it is no
-markup, formula, control sequence or path. Ordinary names such as `moco_v2 (200ep)` stay as they
-are, and what cannot be printed is shown as an escape such as `\\x1b`.
+Whatever a report takes from a record passes through the function of its format (in terminals:
+`printable`, in HTML: Jinja's, too): there it is no markup, formula, control sequence or path.
+Ordinary names such as `moco_v2 (200ep)` stay as they are, and what cannot be printed is shown as an
+escape such as `\\x1b`.
 """
 
 import csv
 import hashlib
-import html as _html
+import html
 import io
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from moco.common.errors import printable
 
@@ -38,19 +39,9 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?")
 _HASHED = re.compile(r"-[0-9a-f]{8}$")
 
 
-def terminal(text: str) -> str:
-    """For a terminal, and a line of plain text."""
-    return printable(text)
-
-
-def html(text: str) -> str:
-    """For HTML: between tags, and in a quoted attribute."""
-    return _html.escape(printable(text))
-
-
 def markdown(text: str) -> str:
     """For a line, a heading, a list's item or a table's cell of Markdown."""
-    plain = _html.escape(printable(text), quote=False)
+    plain = html.escape(printable(text), quote=False)
     return _MARKDOWN_LINE.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\g<0>", plain))
 
 
@@ -72,15 +63,20 @@ def figure(text: str) -> str:
     return re.sub("^_", " _", text).replace("$", "\\$")
 
 
-def csv_text(lines: Sequence[Sequence[str]]) -> str:
-    """CSV of lines of cells; what a spreadsheet takes for a formula has a `'` before it."""
+def csv_text(names: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """CSV with a head; None is empty, and a `'` is before what spreadsheets take for a formula."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([map(_csv_cell, line) for line in lines])
+    rows = [[_csv_cell(each) for each in line] for line in (names, *lines)]
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
 
 
-def _csv_cell(text: str) -> str:
-    text = printable(text)
+def _csv_cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = printable(str(value))
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 

@@ -1,4 +1,4 @@
-"""The paper's printed numbers (`paper.yaml`) as validated data, to stand beside ours."""
+"""The paper's printed numbers: `paper.yaml` as tables."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -57,24 +57,28 @@ class PaperTable:
         part = "" if self.part is None else self.part if len(self.part) == 1 else f", {self.part}"
         return f"Table {self.number}{part} ({self.label})"
 
-    def own(self, row: PaperRow, metric: str) -> tuple[float | None, float | None]:
-        """Value and gap of the paper's own pre-training for `metric`."""
-        for i, (name, method) in enumerate(zip(self.metrics, self.methods, strict=True)):
-            if name == metric and method == OWN:
-                return row.values[i], row.gaps[i]
-        return None, None
+    @property
+    def results(self) -> list[tuple[str, str]]:
+        """Metric and method of the columns, without those that are no result."""
+        columns = zip(self.metrics, self.methods, strict=True)
+        return [(metric, method) for metric, method in columns if metric is not None]
+
+    def number_of(
+        self, row: PaperRow, metric: str, method: str = OWN
+    ) -> tuple[float | None, float | None]:
+        """Value and gap in the column of a metric and a method."""
+        columns = list(zip(self.metrics, self.methods, strict=True))
+        if (metric, method) not in columns:
+            return None, None
+        i = columns.index((metric, method))
+        return row.values[i], row.gaps[i]
 
 
 @cache
 def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
-    """The citation and all tables.
-
-    Raises:
-        ValueError: a row whose values do not match the columns, a row's task that its table does
-            not have, or a baseline that is no row.
-    """
+    """The citation and all tables."""
     tree = read_yaml(Path(__file__).with_name("paper.yaml"))
-    return tree["citation"], tuple(_table(entry) for entry in tree["tables"])
+    return tree["citation"], tuple(_table(**entry) for entry in tree["tables"])
 
 
 def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[PaperTable]:
@@ -92,34 +96,19 @@ def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[Pape
     ]
 
 
-def _table(entry: dict[str, Any]) -> PaperTable:
-    columns = entry["columns"]
-    rows = tuple(_row(row, len(columns), tuple(entry["tasks"])) for row in entry["rows"])
-    if entry["baseline"] is not None and entry["baseline"] not in {row.name for row in rows}:
-        raise ValueError(f"{entry['label']}: baseline {entry['baseline']!r} is none of its rows")
-    return PaperTable(
-        number=entry["table"],
-        part=entry["part"],
-        label=entry["label"],
-        title=entry["title"],
-        tasks=tuple(entry["tasks"]),
-        tested_on=tuple(entry["tested_on"] or ()),
-        iterations=entry["iterations"],
-        epochs=entry.get("epochs"),
-        trials=entry["trials"],
-        baseline=entry["baseline"],
-        columns=tuple(column["name"] for column in columns),
-        metrics=tuple(column["metric"] for column in columns),
-        methods=tuple(column["method"] for column in columns),
-        rows=rows,
+def _table(columns: list[Any], rows: list[Any], **entry: Any) -> PaperTable:
+    tasks, empty = tuple(entry["tasks"]), [None] * len(columns)
+    entry |= {"tasks": tasks, "tested_on": tuple(entry["tested_on"] or ())}
+    entry = {"number": entry.pop("table"), "epochs": None, **entry}
+    for field, key in (("columns", "name"), ("metrics", "metric"), ("methods", "method")):
+        entry[field] = tuple(column[key] for column in columns)
+    found = tuple(
+        PaperRow(
+            row["name"],
+            tuple(row["values"]),
+            tuple(row.get("gaps", empty)),
+            tuple(row.get("tasks", tasks)),
+        )
+        for row in rows
     )
-
-
-def _row(row: dict[str, Any], width: int, tasks: tuple[str, ...]) -> PaperRow:
-    values, gaps = row["values"], row.get("gaps", [None] * width)
-    if len(values) != width or len(gaps) != width:
-        raise ValueError(f"row {row['name']!r}: expected {width} values and gaps")
-    own = tuple(row.get("tasks", tasks))
-    if not set(own) <= set(tasks):
-        raise ValueError(f"row {row['name']!r}: tasks: got {own}, choices are {tasks}")
-    return PaperRow(row["name"], tuple(values), tuple(gaps), own)
+    return PaperTable(rows=found, **entry)

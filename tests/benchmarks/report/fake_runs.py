@@ -1,9 +1,19 @@
 """Hand-made run folders for the tests of the tables."""
 
+import csv
+import html
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.content import Report
+from benchmarks.report.plots import Plot
+from benchmarks.report.records import collect
+from benchmarks.report.render import RENDERERS
 from moco.common.run import RunRecord, write_record
 
 CONFIG = {"DATASETS.TEST": ["voc_2007_test"], "SOLVER.MAX_ITER": 300, "SOLVER.BASE_LR": 0.02}
@@ -53,3 +63,23 @@ def write_pair(root: Path, aps: dict[str, list[float]], **changes: Any) -> Path:
                 **changes,
             )
     return root
+
+
+def report(root: Path, baseline: str | None = None) -> Report:
+    """Of all runs below a folder."""
+    results = collect([root])
+    return Report(aggregate(results.transfer, baseline), results)
+
+
+def rendered(made: Report) -> dict[str, str]:
+    """The tables by each renderer; the page without figures, with its entities as characters."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Plot, "svg", "<svg/>")
+        texts = {name: renderer(made) for name, renderer in RENDERERS}
+    files = {"md": "table.md", "tex": "table.tex", "terminal": "table.txt"}
+    found = {name: texts[name][file] for name, file in files.items()}
+    return {**found, "html": html.unescape(texts["html"]["table.html"])}
+
+
+def csv_rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))

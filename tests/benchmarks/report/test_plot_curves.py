@@ -1,4 +1,4 @@
-"""Curves of pre-training runs: what is read, what is drawn, and runs that have none."""
+"""Curves of pre-training runs: what is read, what is plotted, and runs that have none."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_curves_are_over_epochs_and_end_with_the_last_line(run):
     }
 
 
-def test_runs_are_drawn_over_each_other(run, tmp_path, capsys, monkeypatch):
+def test_runs_are_plotted_over_each_other(run, tmp_path, capsys):
     other = write_metrics(
         tmp_path / "b/run",
         {"iteration": 1, "epoch": 0.1, "loss": 5.0},
@@ -44,34 +44,30 @@ def test_runs_are_drawn_over_each_other(run, tmp_path, capsys, monkeypatch):
     )
     assert label_runs([run, other]) == ["a/run", "b/run"]
     assert label_runs([run]) == ["run"]
-    figures = []
-    save = "benchmarks.plot_curves.save_figure"
-    with monkeypatch.context() as patch:
-        patch.setattr(save, lambda figure, path: figures.append(figure))
-        plot_curves("x.png", {"a": read_curves(run), "b": read_curves(other)})
-    [figure] = figures
-    drawn = {
+    figure = plot_curves({"a": read_curves(run), "b": read_curves(other)}).figure
+    plotted = {
         axis.get_title(): [(line.get_label(), line.get_ydata().tolist()) for line in axis.lines]
         for axis in figure.axes
     }
-    assert drawn == {
+    assert plotted == {
         "loss": [("a", [4.0, 2.5]), ("b", [5.0, 4.0])],
         "pretext accuracy (%)": [("a", [3.0, 9.5])],
         "learning rate": [("a", [0.03, 0.03])],
         "kNN top-1 (%)": [("a", [41.5])],
     }
     main([str(run), str(other), "--output", str(tmp_path / "curves.png")])
-    assert f"wrote {tmp_path}/curves.png" in capsys.readouterr().out
+    wrote = capsys.readouterr().out.splitlines()
+    assert wrote == [f"wrote {tmp_path}/curves.{ending}" for ending in ("png", "svg")]
     with Image.open(tmp_path / "curves.png") as image:
-        assert image.format == "PNG" and image.width > 4 * 300
+        assert image.format == "PNG" and min(image.size) > 2 * 400
 
 
-def test_what_cannot_be_drawn(run, tmp_path):
+def test_what_cannot_be_plotted(run, tmp_path):
     (tmp_path / "new").mkdir()
     empty = write_metrics(tmp_path / "empty")
     broken = write_metrics(tmp_path / "broken", {"loss": 1.0, "iteration": 3})
     for argv, error, message in (
-        ([tmp_path / "gone"], DataError, "gone: no such folder"),
+        ([tmp_path / "gone"], DataError, r"gone: no metrics\.json"),
         ([run, tmp_path / "new"], DataError, r"new: no metrics\.json in it"),
         ([empty], DataError, "nothing to plot yet"),
         ([broken], UserError, "line 1 is not a line of metrics"),

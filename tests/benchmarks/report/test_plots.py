@@ -1,55 +1,49 @@
 """Curves from metrics lines, bands by hand, figures as PNG files."""
 
-import io
 import json
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.benchmarks.fake_runs import write_pair, write_run
 
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.plots import (
     MAX_CLASSES,
+    Plot,
     ap_curve_figure,
+    ap_figure,
     band,
     class_figure,
     family,
     gap_figure,
-    plot_ap,
-    plot_losses,
+    loss_figure,
     precision_figure,
     pretty,
-    read_curve,
     read_losses,
     schedule_figure,
-    to_png,
 )
 from benchmarks.report.records import collect
 from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 
-def test_a_resumed_run_keeps_its_last_value(tmp_path):
+def test_curves_are_in_order_and_a_resumed_run_keeps_its_last_value(tmp_path):
     folder = write_run(tmp_path / "run", losses=[])
     (folder / "metrics.json").write_text(
-        '{"iteration": 0, "total_loss": 4}\n{"iteration": 20, "total_loss": 3}\n'
-        '{"iteration": 20, "total_loss": 2.5}\n{"iteration": 40, "loss": 2}\n'
+        '{"iteration": 40, "loss": 2}\n{"iteration": 0, "total_loss": 4}\n'
+        '{"iteration": 20, "total_loss": 3}\n{"iteration": 20, "total_loss": 2.5}\n'
         '{"iteration": 40, "bbox/AP": 12.0}\n{"iteration": 60, "total_loss": null}\n'
     )
     [(iterations, losses)] = read_losses(collect([tmp_path]).transfer)
     assert iterations.tolist() == [0, 20, 40] and losses.tolist() == [4, 2.5, 2]
 
 
-def test_a_run_without_metrics_has_no_curve(tmp_path):
-    write_run(tmp_path / "run")
+def test_a_run_without_metrics_has_no_curve_and_a_broken_line_is_named(tmp_path):
+    path = write_run(tmp_path / "run") / "metrics.json"
     assert read_losses(collect([tmp_path]).transfer) == []
-
-
-def test_a_broken_line_is_named(tmp_path):
-    folder = write_run(tmp_path / "run", losses=[1.0])
-    with open(folder / "metrics.json", "a") as file:
-        file.write("{half\n")
-    with pytest.raises(UserError, match="line 2 is not a line of metrics"):
+    path.write_text('{"iteration": 0, "total_loss": 4}\n{half\n')
+    with pytest.raises(UserError, match=r"metrics\.json: line 2"):
         read_losses(collect([tmp_path]).transfer)
 
 
@@ -61,29 +55,42 @@ def test_band_by_hand():
     assert (mean.tolist(), low.tolist(), high.tolist()) == ([3.0, 2.5], [2.0, 2.0], [4.0, 3.0])
 
 
-def test_figures_are_images(tmp_path):
+def test_figures_are_a_png_and_an_svg_file_always_the_same(tmp_path):
     write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0], "x": [5.0]})
     write_run(tmp_path / "runs" / "none", init="none", metrics={})
     [table] = aggregate(collect([tmp_path]).transfer)
     curves = {row.init: read_losses(row.runs) for row in table.rows}
     assert [len(runs) for runs in curves.values()] == [2, 2, 0, 1]
-    plot_losses(tmp_path / "loss.png", {"pre": curves["x"]}, curves)
-    plot_losses(tmp_path / "empty.png", {}, {"random": []})
-    plot_ap(tmp_path / "ap.png", table)
-    for name in ("loss.png", "ap.png", "empty.png"):
-        with Image.open(tmp_path / name) as image:
+    panels = {"Pre-training": {"pre": curves["x"]}, "Fine-tuning": curves}
+    for figure in (loss_figure(panels), loss_figure({}), ap_figure(table)):
+        png, svg = Plot(figure).save(tmp_path / "x.png")
+        with Image.open(png) as image:
             assert image.format == "PNG" and min(image.size) > 300
-            if name != "empty.png":
-                assert len(image.convert("RGB").getcolors(1 << 20) or []) > 50
+        assert (png, svg) == (tmp_path / "x.png", tmp_path / "x.svg")
+        assert ElementTree.parse(svg).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert Plot(ap_figure(table)).svg == svg.read_text()
 
 
-def test_the_last_evaluation_is_that_of_the_last_step(tmp_path):
-    """Not the last line: a resumed run writes again what it had written."""
-    path = tmp_path / "metrics.json"
-    lines = [{"iteration": i, "bbox/AP": ap} for i, ap in ((199, 20.0), (299, 30.0), (99, 10.0))]
-    path.write_text("\n".join(map(json.dumps, lines)))
-    iterations, values = read_curve(path, ["bbox/AP"])
-    assert iterations.tolist() == [99, 199, 299] and values.tolist() == [10.0, 20.0, 30.0]
+def test_metrics_are_small_multiples_and_names_literal_text(tmp_path):
+    """Seven inits of six metrics are two rows of three panels, narrower than a page."""
+    metrics = {
+        f"{kind}/{name}": 9.0 for kind in ("bbox", "segm") for name in ("AP", "AP50", "AP75")
+    }
+    names = ["random", *"abcde", "$\\frac{1}{$"]
+    for init in names:
+        write_run(tmp_path / init.encode().hex(), task="t", init=init, metrics=metrics)
+    [table] = aggregate(collect([tmp_path]).transfer)
+    figure = ap_figure(table, "a $\\title{")
+    places = [axis.get_subplotspec() for axis in figure.axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [
+        *((row, column) for row in range(2) for column in range(3)),
+    ]
+    assert figure.get_figwidth() * figure.dpi < 1600 and "svg" in Plot(figure).svg
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert sorted(labels) == sorted([*names[:-1], "\\$\\frac{1}{\\$"])
+    assert figure.get_suptitle() == "a \\$\\title{"
+    gaps = gap_figure(table)
+    assert len(gaps.axes) == 6 and "svg" in Plot(gaps).svg
 
 
 def test_gaps_have_their_interval_and_a_single_trial_is_hollow(tmp_path):
@@ -149,7 +156,8 @@ def test_titles_as_the_paper_sets_them():
     assert found == ["AP", "AP$_{50}$", r"AP$^{\mathrm{bb}}$", r"AP$^{\mathrm{mk}}_{75}$", "mIoU"]
 
 
-def test_precision_figure_is_a_image():
-    curve = (np.linspace(0, 1, 5), np.linspace(1, 0, 5))
-    with Image.open(io.BytesIO(to_png(precision_figure({"random": curve, "x": curve})))) as image:
-        assert image.format == "PNG" and min(image.size) > 300
+def test_precision_and_recall():
+    recall, precision = np.linspace(0, 1, 5), np.linspace(1, 0, 5)
+    [axis] = precision_figure({"random": (recall, precision), "x": (recall, recall)}).axes
+    assert [line.get_label() for line in axis.lines] == ["random", "x"]
+    assert axis.lines[0].get_ydata().tolist() == precision.tolist()

@@ -8,33 +8,25 @@ import struct
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from tests.benchmarks.fake_runs import record, write_run
 
 from benchmarks import make_table, plot_curves
-from benchmarks.report import plots
-from benchmarks.report.aggregate import Table, aggregate, stems
+from benchmarks.report import render
+from benchmarks.report.aggregate import aggregate
 from benchmarks.report.compare import compare
-from benchmarks.report.compare import to_csv as diff_to_csv
-from benchmarks.report.compare import to_markdown as diff_to_markdown
-from benchmarks.report.compare import to_text as diff_to_text
+from benchmarks.report.content import Report
 from benchmarks.report.escape import figure, file_names, markdown
-from benchmarks.report.html import to_html
-from benchmarks.report.records import Results, Run, Unusable, collect, precision_recall
-from benchmarks.report.tables import (
-    runs_to_csv,
-    runs_to_markdown,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_terminal,
-)
+from benchmarks.report.plots import Plot
+from benchmarks.report.precision import precision_recall
+from benchmarks.report.records import Results, Run, Unusable, collect
 from moco.common.errors import UserError, run_cli
+from tests.benchmarks.report.fake_runs import record, report, write_run
 
 ORDINARY = "moco_v2 (200ep)"
 PAYLOADS = {
@@ -76,7 +68,7 @@ PAYLOADS = {
 }
 
 
-def made(text: str) -> tuple[list[Table], Results]:
+def made(text: str) -> Report:
     """Runs and a failed one that say `text` wherever a record may hold text."""
     changes = {
         "task": text,
@@ -101,19 +93,16 @@ def made(text: str) -> tuple[list[Table], Results]:
         )
     ]
     unusable = Unusable(Path("runs", text[:200]), f"failed: {text}")
-    return aggregate(runs, baseline=text), Results(tuple(runs), (), (unusable,))
+    return Report(aggregate(runs, baseline=text), Results(tuple(runs), (), (unusable,)))
 
 
-def diffed(text: str) -> tuple:
-    tables, _ = made(text)
-    other, _ = made(f"{text} ")
-    return compare([*tables, *other], tables)
-
-
-def page(text: str) -> str:
-    tables, results = made(text)
-    [stem] = stems(tables)
-    return to_html(tables, results, {f"loss-{stem}": b"png", f"ap-{stem}": b"png"})
+def outputs(text: str) -> dict[str, str]:
+    """Every file of the report and of a comparison, and what is printed."""
+    whole = made(text)
+    files = {k: v for _, renderer in render.RENDERERS for k, v in renderer(whole).items()}
+    comparison = compare([*whole.tables, *made(f"{text} ").tables], whole.tables)
+    files |= render.diff_files(comparison, (text, text))
+    return {**files, "diff.txt": render.diff_text(comparison, (text, text))}
 
 
 class Structure(HTMLParser):
@@ -173,51 +162,35 @@ def latex_structure(text: str) -> object:
     return re.findall(r"\\[A-Za-z]+|\\\\|[%&$]", bare), len(text.splitlines())
 
 
-def lines(text: str) -> object:
-    return len(text.splitlines())
-
-
-RENDERERS: dict[str, tuple[Callable[[str], str], Callable[[str], object]]] = {
-    "table.md": (lambda text: to_markdown(*made(text), "runs.md"), markdown_structure),
-    "table.runs.md": (lambda text: runs_to_markdown(*made(text)), markdown_structure),
-    "table.csv": (lambda text: to_csv(made(text)[0]), csv_structure),
-    "runs.csv": (lambda text: runs_to_csv(made(text)[0]), csv_structure),
-    "table.tex": (lambda text: to_latex(made(text)[0]), latex_structure),
-    "table.html": (page, html_structure),
-    "terminal": (
-        lambda text: to_terminal(made(text)[0], made(text)[1].unusable, color=False),
-        lines,
-    ),
-    "diff.md": (lambda text: diff_to_markdown(diffed(text), (text, text)), markdown_structure),
-    "diff.csv": (lambda text: diff_to_csv(diffed(text)), csv_structure),
-    "diff on a terminal": (lambda text: diff_to_text(diffed(text), (text, text)), lines),
+STRUCTURES: dict[str, Callable[[str], object]] = {
+    **{"md": markdown_structure, "csv": csv_structure, "tex": latex_structure},
+    **{"html": html_structure, "txt": lambda text: len(text.splitlines())},
 }
 
 
 @pytest.fixture(scope="module")
-def figures_are_slow():
-    """The page without the gaps' figure; figures have a test of their own."""
+def ordinary() -> Iterator[dict[str, str]]:
+    """The outputs of an ordinary name; figures have a test of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "to_png", lambda figure: b"png")
-        yield
+        patch.setattr(Plot, "svg", "<svg/>")
+        yield outputs(ORDINARY)
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_text_in_every_renderer(renderer, payload, figures_are_slow):
+def test_a_payload_is_text_in_every_output(payload, ordinary):
     """It changes nothing but texts: the document's structure is that of an ordinary name's."""
-    render, structure = RENDERERS[renderer]
-    text = render(PAYLOADS[payload])
-    raw = sorted({char for char in text if not char.isprintable() and char != "\n"})
-    assert not raw
-    text.encode()
-    assert structure(text) == structure(render(ORDINARY))
+    found = outputs(PAYLOADS[payload])
+    assert found.keys() == ordinary.keys()
+    for name, text in found.items():
+        assert not {char for char in text if not char.isprintable() and char != "\n"}, name
+        text.encode()
+        structure = STRUCTURES[name.rpartition(".")[2]]
+        assert structure(text) == structure(ordinary[name]), name
 
 
-@pytest.mark.parametrize("renderer", RENDERERS)
-def test_ordinary_names_stay_as_they_are(renderer, figures_are_slow):
-    text = RENDERERS[renderer][0](ORDINARY)
-    assert ORDINARY.replace("_", "\\_" if renderer == "table.tex" else "_") in text
+def test_ordinary_names_stay_as_they_are(ordinary):
+    for name, text in ordinary.items():
+        assert ORDINARY.replace("_", "\\_" if name.endswith("tex") else "_") in text, name
     for name in (ORDINARY, "ResNet-50, lr=0.03", "faster_rcnn_R_50_C4_24k", "10% of é"):
         assert markdown(name) == figure(name) == name
 
@@ -232,6 +205,7 @@ def test_names_of_files_are_all_different_and_never_paths():
     assert file_names([ordinary, ("t",)]) == ["-".join(ordinary), "t"]
 
 
+@pytest.mark.slow
 def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, capsys):
     """The whole command, figures included: each payload a row and a class, two of them tasks."""
     evil = "../../$\\frac{$\n<b>"
@@ -248,85 +222,56 @@ def test_figures_of_all_payloads_and_nothing_outside_of_the_folder(tmp_path, cap
     before = {path for path in tmp_path.rglob("*") if "out" not in path.parts}
     out = tmp_path / "a" / "b" / "out"
     make_table.main([str(tmp_path / "runs"), "--out", str(out)])
-    written = [Path(line.removeprefix("wrote ")) for line in printed_files(capsys)]
+    printed = capsys.readouterr().out
+    assert not {char for char in printed if not char.isprintable() and char != "\n"}
+    lines = [line for line in printed.splitlines() if line.startswith("wrote ")]
+    written = [Path(line.removeprefix("wrote ")) for line in lines]
     assert {path.parent for path in written} == {out} and all(map(Path.is_file, written))
     assert {path for path in tmp_path.rglob("*") if "out" not in path.parts} - before == {
         *(tmp_path / "a", tmp_path / "a" / "b"),
     }
     assert sum(path.suffix == ".png" for path in written) == 4
+    svgs = [path for path in written if path.suffix == ".svg"]
+    assert len(svgs) == 4 and all(map(ElementTree.parse, svgs))
 
 
-def printed_files(capsys) -> list[str]:
-    text = capsys.readouterr().out
-    assert not {char for char in text if not char.isprintable() and char != "\n"}
-    return [line for line in text.splitlines() if line.startswith("wrote ")]
-
-
-def outcome(main, *arguments: object) -> tuple[int, str]:
-    """Exit code and what was said of a command that fails."""
+def error_of(main, capsys, *arguments: object) -> str:
+    """The one line that a command says which ends with an error of the user's."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
         patch.setattr(sys, "argv", ["program", *map(str, arguments)])
         run_cli(lambda argv: main(sys.argv[1:]))
-    return exit.value.code, arguments[0]
-
-
-WRONG_FIELDS = [
-    ("kind", {}),
-    ("status", ["done"]),
-    ("schema", [1]),
-    ("task", 5),
-    ("engine", ""),
-    ("init", ["random"]),
-    ("weights_sha256", 5),
-    ("weights_source", {}),
-    ("seed", 10**400),
-    ("seed", 1.5),
-    ("seed", True),
-    ("config_sha256", None),
-    ("config", []),
-    ("config", {"DATASETS.TEST": 5}),
-    ("config", {"DATASETS.TEST": "voc"}),
-    ("config", {"DATASETS.TEST": [["voc"]]}),
-    ("provenance", "x"),
-    ("provenance", {"versions": ["torch"]}),
-    ("provenance", {"git": 5}),
-    ("provenance", {"hardware": "x"}),
-    ("provenance", {"hardware": {"gpus": [{}]}}),
-    ("provenance", {"hardware": {"gpus": 5}}),
-    ("provenance", {"hardware": {"cpu": ["x"]}}),
-    ("iterations", "300"),
-    ("iterations", 10**400),
-    ("seconds", float("nan")),
-    ("seconds", "12"),
-    ("seconds", 10**400),
-    ("metrics", {"bbox/AP": 10**400}),
-    ("metrics", {"bbox/AP": float("inf")}),
-    ("metrics", {"other": float("nan")}),
-    ("metrics", {"bbox/AP": [1.0]}),
-    ("metrics", 5),
-    ("coverage", 5),
-    ("notes", 5),
-    ("notes", [5]),
-    ("notes", "a note"),
-    ("notes", None),
-    ("recipe", "x"),
-    ("recipe", {"label": 5}),
-    ("recipe", {"deviations": 5}),
-    ("recipe", {"deviations": "BASE_LR"}),
-    ("no_such_field", 5),
-    ("\x1b[2J", 5),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG_FIELDS)
-def test_a_wrong_field_is_one_line_that_names_file_and_field(tmp_path, capsys, field, value):
-    path = write_run(tmp_path / "run") / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    code, _ = outcome(make_table.main, tmp_path)
     said = capsys.readouterr().err
-    assert code == 2 and said.count("\n") == 1 and len(said) < 1000
-    assert str(path) in said and "unexpected" not in said and "\x1b" not in said
-    assert (field if field.isprintable() else "\\x1b") in said
+    assert exit.value.code in (2, 3) and said.count("\n") == 1 and len(said) < 1000
+    assert "unexpected" not in said and said.rstrip("\n").isprintable()
+    return said
+
+
+HUGE, NAN, INF = 10**400, float("nan"), float("inf")
+WRONG: dict[str, list[object]] = {
+    **{"kind": [{}], "status": [["done"]], "schema": [[1]], "task": [5], "engine": [""]},
+    **{"init": [["random"]], "weights_sha256": [5], "weights_source": [{}]},
+    **{"seed": [HUGE, 1.5, True, "0"], "config_sha256": [None]},
+    "config": [[], *({"DATASETS.TEST": x} for x in (5, "voc", [["voc"]]))],
+    "provenance": [
+        *("x", {"versions": ["torch"]}, {"git": 5}),
+        *({"hardware": x} for x in ("x", {"gpus": [{}]}, {"gpus": 5}, {"cpu": ["x"]})),
+    ],
+    **{"iterations": ["300", HUGE], "seconds": [NAN, "12", HUGE]},
+    "metrics": [5, {"other": NAN}, *({"bbox/AP": x} for x in (HUGE, INF, NAN, [1.0], True, "12"))],
+    **{"coverage": [5], "notes": [5, [5], "a note", None]},
+    "recipe": ["x", {"label": 5}, {"deviations": 5}, {"deviations": "BASE_LR"}],
+    **{"no_such_field": [5], "\x1b[2J": [5]},
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_field_is_one_line_that_names_file_and_field(tmp_path, capsys, field):
+    path = write_run(tmp_path / "run") / "run.json"
+    record = json.loads(path.read_text())
+    for value in WRONG[field]:
+        path.write_text(json.dumps({**record, field: value}))
+        said = error_of(make_table.main, capsys, tmp_path)
+        assert str(path) in said and (field if field.isprintable() else "\\x1b") in said
 
 
 @pytest.mark.parametrize(
@@ -339,9 +284,7 @@ def test_a_wrong_field_is_one_line_that_names_file_and_field(tmp_path, capsys, f
 def test_what_is_no_record_is_one_line(tmp_path, capsys, content):
     path = write_run(tmp_path / "run") / "run.json"
     path.write_bytes(content)
-    code, _ = outcome(make_table.main, tmp_path)
-    said = capsys.readouterr().err
-    assert code == 2 and said.count("\n") == 1 and str(path) in said and "unexpected" not in said
+    assert str(path) in error_of(make_table.main, capsys, tmp_path)
 
 
 def test_deep_nesting_names_its_field(tmp_path):
@@ -355,9 +298,7 @@ def test_deep_nesting_names_its_field(tmp_path):
 def test_errors_show_no_control_characters(tmp_path, capsys):
     for seed in (0, 1):
         write_run(tmp_path / f"\x1b[2J{seed}", task="\x1b[2J\u202e\ud800", seed=0)
-    code, _ = outcome(make_table.main, tmp_path)
-    said = capsys.readouterr().err
-    assert code == 2 and "\\x1b[2J\\u202e\\ud800: " in said and said.rstrip("\n").isprintable()
+    assert "\\x1b[2J\\u202e\\ud800: " in error_of(make_table.main, capsys, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -367,24 +308,15 @@ def test_errors_show_no_control_characters(tmp_path, capsys):
         *("[" * 100_000, "5", '{"iteration": 1, "loss": [1]}', '{"iteration": "x", "loss": 1}'),
         f'{{"iteration": {10**400}, "epoch": 1, "loss": 1}}'.replace("1, ", f"{10**400}, ", 1),
         f'{{"iteration": 1, "epoch": 1, "loss": {10**400}}}',
-        "\x1b",
+        *("\x1b", "\xff"),
     ],
 )
 def test_metrics_that_are_none_are_one_line(tmp_path, capsys, line):
-    (tmp_path / "metrics.json").write_text(f"{line}\n")
-    code, _ = outcome(plot_curves.main, tmp_path, "--output", tmp_path / "x.png")
-    said = capsys.readouterr().err
-    assert code in (2, 3) and said.count("\n") == 1 and "unexpected" not in said
-    assert "metrics.json: line 1" in said
+    (tmp_path / "metrics.json").write_bytes(line.encode("latin1") + b"\n")
+    assert "metrics.json: " in error_of(plot_curves.main, capsys, tmp_path)
 
 
-def test_metrics_that_are_not_utf8_are_one_line(tmp_path, capsys):
-    (tmp_path / "metrics.json").write_bytes(b"\xff\n")
-    code, _ = outcome(plot_curves.main, tmp_path)
-    assert code == 2 and "metrics.json: cannot be read" in capsys.readouterr().err
-
-
-def test_curves_beyond_all_bounds_and_runs_with_hostile_names_are_drawn(tmp_path):
+def test_curves_beyond_all_bounds_and_runs_with_hostile_names_are_plotted(tmp_path):
     for name in ("$\\frac{$", "_a\nb"):
         (tmp_path / name).mkdir()
         values = ("1", "NaN", "Infinity", "1e308", "-1e308", "1e99")
@@ -416,6 +348,5 @@ def test_a_sample_image_is_decoded_as_any_other(tmp_path, monkeypatch):
         samples = write_run(folder / "run") / "inference" / "visualize"
         samples.mkdir(parents=True)
         (samples / "x.jpg").write_bytes(content)
-        results = collect([folder])
         with pytest.raises(UserError, match=r"x\.jpg: "):
-            to_html(aggregate(results.transfer), results)
+            render.html(report(folder))

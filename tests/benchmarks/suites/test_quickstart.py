@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.fake_runs import write_pair, write_run
 
 from benchmarks import quickstart
 from benchmarks.quickstart import (
@@ -27,6 +26,7 @@ from benchmarks.report.records import collect
 from benchmarks.suites.locks import Claim
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import DataError, LockedError, UserError
+from tests.benchmarks.report.fake_runs import write_pair, write_run
 
 
 def plan(out: Path, *arguments: str) -> Plan:

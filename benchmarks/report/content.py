@@ -1,0 +1,322 @@
+"""What a report says, apart from how it looks: per table its rows, notes, evidence and provenance.
+
+A cell is `mean ± std` and the gap to the baseline; `–` where there is no number. Printed gaps are
+the differences of the printed means. Fewer trials than the paper averages are marked. The paper's
+rows are in tables of their own.
+
+All texts here are plain: what a record says is escaped by the renderers (render.py), never here.
+What differs from one report of the same runs to the next, or from machine to machine (folders,
+time, hardware), is in `facts` and `Section.run_rows` alone.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from benchmarks.report.aggregate import RANDOM, Gap, Row, Table, stems
+from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
+from benchmarks.report.records import Results, Run
+from benchmarks.report.style import (
+    FEW_MARK,
+    MINUS,
+    MISSING,
+    format_cell,
+    format_evidence,
+    format_gap,
+    is_strong,
+)
+from detection.evaluation.metrics import titles
+
+if TYPE_CHECKING:
+    from benchmarks.report.plots import Plot
+
+Column = tuple[str, str]  # metric, and whose pre-training: the paper's "method"
+EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell of a table.
+
+    Attributes:
+        gap: the printed gap, empty for none; `strong` from +0.5 on, `significant` where its
+            interval does not hold 0.
+        best: whether no other row has a higher number, as printed.
+        value: what a column is sorted by; None: the text.
+    """
+
+    text: str
+    gap: str = ""
+    strong: bool = False
+    significant: bool = False
+    best: bool = False
+    value: float | None = None
+
+
+class Section:
+    """One table as a report shows it.
+
+    Args:
+        stem: the table's name among `stems`.
+        tables: all of the report.
+    """
+
+    def __init__(self, table: Table, stem: str, tables: Sequence[Table]) -> None:
+        self.table, self.stem = table, stem
+        self.heading = heading(table, tables)
+        self.setting = setting(table)
+        # Of the paper those of this task; of a detection task only on the data of this table.
+        self.papers = tables_for(table.task, table.tested_on)
+        self.columns = [(metric, OWN) for metric in table.metrics]
+        self.titles = list(titles(table.metrics))
+        self.head = ["pre-train", "n", *self.titles]
+        # How many trials the paper averages; 0 where it does not say.
+        self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
+        self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
+        self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
+        self.evidence_title = (
+            f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
+        )
+
+    def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
+        """Name, n, marked where the paper averages more trials, and a cell per column."""
+        found = []
+        for row in self.table.rows:
+            n = Shown(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", value=row.n)
+            cells = [
+                self.cell(row, metric) if method == OWN and metric in row.cells else Shown(MISSING)
+                for metric, method in columns or self.columns
+            ]
+            found.append([Shown(row.init), n, *cells])
+        return found
+
+    def cell(self, row: Row, metric: str) -> Shown:
+        """A mean with its gap."""
+        cell, gap = row.cells[metric], row.gaps[metric]
+        text = format_cell(cell, row.n)
+        if cell is None:
+            return Shown(text)
+        others = (other.cells[metric] for other in self.table.rows if other is not row)
+        means = [round(other.mean, 1) for other in others if other is not None]
+        best = bool(means) and round(cell.mean, 1) >= max(means)
+        if gap is None:
+            return Shown(text, best=best, value=cell.mean)
+        strong = is_strong(gap.printed)
+        return Shown(text, format_gap(gap.printed), strong, gap.significant, best, cell.mean)
+
+    @property
+    def evidence(self) -> list[list[Shown]]:
+        """Per row other than the baseline: both names, and each gap in full."""
+        return [
+            [Shown(f"{row.init} {MINUS} {self.table.baseline}"), *map(evidence, row.gaps.values())]
+            for row in self.table.rows
+            if any(row.gaps.values())
+        ]
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader of the table has to know: few trials, missing numbers, other lengths."""
+        table, found, trials = self.table, [], self.trials
+        if any(row.n < trials for row in table.rows):
+            found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
+        if any(row.n > 1 for row in table.rows):
+            found.append(
+                f"standard deviations, intervals and p-values are over {seeds(table)} only: a row "
+                "has one pre-training, and how much another would differ was not measured"
+            )
+        for row in table.rows:
+            found += _missing(row, table.metrics)
+        if differing := _versions(table.runs):
+            found.append(f"runs of different versions: {differing}")
+        epochs = table.runs[0].record.config.get(EPOCHS)
+        for paper in self.papers:
+            for unit, here, there in (
+                ("iterations", table.iterations, paper.iterations),
+                ("epochs", epochs, paper.epochs),
+            ):
+                if there is not None and here != there:
+                    found.append(
+                        f"not comparable with {paper.cite} of the paper: "
+                        f"{here} {unit} here, {there} there"
+                    )
+        return found
+
+    def row_anchor(self, row: Row) -> str:
+        """Of the runs of a row."""
+        return f"{self.runs_anchor}--{_slug(row.init)}"
+
+    def run_rows(self, row: Row) -> list[list[Shown]]:
+        """Per run of a row its seed, metrics, length, time and folder."""
+        return [
+            [
+                Shown(str(run.record.seed), value=run.record.seed),
+                *(printed(run.record.metrics.get(m), None) for m in self.table.metrics),
+                Shown(str(run.record.iterations), value=run.record.iterations),
+                Shown(f"{run.record.seconds:.0f} s", value=run.record.seconds),
+                Shown(run.finished or MISSING),
+                Shown(str(run.folder)),
+            ]
+            for run in row.runs
+        ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables and the runs behind them: what a renderer gets."""
+
+    tables: Sequence[Table]
+    results: Results
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        """One per table."""
+        names = stems(self.tables)
+        return [Section(t, name, self.tables) for t, name in zip(self.tables, names, strict=True)]
+
+    @cached_property
+    def plots(self) -> "dict[str, Plot]":
+        """Per table `loss-<stem>` and `ap-<stem>`, by name."""
+        from benchmarks.report import plots
+
+        found = {}
+        for section in self.sections:
+            table, title = section.table, section.heading
+            losses = plots.losses(table, self.results)
+            found[f"loss-{section.stem}"] = plots.Plot(plots.loss_figure(losses, title))
+            found[f"ap-{section.stem}"] = plots.Plot(plots.ap_figure(table, title))
+        return found
+
+    @property
+    def citation(self) -> str:
+        """Of the paper; empty where no table has rows of it."""
+        return load_paper()[0] if any(section.papers for section in self.sections) else ""
+
+
+def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]]:
+    """The paper's rows: name and, per column, the value with its printed gap."""
+    return [
+        [Shown(row.name), *(printed(*paper.number_of(row, *column)) for column in columns)]
+        for row in paper.rows
+    ]
+
+
+def printed(value: float | None, gap: float | None) -> Shown:
+    """The cell of one of the paper's numbers."""
+    text = MISSING if value is None else f"{value:.1f}"
+    if gap is None:
+        return Shown(text, value=value)
+    return Shown(text, format_gap(gap), is_strong(gap), value=value)
+
+
+def evidence(gap: Gap | None) -> Shown:
+    """The cell of a gap with its interval and p-value."""
+    return Shown(format_evidence(gap), value=None if gap is None else gap.value)
+
+
+def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, list[Section]]]]:
+    """Sections in the order of the paper's tables, the parts of one number together.
+
+    A task that several of the paper's tables are about is in each; one that none is about is
+    alone, at the end, with None for the paper's.
+    """
+    floats: dict[str, list[tuple[PaperTable | None, list[Section]]]] = {}
+    for paper in load_paper()[1]:
+        if ours := [section for section in sections if paper in section.papers]:
+            name = paper.cite if paper.number is None else str(paper.number)
+            floats.setdefault(name, []).append((paper, ours))
+    for section in sections:
+        if not section.papers:
+            floats[f"ours: {section.stem}"] = [(None, [section])]
+    return list(floats.values())
+
+
+def heading(table: Table, tables: Sequence[Table]) -> str:
+    """The title, with its dataset and engine where another table has the same."""
+    same = [other for other in tables if other.title == table.title]
+    text = table.title
+    if len({other.tested_on for other in same}) > 1:
+        text += f" on {', '.join(table.tested_on)}"
+    if len({other.engine for other in same}) > 1:
+        text += f", {table.engine} engine"
+    return text
+
+
+def setting(table: Table) -> str:
+    """`embedded engine, 300 iterations, tested on voc_2007_test`."""
+    config = table.runs[0].record.config
+    parts = [table.task] if table.title != table.task else []
+    parts.append(f"{table.engine} engine")
+    if table.iterations:
+        epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
+        parts.append(f"{table.iterations} iterations{epochs}")
+    if table.tested_on:
+        parts.append(f"tested on {', '.join(table.tested_on)}")
+    return ", ".join(parts)
+
+
+def seeds(table: Table) -> str:
+    """Which seeds the trials of a row differ in."""
+    kind = table.runs[0].record.kind
+    return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
+
+
+def facts(row: Row) -> list[tuple[str, str]]:
+    """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
+    seconds = sum(run.record.seconds for run in row.runs)
+    sha256 = row.runs[0].record.weights_sha256
+    return [
+        ("weights' sha256", sha256 or ("none: random" if row.init == RANDOM else "none")),
+        ("weights made from", _by_seed(row, lambda run: run.record.weights_source or "")),
+        ("label", _by_seed(row, lambda run: run.label)),
+        ("seeds", ", ".join(str(run.record.seed) for run in row.runs)),
+        ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
+        ("versions", _by_seed(row, lambda run: run.versions)),
+        ("hardware", _by_seed(row, lambda run: run.hardware)),
+        ("time", f"{seconds:.0f} s in {row.n} run{'s' * (row.n > 1)}"),
+        ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
+    ]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f":{ord(match[0]):x}:", name)
+
+
+def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
+    """The text that all runs of a row have, or each text with the seeds that have it."""
+    seeds: dict[str, list[str]] = {}
+    for run in row.runs:
+        seeds.setdefault(text(run) or MISSING, []).append(str(run.record.seed))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return " / ".join(f"{t} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for t, of in seeds.items())
+
+
+def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
+    """Per metric that some runs of the row have and others have not: which, and why.
+
+    So too where every run has null; where no run was to measure it, the dash says all.
+    """
+    found = []
+    for metric, title in zip(metrics, titles(metrics), strict=True):
+        if not any(metric in run.record.metrics for run in row.runs):
+            continue
+        for run in row.runs:
+            if run.record.metrics.get(metric) is not None:
+                continue
+            absent = "null, no reason recorded" if metric in run.record.metrics else "not reported"
+            reasons = (n for n in run.record.notes if metric in re.split(r"[\s,]+", n))
+            reason = next(reasons, absent)
+            found.append(f"{row.init}, seed {run.record.seed}: no {title} ({reason})")
+    return found
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for package, version in (run.record.provenance.get("versions") or {}).items():
+            found.setdefault(package, set()).add(str(version))
+    differing = {package: sorted(versions) for package, versions in found.items()}
+    return ", ".join(f"{p} ({' / '.join(v)})" for p, v in differing.items() if len(v) > 1)

@@ -1,0 +1,226 @@
+"""Renderers: a report as Markdown, CSV, LaTeX, HTML and terminal text. Their look is in templates/.
+
+A template escapes whatever it prints for its own format, so a record's texts are texts in every
+output; only what a template itself says is markup.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import markupsafe
+from fvcore.common.registry import Registry
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from benchmarks.report import escape, style
+from benchmarks.report.aggregate import Gap, Table
+from benchmarks.report.compare import Comparison
+from benchmarks.report.content import Report, arrange, facts, paper_rows
+from benchmarks.report.escape import csv_text
+from benchmarks.report.paper import OWN, PaperTable
+from benchmarks.report.records import Results, Unusable
+from detection.evaluation.metrics import titles
+from moco.common.errors import printable
+
+RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
+PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
+GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
+
+RENDERERS = Registry("RENDERERS")
+RENDERERS.__doc__ = """Functions of a `Report` that return file names with their texts.
+
+A renderer is called as `--format` of make_table names it.
+"""
+
+
+@RENDERERS.register()
+def md(report: Report) -> dict[str, str]:
+    """Per task our rows, the gaps' evidence, the paper's rows; what they were made of apart."""
+    return {
+        "table.md": _render("table.md", report=report, runs_name=RUNS_NAME),
+        RUNS_NAME: _render("runs.md", report=report),
+    }
+
+
+@RENDERERS.register()
+def csv(report: Report) -> dict[str, str]:
+    """Means and gaps, runs, and the paper's numbers in full precision."""
+    papers = {paper.cite: paper for section in report.sections for paper in section.papers}
+    texts = {"table.csv": _means_csv(report.tables), "runs.csv": _runs_csv(report.tables)}
+    return {**texts, PAPER_NAME: _paper_csv(papers.values())} if papers else texts
+
+
+@RENDERERS.register()
+def tex(report: Report) -> dict[str, str]:
+    """A document that compiles, tables arranged as the paper's: its rows below ours."""
+    floats = arrange(report.sections)
+    return {"table.tex": _render("table.tex", floats=floats)}
+
+
+@RENDERERS.register()
+def html(report: Report) -> dict[str, str]:
+    """One page that needs no other file: tables, figures, sample predictions, and every run."""
+    from benchmarks.report import page
+
+    figures = {section.stem: page.figures(report, section) for section in report.sections}
+    schedules = page.schedules(report.tables)
+    text = _render("table.html", report=report, figures=figures, schedules=schedules)
+    return {"table.html": text}
+
+
+@RENDERERS.register()
+def terminal(report: Report) -> dict[str, str]:
+    """The text that make_table prints."""
+    return {"table.txt": to_terminal(report.tables, report.results.unusable, color=False) + "\n"}
+
+
+def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], color: bool) -> str:
+    """Text for a terminal; `color` adds green to the bold gaps."""
+    report = Report(tables, Results((), (), tuple(unusable)))
+    return _render("table.txt", report=report, color=color).rstrip("\n")
+
+
+def diff_text(comparison: Comparison, names: tuple[str, str]) -> str:
+    """A comparison for a terminal."""
+    return _render("diff.txt", comparison=comparison, names=names).rstrip("\n")
+
+
+def diff_files(comparison: Comparison, names: tuple[str, str]) -> dict[str, str]:
+    """A comparison as a document and as data."""
+    return {
+        "diff.md": _render("diff.md", comparison=comparison, names=names),
+        "diff.csv": _diff_csv(comparison),
+    }
+
+
+def _render(template: str, **content: Any) -> str:
+    text = _environment(template.rpartition(".")[2]).get_template(template).render(content)
+    return text.rstrip("\n") + "\n"
+
+
+@cache
+def _environment(kind: str) -> Environment:
+    """Of the templates with this ending."""
+    escapes: Mapping[str, Callable[[str], str]] = {
+        "md": escape.markdown,
+        "tex": escape.latex,
+        "html": lambda text: markupsafe.escape(printable(text)),
+        "txt": printable,
+    }
+    escaped = escapes[kind]
+
+    def safe(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escaped(str(value)))
+
+    def grid(
+        head: Sequence[str], rows: Sequence[Sequence[Any]], cell: Callable[[Any], str] = safe
+    ) -> Markup:
+        texts = [[str(cell(each)) for each in row] for row in rows]
+        return Markup(_GRIDS[kind]([str(safe(name)) for name in head], texts))
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        finalize=safe,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **(_TEX_SIGNS if kind == "tex" else {}),
+    )
+    environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
+    environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
+    return environment
+
+
+def _pipes(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def _tabulated(head: list[str], rows: list[list[str]]) -> str:
+    from tabulate import tabulate
+
+    return tabulate(rows, headers=head, disable_numparse=True)
+
+
+_GRIDS = {"md": _pipes, "txt": _tabulated}
+_TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
+    **{"block_start_string": "<%", "block_end_string": "%>"},
+    **{"variable_start_string": "<<", "variable_end_string": ">>"},
+    **{"comment_start_string": "<#", "comment_end_string": "#>"},
+}
+
+
+def _means_csv(tables: Sequence[Table]) -> str:
+    """One line per task, init and metric; empty fields where there is no number."""
+    names = ["task", "engine", "iterations", "init", "metric", "n", "mean", "std"]
+    names += ["baseline", "gap", "gap_low", "gap_high", "p_value"]
+    lines = []
+    for table in tables:
+        for row in table.rows:
+            for metric, cell in row.cells.items():
+                numbers = (cell.n, cell.mean, cell.std) if cell else (0, None, None)
+                setting = (table.task, table.engine, table.iterations, row.init, metric)
+                lines.append([*setting, *numbers, table.baseline, *_numbers(row.gaps[metric])])
+    return csv_text(names, lines)
+
+
+def _runs_csv(tables: Sequence[Table]) -> str:
+    """One line per run: all its metrics, and what it was made of."""
+    runs = [run for table in tables for run in table.runs]
+    metrics = sorted({name for run in runs for name in run.record.metrics})
+    names = ["task", "engine", "init", "seed", "iterations", "seconds", "weights_sha256"]
+    names += ["config_sha256", "folder", *metrics, "tested_on", "weights_source", "label"]
+    lines = []
+    for run in runs:
+        r = run.record
+        lines.append(
+            [
+                *(r.task, r.engine, r.init, r.seed, r.iterations, f"{r.seconds:.1f}"),
+                *(r.weights_sha256, r.config_sha256, run.folder, *map(r.metrics.get, metrics)),
+                *(" ".join(run.tested_on), r.weights_source, run.label),
+                *(run.versions, run.hardware, run.finished, "; ".join(r.notes)),
+            ]
+        )
+    return csv_text([*names, "versions", "hardware", "finished", "notes"], lines)
+
+
+def _paper_csv(papers: Iterable[PaperTable]) -> str:
+    """The paper's numbers, one line per printed number."""
+    return csv_text(
+        ["table", "part", "label", "pre-train", "column", "metric", "method", "value", "gap"],
+        [
+            [paper.number, paper.part, paper.label, row.name, *column, value, gap]
+            for paper in papers
+            for row in paper.rows
+            for *column, value, gap in zip(
+                paper.columns, paper.metrics, paper.methods, row.values, row.gaps, strict=True
+            )
+            if value is not None
+        ],
+    )
+
+
+def _diff_csv(comparison: Comparison) -> str:
+    """One line per task, init and metric that both sides have."""
+    names = ["task", "setting", "init", "metric", "n_a", "mean_a", "n_b", "mean_b"]
+    return csv_text(
+        [*names, "difference", "low", "high", "p_value", "doubts"],
+        [
+            [
+                *(table.task, table.setting, change.a.init, metric),
+                *(x for cell in pair for x in ((cell.n, cell.mean) if cell else (0, None))),
+                *(*_numbers(change.gaps[metric]), "; ".join(change.doubts)),
+            ]
+            for table in comparison.both
+            for change in table.changes
+            for metric, pair in change.pairs.items()
+        ],
+    )
+
+
+def _numbers(gap: Gap | None) -> tuple[float | None, ...]:
+    return (gap.value, gap.low, gap.high, gap.p_value) if gap else (None,) * 4

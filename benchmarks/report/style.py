@@ -1,0 +1,63 @@
+"""The look of tables and figures: number formats, marks and colors."""
+
+import re
+from collections.abc import Sequence
+
+from benchmarks.report.aggregate import RANDOM, Cell, Gap
+
+MISSING = "–"
+MINUS = "−"
+FEW_MARK = "†"  # on n: fewer trials than the paper averages
+SIGNIFICANT_MARK = "*"  # on a gap whose 95% interval does not hold 0
+STRONG_FROM = 0.5  # points: gaps that the paper prints in green
+
+GREEN = "#39b54a"  # the paper's "Highlight"
+GRAY = "#8a8a8a"  # random initialization
+GRID_COLOR = "#e6e6e6"
+# Okabe and Ito's palette, which color-blind readers can tell apart.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+_TITLE = re.compile(r"AP(\d*)(?:\^(\w+))?")
+
+
+def colors(names: Sequence[str]) -> dict[str, str]:
+    """Gray for `random`, the palette in order for the others."""
+    others = [name for name in names if name != RANDOM]
+    palette = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(others)}
+    return {RANDOM: GRAY, **palette}
+
+
+def format_cell(cell: Cell | None, n_of_row: int) -> str:
+    """`26.5 ± 1.2`, `26.5` for one trial, and `(n = 2)` where some trials have no number."""
+    if cell is None:
+        return MISSING
+    text = f"{cell.mean:.1f}" if cell.std is None else f"{cell.mean:.1f} ± {cell.std:.1f}"
+    return text if cell.n == n_of_row else f"{text} (n = {cell.n})"
+
+
+def format_gap(value: float) -> str:
+    """`+18.4` or `−0.3`, rounded as printed."""
+    rounded = round(value, 1) + 0.0  # no negative zero
+    return f"{MINUS if rounded < 0 else '+'}{abs(rounded):.1f}"
+
+
+def is_strong(value: float) -> bool:
+    """Whether the gap, as printed, is at least +0.5."""
+    return round(value, 1) >= STRONG_FROM
+
+
+def format_evidence(gap: Gap | None) -> str:
+    """`+18.4 [15.0, 21.8], p = 0.002`; the interval is a 95% one."""
+    if gap is None:
+        return MISSING
+    if gap.low is None or gap.high is None or gap.p_value is None:
+        return f"{format_gap(gap.printed)} (no interval)"
+    p = "p < 0.001" if gap.p_value < 0.001 else f"p = {gap.p_value:.3f}"
+    low, high = (f"{end:.1f}".replace("-", MINUS) for end in (gap.low, gap.high))
+    return f"{format_gap(gap.printed)} [{low}, {high}], {p}"
+
+
+def title_parts(title: str) -> tuple[str, str, str]:
+    """Name, subscript and superscript of a column head: `AP50^bb` is AP, 50 and bb."""
+    parts = _TITLE.fullmatch(title)
+    return ("AP", parts[1], parts[2] or "") if parts else (title, "", "")

@@ -1,0 +1,59 @@
+"""Number formats and colors."""
+
+import pytest
+
+from benchmarks.report import style
+from benchmarks.report.aggregate import Gap, summarize
+
+
+def test_cells():
+    assert style.format_cell(None, 3) == "–"
+    assert style.format_cell(summarize([10.04]), 1) == "10.0"
+    assert style.format_cell(summarize([10.0, 12.0]), 2) == "11.0 ± 1.4"
+    assert style.format_cell(summarize([10.0, 12.0]), 3) == "11.0 ± 1.4 (n = 2)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "strong"),
+    [
+        (0.44, "+0.4", False),
+        (0.4999, "+0.5", True),
+        (-0.04, "+0.0", False),
+        (-3.04, "−3.0", False),
+        (12.0, "+12.0", True),
+    ],
+)
+def test_gaps_are_strong_from_half_a_point_as_printed(value, text, strong):
+    assert (style.format_gap(value), style.is_strong(value)) == (text, strong)
+
+
+@pytest.mark.parametrize(
+    ("gap", "text", "significant"),
+    [
+        (Gap(1.04, 1.1, None, None, None), "+1.1 (no interval)", False),
+        (Gap(1.0, 1.0, -0.26, 2.26, 0.0834), "+1.0 [−0.3, 2.3], p = 0.083", False),
+        (Gap(9.0, 9.0, 8.0, 10.0, 1e-9), "+9.0 [8.0, 10.0], p < 0.001", True),
+    ],
+)
+def test_evidence(gap, text, significant):
+    assert (style.format_evidence(gap), gap.significant) == (text, significant)
+    assert style.format_evidence(None) == "–"
+
+
+def test_random_is_gray_and_the_others_differ():
+    found = style.colors(["moco", "random", "x"])
+    assert found["random"] == style.GRAY and len(set(found.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("title", "parts"),
+    [
+        ("AP", ("AP", "", "")),
+        ("AP50", ("AP", "50", "")),
+        ("AP^bb", ("AP", "", "bb")),
+        ("AP75^mk", ("AP", "75", "mk")),
+        ("mIoU", ("mIoU", "", "")),
+    ],
+)
+def test_parts_of_a_head(title, parts):
+    assert style.title_parts(title) == parts
