@@ -91,7 +91,7 @@ class Saver:
         """What the last step saves."""
         return self.path(self._total_steps)
 
-    def start_anew(self) -> None:
+    def delete_earlier(self) -> None:
         """Delete an earlier run's checkpoints, which a later --resume must not find."""
         from moco.engine.checkpoint import list_checkpoints, set_aside
 

@@ -221,19 +221,20 @@ def _pretrain() -> None:
 
 
 def _build_in(fault: Fault) -> None:
+    from moco.engine.metrics import StepLog
     from moco.modeling.mechanisms.base import Mechanism
-    from moco.pretraining.run import PretrainRun
+    from moco.pretraining.run import Pretraining
     from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
 
-    def log(self: PretrainRun, values: object, lr: float, step: int) -> None:
-        original(self, values, lr, step)
+    def add(self: StepLog, step: int, *values: float) -> None:
+        original(self, step, *values)
         if mine and step + 1 == fault.step and fault.signal:
             os.kill(os.getppid() if fault.to_parent else os.getpid(), fault.signal)
 
-    original: Callable[..., None] = PretrainRun.log
-    PretrainRun.log = log  # type: ignore[method-assign,assignment]
+    original: Callable[..., None] = StepLog.add
+    StepLog.add = add  # type: ignore[method-assign,assignment]
     if fault.hold:
         hold_at(fault.step + 1)
     if mine and fault.nan is not None:
@@ -243,13 +244,13 @@ def _build_in(fault: Fault) -> None:
             now = next(calls) + 1 == fault.step
             return out._replace(loss=out.loss * fault.nan) if now else out  # type: ignore
 
-        build = PretrainRun.__init__
+        build = Pretraining.__init__
 
-        def poisoned(self: PretrainRun, *args: object) -> None:
+        def poisoned(self: Pretraining, *args: object) -> None:
             build(self, *args)  # type: ignore[arg-type]
             self.model.register_forward_hook(poison)
 
-        PretrainRun.__init__ = poisoned  # type: ignore[method-assign]
+        Pretraining.__init__ = poisoned  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

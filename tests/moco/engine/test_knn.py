@@ -10,12 +10,14 @@ from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from moco.data.images import labeled_sets
 from moco.engine.checkpoint import list_checkpoints
-from moco.knn import KnnInput, _features, default_sizes, evaluate, knn_predict, main
+from moco.engine.evaluation import CenterCrop
+from moco.engine.knn import evaluate, features, knn_predict
+from moco.knn import main
 from moco.pretrain import main as pretrain
 from tests.oracles.processes import run_on
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
-HOW = KnnInput(16, 16, (0.5,) * 3, (0.25,) * 3)
+HOW = CenterCrop(16, 16, (0.5,) * 3, (0.25,) * 3)
 CPU = torch.device("cpu")
 
 
@@ -67,8 +69,8 @@ def test_colors_are_told_apart(labeled):
 
 def features_and_result(root):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
-    features = _features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
-    return features, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
+    rows = features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
+    return rows, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
 
 
 def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
@@ -77,10 +79,10 @@ def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
     shutil.copytree(labeled, root)
     for name in ("train/blue/5.png", "val/red/5.png"):
         (root / name).unlink()
-    features, result = features_and_result(root)
-    assert (len(features), result.num_train, result.num_val) == (17, 17, 11)
+    alone, result = features_and_result(root)
+    assert (len(alone), result.num_train, result.num_val) == (17, 17, 11)
     for rows, same in run_on(2, features_and_result, root):
-        torch.testing.assert_close(rows, features)
+        torch.testing.assert_close(rows, alone)
         assert same == result
 
 
@@ -102,11 +104,15 @@ def test_a_bad_image_is_named_in_one_line(labeled, tmp_path, workers):
 
 
 def test_sizes():
-    assert default_sizes(0, 0, training_crop_px=224) == (256, 224)
-    assert default_sizes(32, 0, training_crop_px=224) == (37, 32)
-    assert default_sizes(0, 32, training_crop_px=32) == (32, 32)
-    with pytest.raises(UserError, match="does not fit"):
-        KnnInput(30, 32, (0.0,) * 3, (1.0,) * 3)
+    for given, expected in (
+        ((0, 0, 224), (256, 224)),
+        ((32, 0, 224), (37, 32)),
+        ((0, 32, 32), (32, 32)),
+    ):
+        crop = CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)
+        assert (crop.resize_px, crop.crop_px) == expected
+    with pytest.raises(UserError, match="RESIZE_PX"):
+        CenterCrop(30, 32, (0.0,) * 3, (1.0,) * 3)
 
 
 def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):

@@ -13,7 +13,7 @@ def cfg(**keys):
 
 def test_linear_rule():
     """Half the batch: half the rate, twice the steps; and what is not equivalent is said."""
-    scaled = scale_to_batch(
+    solver, notes = scale_to_batch(
         cfg(
             SOLVER__BATCH_SIZE=128,
             SOLVER__REFERENCE_BATCH_SIZE=256,
@@ -23,9 +23,9 @@ def test_linear_rule():
             SOLVER__DECAY_EVERY_ITERS=50,
         )
     )
-    assert scaled.base_lr == pytest.approx(0.015)
-    assert (scaled.max_iters, scaled.warmup_iters, scaled.decay_every_iters) == (2000, 20, 100)
-    rate, rest = scaled.notes
+    assert solver.BASE_LR == pytest.approx(0.015)
+    assert (solver.MAX_ITERS, solver.WARMUP_ITERS, solver.DECAY_EVERY_ITERS) == (2000, 20, 100)
+    rate, rest = notes
     assert "a batch of 128 instead of 256: learning rate 0.015 instead of 0.03" in rate
     assert "not equivalent to a batch of 256: BN statistics over 16 images a group" in rest
     assert "the queue holds 512 steps instead of 256" in rest
@@ -34,10 +34,10 @@ def test_linear_rule():
 
 @pytest.mark.parametrize("reference", [0, 64])
 def test_nothing_to_scale(reference):
-    scaled = scale_to_batch(
+    solver, notes = scale_to_batch(
         cfg(SOLVER__BATCH_SIZE=64, SOLVER__REFERENCE_BATCH_SIZE=reference, SOLVER__MAX_ITERS=7)
     )
-    assert (scaled.base_lr, scaled.max_iters, scaled.notes) == (0.03, 7, ())
+    assert (solver.BASE_LR, solver.MAX_ITERS, notes) == (0.03, 7, [])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_can_be_divided(world_size, parts):
             {"MOCO__MECHANISM": "memory_bank", "MOCO__SYMMETRIC": True},
             "MOCO.SYMMETRIC: memory_bank encodes no keys",
         ),
-        ({"MOCO__MECHANISM": "simclr"}, "choices are momentum_queue, end_to_end, memory_bank"),
+        ({"MOCO__MECHANISM": "simclr"}, "momentum_queue, end_to_end, memory_bank"),
         ({"MOCO__BANK_MOMENTUM": 1}, "MOCO.BANK_MOMENTUM: got 1.0, expected 0 <= momentum < 1"),
         ({"MOCO__M": 1}, "MOCO.M: got 1.0, expected 0 <= m < 1"),
     ],

@@ -8,8 +8,9 @@ import torch
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 from moco.data.augment import V1, V2
+from moco.engine.device import pick_device
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.pretraining.config import default_cfg, load_pretrain_cfg, pick_device, scale_to_batch
+from moco.pretraining.config import default_cfg, load_pretrain_cfg, scale_to_batch
 from moco.pretraining.run import augmentation_from
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,11 +88,11 @@ def test_learning_rates_of_the_papers_large_batches():
     """Sec. 4.1: linear scaling for end-to-end; sec. 4: 0.12 for IG-1B, as it is."""
     for name, max_iters in (("ablation_end_to_end_r50_in1m", 0), ("moco_v1_r50_ig1b", 1_250_000)):
         cfg = load_pretrain_cfg(ROOT / f"configs/pretrain/{name}.yaml", [])
-        scaled = scale_to_batch(cfg)
+        solver, _ = scale_to_batch(cfg)
         assert cfg.SOLVER.BATCH_SIZE == 1024
-        assert scaled.base_lr == pytest.approx(0.12)
-        assert scaled.max_iters == max_iters
-    assert (cfg.SOLVER.SCHEDULE, cfg.SOLVER.GAMMA, scaled.decay_every_iters) == (
+        assert solver.BASE_LR == pytest.approx(0.12)
+        assert solver.MAX_ITERS == max_iters
+    assert (solver.SCHEDULE, solver.GAMMA, solver.DECAY_EVERY_ITERS) == (
         "exponential",
         0.9,
         62_500,
@@ -120,7 +121,7 @@ def test_keys_that_are_set_win_over_the_kinds():
         ("MOCO.T 0", "MOCO.T: got 0.0, expected a temperature > 0"),
         ("SOLVER.MAX_EPOCHS 160", "MILESTONES_EPOCHS: 160 is never reached"),
         ("SOLVER.MILESTONES_EPOCHS (9,3)", "rising whole numbers"),
-        ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear', choices are step, cosine"),
+        ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear', .* cosine"),
         ("MODEL.ARCH resnet51", "MODEL.ARCH: got 'resnet51', choices are resnet10"),
         ("AUG.KIND v3", "AUG.KIND: got 'v3', choices are v1, v2"),
         ("AUG.CROP_SCALE (0.5,0.2)", "AUG.CROP_SCALE: got .* 0 < low <= high <= 1"),

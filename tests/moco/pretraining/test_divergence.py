@@ -5,16 +5,14 @@ import math
 import pytest
 import torch
 
-from moco import pretrain
-from moco.classification.classify import main as classify
+from moco import linear, pretrain
 from moco.classification.config import load_classify_cfg
 from moco.common.errors import NumericError, UserError
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT, list_checkpoints, load_checkpoint
 from moco.engine.saver import LossRange, largest_weight
 from moco.engine.schedule import LearningRate
-from moco.linear import LINEAR
 from moco.pretraining.config import load_pretrain_cfg
-from tests.moco import classify_runs
+from tests.moco.classification import classify_runs
 
 
 def good_after(losses, weights=1.0):
@@ -97,7 +95,7 @@ def train(request, images, tiny, labeled, monkeypatch):
             pretrain.main(tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes))
         else:
             changes = {"SOLVER__RANDOM_LR": 0.1, "SOLVER__MAX_EPOCHS": 4, **changes}
-            classify(LINEAR, classify_runs.words(folder, labeled, "random", **changes))
+            linear.main(classify_runs.words(folder, labeled, "random", **changes))
 
     usual = LearningRate.__call__
     go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT
@@ -146,7 +144,7 @@ def test_numbers_that_are_refused_by_their_key(key, value):
     with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
         load_pretrain_cfg(None, opts)
     with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
-        load_classify_cfg(LINEAR.defaults, None, opts)
+        load_classify_cfg(linear.LINEAR.defaults, None, opts)
 
 
 def test_a_flag_is_refused_by_its_key():

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.moco.classify_runs import words as classify_words
-from tests.moco.classify_runs import write_labeled, write_pretrained
 
 from moco import finetune, knn, linear
 from moco.common.errors import DataError, Preempted, UserError
@@ -29,6 +27,8 @@ from moco.engine.checkpoint import list_checkpoints, load_checkpoint, newest_che
 from moco.pretrain import main
 from moco.verify import changed_files, write_sums
 from moco.verify import main as verify
+from tests.moco.classification.classify_runs import words as classify_words
+from tests.moco.classification.classify_runs import write_labeled, write_pretrained
 from tests.oracles.launch import Fault, kill_while_saving, run_ranks, save_and_remove
 from tests.oracles.payloads import corpus, harmless
 
@@ -386,7 +386,9 @@ class TestReadingProcess:
         """For ten minutes, and ignoring SIGTERM: the run does not wait for it at its end."""
         code = (
             "import time\n"
-            "from moco import errors, images, pretrain\n"
+            "from moco import pretrain\n"
+            "from moco.common import errors\n"
+            "from moco.data import images\n"
             "images.decode_pixels = lambda path: time.sleep(600)\n"
             "errors.run_cli(pretrain.main)"
         )
@@ -405,7 +407,7 @@ class TestReadingProcess:
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: os._exit(1))
         with pytest.raises(DataError, match=r"died or hangs .*/dev/shm"):
             knn.main(command)
-        monkeypatch.setattr("moco.knn.WORKER_TIMEOUT_SECONDS", 1)
+        monkeypatch.setattr("moco.engine.knn.WORKER_TIMEOUT_SECONDS", 1)
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: time.sleep(3))
         with pytest.raises(DataError, match=r"died or hangs .*timed out.*/dev/shm"):
             knn.main(command)

@@ -21,8 +21,9 @@ from moco.common.files import sha256_state
 from moco.common.run import RunFolder
 from moco.data.images import open_images
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.pretraining.config import load_pretrain_cfg, pick_device
-from moco.pretraining.run import _open_images
+from moco.engine.device import pick_device
+from moco.pretraining.config import load_pretrain_cfg
+from moco.pretraining.run import open_pretraining_images
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
 from tests.oracles.processes import run_on
 
@@ -108,15 +109,15 @@ def slow_scan(root, folder):
     images = []
 
     def work():
-        images.append(len(_open_images(cfg, folder)))
-        images.append(len(_open_images(cfg, folder)))
+        images.append(len(open_pretraining_images(cfg, folder)))
+        images.append(len(open_pretraining_images(cfg, folder)))
 
     return said_by_session(work, seconds=5), images, scanned
 
 
 def bad_shard(root, folder):
     cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root)])
-    return said_by_session(lambda: _open_images(cfg, folder))
+    return said_by_session(lambda: open_pretraining_images(cfg, folder))
 
 
 def open_together(root, folder):
@@ -128,7 +129,7 @@ def open_together(root, folder):
 
     moco.pretraining.run.open_images = opened
     cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
-    return said_by_session(lambda: _open_images(cfg, folder), seconds=10)
+    return said_by_session(lambda: open_pretraining_images(cfg, folder), seconds=10)
 
 
 def state(folder):
