@@ -154,29 +154,21 @@ def check_common(cfg: CfgNode) -> None:
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
-    for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
+    solver = ("BASE_LR", "REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS")
+    for key in (
+        *("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB", "SOLVER.STOP_AT_ITERS"),
+        *("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"),
+        *(f"SOLVER.{key}" for key in solver),
+    ):
         check_range(cfg, key, low=0)
     for key in (
-        "BASE_LR",
-        "REFERENCE_BATCH_SIZE",
-        "WEIGHT_DECAY",
-        "GAMMA",
-        "WARMUP_ITERS",
-        "STOP_AT_ITERS",
+        *("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS", "LOG.EVERY_ITERS"),
+        *("SOLVER.MAX_EPOCHS", "SOLVER.DECAY_EVERY_ITERS", "CHECKPOINT.EVERY_EPOCHS"),
     ):
-        check_range(cfg, f"SOLVER.{key}", low=0)
-    for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
-        check_range(cfg, key, low=0)
-    for key in ("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS"):
-        check_range(cfg, key, low=1)
-    for key in ("SOLVER.MAX_EPOCHS", "SOLVER.DECAY_EVERY_ITERS"):
-        check_range(cfg, key, low=1)
-    for key in ("CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
         check_range(cfg, key, low=1)
     for key in ("SOLVER.BATCH_SIZE", "CHECKPOINT.KEEP"):
         check_range(cfg, key, low=2)
-    if not 0 <= cfg.SOLVER.MOMENTUM < 1:
-        raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
+    check_momentum(cfg, "SOLVER.MOMENTUM")
     check_range(cfg, "AUG.CROP_PX", low=8)
     check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
     check_interval(cfg, "AUG.CROP_SCALE", high=1)
@@ -186,6 +178,12 @@ def check_common(cfg: CfgNode) -> None:
             check_numbers(cfg, key, 3)
     if min(cfg.AUG.STD, default=1) <= 0:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
+
+
+def check_momentum(cfg: CfgNode, key: str) -> None:
+    """From 0 to below 1, else UserError."""
+    if not 0 <= get(cfg, key) < 1:
+        raise UserError(f"{key}: got {get(cfg, key)}, expected 0 <= momentum < 1")
 
 
 def protocol_sha256(

@@ -2,23 +2,19 @@
 
 import os
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+
+import torch
 
 from moco.common.distributed import local_processes, local_rank
 from moco.common.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
 
-
-def pick_device(name: str) -> "torch.device":
+def pick_device(name: str) -> torch.device:
     """`auto` (a GPU where there is one), `cpu`, `cuda` (this process's) or `cuda:N`.
 
     Raises:
         UserError: not a device's name, a GPU that is not there, or one GPU for several processes.
     """
-    import torch
-
     if name.startswith("cuda:") and local_processes() > 1:
         raise UserError(
             f"device: {name} would be the GPU of all {local_processes()} processes of this "
@@ -40,8 +36,6 @@ def pick_device(name: str) -> "torch.device":
 
 def set_up_torch(num_threads: int, deterministic: bool) -> None:
     """Threads (0: torch's choice), and whether kernels have to be deterministic."""
-    import torch
-
     if deterministic:  # what cuBLAS requires, before its first use
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if num_threads:
@@ -50,9 +44,7 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
 
 
-def autocast(device: "torch.device", precision: str) -> AbstractContextManager[None]:
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
     """SOLVER.PRECISION: fp32 throughout, or matrix products in bf16 or fp16."""
-    import torch
-
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=precision != "fp32")

@@ -2,13 +2,12 @@
 
 import atexit
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from moco.common.errors import DataError, kill_children
 from moco.engine.stop import ignore_stop_signals
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 
@@ -21,7 +20,7 @@ def as_it_is(batch: Any) -> Any:
 def batch_loader(
     dataset: Any,
     batch_sampler: Iterable[Any],
-    device: "torch.device",
+    device: torch.device,
     workers: int,
     timeout_seconds: int,
 ) -> Iterator[Any]:
@@ -32,8 +31,6 @@ def batch_loader(
         device: where the batches go.
         timeout_seconds: a worker that delivers nothing for this long is taken to hang.
     """
-    import torch
-
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=batch_sampler,

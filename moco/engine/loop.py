@@ -134,7 +134,7 @@ class _Run:
             self._write_record()
         self.metrics.close()
         distributed.barrier()
-        return self.saver.last_checkpoint()
+        return self.saver.path(self.training.total_steps)
 
     def _evaluate(self, done: int) -> None:
         started = time.monotonic()

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from fvcore.common.config import CfgNode
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
@@ -10,9 +12,6 @@ from moco.common.command import AUTO
 from moco.common.errors import DataError, UserError
 from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
 from moco.engine.schedule import LearningRate
-
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
 
 LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
 
@@ -41,7 +40,7 @@ def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[st
 def check_same_run(
     path: Path,
     state: Mapping[str, Any],
-    cfg: "CfgNode",
+    cfg: CfgNode,
     num_images: int,
     may_change: Sequence[str],
     extend: bool,
@@ -80,7 +79,7 @@ def check_same_run(
 
 
 def extensions(
-    path: Path, state: Mapping[str, Any], rate: LearningRate, cfg: "CfgNode", extend: bool
+    path: Path, state: Mapping[str, Any], rate: LearningRate, cfg: CfgNode, extend: bool
 ) -> list[str]:
     """A note for each time that the run in a checkpoint was made longer.
 

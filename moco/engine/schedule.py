@@ -6,14 +6,12 @@ of `Length` that returns the factor of BASE_LR at each step, from 0.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
 from moco.common.registry import lookup
-
-if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
 
 SCHEDULES = Registry("SCHEDULES")
 Factor = Callable[[int], float]
@@ -27,14 +25,14 @@ class Length(NamedTuple):
 
 
 @SCHEDULES.register()
-def step(solver: "CfgNode", length: Length) -> Factor:
+def step(solver: CfgNode, length: Length) -> Factor:
     """Times GAMMA at each of MILESTONES_EPOCHS (the paper, sec. 4)."""
     milestones, gamma = tuple(solver.MILESTONES_EPOCHS), solver.GAMMA
     return lambda step: gamma ** sum(step // length.steps_per_epoch >= m for m in milestones)
 
 
 @SCHEDULES.register()
-def cosine(solver: "CfgNode", length: Length) -> Factor:
+def cosine(solver: CfgNode, length: Length) -> Factor:
     """Half a cosine to 0 (MoCo v2).
 
     With LR_UPDATE epoch one value per epoch, as the official code has it.
@@ -44,7 +42,7 @@ def cosine(solver: "CfgNode", length: Length) -> Factor:
 
 
 @SCHEDULES.register()
-def exponential(solver: "CfgNode", length: Length) -> Factor:
+def exponential(solver: CfgNode, length: Length) -> Factor:
     """Times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B)."""
     gamma, every = solver.GAMMA, solver.DECAY_EVERY_ITERS
     return lambda step: gamma ** (step // every)
@@ -60,7 +58,7 @@ class LearningRate:
         length: of the run.
     """
 
-    def __init__(self, solver: "CfgNode", length: Length) -> None:
+    def __init__(self, solver: CfgNode, length: Length) -> None:
         self.length, self._solver = length, solver
         self._factor = lookup(SCHEDULES, solver.SCHEDULE, "SOLVER.SCHEDULE")(solver, length)
 

@@ -16,6 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common import distributed
+from moco.common.cfgcheck import check_milestones
 from moco.common.errors import DataError
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
@@ -72,7 +73,7 @@ class Training(ABC, Generic[P, S]):
         images: trained on. max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
 
     Raises:
-        DataError: less than a batch of images.
+        DataError: less than a batch of images. UserError: milestones after the end.
 
     Attributes:
         kind: of the run record. checkpoint_format: see `moco.engine.checkpoint`.
@@ -120,6 +121,7 @@ class Training(ABC, Generic[P, S]):
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.
         self.steps_per_epoch = len(images) // self.batch_size
         self.total_steps: int = max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
+        check_milestones(cfg, self.total_steps / self.steps_per_epoch)
         self.rate = LearningRate(solver, Length(self.total_steps, self.steps_per_epoch))
         self.layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
         self.model = model.to(self.device).to(memory_format=self.layout)

@@ -166,7 +166,6 @@ def check_cfg(cfg: CfgNode) -> None:
         UserError: naming the key, what it got and what it may be.
     """
     common_config.check_common(cfg)
-    check_choice(cfg, "AUG.KIND", AUG_KINDS)
     check_choice(cfg, "MODEL.ARCH", tuple(ARCHS))
     check_choice(cfg, "MODEL.STEM", STEMS)
     check_choice(cfg, "MOCO.MECHANISM", MECHANISMS)
@@ -175,18 +174,14 @@ def check_cfg(cfg: CfgNode) -> None:
     check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
     for key in ("SOLVER.MAX_ITERS", "KNN.EVERY_EPOCHS", "KNN.RESIZE_PX", "KNN.CROP_PX"):
         check_range(cfg, key, low=0)
-    for key in (
-        "SOLVER.ACCUMULATE",
-        "DATA.SHARD_WINDOW",
-        "MOCO.DIM",
-        "MOCO.K",
-        "MOCO.BN_SPLITS",
-        "KNN.K",
-    ):
+    for key in ("SOLVER.ACCUMULATE", "DATA.SHARD_WINDOW", "KNN.K"):
         check_range(cfg, key, low=1)
-    for key in ("JITTER_PROB", "GRAY_PROB", "BLUR_PROB"):
-        check_range(cfg, f"AUG.{key}", low=0, high=1)
-    for key in ("BRIGHTNESS", "CONTRAST", "SATURATION"):
+    for key in ("DIM", "K", "BN_SPLITS"):
+        check_range(cfg, f"MOCO.{key}", low=1)
+    for key in (
+        *("JITTER_PROB", "GRAY_PROB", "BLUR_PROB"),
+        *("BRIGHTNESS", "CONTRAST", "SATURATION"),
+    ):
         check_range(cfg, f"AUG.{key}", low=0, high=1)
     check_range(cfg, "AUG.HUE", low=0, high=0.5)
     check_range(cfg, "DATA.MAX_BAD_FRACTION", low=0, high=1)
@@ -196,12 +191,8 @@ def check_cfg(cfg: CfgNode) -> None:
     for key in ("MOCO.T", "KNN.T"):
         if not 0 < get(cfg, key) < math.inf:
             raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0, finite")
-    if not 0 <= cfg.MOCO.M < 1:
-        raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
-    if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:
-        raise UserError(
-            f"MOCO.BANK_MOMENTUM: got {cfg.MOCO.BANK_MOMENTUM}, expected 0 <= momentum < 1 (0.5)"
-        )
+    for key in ("MOCO.M", "MOCO.BANK_MOMENTUM"):
+        common_config.check_momentum(cfg, key)
     _check_mechanism(cfg)
     _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS)
     check_milestones(cfg, None if cfg.SOLVER.MAX_ITERS else cfg.SOLVER.MAX_EPOCHS)
@@ -276,15 +267,10 @@ def _check_mechanism(cfg: CfgNode) -> None:
             f"MOCO.K: got {moco.K}, expected SOLVER.BATCH_SIZE ({N}): "
             "end_to_end has the batch as its dictionary"
         )
-    if moco.MECHANISM == "end_to_end" and cfg.SOLVER.ACCUMULATE > 1:
+    if cfg.SOLVER.ACCUMULATE > 1 and (moco.MECHANISM == "end_to_end" or moco.LOSS == "nce"):
         raise UserError(
-            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
-            "end_to_end has the batch as its dictionary, which cannot be cut into parts"
-        )
-    if moco.LOSS == "nce" and cfg.SOLVER.ACCUMULATE > 1:
-        raise UserError(
-            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
-            "nce takes its constant from the whole first batch"
+            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: end_to_end has the whole "
+            "batch as its dictionary, and nce takes its constant from it"
         )
     if moco.MECHANISM != "memory_bank" and moco.LOSS != "info_nce":
         raise UserError(f"MOCO.LOSS: {moco.LOSS} is for MOCO.MECHANISM memory_bank; use info_nce")

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from moco.common import distributed
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, check_present, labeled_sets, open_images
@@ -115,7 +115,6 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         if distributed.is_main():
             print(_batch_line(cfg, world), flush=True)
         print_notes(self.notes)
-        _check_milestones(cfg, self.steps_per_epoch, self.total_steps)
         self.evaluate_every_epochs = cfg.KNN.EVERY_EPOCHS
         self._center_crop = _center_crop(cfg)
         self._aug = augmentation_from(cfg)
@@ -323,19 +322,6 @@ def _notes(cfg: CfgNode, num_images: int) -> list[str]:
         f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} images: a query meets keys of its own "
         "image, and they count as negatives; a smaller K or more images teach more"
     ]
-
-
-def _check_milestones(cfg: CfgNode, steps_per_epoch: int, total_steps: int) -> None:
-    """With MAX_ITERS, only the data tell whether a milestone lies within the run."""
-    milestones = cfg.SOLVER.MILESTONES_EPOCHS
-    if cfg.SOLVER.SCHEDULE != "step" or not milestones:
-        return
-    last = milestones[-1] * steps_per_epoch
-    if last >= total_steps:
-        raise UserError(
-            f"SOLVER.MILESTONES_EPOCHS: {milestones[-1]} epochs are {last} steps here and the run "
-            f"has {total_steps}; lower it, set () for none, or set SOLVER.SCHEDULE cosine"
-        )
 
 
 def _center_crop(cfg: CfgNode) -> CenterCrop | None:

@@ -21,7 +21,6 @@ from moco.common.files import sha256_state
 from moco.common.run import RunFolder
 from moco.data.images import open_images
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.engine.device import pick_device
 from moco.pretraining.config import load_pretrain_cfg
 from moco.pretraining.run import open_pretraining_images
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
@@ -364,12 +363,3 @@ class TestOpeningImages:
 
     def test_other_data_in_no_turns(self, images, tmp_path):
         assert run_on(2, open_together, images, tmp_path, connect=False) == [None, None]
-
-
-def test_one_gpu_for_several_processes_is_refused(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"cuda:0 would be the GPU of all 2 .* DEVICE cuda,"):
-        pick_device("cuda:0")
-    with pytest.raises(UserError, match="GPUs found"):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-        pick_device("cuda")
