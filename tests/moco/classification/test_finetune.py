@@ -123,11 +123,12 @@ def by_hand(data, pretrained, groups):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_training_is_sgd_by_hand(data, pretrained, straight, on_two, processes):
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_is_sgd_by_hand(data, pretrained, request, processes):
     """Two processes average their gradients and normalize their own images; the checkpoint holds
     the mean of their running statistics."""
-    state = last_state(straight if processes == 1 else on_two / "straight")
+    fixture = request.getfixturevalue("straight" if processes == 1 else "on_two")
+    state = last_state(fixture if processes == 1 else fixture / "straight")
     for name, expected in by_hand(data, pretrained, processes).items():
         got = state[f"module.{name}"]
         torch.testing.assert_close(
@@ -135,6 +136,7 @@ def test_training_is_sgd_by_hand(data, pretrained, straight, on_two, processes):
         )
 
 
+@pytest.mark.slow
 def test_the_whole_network_learns(data, pretrained, tmp_path):
     more = {"SOLVER__MAX_EPOCHS": 10, "SOLVER__MILESTONES_EPOCHS": "(8,)", "SOLVER__BASE_LR": 0.1}
     main(words(tmp_path / "run", data, pretrained, **more))
@@ -148,15 +150,7 @@ def test_the_whole_network_learns(data, pretrained, tmp_path):
             assert not torch.equal(after, old), name
 
 
-@pytest.mark.parametrize("stop", [1, 2, 5])
-def test_resumed_run_equals_the_straight_run(data, pretrained, straight, tmp_path, stop):
-    run = tmp_path / "run"
-    with pytest.raises(Preempted):
-        main(words(run, data, pretrained, **SLOW, SOLVER__STOP_AT_ITERS=stop))
-    main([*words(run, data, pretrained, **SLOW, DATA__NUM_WORKERS=2), "--resume"])
-    assert sha256_state(last_state(run)) == sha256_state(last_state(straight))
-
-
+@pytest.mark.slow
 def test_two_processes_resume_exactly(on_two):
     """Each goes on with its own running statistics."""
     mine, theirs = (
@@ -232,6 +226,7 @@ def test_a_batch_that_processes_cannot_share(data, pretrained, tmp_path, monkeyp
         main(words(tmp_path / "run", data, pretrained))
 
 
+@pytest.mark.slow
 def test_what_processes_and_a_scaled_rate_change_is_said(
     on_two, data, pretrained, tmp_path, capsys
 ):

@@ -73,6 +73,7 @@ def features_and_result(root):
     return rows, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
 
 
+@pytest.mark.slow
 def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
     """17 and 11 images on 2 processes: the same rows in the same order as on one."""
     root = tmp_path / "odd"

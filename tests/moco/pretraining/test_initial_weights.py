@@ -174,6 +174,7 @@ def test_a_file_that_is_missing(opts, tmp_path):
         main(opts(MODEL__WEIGHTS=tmp_path / "none.pth"))
 
 
+@pytest.mark.slow
 def test_resuming_keeps_the_start(earlier, opts, tmp_path):
     words = {"MODEL__WEIGHTS": earlier[0]}
     main(opts("straight", **words))

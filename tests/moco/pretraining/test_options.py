@@ -127,6 +127,7 @@ def test_memory_bank_reads_one_view_and_keeps_one_entry_per_image(train, monkeyp
     assert state["state_dict"]["module.bank"].shape == (26, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision(train, precision):
     """Close to fp32 in the first steps, and fp16's loss scale survives a resume."""

@@ -69,6 +69,7 @@ def pretrain_process(words, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.race
 class TestKilledWhileSaving:
     """Row 1."""
@@ -108,6 +109,7 @@ class TestKilledWhileSaving:
         assert sha256_state(a) == sha256_state(b)
 
 
+@pytest.mark.slow
 class TestFullDisk:
     """Row 2."""
 
@@ -154,6 +156,7 @@ class TestFullDisk:
         assert done.stderr.startswith(expected) and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 class TestPayloads:
     """Row 10: files that would run code, opened by every program that opens a file from others."""
 
@@ -299,6 +302,7 @@ class TestPathTraversal:
             find_images(tmp_path / "list.txt")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_a_decompression_bomb_takes_no_memory(tmp_path):
     """Row 17: 400 megapixels in 49 KB; decoding them as RGB would take 1.2 GB."""
@@ -378,6 +382,7 @@ class TestHashes:
         assert not (folder / "SHA256SUMS").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.race
 class TestReadingProcess:
     """Row 21; tests/moco/pretraining/test_pretrain.py has one that dies in pre-training."""
@@ -413,6 +418,7 @@ class TestReadingProcess:
             knn.main(command)
 
 
+@pytest.mark.slow
 class TestUsedFolder:
     """Row 25: from the start of the process to its exit, so before torch is imported."""
 

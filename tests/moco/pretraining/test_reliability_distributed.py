@@ -26,7 +26,7 @@ from moco.pretraining.run import open_pretraining_images
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
 from tests.oracles.processes import run_on
 
-pytestmark = [pytest.mark.race, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(400)]
 MECHANISMS = {
     "queue": {},
     "end_to_end": {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
