@@ -41,7 +41,7 @@ def training_parser(
         nargs="?",
         const=AUTO,
         metavar="FILE",
-        help="go on from the newest checkpoint in OUTPUT_DIR, or from this one",
+        help="resume from the newest checkpoint in OUTPUT_DIR, or from this one",
     )
     parser.add_argument(
         "--extend",

@@ -121,7 +121,7 @@ def remove_old_checkpoints(
 
     Args:
         keep: number of the newest ones that stay.
-        milestone_epochs: those at multiples of so many epochs stay, too; 0: none.
+        milestone_epochs: those at multiples of this many epochs stay, too; 0: none.
         never: names of others that stay.
     """
     for path in list_checkpoints(folder)[:-keep]:

@@ -39,7 +39,7 @@ def common_cfg() -> CfgNode:
     cfg = CfgNode()
     # Folder of the run: checkpoints, metrics.json, run.json.
     cfg.OUTPUT_DIR = ""
-    # Any integer >= 0; determines initial weights, order, and everything that is drawn.
+    # Any integer >= 0; determines initial weights, order, and everything that is sampled.
     cfg.SEED = 0
     # auto (a GPU where there is one), cpu, cuda or cuda:N.
     cfg.DEVICE = "auto"
@@ -58,7 +58,7 @@ def common_cfg() -> CfgNode:
     # A data-loader worker that delivers nothing for so long is taken to hang, >= 1.
     cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
     # Memory for decoded images, MiB in all of each process of the run (torchrun's, not those that
-    # read); 0 decodes anew each epoch. Pays for small images.
+    # read); 0 decodes each epoch again. Pays for small images.
     cfg.DATA.CACHE_MIB = 0
 
     cfg.AUG = CfgNode()
@@ -130,7 +130,7 @@ def common_cfg() -> CfgNode:
     # Newest checkpoints to keep, >= 2, beside the newest one after which the loss stayed in its
     # range (moco/engine/saver.py).
     cfg.CHECKPOINT.KEEP = 2
-    # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
+    # Checkpoints at multiples of this many epochs are kept; 0 = none.
     cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
 
     cfg.LOG = CfgNode()

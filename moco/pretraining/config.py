@@ -61,7 +61,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Folder with train/<class>/* and val/<class>/*, or CIFAR-10's own, for the kNN monitor; ""
     # turns it off.
     cfg.DATA.KNN_ROOT = ""
-    # Where DATA.ROOT are tar shards: so many of them are shuffled together, >= 1.
+    # Where DATA.ROOT are tar shards: this many of them are shuffled together, >= 1.
     cfg.DATA.SHARD_WINDOW = 16
 
     # v1: gray, then jitter (the paper, sec. 3.3). v2: jitter, then gray, then blur (MoCo v2).
@@ -70,7 +70,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     cfg.AUG.KIND = "v1"
     # Probability of applying the four jitters (together), 0..1.
     cfg.AUG.JITTER_PROB = 1.0
-    # Factors are drawn from 1 ± these, >= 0; hue is shifted by up to this part of the circle,
+    # Factors are sampled from 1 ± these, >= 0; hue is shifted by up to this part of the circle,
     # 0..0.5. The four are applied in random order.
     cfg.AUG.BRIGHTNESS = 0.4
     cfg.AUG.CONTRAST = 0.4
@@ -95,7 +95,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # memory_bank.
     cfg.MOCO.MECHANISM = "momentum_queue"
     # Size K of the dictionary. momentum_queue: length of the queue, which holds at least one step's
-    # keys; a batch need not divide it. memory_bank: negatives drawn per step. end_to_end: has to be
+    # keys; a batch need not divide it. memory_bank: negatives sampled per step. end_to_end: has to be
     # SOLVER.BATCH_SIZE.
     cfg.MOCO.K = 65536
     # momentum_queue: momentum m of the key encoder, 0 <= m < 1 (eq. 2).
