@@ -67,7 +67,8 @@ def main(
         format_of(Path(file).expanduser())
     main_process = distributed.launched_rank() == 0
     if main_process:
-        print(f"{protocol.kind}: {args.checkpoint} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
+        where = f"{cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}"
+        print(f"{protocol.kind}: {args.checkpoint} on {where}", flush=True)
     # The folder first: a used one is refused at once, before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.classification.run import Classification

@@ -179,14 +179,8 @@ class TestBadImages:
             main([*opts(DATA__NUM_WORKERS=workers), "DATA.ROOT", str(one_bad)])
 
     def test_skip_replaces_and_counts(self, opts, tmp_path, one_bad, capsys):
-        skip = [
-            "DATA.ROOT",
-            str(one_bad),
-            "DATA.BAD_IMAGES",
-            "skip",
-            "DATA.MAX_BAD_FRACTION",
-            "0.1",
-        ]
+        keys = {"DATA.ROOT": one_bad, "DATA.BAD_IMAGES": "skip", "DATA.MAX_BAD_FRACTION": 0.1}
+        skip = [str(word) for pair in keys.items() for word in pair]
         for name, workers in (("a", 0), ("b", 2)):
             main([*opts(name, DATA__NUM_WORKERS=workers), *skip])
         assert weights(tmp_path / "a") == weights(tmp_path / "b")
