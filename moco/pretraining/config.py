@@ -95,7 +95,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # memory_bank.
     cfg.MOCO.MECHANISM = "momentum_queue"
     # Size K of the dictionary. momentum_queue: length of the queue, which holds at least one step's
-    # keys; a batch need not divide it. memory_bank: negatives sampled per step. end_to_end: has to be
+    # keys; a batch need not divide it. memory_bank: negatives per step. end_to_end: has to be
     # SOLVER.BATCH_SIZE.
     cfg.MOCO.K = 65536
     # momentum_queue: momentum m of the key encoder, 0 <= m < 1 (eq. 2).
