@@ -61,7 +61,7 @@ def read_initial_weights(
     if not stem and contract.stem == "cifar" and _can_be_stride2(path, raw):
         raise UserError(
             f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
-            "set MODEL.STEM cifar (1) or stride2 (2)"
+            "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
         )
     try:
         spec = EncoderSpec.of_shape(

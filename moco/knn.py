@@ -15,6 +15,7 @@ from convert.initial_weights import read_initial_weights
 from moco.common.errors import DataError, UserError, run_cli, shown
 from moco.common.files import format_of
 from moco.data.images import check_present
+from moco.modeling.archs import STEMS
 
 if TYPE_CHECKING:
     from moco.common.run import RunRecord
@@ -49,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)"
     )
     parser.add_argument("--crop-px", type=int, default=0, help="center crop (default: the run's)")
+    parser.add_argument(
+        "--stem", default="", choices=STEMS, help="of a 3x3 stem whose stride is not in the file"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
     parser.add_argument("-j", "--workers", type=int, default=0, help="data-loader workers")
     parser.add_argument(
@@ -77,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from moco.engine.knn import evaluate
     from moco.modeling.encoder import load_backbone
 
-    weights = read_initial_weights(args.checkpoint, init=args.init)
+    weights = read_initial_weights(args.checkpoint, stem=args.stem, init=args.init)
     for note in weights.notes:
         print(f"note: {note}", flush=True)
     assert weights.state is not None

@@ -13,8 +13,10 @@ from moco.engine.checkpoint import list_checkpoints
 from moco.engine.evaluation import CenterCrop
 from moco.engine.knn import evaluate, features, knn_predict
 from moco.knn import main
+from moco.modeling.encoder import EncoderSpec, build_backbone
 from moco.pretrain import main as pretrain
 from tests.oracles.processes import run_on
+from tests.oracles.resnets import randomize
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 HOW = CenterCrop(16, 16, (0.5,) * 3, (0.25,) * 3)
@@ -148,3 +150,21 @@ def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
         main([*command, "--output", str(tmp_path / "knn")])
     main([*command, "--output", str(tmp_path / "knn"), "--overwrite", "--init", "mine"])
     assert read_record(tmp_path / "knn" / "run.json").init == "mine"
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "stride2"])
+def test_command_takes_files_of_others(labeled, tmp_path, capsys, stem):
+    torch.manual_seed(0)
+    network = build_backbone(EncoderSpec("resnet10", stem, 0.125))
+    randomize(network)
+    torch.save(network.state_dict(), tmp_path / "theirs.pth")
+    command = ["--checkpoint", str(tmp_path / "theirs.pth"), "--data", str(labeled)]
+    command += ["--crop-px", "32", "--output", str(tmp_path / "knn")]
+    if stem != "imagenet":
+        with pytest.raises(UserError, match="--stem"):
+            main(command)
+        command += ["--stem", stem]
+    main(command)
+    record = read_record(tmp_path / "knn" / "run.json")
+    assert (record.init, record.config["crop_px"], record.seed) == ("theirs", 32, 0)
+    assert 0 <= record.metrics["knn/top1"] <= 100
