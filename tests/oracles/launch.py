@@ -30,7 +30,7 @@ class Fault:
     Attributes:
         signal: sent to this process, or to its parent if `to_parent`; 0 for none.
         nan: what the loss of that step is multiplied by.
-        hold: after that step, all processes go on only when they are told to stop.
+        hold: after that step, all processes continue only when they get a signal to stop.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended: exit code (of each process without torchrun), what it said, seconds."""
+    """How a run ended: exit code (of each process without torchrun), output, seconds."""
 
     codes: list[int]
     err: str
@@ -178,7 +178,7 @@ def _save_until_killed(
 
 
 def save_and_remove(folder: str | Path) -> int:
-    """Go on from the newest checkpoint by a step, save it, and remove old ones; the step."""
+    """Continue from the newest checkpoint by a step, save it, and remove old ones; the step."""
     import torch
 
     from moco.engine.checkpoint import (

@@ -18,7 +18,7 @@ from moco.pretrain import main as pretrain
 from tests.oracles.processes import run_on
 from tests.oracles.resnets import randomize
 
-COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
+COLORS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 HOW = CenterCrop(16, 16, (0.5,) * 3, (0.25,) * 3)
 CPU = torch.device("cpu")
 
@@ -28,12 +28,12 @@ def labeled(tmp_path_factory):
     """Noise around three colors; `val` lacks one class, so labels of the two differ."""
     root = tmp_path_factory.mktemp("labeled")
     rng = np.random.default_rng(0)
-    for split, classes in (("train", COLOURS), ("val", ("green", "red"))):
+    for split, classes in (("train", COLORS), ("val", ("green", "red"))):
         for name in classes:
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(6):
-                pixels = COLOURS[name] + rng.normal(0, 25, (18, 20, 3))
+                pixels = COLORS[name] + rng.normal(0, 25, (18, 20, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
     return root
 

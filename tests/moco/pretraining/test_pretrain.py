@@ -128,7 +128,7 @@ def test_stop_signal_to_the_whole_group(opts, tmp_path, number, straight):
 
 
 def test_a_step_checkpoint_after_a_crash(opts, tmp_path, straight, monkeypatch):
-    """Nothing saved at the end: --resume goes on from the last of EVERY_ITERS."""
+    """Nothing saved at the end: --resume continues from the last of EVERY_ITERS."""
     forward = MomentumQueue.forward
     calls = iter(range(100))
 
