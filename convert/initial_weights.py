@@ -1,74 +1,129 @@
-"""Any checkpoint that the converter recognizes, as the start of a pre-training (MODEL.WEIGHTS)."""
+"""Any checkpoint that the converter recognizes, as the start of pre-training or of a classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convert.files import is_array, read_file, to_tensor
-from convert.networks import unwrapped
-from convert.sources import Given
-from convert.translate import translate
-from moco.common.errors import UserError
+from moco.common.command import RANDOM
+from moco.common.errors import DataError, UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
-    from moco.pretraining.initial_weights import InitialWeights
+    from moco.engine.weights import InitialWeights
 
 # What facebookresearch/moco and this project save beside the query encoder's backbone.
 _BESIDE = ("encoder_q.fc.", "encoder_k.", "queue")
 
 
-def read_initial_weights(path: Path, stem: str) -> InitialWeights:
+def read_initial_weights(
+    file: str, arch: str = "", stem: str = "", width: float = 0.0, init: str = ""
+) -> InitialWeights:
     """The backbone in a file; with head, key encoder and queue of a MoCo checkpoint.
 
     Args:
-        stem: MODEL.STEM, for a 3x3 stem whose stride is not in the file.
+        file: a path, or `random`.
+        arch, stem, width: what the network has to be; `""` and 0: as the file has it.
+        init: its name in a table; `""`: see `moco.engine.weights.init_name`.
 
     Raises:
-        UserError, DataError: not recognized, damaged, or a network that pre-training cannot have.
+        UserError: the network is not determined, is not the requested one, or none that the
+            trainings here have.
+        DataError: missing, damaged, of an unknown layout, or a network that was never trained or
+            overflows.
     """
-    from moco.classification.weights import init_name
+    from convert.files import read_file
+    from convert.sources import Given
+    from convert.translate import translate
     from moco.common.files import sha256_file
-    from moco.pretraining.initial_weights import InitialWeights, check_queue
+    from moco.engine.weights import InitialWeights, init_name, random_weights
+    from moco.modeling.archs import EncoderSpec
+    from moco.modeling.encoder import load_backbone
+    from moco.modeling.soundness import check_network
 
-    raw = read_file(path)
+    if file == RANDOM:
+        return random_weights(arch, stem, width, init)
+    path = Path(file).expanduser()
+    objects: set[str] = set()
+    raw = read_file(path, objects)
     try:
-        given = Given(stem=stem if stem != "imagenet" else None)
-        found, converted = translate(path, raw, given)
+        found, converted = translate(path, raw, Given(stem=stem or None), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
     if contract.channel_order != "RGB" or contract.stride_in_1x1 or contract.bn_folded:
         raise UserError(
-            f"MODEL.WEIGHTS {path}: {contract.source}, {contract.convention()}; pre-training has "
-            "RGB pixels, the stride in the 3x3 conv, and batch norm with statistics"
+            f"{path}: {contract.source}, {contract.convention()}; an encoder here has RGB pixels, "
+            "the stride in the 3x3 conv, and batch norm with statistics"
         )
-    beside = _beside(raw, str(path))
-    check_queue(beside, path)
-    backbone = {f"encoder_q.{name}": tensor for name, tensor in found.state.items()}
+    if not stem and contract.stem == "cifar" and _can_be_stride2(path, raw):
+        raise UserError(
+            f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
+            "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
+        )
+    try:
+        spec = EncoderSpec.of_shape(
+            contract.stem,
+            contract.depth,
+            contract.num_groups,
+            contract.width_per_group,
+            contract.stem_out_channels,
+        )
+        network = load_backbone(spec, found.state)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except RuntimeError as error:  # other channels in a later stage
+        raise DataError(f"{path}: not a whole {contract.architecture()}") from error
+    for key, requested, got in (
+        ("ARCH", arch, spec.arch),
+        ("STEM", stem, spec.stem),
+        ("WIDTH", width, spec.width),
+    ):
+        if requested and requested != got:
+            raise UserError(f"MODEL.{key}: got {requested}, but {path} holds a network of {got}")
+    check_network(network, str(path))
+    own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
-        path=path,
-        network=contract.architecture(),
-        tensors={**beside, **backbone},
-        mean=tuple(round(value / 255, 6) for value in contract.pixel_mean),
-        std=tuple(round(value / 255, 6) for value in contract.pixel_std),
-        init=init_name(path),
+        init=init or init_name(path),
+        spec=spec,
+        state=network.state_dict(),
+        beside=_beside(raw, str(path)),
+        mean=tuple(round(value / 255, 8) for value in contract.pixel_mean),
+        std=tuple(round(value / 255, 8) for value in contract.pixel_std),
         sha256=sha256_file(path),
         source=contract.source,
         notes=converted.notes,
+        config=raw["config"] if own else {},
+        seed=raw["seed"] if own and type(raw.get("seed")) is int else 0,
     )
 
 
+def _can_be_stride2(path: Path, raw: Any) -> bool:
+    from convert.sources import Given
+    from convert.translate import translate
+
+    try:
+        translate(path, raw, Given(stem="stride2"))
+    except UserError:
+        return False
+    return True
+
+
 def _beside(raw: Any, where: str) -> dict[str, Tensor]:
+    """Tensors of a mechanism beside its query encoder's backbone; raises DataError."""
+    from convert.files import is_array, to_tensor
+    from convert.networks import unwrapped
+    from moco.pretraining.initial_weights import check_queue
+
     state = raw.get("state_dict") if isinstance(raw, Mapping) else None
     if not isinstance(state, Mapping):
         return {}
-    return {
+    beside = {
         name: to_tensor(key, value, where)
         for key, value in state.items()
         if (name := unwrapped(key)).startswith(_BESIDE) and is_array(value)
     }
+    check_queue(beside, Path(where))
+    return beside

@@ -16,6 +16,7 @@ from convert.targets import lost_options
 from convert.verify import Converted
 from moco.common.errors import UserError
 from moco.common.files import sha256_file
+from moco.modeling.archs import EncoderSpec
 from moco.modeling.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
@@ -52,13 +53,17 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
 
 def classify_command(contract: InputContract, path: Path) -> str:
     """The command that classifies with torchvision's names, or converts them where it cannot."""
-    from moco.classification.weights import read_weights
-
     file = shlex.quote(str(path))
     stem = "" if contract.stem == "imagenet" else contract.stem
+    readable = contract.channel_order == "RGB" and not contract.stride_in_1x1
     try:
-        read_weights(str(path), stem=stem)
-        readable = contract.channel_order == "RGB"
+        EncoderSpec.of_shape(
+            contract.stem,
+            contract.depth,
+            contract.num_groups,
+            contract.width_per_group,
+            contract.stem_out_channels,
+        )
     except UserError:
         readable = False
     if not readable:

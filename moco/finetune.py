@@ -15,10 +15,12 @@ epochs, over the 100 epochs that the paper's other classifiers have.
 
 from collections.abc import Sequence
 
+from convert.initial_weights import read_initial_weights
 from moco.classification import classify
+from moco.classification.config import Protocol
 from moco.common.errors import run_cli
 
-FINETUNE = classify.Protocol(
+FINETUNE = Protocol(
     kind="finetune",
     frozen=False,
     head_std=None,
@@ -36,7 +38,7 @@ FINETUNE = classify.Protocol(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command `python -m moco.finetune`."""
-    classify.main(FINETUNE, argv)
+    classify.main(FINETUNE, read_initial_weights, argv)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
         --checkpoint output/pretrain/checkpoint_0199.pth.tar DATA.ROOT path/to/imagenet
 
 A fully-connected layer and softmax are trained on the globally pooled features; 1-crop top-1 on the
-validation images. The network is in evaluation mode, so that BN's statistics stay, too; that not
-a bit of it changed is asserted after each epoch.
+validation images. The network is in evaluation mode, so that BN's statistics stay, too; that it is
+bitwise identical to the one before is asserted after each epoch.
 
 From the paper: 100 epochs, learning rate 30, weight decay 0. From the official main_lincls.py,
 where the paper is silent: batch 256, momentum 0.9, times 0.1 after 60 and 80 epochs, initial
@@ -14,10 +14,12 @@ weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) an
 
 from collections.abc import Sequence
 
+from convert.initial_weights import read_initial_weights
 from moco.classification import classify
+from moco.classification.config import Protocol
 from moco.common.errors import run_cli
 
-LINEAR = classify.Protocol(
+LINEAR = Protocol(
     kind="linear",
     frozen=True,
     head_std=0.01,
@@ -34,7 +36,7 @@ LINEAR = classify.Protocol(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command `python -m moco.linear`."""
-    classify.main(LINEAR, argv)
+    classify.main(LINEAR, read_initial_weights, argv)
 
 
 if __name__ == "__main__":

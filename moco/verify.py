@@ -138,7 +138,7 @@ def _each(
     from torch.utils.data import DataLoader
 
     from moco.common.progress import Progress
-    from moco.engine.training import as_it_is, read_ahead
+    from moco.engine.loader import as_it_is, read_ahead
 
     loader: Any = DataLoader(
         _Results(function, items),  # type: ignore[arg-type]  # map-style by its methods

@@ -278,10 +278,10 @@ def _about_weights(note: str) -> bool:
 def _check_moco(spec: RunSpec) -> _Outcome:
     import torch
 
+    from convert.initial_weights import read_initial_weights
     from moco.classification.config import load_classify_cfg, with_weights
     from moco.classification.data import open_labeled
     from moco.classification.run import build_classifier
-    from moco.classification.weights import read_weights
 
     protocol = _protocol(spec.program)
     cfg = load_classify_cfg(protocol.defaults, str(spec.config), command_keys(spec))
@@ -293,7 +293,7 @@ def _check_moco(spec: RunSpec) -> _Outcome:
         )
     init = "" if spec.weights == RANDOM else spec.init
     network = cfg.MODEL
-    weights = read_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
+    weights = read_initial_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
     with_weights(cfg, weights.spec, weights.mean, weights.std)
     if not cfg.DATA.ROOT:
         raise UserError(

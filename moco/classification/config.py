@@ -4,20 +4,13 @@ A protocol (moco/linear.py, moco/finetune.py) has defaults of its own for some o
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import (
-    check_choice,
-    check_interval,
-    check_milestones,
-    check_numbers,
-    check_range,
-    get,
-)
+from moco.common.cfgcheck import check_milestones, check_range
 from moco.common.cfgnode import load_cfg
-from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.engine import config as common_config
 
@@ -28,8 +21,27 @@ if TYPE_CHECKING:
 PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
 # What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
 NOT_PROTOCOL = ("SEED", "AUG.MEAN", "AUG.STD", *PLACES_AND_SPEED)
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_lincls.py
-IMAGENET_STD = (0.229, 0.224, 0.225)
+ADDED_KEYS = {**common_config.ADDED_KEYS, "SOLVER.DECAY_EVERY_ITERS": 62500}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One way to measure features by a classifier.
+
+    Attributes:
+        kind: of the run record, and the first part of its metrics' names.
+        frozen: only the classifier is trained, and nothing else may change.
+        head_std: standard deviation of the classifier's initial weights, its bias being 0; None
+            leaves torch's initialization.
+        defaults: values of keys, by dotted name.
+        description: for `--help`.
+    """
+
+    kind: str
+    frozen: bool
+    head_std: float | None
+    defaults: Mapping[str, Any]
+    description: str
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
@@ -40,17 +52,10 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     # A folder with train/<class>/* and val/<class>/*, iNaturalist 2018's or CIFAR-10's own files.
     cfg.DATA.ROOT = ""
 
-    cfg.AUG = CfgNode()
-    # Training: a random crop, resized to CROP_PX (>= 8), and a flip. The paper is silent; these are
-    # torchvision's RandomResizedCrop(224) and RandomHorizontalFlip(), as in main_lincls.py.
-    cfg.AUG.CROP_PX = 224
-    # Range of the crop's share of the image's area, 0..1, and of its width / height, > 0.
+    # Training: a random crop and a flip. The paper is silent; these are torchvision's
+    # RandomResizedCrop(224) and RandomHorizontalFlip(), as in main_lincls.py.
     cfg.AUG.CROP_SCALE = (0.08, 1.0)
-    cfg.AUG.CROP_RATIO = (3 / 4, 4 / 3)
-    # Probability of flipping left and right, 0..1.
-    cfg.AUG.FLIP_PROB = 0.5
-    # Per RGB channel, of pixels scaled to 0..1. (): the weights' own where the checkpoint tells
-    # them, else ImageNet's.
+    # (): the weights' own where the checkpoint tells them, else ImageNet's.
     cfg.AUG.MEAN = ()
     cfg.AUG.STD = ()
 
@@ -62,21 +67,17 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     # After every this many epochs, >= 0, and always at the end; the last one is the result.
     cfg.EVAL.EVERY_EPOCHS = 1
 
-    cfg.MODEL = CfgNode()
-    # As in moco/pretraining/config.py. "" and 0: as the checkpoint has it; with random weights
-    # ARCH must be set, and the others mean imagenet and 1.
+    # "" and 0: as the checkpoint has it; with random weights ARCH must be set, and the others mean
+    # imagenet and 1.
     cfg.MODEL.ARCH = ""
     cfg.MODEL.STEM = ""
     cfg.MODEL.WIDTH = 0.0
 
-    # SGD. BASE_LR is for pre-trained weights, RANDOM_LR for a network that starts from random ones
-    # (0: the same), so that one recipe has the paper's two learning rates.
+    # BASE_LR is for pre-trained weights, RANDOM_LR for a network that starts from random ones (0:
+    # the same), so that one recipe has the paper's two learning rates.
     cfg.SOLVER.BASE_LR = 0.1
     cfg.SOLVER.RANDOM_LR = 0.0
-    # Length of the run in passes over the data, >= 1.
     cfg.SOLVER.MAX_EPOCHS = 100
-    # step: times GAMMA at each milestone. cosine: half a cosine to 0.
-    cfg.SOLVER.SCHEDULE = "step"
     cfg.SOLVER.MILESTONES_EPOCHS = ()
     cfg.merge_from_list([word for pair in protocol.items() for word in pair])
     return cfg
@@ -108,12 +109,20 @@ def with_weights(
     return cfg
 
 
-def learning_rate(cfg: CfgNode, random: bool) -> float:
-    """SOLVER.BASE_LR or, for a network that starts from random weights, RANDOM_LR; scaled."""
-    solver = cfg.SOLVER
-    base = float(solver.RANDOM_LR or solver.BASE_LR) if random else float(solver.BASE_LR)
-    reference = solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE
-    return base * solver.BATCH_SIZE / reference
+def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
+    """The keys under SOLVER with the learning rate for the batch at hand, by the linear rule.
+
+    See SOLVER.REFERENCE_BATCH_SIZE.
+
+    Args:
+        random: the network starts from random weights, so that RANDOM_LR is its rate if it is set.
+    """
+    solver = cfg.SOLVER.clone()
+    base = float((random and solver.RANDOM_LR) or solver.BASE_LR)
+    solver.defrost()
+    solver.BASE_LR = base * solver.BATCH_SIZE / (solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE)
+    solver.freeze()
+    return solver
 
 
 def check_cfg(cfg: CfgNode) -> None:
@@ -123,19 +132,8 @@ def check_cfg(cfg: CfgNode) -> None:
         UserError: naming the key, what it got and what it may be.
     """
     common_config.check_common(cfg)
-    check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine"))
-    for key in ("SOLVER.BASE_LR", "SOLVER.RANDOM_LR", "MODEL.WIDTH"):
+    for key in ("SOLVER.RANDOM_LR", "MODEL.WIDTH"):
         check_range(cfg, key, low=0)
     for key in ("EVERY_EPOCHS", "RESIZE_PX", "CROP_PX"):
         check_range(cfg, f"EVAL.{key}", low=0)
-    check_range(cfg, "SOLVER.MAX_EPOCHS", low=1)
-    check_range(cfg, "AUG.CROP_PX", low=8)
-    check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
-    check_interval(cfg, "AUG.CROP_SCALE", high=1)
-    check_interval(cfg, "AUG.CROP_RATIO")
-    for key in ("AUG.MEAN", "AUG.STD"):
-        if len(get(cfg, key)):
-            check_numbers(cfg, key, 3)
-    if min(cfg.AUG.STD, default=1) <= 0:
-        raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
     check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)

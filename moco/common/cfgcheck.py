@@ -49,7 +49,7 @@ def check_interval(cfg: CfgNode, key: str, high: float | None = None) -> None:
         raise UserError(f"{key}: got ({a}, {b}), expected (low, high) with 0 < low <= high{below}")
 
 
-def check_milestones(cfg: CfgNode, max_epochs: int | None) -> None:
+def check_milestones(cfg: CfgNode, max_epochs: float | None) -> None:
     """SOLVER.MILESTONES_EPOCHS rise and lie before `max_epochs`, else UserError.
 
     Args:
@@ -67,6 +67,5 @@ def check_milestones(cfg: CfgNode, max_epochs: int | None) -> None:
     if max_epochs is not None and milestones and milestones[-1] >= max_epochs:
         raise UserError(
             f"SOLVER.MILESTONES_EPOCHS: {milestones[-1]} is never reached in "
-            f"SOLVER.MAX_EPOCHS {max_epochs}; "
-            "lower it, set () for none, or set SOLVER.SCHEDULE cosine"
+            f"{max_epochs:g} epochs; lower it, set () for none, or set SOLVER.SCHEDULE cosine"
         )

@@ -11,6 +11,7 @@ from itertools import takewhile
 
 from moco.common.cfgnode import split_assignments
 
+RANDOM = "random"  # weights: a random initialization
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags that every training has.
 VALUES: dict[tuple[str, ...], str] = {
@@ -40,7 +41,7 @@ def training_parser(
         nargs="?",
         const=AUTO,
         metavar="FILE",
-        help="go on from the newest checkpoint in OUTPUT_DIR, or from this one",
+        help="resume from the newest checkpoint in OUTPUT_DIR, or from this one",
     )
     parser.add_argument(
         "--extend",

@@ -7,7 +7,7 @@ which process makes it, changes it.
 I number of items, P crop size in pixels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -142,48 +142,24 @@ class CenterCrops(torch.utils.data.Dataset[Tensor]):
         return torch.from_numpy(np.array(crop)).permute(2, 0, 1)
 
 
-class StepSampler(torch.utils.data.Sampler[list[Item]]):
-    """This process's items of each step from `start` to `stop`, over all epochs.
+def positions_of_steps(
+    images: Images, batch: int, seed: int, start: int, stop: int
+) -> Iterator[list[Position]]:
+    """Which images all processes together see in each step from `start` to `stop`.
 
     Each epoch's order is the images' own (`epoch_order`); its incomplete last batch is dropped.
 
     Args:
         images, batch: the dataset, and the images per step of all processes together;
             len(images) >= batch.
-        pick: `pick(step, positions)` → the items that this process makes, given the `batch`
-            positions (epoch, index) of all processes.
     """
-
-    def __init__(
-        self,
-        images: Images,
-        batch: int,
-        seed: int,
-        start: int,
-        stop: int,
-        pick: Callable[[int, list[Position]], list[Item]],
-    ) -> None:
-        self._images, self._batch, self._seed = images, batch, seed
-        self._start, self._stop, self._pick = start, stop, pick
-        self._orders: dict[int, Order] = {}
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def __iter__(self) -> Iterator[list[Item]]:
-        for step in range(self._start, self._stop):
-            yield self._pick(step, self.positions(step))
-
-    def positions(self, step: int) -> list[Position]:
-        """Which images all processes together see in this step."""
-        epoch, step_in_epoch = divmod(step, len(self._images) // self._batch)
-        if epoch not in self._orders:
-            # The workers are read ahead of the step at hand, so two epochs are in use at a time.
-            kept = {old: order for old, order in self._orders.items() if old == epoch - 1}
-            self._orders = {**kept, epoch: self._images.epoch_order(self._seed, epoch)}
-        first = step_in_epoch * self._batch
-        indices = self._orders[epoch][first : first + self._batch].tolist()
-        return [(epoch, index) for index in indices]
+    order: Order | None = None
+    for step in range(start, stop):
+        epoch, step_in_epoch = divmod(step, len(images) // batch)
+        if order is None or step_in_epoch == 0:
+            order = images.epoch_order(seed, epoch)
+        first = step_in_epoch * batch
+        yield [(epoch, index) for index in order[first : first + batch].tolist()]
 
 
 def _generator(seed: int, epoch: int, index: int, stream: int) -> Random:

@@ -11,13 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch
 from moco.common.run import RECORD_NAME
-from moco.modeling.encoder import ResNet, build_backbone
-from moco.modeling.soundness import read_spec
 
 FORMAT = "moco-transfer/1"
 CLASSIFIER_FORMAT = "moco-transfer-classifier/1"
@@ -125,7 +121,7 @@ def remove_old_checkpoints(
 
     Args:
         keep: number of the newest ones that stay.
-        milestone_epochs: those at multiples of so many epochs stay, too; 0: none.
+        milestone_epochs: those at multiples of this many epochs stay, too; 0: none.
         never: names of others that stay.
     """
     for path in list_checkpoints(folder)[:-keep]:
@@ -180,35 +176,3 @@ def last_checkpoint(folder: PathLike) -> Path:
     except OSError:
         name = ""
     return next((path for path in paths if path.name == name), paths[-1])
-
-
-def load_backbone(state: Mapping[str, Any], prefix: str = f"{PREFIX}encoder_q.") -> ResNet:
-    """The query encoder of a checkpoint without its head, in evaluation mode.
-
-    Args:
-        state: what `load_checkpoint` returned.
-        prefix: of the network's tensors.
-
-    Raises:
-        DataError: the tensors do not fit the encoder that the checkpoint names.
-    """
-    spec = read_spec(state)
-    weights: dict[str, Tensor] = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state["state_dict"].items()
-        if isinstance(name, str) and name.startswith(prefix) and not name.startswith(f"{prefix}fc.")
-    }
-    stem = weights.get("conv1.weight")
-    channels = stem.shape[0] if isinstance(stem, Tensor) and stem.dim() else None
-    if channels != spec.stem_channels:  # before memory is taken for so wide a network
-        raise DataError(
-            f"the checkpoint says width {spec.width:g}, but {prefix}conv1.weight has {channels} "
-            f"channels instead of {spec.stem_channels}"
-        )
-    backbone = build_backbone(spec)
-    try:
-        backbone.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = shown(" ".join(str(error).split()), 300)
-        raise DataError(f"the checkpoint does not hold a {spec.arch}: {reason}") from error
-    return backbone.eval()

@@ -1,10 +1,18 @@
 """The keys that every training has: pre-training, linear classification, fine-tuning."""
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import check_choice, check_range
+from moco.common.cfgcheck import check_choice, check_interval, check_numbers, check_range, get
+from moco.common.cfgnode import cfg_sha256, flatten
 from moco.common.errors import UserError
+from moco.common.registry import lookup
 
+# Keys that earlier versions did not have, with what they did: a checkpoint without them can be
+# resumed, and at these values they are no part of the hash of the protocol.
+ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd"}
 # Keys that name a place or a speed and leave the weights as they are, up to rounding on another
 # device. A resumed run may change them; the hash of the protocol leaves them out.
 PLACES_AND_SPEED = (
@@ -22,6 +30,8 @@ PLACES_AND_SPEED = (
     "CHECKPOINT",
     "LOG",
 )
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_moco.py, main_lincls.py
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def common_cfg() -> CfgNode:
@@ -29,7 +39,7 @@ def common_cfg() -> CfgNode:
     cfg = CfgNode()
     # Folder of the run: checkpoints, metrics.json, run.json.
     cfg.OUTPUT_DIR = ""
-    # Any integer >= 0; determines initial weights, order, and everything that is drawn.
+    # Any integer >= 0; determines initial weights, order, and everything that is sampled.
     cfg.SEED = 0
     # auto (a GPU where there is one), cpu, cuda or cuda:N.
     cfg.DEVICE = "auto"
@@ -48,8 +58,31 @@ def common_cfg() -> CfgNode:
     # A data-loader worker that delivers nothing for so long is taken to hang, >= 1.
     cfg.DATA.WORKER_TIMEOUT_SECONDS = 600
     # Memory for decoded images, MiB in all of each process of the run (torchrun's, not those that
-    # read); 0 decodes anew each epoch. Pays for small images.
+    # read); 0 decodes each epoch again. Pays for small images.
     cfg.DATA.CACHE_MIB = 0
+
+    cfg.AUG = CfgNode()
+    # Side of the square crop in pixels after resizing, a multiple of 1, >= 8.
+    cfg.AUG.CROP_PX = 224
+    # Range of the crop's share of the image's area, 0..1.
+    cfg.AUG.CROP_SCALE = (0.2, 1.0)
+    # Range of the crop's width / height, > 0.
+    cfg.AUG.CROP_RATIO = (3 / 4, 4 / 3)
+    # Probability of flipping left and right, 0..1.
+    cfg.AUG.FLIP_PROB = 0.5
+    # Per RGB channel, of pixels scaled to 0..1.
+    cfg.AUG.MEAN = IMAGENET_MEAN
+    cfg.AUG.STD = IMAGENET_STD
+
+    cfg.MODEL = CfgNode()
+    # resnet10 (one basic block per stage), resnet18, resnet34, resnet50, resnet101 or
+    # resnext50_32x8d (the paper's RX50).
+    cfg.MODEL.ARCH = "resnet50"
+    # imagenet: 7x7 stride 2 + max-pool. stride2: 3x3 stride 2. cifar: 3x3 stride 1.
+    cfg.MODEL.STEM = "imagenet"
+    # Multiplies all channel counts; 64 * WIDTH must be a whole number >= 8. The paper's R50w2x and
+    # R50w4x are 2 and 4.
+    cfg.MODEL.WIDTH = 1.0
 
     cfg.SOLVER = CfgNode()
     # N, images per step, of all processes together.
@@ -58,7 +91,19 @@ def common_cfg() -> CfgNode:
     # rates are multiplied by N / REFERENCE_BATCH_SIZE and durations divided by it (linear scaling,
     # sec. 4.1). 0: they are used as given.
     cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
-    # SGD (sec. 4, Training).
+    # Before any decay.
+    cfg.SOLVER.BASE_LR = 0.03
+    # Length of the run in passes over the data, >= 1; --extend makes a finished run longer.
+    cfg.SOLVER.MAX_EPOCHS = 200
+    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:
+    # times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500). Others can be
+    # registered in moco.engine.schedule.SCHEDULES.
+    cfg.SOLVER.SCHEDULE = "step"
+    cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
+    cfg.SOLVER.DECAY_EVERY_ITERS = 62500
+    # sgd (sec. 4, Training) or lars, for large batches (moco/engine/lars.py). Others can be
+    # registered in moco.engine.optim.OPTIMIZERS.
+    cfg.SOLVER.OPTIMIZER = "sgd"
     cfg.SOLVER.MOMENTUM = 0.9
     cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Factor of the learning rate at each milestone.
@@ -85,7 +130,7 @@ def common_cfg() -> CfgNode:
     # Newest checkpoints to keep, >= 2, beside the newest one after which the loss stayed in its
     # range (moco/engine/saver.py).
     cfg.CHECKPOINT.KEEP = 2
-    # Checkpoints at multiples of this many epochs are kept for ever; 0 = none.
+    # Checkpoints at multiples of this many epochs are kept; 0 = none.
     cfg.CHECKPOINT.MILESTONE_EPOCHS = 0
 
     cfg.LOG = CfgNode()
@@ -102,19 +147,66 @@ def check_common(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
+    from moco.engine.optim import OPTIMIZERS
+    from moco.engine.schedule import SCHEDULES
+
+    lookup(SCHEDULES, cfg.SOLVER.SCHEDULE, "SOLVER.SCHEDULE")
+    lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
-    for key in ("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB"):
+    solver = ("BASE_LR", "REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS")
+    for key in (
+        *("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB", "SOLVER.STOP_AT_ITERS"),
+        *("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"),
+        *(f"SOLVER.{key}" for key in solver),
+    ):
         check_range(cfg, key, low=0)
-    for key in ("REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS", "STOP_AT_ITERS"):
-        check_range(cfg, f"SOLVER.{key}", low=0)
-    for key in ("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"):
-        check_range(cfg, key, low=0)
-    for key in ("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS"):
-        check_range(cfg, key, low=1)
-    for key in ("CHECKPOINT.EVERY_EPOCHS", "LOG.EVERY_ITERS"):
+    for key in (
+        *("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS", "LOG.EVERY_ITERS"),
+        *("SOLVER.MAX_EPOCHS", "SOLVER.DECAY_EVERY_ITERS", "CHECKPOINT.EVERY_EPOCHS"),
+    ):
         check_range(cfg, key, low=1)
     for key in ("SOLVER.BATCH_SIZE", "CHECKPOINT.KEEP"):
         check_range(cfg, key, low=2)
-    if not 0 <= cfg.SOLVER.MOMENTUM < 1:
-        raise UserError(f"SOLVER.MOMENTUM: got {cfg.SOLVER.MOMENTUM}, expected 0 <= momentum < 1")
+    check_momentum(cfg, "SOLVER.MOMENTUM")
+    check_range(cfg, "AUG.CROP_PX", low=8)
+    check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
+    check_interval(cfg, "AUG.CROP_SCALE", high=1)
+    check_interval(cfg, "AUG.CROP_RATIO")
+    for key in ("AUG.MEAN", "AUG.STD"):
+        if len(get(cfg, key)):
+            check_numbers(cfg, key, 3)
+    if min(cfg.AUG.STD, default=1) <= 0:
+        raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
+
+
+def check_momentum(cfg: CfgNode, key: str) -> None:
+    """From 0 to below 1, else UserError."""
+    if not 0 <= get(cfg, key) < 1:
+        raise UserError(f"{key}: got {get(cfg, key)}, expected 0 <= momentum < 1")
+
+
+def protocol_sha256(
+    cfg: CfgNode, exclude: Collection[str], added: Mapping[str, Any] = ADDED_KEYS
+) -> str:
+    """Hash of what two runs must have in common to be rows of one table.
+
+    Args:
+        exclude: keys that are left out. added: see `ADDED_KEYS`.
+    """
+    flat = flatten(cfg)
+    return cfg_sha256(flat, (*exclude, *(k for k, value in added.items() if flat[k] == value)))
+
+
+def check_processes(cfg: CfgNode, world_size: int) -> None:
+    """Whether the batch can be divided among the processes.
+
+    Raises:
+        UserError: naming the key, what it got and what it may be.
+    """
+    N = cfg.SOLVER.BATCH_SIZE
+    if N % world_size:
+        raise UserError(
+            f"SOLVER.BATCH_SIZE: got {N}, expected a multiple of the {world_size} processes, "
+            f"e.g. {N - N % world_size or world_size}"
+        )

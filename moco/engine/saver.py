@@ -4,16 +4,23 @@ import math
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
 
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
 from moco.common.run import RECORD_NAME
+from moco.engine.checkpoint import (
+    checkpoint_name,
+    list_checkpoints,
+    newer_than,
+    remove_old_checkpoints,
+    save_checkpoint,
+    set_aside,
+)
 from moco.engine.stop import leave
-
-if TYPE_CHECKING:
-    import torch
-    from fvcore.common.config import CfgNode
 
 
 class LossRange:
@@ -43,25 +50,25 @@ class LossRange:
         self.good = untried or self.good
 
     def save(self, name: str, largest_weight: float) -> dict[str, Any]:
-        """What a checkpoint of this name has to hold of it."""
+        """Its state, for the checkpoint of this name."""
         self._untried = name if largest_weight <= self.MAX_WEIGHT else ""
         return {"mean": self._mean, "good": self.good, "untried": bool(self._untried)}
 
     def load(self, state: Mapping[str, Any], name: str) -> None:
-        """Take up what `save` returned, of a checkpoint that has this name now."""
+        """Continue from what `save` returned, of a checkpoint that has this name now."""
         self._mean = None if state["mean"] is None else float(state["mean"])
         self.good, self._untried = str(state["good"]), name if state["untried"] else ""
 
 
 class Saver:
-    """Saves a run's state after the steps that are due, and leaves when a stop was asked for.
+    """Saves a run's state after the steps that are due, and leaves when a stop is requested.
 
     Args:
         folder: of the run.
         steps_per_epoch, total_steps: of the whole run.
         cfg: of the run: the keys under CHECKPOINT, SOLVER.STOP_AT_ITERS.
         model: whose weights have to be finite.
-        content: what to save after so many steps; all processes call it together.
+        content: what to save after N steps; all processes call it together.
     """
 
     def __init__(
@@ -69,8 +76,8 @@ class Saver:
         folder: Path,
         steps_per_epoch: int,
         total_steps: int,
-        cfg: "CfgNode",
-        model: "torch.nn.Module",
+        cfg: CfgNode,
+        model: torch.nn.Module,
         content: Callable[[int], Mapping[str, Any]],
     ) -> None:
         self._folder, self._model, self._content = folder, model, content
@@ -79,34 +86,24 @@ class Saver:
         self._range = LossRange()
 
     def path(self, done: int) -> Path:
-        """What is saved after so many steps, also where another machine's folder holds it."""
-        from moco.engine.checkpoint import checkpoint_name
-
+        """What is saved after `done` steps, also where another machine's folder holds it."""
         epoch, into_epoch = divmod(done, self._steps_per_epoch)
         if done == self._total_steps or into_epoch == 0:
             return self._folder / checkpoint_name(math.ceil(done / self._steps_per_epoch) - 1)
         return self._folder / checkpoint_name(epoch, done)
 
-    def last_checkpoint(self) -> Path:
-        """What the last step saves."""
-        return self.path(self._total_steps)
-
-    def start_anew(self) -> None:
+    def delete_earlier(self) -> None:
         """Delete an earlier run's checkpoints, which a later --resume must not find."""
-        from moco.engine.checkpoint import list_checkpoints, set_aside
-
         if distributed.is_main():
             set_aside(self._folder, (), None)
             for path in list_checkpoints(self._folder):
                 path.unlink()
 
     def resume_from(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Take up a checkpoint; newer ones in the folder are moved aside.
+        """Continue from a checkpoint; newer ones in the folder are moved aside.
 
         To be called after all processes have read it.
         """
-        from moco.engine.checkpoint import list_checkpoints, newer_than, set_aside
-
         done = state["step"]
         named = self.path(done)
         if "loss_range" in state:
@@ -139,14 +136,12 @@ class Saver:
         self._range.add(loss)
 
     def save_if_due(self, step: int, stop_signal: int | None) -> None:
-        """Save after this step if the schedule, the end, or a stop asks for it.
+        """Save after this step if the schedule, the end, or a stop requires it.
 
         Raises:
             NumericError: a weight is not finite; nothing is saved.
             Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
         """
-        from moco.engine.checkpoint import remove_old_checkpoints, save_checkpoint
-
         done, every = step + 1, self._every
         finished = done == self._total_steps
         epoch, into_epoch = divmod(done, self._steps_per_epoch)
@@ -170,13 +165,11 @@ class Saver:
             remove_old_checkpoints(self._folder, every.KEEP, every.MILESTONE_EPOCHS, never)
         if stop:
             distributed.barrier()  # no process ends before the file is there
-            # Where the schedule stops the run, as where another process was asked.
+            # Where the schedule stops the run, as where another process got the signal.
             number = signal.SIGTERM if stop_signal is None else stop_signal
             leave(number, f"step {done} of {self._total_steps}", path)
 
     def _advice(self) -> str:
-        from moco.engine.checkpoint import list_checkpoints
-
         good = [path for path in list_checkpoints(self._folder) if path.name == self._range.good]
         if good:
             kept = f"the newest checkpoint after which the loss stayed in its range is {good[0]}"
@@ -185,8 +178,6 @@ class Saver:
         return f"{kept}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
 
 
-def largest_weight(model: "torch.nn.Module") -> float:
+def largest_weight(model: torch.nn.Module) -> float:
     """The largest magnitude among the parameters; NaN where one is."""
-    import torch
-
     return float(torch.stack([p.detach().abs().max() for p in model.parameters()]).max())

@@ -1,42 +1,73 @@
-"""The learning rate as a pure function of the step."""
+"""The learning rate as a pure function of the step, and the registry of its schedules.
+
+A schedule is registered under its value of SOLVER.SCHEDULE: a function of the keys under SOLVER and
+of `Length` that returns the factor of BASE_LR at each step, from 0.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
+
+from moco.common.registry import lookup
+
+SCHEDULES = Registry("SCHEDULES")
+Factor = Callable[[int], float]
 
 
-@dataclass(frozen=True)
-class LearningRate:
-    """`LearningRate(...)(step)` is the learning rate of the step with that number, from 0.
+class Length(NamedTuple):
+    """Of a run in steps."""
 
-    Attributes:
-        base: before any decay.
-        kind: `"step"` (times `gamma` at each of `milestones_epochs`; the paper, sec. 4) or
-            `"cosine"` (half a cosine to 0 over `total_steps`; MoCo v2) or `"exponential"`
-            (times `gamma` after every `decay_every_iters` steps; the paper's IG-1B).
-        per_epoch: hold the value for a whole epoch, as the official code does.
-        warmup_iters: the first steps rise linearly, `1/w, 2/w, ... 1` times the schedule.
-    """
-
-    base: float
-    kind: str
     total_steps: int
     steps_per_epoch: int
-    milestones_epochs: Sequence[int] = ()
-    gamma: float = 0.1
-    per_epoch: bool = True
-    warmup_iters: int = 0
-    decay_every_iters: int = 62500
+
+
+@SCHEDULES.register()
+def step(solver: CfgNode, length: Length) -> Factor:
+    """Times GAMMA at each of MILESTONES_EPOCHS (the paper, sec. 4)."""
+    milestones, gamma = tuple(solver.MILESTONES_EPOCHS), solver.GAMMA
+    return lambda step: gamma ** sum(step // length.steps_per_epoch >= m for m in milestones)
+
+
+@SCHEDULES.register()
+def cosine(solver: CfgNode, length: Length) -> Factor:
+    """Half a cosine to 0 (MoCo v2).
+
+    With LR_UPDATE epoch one value per epoch, as the official code has it.
+    """
+    hold = length.steps_per_epoch if solver.LR_UPDATE == "epoch" else 1
+    return lambda step: 0.5 * (1.0 + math.cos(math.pi * (step // hold * hold) / length.total_steps))
+
+
+@SCHEDULES.register()
+def exponential(solver: CfgNode, length: Length) -> Factor:
+    """Times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B)."""
+    gamma, every = solver.GAMMA, solver.DECAY_EVERY_ITERS
+    return lambda step: gamma ** (step // every)
+
+
+class LearningRate:
+    """`LearningRate(solver, length)(step)` is the learning rate of the step with that number.
+
+    The first WARMUP_ITERS = w steps rise linearly, `1/w, 2/w, ... 1` times the schedule.
+
+    Args:
+        solver: the keys under SOLVER, with rate and durations for the batch of the run.
+        length: of the run.
+    """
+
+    def __init__(self, solver: CfgNode, length: Length) -> None:
+        self.length, self._solver = length, solver
+        self._factor = lookup(SCHEDULES, solver.SCHEDULE, "SOLVER.SCHEDULE")(solver, length)
 
     def __call__(self, step: int) -> float:
-        epoch = step // self.steps_per_epoch
-        if self.kind == "step":
-            factor = self.gamma ** sum(epoch >= m for m in self.milestones_epochs)
-        elif self.kind == "exponential":
-            factor = self.gamma ** (step // self.decay_every_iters)
-        else:
-            done = epoch * self.steps_per_epoch if self.per_epoch else step
-            factor = 0.5 * (1.0 + math.cos(math.pi * done / self.total_steps))
-        if step < self.warmup_iters:
-            factor *= (step + 1) / self.warmup_iters
-        return self.base * factor
+        factor: float = self._factor(step)
+        if step < self._solver.WARMUP_ITERS:
+            factor *= (step + 1) / self._solver.WARMUP_ITERS
+        return float(self._solver.BASE_LR * factor)
+
+    def of_total(self, steps: int) -> "LearningRate":
+        """That of a run of another length."""
+        return LearningRate(self._solver, self.length._replace(total_steps=steps))

@@ -4,7 +4,7 @@ One behavior for pre-training, classification and both detection engines:
 
 - A signal is noted and read after the iteration at hand, which is then saved.
 - SIGINT once more, while the first is still being answered, leaves at once.
-- A run that is through its last iteration goes on to its end.
+- A run that is through its last iteration continues to its end.
 """
 
 import signal
@@ -35,12 +35,12 @@ class StopRequest:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: now
+            raise KeyboardInterrupt  # twice: now
         self._number = number
 
     @property
     def received(self) -> int | None:
-        """The signal; SIGHUP where torchrun is gone; None to go on."""
+        """The signal; SIGHUP where torchrun is gone; None to continue."""
         if self._number is None and distributed.launcher_died():
             self._number = signal.SIGHUP
         return self._number
@@ -48,10 +48,10 @@ class StopRequest:
 
 @contextmanager
 def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
-    """While open, a signal asks for a stop after the iteration instead of ending the process.
+    """While open, a signal requests a stop after the iteration instead of ending the process.
 
     SIGTERM and SIGUSR1/2 are what schedulers send before they take a machine away, SIGINT is
-    Ctrl-C. Outside the main thread, which alone may handle signals, nothing is ever asked for.
+    Ctrl-C. Outside the main thread, which alone may handle signals, nothing is ever requested.
 
     Args:
         stop: the handler, for processes that answer a signal in another way.
@@ -69,7 +69,7 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
 
 
 def leave(number: int, after: str, saved: Path) -> NoReturn:
-    """End a run that was asked to stop and has saved its state.
+    """End a run that got a signal and has saved its state.
 
     Args:
         number: the signal. after: e.g. "iteration 4". saved: the checkpoint.
@@ -79,7 +79,7 @@ def leave(number: int, after: str, saved: Path) -> NoReturn:
     """
     end(
         number,
-        f"stopped after {after} and saved {saved}; run the same command with --resume to go on",
+        f"stopped after {after} and saved {saved}; run the same command with --resume to continue",
     )
 
 

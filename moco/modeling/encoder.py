@@ -4,96 +4,20 @@ Class and parameter names are torchvision's, so its tools and everybody's conver
 checkpoints.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from moco.common.errors import UserError
+from moco.modeling.archs import ARCHS, Arch, EncoderSpec
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 
 NormLayer = Callable[[int], nn.Module]
-
-
-class Arch(NamedTuple):
-    """A ResNet: its block, blocks per stage, and the groups of a bottleneck's 3x3 convolution.
-
-    `width_per_group` is torchvision's: channels of a group for 64 planes.
-    """
-
-    block: type[BasicBlock] | type[Bottleneck]
-    depths: tuple[int, int, int, int]
-    groups: int = 1
-    width_per_group: int = 64
-
-
-ARCHS: dict[str, Arch] = {
-    "resnet10": Arch(BasicBlock, (1, 1, 1, 1)),
-    "resnet18": Arch(BasicBlock, (2, 2, 2, 2)),
-    "resnet34": Arch(BasicBlock, (3, 4, 6, 3)),
-    "resnet50": Arch(Bottleneck, (3, 4, 6, 3)),
-    "resnet101": Arch(Bottleneck, (3, 4, 23, 3)),
-    # RX50 of table 1, ResNeXt-50-32x8d.
-    "resnext50_32x8d": Arch(Bottleneck, (3, 4, 6, 3), groups=32, width_per_group=8),
-}
-STEMS = ("imagenet", "stride2", "cifar")
-MIN_STEM_CHANNELS = 8
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """Which ResNet.
-
-    Attributes:
-        arch: a name in `ARCHS`; `resnet10` has one basic block per stage.
-        stem: `imagenet` (7x7, stride 2, max-pool: stride 4), `stride2` (3x3, stride 2, no
-            max-pool) or `cifar` (3x3, stride 1, no max-pool).
-        width: multiplies every channel count; 1 is the usual 64 channels after the stem. A
-            `resnet50` of width 2 and 4 is R50w2x and R50w4x of table 1.
-
-    Raises:
-        UserError: unknown name, or a width that gives no whole number of channels.
-    """
-
-    arch: str
-    stem: str = "imagenet"
-    width: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.arch not in ARCHS:
-            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(ARCHS)}")
-        if self.stem not in STEMS:
-            raise UserError(f"stem: got {self.stem!r}, choices are {', '.join(STEMS)}")
-        if not (self.width > 0 and (64 * self.width).is_integer() and 64 * self.width >= 8):
-            raise UserError(
-                f"width: got {self.width}, expected 64 * width to be a whole number "
-                f">= {MIN_STEM_CHANNELS}, e.g. 0.375 (24 channels)"
-            )
-
-    @property
-    def stem_channels(self) -> int:
-        """Channels after the stem."""
-        return round(64 * self.width)
-
-    @property
-    def feature_dim(self) -> int:
-        """Channels of the last stage, the dimension of the pooled features."""
-        return 8 * self.stem_channels * ARCHS[self.arch].block.expansion
-
-    @property
-    def name(self) -> str:
-        """`resnet50`, `resnet50w2`, `resnet18_cifar`: rows of one table have one network."""
-        width = "" if self.width == 1 else f"w{self.width:g}"
-        stem = "" if self.stem == "imagenet" else f"_{self.stem}"
-        return f"{self.arch}{width}{stem}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; `EncoderSpec(**d)` reads them back."""
-        return asdict(self)
+HEAD = "fc."  # projection head or classifier
+COUNTER = ".num_batches_tracked"  # only a BN with momentum None reads it
 
 
 class ResNet(TorchvisionResNet):
@@ -121,7 +45,7 @@ class ResNet(TorchvisionResNet):
             planes = channels * 2**i
             stride = 1 if i == 0 else 2
             stages.append(_stage(arch, in_channels, planes, depth, stride, norm_layer))
-            in_channels = planes * arch.block.expansion
+            in_channels = planes * arch.expansion
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Identity()
@@ -133,6 +57,23 @@ class ResNet(TorchvisionResNet):
 def build_backbone(spec: EncoderSpec, norm_layer: NormLayer = nn.BatchNorm2d) -> ResNet:
     """A randomly initialized ResNet without head: images (N, 3, H, W) → features (N, D)."""
     return ResNet(spec, norm_layer)
+
+
+def load_backbone(spec: EncoderSpec, state: Mapping[str, Tensor]) -> ResNet:
+    """A ResNet without head, in evaluation mode, that has the tensors of `state`.
+
+    Args:
+        state: the whole of an encoder; its head `fc` is left out, and batch counters that it does
+            not have start at 0.
+
+    Raises:
+        RuntimeError: another network's tensors.
+    """
+    backbone = build_backbone(spec)
+    counters = {k: v for k, v in backbone.state_dict().items() if k.endswith(COUNTER)}
+    tensors = {name: x for name, x in state.items() if not name.startswith(HEAD)}
+    backbone.load_state_dict(counters | tensors)
+    return backbone.eval()
 
 
 def build_encoder(spec: EncoderSpec, dim: int, mlp: bool, bn_splits: int = 1) -> ResNet:
@@ -165,7 +106,8 @@ def _stage(
     norm_layer: NormLayer,
 ) -> nn.Sequential:
     """`depth` blocks, the first with `stride` and a projection where the shape changes."""
-    out_channels = planes * arch.block.expansion
+    block = Bottleneck if arch.bottleneck else BasicBlock
+    out_channels = planes * arch.expansion
     downsample = None
     if stride != 1 or in_channels != out_channels:
         downsample = nn.Sequential(
@@ -177,6 +119,6 @@ def _stage(
         "base_width": arch.width_per_group,
         "norm_layer": norm_layer,
     }
-    blocks = [arch.block(in_channels, planes, stride, downsample, **options)]
-    blocks += [arch.block(out_channels, planes, **options) for _ in range(depth - 1)]
+    blocks = [block(in_channels, planes, stride, downsample, **options)]
+    blocks += [block(out_channels, planes, **options) for _ in range(depth - 1)]
     return nn.Sequential(*blocks)

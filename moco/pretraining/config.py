@@ -5,8 +5,7 @@ The defaults are the paper's: ResNet-50, 200 epochs of batch 256, K = 65536, aug
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -19,16 +18,12 @@ from moco.common.cfgcheck import (
     get,
 )
 from moco.common.cfgnode import load_cfg
-from moco.common.distributed import local_processes, local_rank
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.engine import config as common_config
-
-if TYPE_CHECKING:
-    import torch
+from moco.modeling.archs import ARCHS, STEMS
 
 AUG_KINDS = ("v1", "v2")
-ARCHS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x8d")
 MECHANISMS = ("momentum_queue", "end_to_end", "memory_bank")
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
 AUG_V2: dict[str, Any] = {
@@ -45,6 +40,7 @@ PLACES_AND_SPEED = (
     "MOCO.SHUFFLE_BY",
     "KNN",
 )
+NOT_PROTOCOL = ("SEED", *PLACES_AND_SPEED)  # what the hash of the protocol leaves out
 # What a resumed run may change besides: it concerns only images that the run has not met yet.
 MAY_CHANGE = (*PLACES_AND_SPEED, "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
@@ -65,24 +61,16 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Folder with train/<class>/* and val/<class>/*, or CIFAR-10's own, for the kNN monitor; ""
     # turns it off.
     cfg.DATA.KNN_ROOT = ""
-    # Where DATA.ROOT are tar shards: so many of them are shuffled together, >= 1.
+    # Where DATA.ROOT are tar shards: this many of them are shuffled together, >= 1.
     cfg.DATA.SHARD_WINDOW = 16
 
-    cfg.AUG = CfgNode()
     # v1: gray, then jitter (the paper, sec. 3.3). v2: jitter, then gray, then blur (MoCo v2).
-    # The keys below take that kind's values unless they are set.
+    # The keys below take that kind's values unless they are set. AUG.MEAN and STD are written into
+    # the checkpoint for the converter.
     cfg.AUG.KIND = "v1"
-    # Side of the square crop in pixels after resizing, a multiple of 1, >= 8.
-    cfg.AUG.CROP_PX = 224
-    # Range of the crop's share of the image's area, 0..1.
-    cfg.AUG.CROP_SCALE = (0.2, 1.0)
-    # Range of the crop's width / height, > 0.
-    cfg.AUG.CROP_RATIO = (3 / 4, 4 / 3)
-    # Probability of flipping left and right, 0..1.
-    cfg.AUG.FLIP_PROB = 0.5
     # Probability of applying the four jitters (together), 0..1.
     cfg.AUG.JITTER_PROB = 1.0
-    # Factors are drawn from 1 ± these, >= 0; hue is shifted by up to this part of the circle,
+    # Factors are sampled from 1 ± these, >= 0; hue is shifted by up to this part of the circle,
     # 0..0.5. The four are applied in random order.
     cfg.AUG.BRIGHTNESS = 0.4
     cfg.AUG.CONTRAST = 0.4
@@ -93,21 +81,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Probability of a Gaussian blur, 0..1, and the range of its sigma in pixels.
     cfg.AUG.BLUR_PROB = 0.0
     cfg.AUG.BLUR_SIGMA_PX = (0.1, 2.0)
-    # Per RGB channel, of pixels scaled to 0..1. Written into the checkpoint for the converter.
-    cfg.AUG.MEAN = (0.485, 0.456, 0.406)
-    cfg.AUG.STD = (0.229, 0.224, 0.225)
     if aug == "v2":
         cfg.AUG.update(AUG_V2)
 
-    cfg.MODEL = CfgNode()
-    # resnet10 (one basic block per stage), resnet18, resnet34, resnet50, resnet101 or
-    # resnext50_32x8d (the paper's RX50).
-    cfg.MODEL.ARCH = "resnet50"
-    # imagenet: 7x7 stride 2 + max-pool. stride2: 3x3 stride 2. cifar: 3x3 stride 1.
-    cfg.MODEL.STEM = "imagenet"
-    # Multiplies all channel counts; 64 * WIDTH must be a whole number >= 8. The paper's R50w2x and
-    # R50w4x are 2 and 4.
-    cfg.MODEL.WIDTH = 1.0
     # Start from the weights in this file, any that convert/convert_to_d2.py recognizes; "": from
     # scratch. Head, key encoder and queue come along where it has them in the run's shapes.
     cfg.MODEL.WEIGHTS = ""
@@ -119,7 +95,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # memory_bank.
     cfg.MOCO.MECHANISM = "momentum_queue"
     # Size K of the dictionary. momentum_queue: length of the queue, which holds at least one step's
-    # keys; a batch need not divide it. memory_bank: negatives drawn per step. end_to_end: has to be
+    # keys; a batch need not divide it. memory_bank: negatives per step. end_to_end: has to be
     # SOLVER.BATCH_SIZE.
     cfg.MOCO.K = 65536
     # momentum_queue: momentum m of the key encoder, 0 <= m < 1 (eq. 2).
@@ -153,17 +129,8 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # and dictionary; BN's running statistics, which are for evaluation, move once per part. A
     # divisor of the process's BN groups; not for end_to_end, nor for nce.
     cfg.SOLVER.ACCUMULATE = 1
-    # SGD (sec. 4, Training): 0.03 for a batch of 256.
-    cfg.SOLVER.BASE_LR = 0.03
-    # Length of the run: MAX_EPOCHS passes over the data, unless MAX_ITERS > 0 gives it in steps;
-    # --extend makes a finished run longer.
-    cfg.SOLVER.MAX_EPOCHS = 200
+    # Length of the run in steps instead of MAX_EPOCHS; 0: MAX_EPOCHS.
     cfg.SOLVER.MAX_ITERS = 0
-    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:
-    # times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500).
-    cfg.SOLVER.SCHEDULE = "step"
-    cfg.SOLVER.DECAY_EVERY_ITERS = 62500
-    cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
 
     cfg.KNN = CfgNode()
     # Classify DATA.KNN_ROOT every this many epochs; 0 = only at the end.
@@ -199,83 +166,58 @@ def check_cfg(cfg: CfgNode) -> None:
         UserError: naming the key, what it got and what it may be.
     """
     common_config.check_common(cfg)
-    check_choice(cfg, "AUG.KIND", AUG_KINDS)
-    check_choice(cfg, "MODEL.ARCH", ARCHS)
-    check_choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
+    check_choice(cfg, "MODEL.ARCH", tuple(ARCHS))
+    check_choice(cfg, "MODEL.STEM", STEMS)
     check_choice(cfg, "MOCO.MECHANISM", MECHANISMS)
     check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
     check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
-    check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))
     check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
-    for key in ("SOLVER.MAX_ITERS", "SOLVER.BASE_LR", "KNN.EVERY_EPOCHS"):
+    for key in ("SOLVER.MAX_ITERS", "KNN.EVERY_EPOCHS", "KNN.RESIZE_PX", "KNN.CROP_PX"):
         check_range(cfg, key, low=0)
-    for key in ("KNN.RESIZE_PX", "KNN.CROP_PX"):
-        check_range(cfg, key, low=0)
-    for key in ("MAX_EPOCHS", "ACCUMULATE", "DECAY_EVERY_ITERS"):
-        check_range(cfg, f"SOLVER.{key}", low=1)
-    for key in ("DATA.SHARD_WINDOW", "MOCO.DIM", "MOCO.K", "MOCO.BN_SPLITS", "KNN.K"):
+    for key in ("SOLVER.ACCUMULATE", "DATA.SHARD_WINDOW", "KNN.K"):
         check_range(cfg, key, low=1)
-    check_range(cfg, "AUG.CROP_PX", low=8)
-    for key in ("FLIP_PROB", "JITTER_PROB", "GRAY_PROB", "BLUR_PROB"):
-        check_range(cfg, f"AUG.{key}", low=0, high=1)
-    for key in ("BRIGHTNESS", "CONTRAST", "SATURATION"):
+    for key in ("DIM", "K", "BN_SPLITS"):
+        check_range(cfg, f"MOCO.{key}", low=1)
+    for key in (
+        *("JITTER_PROB", "GRAY_PROB", "BLUR_PROB"),
+        *("BRIGHTNESS", "CONTRAST", "SATURATION"),
+    ):
         check_range(cfg, f"AUG.{key}", low=0, high=1)
     check_range(cfg, "AUG.HUE", low=0, high=0.5)
     check_range(cfg, "DATA.MAX_BAD_FRACTION", low=0, high=1)
-    check_interval(cfg, "AUG.CROP_SCALE", high=1)
-    check_interval(cfg, "AUG.CROP_RATIO")
     check_interval(cfg, "AUG.BLUR_SIGMA_PX")
-    check_numbers(cfg, "AUG.MEAN", 3)
-    if min(check_numbers(cfg, "AUG.STD", 3)) <= 0:
-        raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
+    for key in ("AUG.MEAN", "AUG.STD"):
+        check_numbers(cfg, key, 3)
     for key in ("MOCO.T", "KNN.T"):
         if not 0 < get(cfg, key) < math.inf:
             raise UserError(f"{key}: got {get(cfg, key)}, expected a temperature > 0, finite")
-    if not 0 <= cfg.MOCO.M < 1:
-        raise UserError(f"MOCO.M: got {cfg.MOCO.M}, expected 0 <= m < 1 (the paper: 0.999)")
-    if not 0 <= cfg.MOCO.BANK_MOMENTUM < 1:
-        raise UserError(
-            f"MOCO.BANK_MOMENTUM: got {cfg.MOCO.BANK_MOMENTUM}, expected 0 <= momentum < 1 (0.5)"
-        )
+    for key in ("MOCO.M", "MOCO.BANK_MOMENTUM"):
+        common_config.check_momentum(cfg, key)
     _check_mechanism(cfg)
     _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS)
     check_milestones(cfg, None if cfg.SOLVER.MAX_ITERS else cfg.SOLVER.MAX_EPOCHS)
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """SOLVER's values for the batch at hand; see SOLVER.REFERENCE_BATCH_SIZE.
+def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
+    """The keys under SOLVER for the batch at hand, by the linear rule (sec. 4.1).
 
-    Attributes:
-        max_iters: 0 where MAX_EPOCHS gives the length.
-        notes: what was scaled, and what is not equivalent to the reference for all that.
+    See SOLVER.REFERENCE_BATCH_SIZE. MAX_ITERS stays 0 where MAX_EPOCHS gives the length.
+
+    Returns:
+        The keys; notes: what was scaled, and what is not equivalent to the reference for all that.
     """
-
-    base_lr: float
-    max_iters: int
-    warmup_iters: int
-    decay_every_iters: int
-    notes: tuple[str, ...]
-
-
-def scale_to_batch(cfg: CfgNode) -> Scaled:
-    """Learning rate and durations for SOLVER.BATCH_SIZE, by the linear rule (sec. 4.1)."""
-    solver = cfg.SOLVER
+    solver = cfg.SOLVER.clone()
     N, reference = solver.BATCH_SIZE, solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE
-    factor = N / reference
-    scaled = Scaled(
-        solver.BASE_LR * factor,
-        max(1, round(solver.MAX_ITERS / factor)) if solver.MAX_ITERS else 0,
-        round(solver.WARMUP_ITERS / factor),
-        max(1, round(solver.DECAY_EVERY_ITERS / factor)),
-        (),
-    )
     if N == reference:
-        return scaled
-    notes = [
-        f"a batch of {N} instead of {reference}: learning rate {scaled.base_lr:g} instead of "
-        f"{solver.BASE_LR:g} (linear scaling; SOLVER.REFERENCE_BATCH_SIZE 0 turns it off)"
-    ]
+        return solver, []
+    factor = N / reference
+    solver.defrost()
+    solver.BASE_LR *= factor
+    if solver.MAX_ITERS:
+        solver.MAX_ITERS = max(1, round(solver.MAX_ITERS / factor))
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / factor)
+    solver.DECAY_EVERY_ITERS = max(1, round(solver.DECAY_EVERY_ITERS / factor))
+    solver.freeze()
     different = [f"BN statistics over {N // cfg.MOCO.BN_SPLITS} images a group"]
     if cfg.MOCO.MECHANISM == "momentum_queue":
         different += [
@@ -284,8 +226,11 @@ def scale_to_batch(cfg: CfgNode) -> Scaled:
         ]
     if cfg.MOCO.MECHANISM == "end_to_end":
         different.append(f"{N - 1} negatives")
-    notes.append(f"not equivalent to a batch of {reference}: {'; '.join(different)}")
-    return replace(scaled, notes=tuple(notes))
+    return solver, [
+        f"a batch of {N} instead of {reference}: learning rate {solver.BASE_LR:g} instead of "
+        f"{cfg.SOLVER.BASE_LR:g} (linear scaling; SOLVER.REFERENCE_BATCH_SIZE 0 turns it off)",
+        f"not equivalent to a batch of {reference}: {'; '.join(different)}",
+    ]
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:
@@ -294,12 +239,8 @@ def check_processes(cfg: CfgNode, world_size: int) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
-    N, G, parts = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
-    if N % world_size:
-        raise UserError(
-            f"SOLVER.BATCH_SIZE: got {N}, expected a multiple of the {world_size} processes, "
-            f"e.g. {N - N % world_size or world_size}"
-        )
+    common_config.check_processes(cfg, world_size)
+    G, parts = cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
     if G % (world_size * parts):
         what = f"the {world_size} processes"
         if parts > 1:
@@ -308,33 +249,6 @@ def check_processes(cfg: CfgNode, world_size: int) -> None:
             f"MOCO.BN_SPLITS: got {G}, expected a multiple of {what}: each normalizes its own "
             f"images, in {max(1, G // (world_size * parts))} or more groups"
         )
-
-
-def pick_device(name: str) -> "torch.device":
-    """`auto` (a GPU where there is one), `cpu`, `cuda` (this process's) or `cuda:N`.
-
-    Raises:
-        UserError: not a device's name, a GPU that is not there, or one GPU for several processes.
-    """
-    import torch
-
-    if name.startswith("cuda:") and local_processes() > 1:
-        raise UserError(
-            f"device: {name} would be the GPU of all {local_processes()} processes of this "
-            "machine; use DEVICE cuda, which gives each its own"
-        )
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{local_rank()}"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdigit()):
-        raise UserError(f"device: got {name!r}, choices are auto, cpu, cuda, cuda:N")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device: {name} is not here (GPUs found: {torch.cuda.device_count()}); use cpu"
-        )
-    return torch.device(name)
 
 
 def _check_mechanism(cfg: CfgNode) -> None:
@@ -353,15 +267,10 @@ def _check_mechanism(cfg: CfgNode) -> None:
             f"MOCO.K: got {moco.K}, expected SOLVER.BATCH_SIZE ({N}): "
             "end_to_end has the batch as its dictionary"
         )
-    if moco.MECHANISM == "end_to_end" and cfg.SOLVER.ACCUMULATE > 1:
+    if cfg.SOLVER.ACCUMULATE > 1 and (moco.MECHANISM == "end_to_end" or moco.LOSS == "nce"):
         raise UserError(
-            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
-            "end_to_end has the batch as its dictionary, which cannot be cut into parts"
-        )
-    if moco.LOSS == "nce" and cfg.SOLVER.ACCUMULATE > 1:
-        raise UserError(
-            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
-            "nce takes its constant from the whole first batch"
+            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: end_to_end has the whole "
+            "batch as its dictionary, and nce takes its constant from it"
         )
     if moco.MECHANISM != "memory_bank" and moco.LOSS != "info_nce":
         raise UserError(f"MOCO.LOSS: {moco.LOSS} is for MOCO.MECHANISM memory_bank; use info_nce")

@@ -11,45 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
+from moco.engine.weights import InitialWeights
+from moco.modeling.encoder import COUNTER, HEAD
 from moco.modeling.mechanisms.base import Mechanism
 
-QUERY, KEY, HEAD = "encoder_q.", "encoder_k.", "fc."
+QUERY, KEY = "encoder_q.", "encoder_k."
 QUEUE = ("queue", "queue_ptr")
-COUNTER = ".num_batches_tracked"  # only a BN with momentum None reads it
-
-
-@dataclasses.dataclass(frozen=True)
-class InitialWeights:
-    """What a file holds.
-
-    Attributes:
-        path: of the file.
-        network: for people, e.g. `ResNet-50`.
-        tensors: by a mechanism's names: the backbone of `encoder_q` as a whole; heads,
-            `encoder_k` and `queue` as far as the file has them.
-        mean, std: what the network's pixels of 0..1 were normalized by, RGB.
-        init: name in a table.
-        sha256: of the file. source: of which layout it is.
-        notes: what a reader of the result has to know.
-    """
-
-    path: Path
-    network: str
-    tensors: dict[str, Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    init: str
-    sha256: str
-    source: str
-    notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
     """Where a run started, for its record and its checkpoints; the fields are the record's."""
 
-    init: str = "random"
+    init: str = RANDOM
     weights_sha256: str | None = None
     weights_source: str | None = None
     coverage: dict[str, Any] | None = None
@@ -59,7 +35,7 @@ class Start:
 def load_weights(
     model: Mechanism, weights: InitialWeights, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Start:
-    """Put a file's weights into a mechanism that has just been built.
+    """Put a file's weights into a mechanism of the same network that has just been built.
 
     The head is taken if it has the run's shape, the key encoder if the head was, the queue if the
     key encoder was: a queue of keys means something beside its own encoder only. Without its own
@@ -67,36 +43,29 @@ def load_weights(
 
     Args:
         mean, std: AUG.MEAN and AUG.STD.
-
-    Raises:
-        UserError: the file's backbone is not the run's.
     """
-    state, given = model.state_dict(), weights.tensors
-    backbone = {n for n in state if n.startswith(QUERY) and not n.startswith(QUERY + HEAD)}
-    backbone = {name for name in backbone if not name.endswith(COUNTER)}
-    theirs = {n for n in given if n.startswith(QUERY) and not n.startswith(QUERY + HEAD)}
-    wrong = backbone ^ theirs
-    wrong |= {n for n in backbone & theirs if state[n].shape != given[n].shape}
-    if wrong:
-        raise UserError(
-            f"MODEL.WEIGHTS {weights.path}: a {weights.network}, not the network of MODEL.ARCH, "
-            f"STEM and WIDTH ({len(wrong)} tensors differ, e.g. {min(wrong)}); set them to match"
+    assert weights.state is not None
+    state = model.state_dict()
+    given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
+    names = {name for name in state if not name.endswith(COUNTER)}
+
+    def fits(wanted: set[str]) -> bool:
+        return bool(wanted) and all(
+            name in given and given[name].shape == state[name].shape for name in wanted
         )
 
-    def fits(names: set[str]) -> bool:
-        return bool(names) and all(n in given and given[n].shape == state[n].shape for n in names)
-
     head = {name for name in state if name.startswith(QUERY + HEAD)}
-    taken, notes, missing = set(backbone), list(weights.notes), []
+    key = {name for name in names if name.startswith(KEY)}
+    taken = {name for name in names if name.startswith(QUERY)} - head
+    notes, missing = list(weights.notes), []
     has_head = fits(head) and not any(n.startswith(QUERY + HEAD) for n in given.keys() - head)
-    taken |= head if has_head else set()
-    if not has_head:
+    has_key = model.has_key_encoder and has_head and fits(key)
+    if has_head:
+        taken |= head
+    else:
         missing.append("the head")
-    has_key = False
-    if model.has_key_encoder:
-        key = {name for name in state if name.startswith(KEY) and not name.endswith(COUNTER)}
-        has_key = has_head and fits(key)
-        taken |= key if has_key else set()
+    if has_key:
+        taken |= key
     if has_key and fits(set(QUEUE) & state.keys()):
         taken |= set(QUEUE)
     elif "queue" in state:
@@ -118,7 +87,7 @@ def load_weights(
             f"MODEL.WEIGHTS: its network saw pixels of mean {weights.mean} and std {weights.std}, "
             "this run normalizes by AUG.MEAN and AUG.STD"
         )
-    anew = sorted(n for n in state.keys() - loaded.keys() if not n.endswith(COUNTER))
+    anew = sorted(name for name in names if name not in loaded)
     coverage = {"loaded": len(loaded), "left_at_init": anew}
     return Start(weights.init, weights.sha256, weights.source, coverage, notes)
 

@@ -27,8 +27,8 @@ from convert.sources import recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch, sha256_file
-from moco.engine.checkpoint import FORMAT, checkpoint_name, load_backbone, save_checkpoint
-from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.engine.checkpoint import FORMAT, checkpoint_name, save_checkpoint
+from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -196,7 +196,7 @@ def test_what_the_pretraining_room_really_writes(
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         pooled = backbone(image)["res5"].mean(dim=(2, 3))
-        expected = load_backbone(checkpoint)(image)
+        expected = load_backbone(spec, encoder.state_dict())(image)
     torch.testing.assert_close(pooled, expected)
 
 
@@ -465,9 +465,10 @@ def test_the_next_command_is_complete(
 def test_the_next_command_of_torchvisions_names(
     stem: str, own: Make, save: Save, tmp_path: Path
 ) -> None:
+
+    from convert.initial_weights import read_initial_weights
     from moco.classification.classify import parse_args
     from moco.classification.config import load_classify_cfg, with_weights
-    from moco.classification.weights import read_weights
     from moco.linear import LINEAR
 
     report = convert_file(save(own(stem=stem)), tmp_path / "out.pth", to="torchvision")
@@ -475,7 +476,7 @@ def test_the_next_command_of_torchvisions_names(
     assert words[:3] == ["python", "-m", "moco.linear"]
     args = parse_args(LINEAR, words[3:])
     cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
-    weights = read_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
+    weights = read_initial_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
     cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
     assert weights.spec.stem == stem
     assert cfg.AUG.MEAN == pytest.approx((0.4, 0.5, 0.6))

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 import torch
+from fvcore.common.config import CfgNode
 
-from moco.engine.schedule import LearningRate
+from moco.engine.schedule import LearningRate, Length
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.mechanisms.base import Mechanism
 from moco.modeling.mechanisms.end_to_end import EndToEnd
@@ -55,7 +56,8 @@ def losses(name: str) -> list[float]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
     base = 0.0005 if name.endswith("nce") else 0.1
-    rate = LearningRate(base, "cosine", STEPS, steps_per_epoch=5, per_epoch=False, warmup_iters=4)
+    keys = {"BASE_LR": base, "SCHEDULE": "cosine", "LR_UPDATE": "iter", "WARMUP_ITERS": 4}
+    rate = LearningRate(CfgNode(keys), Length(STEPS, steps_per_epoch=5))
     scenes = torch.randn(SCENES, 3, 16, 16, dtype=torch.float64)
     curve = []
     for step in range(STEPS):

@@ -30,7 +30,7 @@ class Fault:
     Attributes:
         signal: sent to this process, or to its parent if `to_parent`; 0 for none.
         nan: what the loss of that step is multiplied by.
-        hold: after that step, all processes go on only when they are told to stop.
+        hold: after that step, all processes continue only when they get a signal to stop.
     """
 
     rank: int
@@ -43,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended: exit code (of each process without torchrun), what it said, seconds."""
+    """How a run ended: exit code (of each process without torchrun), output, seconds."""
 
     codes: list[int]
     err: str
@@ -178,7 +178,7 @@ def _save_until_killed(
 
 
 def save_and_remove(folder: str | Path) -> int:
-    """Go on from the newest checkpoint by a step, save it, and remove old ones; the step."""
+    """Continue from the newest checkpoint by a step, save it, and remove old ones; the step."""
     import torch
 
     from moco.engine.checkpoint import (
@@ -221,19 +221,20 @@ def _pretrain() -> None:
 
 
 def _build_in(fault: Fault) -> None:
+    from moco.engine.metrics import StepLog
     from moco.modeling.mechanisms.base import Mechanism
-    from moco.pretraining.run import PretrainRun
+    from moco.pretraining.run import Pretraining
     from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
 
-    def log(self: PretrainRun, values: object, lr: float, step: int) -> None:
-        original(self, values, lr, step)
+    def add(self: StepLog, step: int, *values: float) -> None:
+        original(self, step, *values)
         if mine and step + 1 == fault.step and fault.signal:
             os.kill(os.getppid() if fault.to_parent else os.getpid(), fault.signal)
 
-    original: Callable[..., None] = PretrainRun.log
-    PretrainRun.log = log  # type: ignore[method-assign,assignment]
+    original: Callable[..., None] = StepLog.add
+    StepLog.add = add  # type: ignore[method-assign,assignment]
     if fault.hold:
         hold_at(fault.step + 1)
     if mine and fault.nan is not None:
@@ -243,13 +244,13 @@ def _build_in(fault: Fault) -> None:
             now = next(calls) + 1 == fault.step
             return out._replace(loss=out.loss * fault.nan) if now else out  # type: ignore
 
-        build = PretrainRun.__init__
+        build = Pretraining.__init__
 
-        def poisoned(self: PretrainRun, *args: object) -> None:
+        def poisoned(self: Pretraining, *args: object) -> None:
             build(self, *args)  # type: ignore[arg-type]
             self.model.register_forward_hook(poison)
 
-        PretrainRun.__init__ = poisoned  # type: ignore[method-assign]
+        Pretraining.__init__ = poisoned  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs that are watched, and told something, from outside.
+"""Runs that are watched, and get signals, from outside.
 
 As a program: detection/train_net.py, held where the variable HOLD says, in all its processes.
 """
@@ -28,7 +28,7 @@ def start(command: list[str], out: Path, hold: int = 0) -> subprocess.Popen:
 
 
 def hold_at(iteration: int) -> None:
-    """In its `iteration`-th (from 1) this process says "held" and waits to be told to stop.
+    """In its `iteration`-th (from 1) this process says "held" and waits for a signal to stop.
 
     However late the signal comes, the run is not over, and how far it gets is known.
     """
@@ -48,7 +48,7 @@ def hold_at(iteration: int) -> None:
 
 
 def held(processes: int, out: Path) -> Callable[[], bool]:
-    """The condition that so many are."""
+    """The condition that this many processes are."""
     return lambda: out.read_text().count("held\n") == processes
 
 

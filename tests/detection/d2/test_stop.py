@@ -317,7 +317,7 @@ def test_kill_term_and_resume(processes, words, tmp_path):
     assert "Traceback" not in said
     line = said.splitlines()[-1]
     assert line.startswith("error: stopped after iteration 3 ")
-    assert line.endswith("; run the same command with --resume to go on")
+    assert line.endswith("; run the same command with --resume to continue")
     assert said.count("error: stopped after iteration") == 1
     last = (folder / "last_checkpoint").read_text()
     assert f"saved {folder / last}" in line

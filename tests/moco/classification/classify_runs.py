@@ -9,7 +9,7 @@ from PIL import Image
 from moco.engine.checkpoint import FORMAT
 from moco.modeling.encoder import EncoderSpec, build_backbone
 
-COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
+COLORS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 SIDE_PX = 16
 SPEC = EncoderSpec("resnet10", "stride2", 0.125)
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.3, 0.35)
@@ -32,7 +32,7 @@ def write_labeled(root: Path, counts: dict[str, tuple[int, int, int]], noise: fl
     """`counts[split][class]` images of noise around the three colors."""
     rng = np.random.default_rng(0)
     for split, numbers in counts.items():
-        for (name, color), number in zip(COLOURS.items(), numbers, strict=True):
+        for (name, color), number in zip(COLORS.items(), numbers, strict=True):
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(number):

@@ -56,20 +56,6 @@ def test_schedule(line, opts):
     assert parse_args(LINEAR, ["--checkpoint", "x", *line.split()]).opts == opts
 
 
-@pytest.mark.parametrize(
-    ("line", "resume", "opts"),
-    [
-        ("--resume", "auto", []),
-        ("--resume a.pth.tar", "a.pth.tar", []),
-        ("--resume SEED 3", "auto", ["SEED", "3"]),
-        ("SEED 3 --resume", "auto", ["SEED", "3"]),
-    ],
-)
-def test_resume_with_and_without_a_file(line, resume, opts):
-    args = parse_args(LINEAR, ["--checkpoint", "x", *line.split()])
-    assert (args.resume, args.opts) == (resume, opts)
-
-
 def test_the_checkpoint_has_to_be_named(capsys):
     with pytest.raises(SystemExit):
         parse_args(LINEAR, [])

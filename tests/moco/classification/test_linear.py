@@ -1,27 +1,30 @@
 """Linear classification: the mathematics by hand, the frozen network, and a run's habits."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.moco.classify_runs import MEAN, STD, words, write_labeled, write_pretrained
 
-from moco.classification.run import ClassifyRun, build_classifier, fingerprint, require_unchanged
-from moco.classification.weights import read_weights
-from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
-from moco.common.files import sha256_state
-from moco.common.run import RunFolder, read_record
+from convert.initial_weights import read_initial_weights
+from moco.classification.run import Classification, build_classifier, fingerprint, require_unchanged
+from moco.common.errors import DataError, UserError
+from moco.common.run import read_record
 from moco.engine.checkpoint import (
     CLASSIFIER_FORMAT,
     list_checkpoints,
-    load_backbone,
     load_checkpoint,
 )
 from moco.linear import LINEAR, main
+from moco.modeling.encoder import COUNTER, load_backbone
+from tests.moco.classification.classify_runs import (
+    MEAN,
+    STD,
+    words,
+    write_labeled,
+    write_pretrained,
+)
 from tests.oracles.processes import run_on
 
 COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}
@@ -69,7 +72,8 @@ def test_training_is_softmax_regression_by_hand(hard_data, pretrained, tmp_path)
     whole |= {"EVAL__RESIZE_PX": 16, "SOLVER__BASE_LR": 0.5, "SEED": 5}
     main(words(tmp_path / "run", hard_data, pretrained, **whole))
 
-    backbone = load_backbone(load_checkpoint(pretrained))
+    weights = read_initial_weights(str(pretrained))
+    backbone = load_backbone(weights.spec, weights.state)
 
     def features(split):
         files = sorted((hard_data / split).rglob("*.png"))
@@ -81,7 +85,6 @@ def test_training_is_softmax_regression_by_hand(hard_data, pretrained, tmp_path)
         return h, np.array([names.index(file.parent.name) for file in files])
 
     h, y = features("train")
-    weights = read_weights(str(pretrained))
     torch.manual_seed(5)
     start = build_classifier(weights, 3, LINEAR).fc
     w, b = start.weight.detach().double().numpy(), start.bias.detach().double().numpy()
@@ -117,13 +120,13 @@ def test_a_run_separates_colors_and_leaves_the_network_as_it_was(straight, pretr
     record = read_record(straight / "run.json")
     assert (record.kind, record.status, record.init) == ("linear", "done", "moco")
     assert record.task == "linear_resnet10w0.125_stride2"
-    assert record.weights_source == "moco-transfer/1" and len(record.weights_sha256) == 64
+    assert record.weights_source == "moco-transfer" and len(record.weights_sha256) == 64
     assert record.metrics["linear/top1"] == 100
     assert record.iterations == 6 and record.config["AUG.MEAN"] == list(MEAN)
     before = load_checkpoint(pretrained)["state_dict"]
     after = last_state(straight)
     for name in after:
-        if not name.startswith("module.fc."):
+        if not name.startswith("module.fc.") and not name.endswith(COUNTER):
             old = before[name.replace("module.", "module.encoder_q.")]
             assert torch.equal(after[name], old), name
     lines = metrics(straight)
@@ -135,17 +138,17 @@ def test_a_run_separates_colors_and_leaves_the_network_as_it_was(straight, pretr
 @pytest.mark.parametrize("name", ["conv1.weight", "bn1.running_var", "bn1.num_batches_tracked"])
 def test_a_changed_network_is_found(data, pretrained, tmp_path, monkeypatch, name):
     """One unit in the last place of one value of one tensor, after the third step."""
-    update, steps = ClassifyRun.update, iter(range(6))
+    update, steps = Classification.update, iter(range(6))
 
-    def tamper(run):
-        update(run)
+    def tamper(run, step):
+        update(run, step)
         if next(steps) == 2:
             tensor = run.model.state_dict()[name].view(-1)[:1]
             tensor += (
                 1 if name.endswith("tracked") else torch.nextafter(tensor, tensor + 1) - tensor
             )
 
-    monkeypatch.setattr(ClassifyRun, "update", tamper)
+    monkeypatch.setattr(Classification, "update", tamper)
     with pytest.raises(AssertionError, match=rf"frozen network changed.*: {name}$"):
         main(words(tmp_path / "run", data, pretrained))
     # Nothing of the changed network was saved.
@@ -153,7 +156,7 @@ def test_a_changed_network_is_found(data, pretrained, tmp_path, monkeypatch, nam
 
 
 def test_the_sign_of_zero_and_nan_are_compared_as_bits(pretrained):
-    model = build_classifier(read_weights(str(pretrained)), 3, LINEAR)
+    model = build_classifier(read_initial_weights(str(pretrained)), 3, LINEAR)
     model.bn1.running_mean.zero_()
     model.bn1.running_var[0] = torch.nan
     before = fingerprint(model)
@@ -165,38 +168,7 @@ def test_the_sign_of_zero_and_nan_are_compared_as_bits(pretrained):
         require_unchanged(model, before)
 
 
-@pytest.mark.parametrize(("stop", "workers"), [(1, 0), (2, 2), (3, 0)])
-def test_resumed_run_equals_the_straight_run(data, pretrained, straight, tmp_path, stop, workers):
-    """To the last bit, stopped within an epoch and at its end, with other workers."""
-    run = tmp_path / "run"
-    more = {"DATA__NUM_WORKERS": workers}
-    with pytest.raises(Preempted, match=rf"after step {stop} of 6 .*--resume"):
-        main(words(run, data, pretrained, SOLVER__STOP_AT_ITERS=stop, **more))
-    main([*words(run, data, pretrained, **more), "--resume"])
-    assert sha256_state(last_state(run)) == sha256_state(last_state(straight))
-
-    def numbers(folder):
-        return [{k: v for k, v in x.items() if k != "images_per_second"} for x in metrics(folder)]
-
-    assert numbers(run)[-3:] == numbers(straight)[-3:]
-    assert read_record(run / "run.json").metrics == read_record(straight / "run.json").metrics
-
-
-def test_stop_signal_saves_and_says_how_to_go_on(data, pretrained, tmp_path, monkeypatch):
-    log = ClassifyRun.log
-
-    def interrupted(run, values, lr, step):
-        log(run, values, lr, step)
-        if step == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(ClassifyRun, "log", interrupted)
-    with pytest.raises(Preempted, match=r"after step 2 of 6 .* run the same command with --resume"):
-        main(words(tmp_path / "run", data, pretrained))
-    assert Preempted.exit_code == 85
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
+@pytest.mark.slow
 def test_two_processes_equal_one(data, pretrained, straight, tmp_path):
     """No BN statistics are made, so the gradients are the same numbers, averaged in two parts; the
     seven validation images are divided 4 and 3."""
@@ -207,13 +179,8 @@ def test_two_processes_equal_one(data, pretrained, straight, tmp_path):
     one, two = read_record(straight / "run.json"), read_record(tmp_path / "run" / "run.json")
     assert one.metrics == two.metrics and one.config_sha256 == two.config_sha256
     assert two.provenance["processes"] == 2
-    with pytest.raises(UserError, match="trained with processes 2, not 1"):
+    with pytest.raises(UserError, match="by 2 processes, this run has 1"):
         main([*words(tmp_path / "run", data, pretrained), "--resume"])
-
-
-def test_a_loss_that_is_not_a_number_stops_the_run(data, pretrained, tmp_path):
-    with pytest.raises(NumericError, match=r"loss is (nan|inf) at step .*SOLVER\.BASE_LR"):
-        main(words(tmp_path / "run", data, pretrained, SOLVER__BASE_LR=1e38))
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -225,13 +192,6 @@ def test_a_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, wo
     with pytest.raises(DataError) as error:
         main(words(tmp_path / "run", data, pretrained, DATA__NUM_WORKERS=workers))
     assert str(error.value).startswith(str(bad)) and "\n" not in str(error.value)
-
-
-def test_a_folder_in_use_or_used(data, pretrained, straight):
-    with pytest.raises(UserError, match=r"is not empty .*--resume"):
-        main(words(straight, data, pretrained))
-    with RunFolder(straight, resume=True), pytest.raises(LockedError):
-        main([*words(straight, data, pretrained), "--resume"])
 
 
 def test_resuming_another_run_is_refused(data, pretrained, straight, tmp_path):
@@ -246,31 +206,21 @@ def test_resuming_another_run_is_refused(data, pretrained, straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "message"),
+    ("key", "value", "names"),
     [
-        (["SOLVER.BASE_LRR", "3"], r"unknown key SOLVER\.BASE_LRR; the nearest is SOLVER\.BASE_LR"),
-        (["MODEL.ARCH", "resnet18"], r"MODEL\.ARCH: got resnet18, but .* of resnet10"),
-        (["-b", "32"], r"22 images are less than one batch of 32"),
-        (["--epochs", "1"], r"MILESTONES_EPOCHS: 1 is never reached"),
-        (["EVAL.RESIZE_PX", "8"], r"EVAL\.RESIZE_PX: got 8, expected at least the crop's 16"),
-        (["AUG.STD", "(0.2, 0, 0.2)"], r"AUG\.STD"),
-        (["DATA.ROOT", ""], r"DATA\.ROOT is not set"),
-        (["SOLVER.PRECISION", "half"], r"choices are fp32, bf16, fp16"),
+        ("SOLVER.BASE_LRR", "3", r"SOLVER\.BASE_LRR; the nearest is SOLVER\.BASE_LR"),
+        ("MODEL.ARCH", "resnet18", r"MODEL\.ARCH: got resnet18.* resnet10"),
+        ("SOLVER.BATCH_SIZE", "32", r"SOLVER\.BATCH_SIZE"),
+        ("SOLVER.MAX_EPOCHS", "1", "MILESTONES_EPOCHS: 1"),
+        ("EVAL.RESIZE_PX", "8", "RESIZE_PX"),
+        ("AUG.STD", "(0.2, 0, 0.2)", r"AUG\.STD"),
+        ("DATA.ROOT", "", r"DATA\.ROOT"),
+        ("SOLVER.PRECISION", "half", r"SOLVER\.PRECISION: got 'half'"),
     ],
 )
-def test_keys_that_cannot_be_used(data, pretrained, tmp_path, extra, message):
-    command = words(tmp_path / "run", data, pretrained)
-    if extra[0] in command:
-        at = command.index(extra[0])
-        command[at : at + 2] = extra
-    elif extra[0].startswith("-"):
-        key = {"-b": "SOLVER.BATCH_SIZE", "--epochs": "SOLVER.MAX_EPOCHS"}[extra[0]]
-        at = command.index(key)
-        command[at : at + 2] = extra
-    else:
-        command += extra
-    with pytest.raises(UserError, match=message):
-        main(command)
+def test_keys_that_cannot_be_used(data, pretrained, tmp_path, key, value, names):
+    with pytest.raises(UserError, match=names):
+        main([*words(tmp_path / "run", data, pretrained), key, value])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

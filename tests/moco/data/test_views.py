@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, Resize
 
-from moco.classification.data import CenterBatches
 from moco.data.augment import V2, crop_view, draw_view
 from moco.data.images import FileImages, find_images, open_images
-from moco.data.views import CenterCrops, StepSampler, Views
+from moco.data.views import CenterCrops, Views, positions_of_steps
+from moco.engine.evaluation import CenterBatches
 
 AUG = dataclasses.replace(V2, crop_px=16)
 
@@ -67,8 +67,8 @@ class Numbers(FileImages):
 
 
 class TestOrder:
-    def steps(self, length, seed, start, stop, batch=3, pick=lambda step, positions: positions):
-        return list(StepSampler(Numbers(length), batch, seed, start, stop, pick))
+    def steps(self, length, seed, start, stop):
+        return list(positions_of_steps(Numbers(length), 3, seed, start, stop))
 
     def test_each_epoch_is_a_permutation_without_the_incomplete_batch(self):
         steps = self.steps(10, 0, 0, 6)
@@ -82,11 +82,6 @@ class TestOrder:
         steps = self.steps(10, 4, 0, 8)
         assert self.steps(10, 4, 5, 8) == steps[5:]
         assert self.steps(10, 5, 0, 8) != steps
-
-    def test_a_process_picks_its_items(self):
-        whole = self.steps(10, 0, 0, 6)
-        picked = self.steps(10, 0, 2, 6, pick=lambda step, at: [(*at[step % 3], 1)])
-        assert picked == [[(*whole[step][step % 3], 1)] for step in range(2, 6)]
 
 
 class TestViews:

@@ -8,7 +8,6 @@ from moco.engine.checkpoint import (
     FORMAT,
     checkpoint_name,
     list_checkpoints,
-    load_backbone,
     load_checkpoint,
     newest_checkpoint,
     remove_old_checkpoints,
@@ -127,18 +126,3 @@ def test_a_payload_is_not_executed(tmp_path):
         with pytest.raises(DataError):
             load_checkpoint(tmp_path / f"{name}.pth.tar")
     assert not (tmp_path / "executed").exists()
-
-
-def test_backbone_is_the_query_encoder_without_head():
-    state = content()
-    backbone = load_backbone(state)
-    assert torch.equal(backbone.conv1.weight, state["state_dict"]["module.encoder_q.conv1.weight"])
-    assert backbone(torch.randn(1, 3, 16, 16)).shape == (1, 64)
-    assert not backbone.training
-
-
-def test_backbone_of_another_architecture_is_refused():
-    state = content()
-    state["encoder"]["arch"] = "resnet18"
-    with pytest.raises(DataError, match=r"does not hold a resnet18: .*layer1.1.conv1"):
-        load_backbone(state)

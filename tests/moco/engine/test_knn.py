@@ -10,12 +10,16 @@ from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from moco.data.images import labeled_sets
 from moco.engine.checkpoint import list_checkpoints
-from moco.knn import KnnInput, _features, default_sizes, evaluate, knn_predict, main
+from moco.engine.evaluation import CenterCrop
+from moco.engine.knn import evaluate, features, knn_predict
+from moco.knn import main
+from moco.modeling.encoder import EncoderSpec, build_backbone
 from moco.pretrain import main as pretrain
 from tests.oracles.processes import run_on
+from tests.oracles.resnets import randomize
 
-COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
-HOW = KnnInput(16, 16, (0.5,) * 3, (0.25,) * 3)
+COLORS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
+HOW = CenterCrop(16, 16, (0.5,) * 3, (0.25,) * 3)
 CPU = torch.device("cpu")
 
 
@@ -24,12 +28,12 @@ def labeled(tmp_path_factory):
     """Noise around three colors; `val` lacks one class, so labels of the two differ."""
     root = tmp_path_factory.mktemp("labeled")
     rng = np.random.default_rng(0)
-    for split, classes in (("train", COLOURS), ("val", ("green", "red"))):
+    for split, classes in (("train", COLORS), ("val", ("green", "red"))):
         for name in classes:
             folder = root / split / name
             folder.mkdir(parents=True)
             for i in range(6):
-                pixels = COLOURS[name] + rng.normal(0, 25, (18, 20, 3))
+                pixels = COLORS[name] + rng.normal(0, 25, (18, 20, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
     return root
 
@@ -67,20 +71,21 @@ def test_colors_are_told_apart(labeled):
 
 def features_and_result(root):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
-    features = _features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
-    return features, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
+    rows = features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
+    return rows, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
 
 
+@pytest.mark.slow
 def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
     """17 and 11 images on 2 processes: the same rows in the same order as on one."""
     root = tmp_path / "odd"
     shutil.copytree(labeled, root)
     for name in ("train/blue/5.png", "val/red/5.png"):
         (root / name).unlink()
-    features, result = features_and_result(root)
-    assert (len(features), result.num_train, result.num_val) == (17, 17, 11)
+    alone, result = features_and_result(root)
+    assert (len(alone), result.num_train, result.num_val) == (17, 17, 11)
     for rows, same in run_on(2, features_and_result, root):
-        torch.testing.assert_close(rows, features)
+        torch.testing.assert_close(rows, alone)
         assert same == result
 
 
@@ -102,11 +107,15 @@ def test_a_bad_image_is_named_in_one_line(labeled, tmp_path, workers):
 
 
 def test_sizes():
-    assert default_sizes(0, 0, training_crop_px=224) == (256, 224)
-    assert default_sizes(32, 0, training_crop_px=224) == (37, 32)
-    assert default_sizes(0, 32, training_crop_px=32) == (32, 32)
-    with pytest.raises(UserError, match="does not fit"):
-        KnnInput(30, 32, (0.0,) * 3, (1.0,) * 3)
+    for given, expected in (
+        ((0, 0, 224), (256, 224)),
+        ((32, 0, 224), (37, 32)),
+        ((0, 32, 32), (32, 32)),
+    ):
+        crop = CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)
+        assert (crop.resize_px, crop.crop_px) == expected
+    with pytest.raises(UserError, match="RESIZE_PX"):
+        CenterCrop(30, 32, (0.0,) * 3, (1.0,) * 3)
 
 
 def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
@@ -141,3 +150,21 @@ def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
         main([*command, "--output", str(tmp_path / "knn")])
     main([*command, "--output", str(tmp_path / "knn"), "--overwrite", "--init", "mine"])
     assert read_record(tmp_path / "knn" / "run.json").init == "mine"
+
+
+@pytest.mark.parametrize("stem", ["imagenet", "stride2"])
+def test_command_takes_files_of_others(labeled, tmp_path, capsys, stem):
+    torch.manual_seed(0)
+    network = build_backbone(EncoderSpec("resnet10", stem, 0.125))
+    randomize(network)
+    torch.save(network.state_dict(), tmp_path / "theirs.pth")
+    command = ["--checkpoint", str(tmp_path / "theirs.pth"), "--data", str(labeled)]
+    command += ["--crop-px", "32", "--output", str(tmp_path / "knn")]
+    if stem != "imagenet":
+        with pytest.raises(UserError, match="--stem"):
+            main(command)
+        command += ["--stem", stem]
+    main(command)
+    record = read_record(tmp_path / "knn" / "run.json")
+    assert (record.init, record.config["crop_px"], record.seed) == ("theirs", 32, 0)
+    assert 0 <= record.metrics["knn/top1"] <= 100

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.moco.classify_runs import write_pretrained
 
 from convert.convert_to_d2 import convert_in_memory
-from moco.classification.weights import read_weights
+from convert.initial_weights import read_initial_weights
 from moco.common.errors import DataError, UserError
 from moco.knn import main as knn
 from moco.modeling.soundness import check_arch
+from tests.moco.classification.classify_runs import write_pretrained
 from tests.oracles.resnets import make_resnet
 
 Q = "module.encoder_q."
@@ -21,7 +21,7 @@ def converted(path):
 
 def classified(path):
     """What moco.linear and moco.finetune do first."""
-    return read_weights(str(path)).warnings
+    return read_initial_weights(str(path)).notes
 
 
 def by_neighbors(path):
@@ -130,7 +130,7 @@ def test_a_sound_one_is_taken(tmp_path, capsys):
     assert any("scale and shift" in note for note in converted(path))
     with pytest.raises(UserError, match="no-images"):
         by_neighbors(path)
-    assert "warning: " in capsys.readouterr().out
+    assert "note: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arch", ["vit_small", "resnet50d", "resnet101d", "ResNet-101", "x\x1b[2J"])

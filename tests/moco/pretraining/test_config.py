@@ -1,3 +1,5 @@
+"""Keys of pre-training: the recipes, what is refused, and scaling to another batch."""
+
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -8,45 +10,50 @@ import torch
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 from moco.data.augment import V1, V2
+from moco.engine.device import pick_device
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.pretraining.config import default_cfg, load_pretrain_cfg, pick_device, scale_to_batch
+from moco.pretraining.config import (
+    check_processes,
+    default_cfg,
+    load_pretrain_cfg,
+    scale_to_batch,
+)
 from moco.pretraining.run import augmentation_from
 
-ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pretrain"
+RECIPES = sorted(CONFIGS.glob("*.yaml"))
 KEY = re.compile(r"[A-Z]+\.[A-Z_]+|OUTPUT_DIR")
-RECIPES = sorted((ROOT / "configs" / "pretrain").glob("*.yaml"))
+
+
+def cfg(line, file=None):
+    return load_pretrain_cfg(file, line.split())
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_loads_and_builds(path):
-    cfg = load_pretrain_cfg(path, [])
+def test_every_recipe_loads_and_builds_and_says_what_to_expect(path):
+    loaded = cfg("", path)
     with torch.device("meta"):
-        spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
-        encoder = build_encoder(spec, cfg.MOCO.DIM, cfg.MOCO.MLP, cfg.MOCO.BN_SPLITS)
-    assert encoder.state_dict()["conv1.weight"].shape[0] == 64 * cfg.MODEL.WIDTH
-    assert augmentation_from(cfg).crop_px == cfg.AUG.CROP_PX
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_head_of_a_recipe_says_what_to_expect(path):
+        spec = EncoderSpec(loaded.MODEL.ARCH, loaded.MODEL.STEM, loaded.MODEL.WIDTH)
+        encoder = build_encoder(spec, loaded.MOCO.DIM, loaded.MOCO.MLP, loaded.MOCO.BN_SPLITS)
+    assert encoder.state_dict()["conv1.weight"].shape[0] == 64 * loaded.MODEL.WIDTH
     head = path.read_text().split("\n\n")[0]
     labels = re.findall(r"^# (Source|Command|Expected|Cost): +\S", head, flags=re.MULTILINE)
     assert labels == ["Source", "Command", "Expected", "Cost"]
-    command = " ".join(head.split("Command:")[1].split("Expected:")[0].split())
-    assert "-m moco.pretrain" in command
-    assert f"--config-file configs/pretrain/{path.name}" in command.replace("\\ # ", "")
-    assert "DATA.ROOT " in command
-    words = command.replace("\\ #", "").split()
-    opts = [word for key, value in pairwise(words) if KEY.fullmatch(key) for word in (key, value)]
+    command = " ".join(head.split("Command:")[1].split("Expected:")[0].split()).replace("\\ #", "")
+    assert "-m moco.pretrain" in command and "DATA.ROOT " in command
+    assert f"--config-file configs/pretrain/{path.name}" in " ".join(command.split())
+    opts = [
+        w for key, value in pairwise(command.split()) if KEY.fullmatch(key) for w in (key, value)
+    ]
     load_pretrain_cfg(path, [opt.strip('"') for opt in opts])  # the command's keys, too
 
 
 def test_the_papers_recipe_is_the_default():
-    cfg = load_pretrain_cfg(ROOT / "configs/pretrain/moco_v1_r50_in1m_200ep.yaml", [])
+    paper = cfg("", CONFIGS / "moco_v1_r50_in1m_200ep.yaml")
     theirs = default_cfg()
-    theirs.OUTPUT_DIR = cfg.OUTPUT_DIR
+    theirs.OUTPUT_DIR = paper.OUTPUT_DIR
     theirs.SOLVER.REFERENCE_BATCH_SIZE = 256
-    assert cfg == theirs
+    assert paper == theirs
 
 
 @pytest.mark.parametrize(
@@ -76,73 +83,131 @@ def test_the_papers_recipe_is_the_default():
     ],
 )
 def test_recipes_of_the_paper_differ_in_what_they_are_about(name, changes):
-    base = flatten(load_pretrain_cfg(ROOT / "configs/pretrain/moco_v1_r50_in1m_200ep.yaml", []))
-    mine = flatten(load_pretrain_cfg(ROOT / f"configs/pretrain/{name}.yaml", []))
+    base = flatten(cfg("", CONFIGS / "moco_v1_r50_in1m_200ep.yaml"))
+    mine = flatten(cfg("", CONFIGS / f"{name}.yaml"))
     different = {key: mine[key] for key in mine if mine[key] != base[key]}
     assert different.pop("OUTPUT_DIR") == f"output/{name}"
     assert different == changes
 
 
-def test_learning_rates_of_the_papers_large_batches():
+@pytest.mark.parametrize(
+    "name, iters, schedule",
+    [
+        ("ablation_end_to_end_r50_in1m", 0, ("step", 0.1, 62500 / 4)),
+        ("moco_v1_r50_ig1b", 1_250_000, ("exponential", 0.9, 62_500)),
+    ],
+)
+def test_learning_rates_of_the_papers_large_batches(name, iters, schedule):
     """Sec. 4.1: linear scaling for end-to-end; sec. 4: 0.12 for IG-1B, as it is."""
-    for name, max_iters in (("ablation_end_to_end_r50_in1m", 0), ("moco_v1_r50_ig1b", 1_250_000)):
-        cfg = load_pretrain_cfg(ROOT / f"configs/pretrain/{name}.yaml", [])
-        scaled = scale_to_batch(cfg)
-        assert cfg.SOLVER.BATCH_SIZE == 1024
-        assert scaled.base_lr == pytest.approx(0.12)
-        assert scaled.max_iters == max_iters
-    assert (cfg.SOLVER.SCHEDULE, cfg.SOLVER.GAMMA, scaled.decay_every_iters) == (
-        "exponential",
-        0.9,
-        62_500,
-    )
+    solver, _ = scale_to_batch(cfg("", CONFIGS / f"{name}.yaml"))
+    assert solver.BATCH_SIZE == 1024 and solver.BASE_LR == pytest.approx(0.12)
+    assert solver.MAX_ITERS == iters
+    assert (solver.SCHEDULE, solver.GAMMA, solver.DECAY_EVERY_ITERS) == schedule
 
 
 def test_augmentations_are_the_published_ones():
-    assert augmentation_from(load_pretrain_cfg(None, [])) == V1
-    v2 = load_pretrain_cfg(ROOT / "configs/pretrain/moco_v2_r50_in1m_200ep.yaml", [])
-    assert augmentation_from(v2) == V2
-    assert augmentation_from(load_pretrain_cfg(None, ["AUG.KIND", "v2"])) == V2
-
-
-def test_keys_that_are_set_win_over_the_kinds():
-    aug = load_pretrain_cfg(None, ["AUG.KIND", "v2", "AUG.HUE", "0.3"]).AUG
+    assert augmentation_from(cfg("")) == V1
+    assert augmentation_from(cfg("", CONFIGS / "moco_v2_r50_in1m_200ep.yaml")) == V2
+    assert augmentation_from(cfg("AUG.KIND v2")) == V2
+    aug = cfg("AUG.KIND v2 AUG.HUE 0.3").AUG  # keys that are set win over the kind's
     assert (aug.HUE, aug.BLUR_PROB, aug.JITTER_PROB) == (0.3, 0.5, 0.8)
 
 
 @pytest.mark.parametrize(
-    "opts, message",
+    "opts, names",
     [
-        ("MOCO.K 100", r"MOCO.K: got 100, expected at least SOLVER.BATCH_SIZE \(256\)"),
-        ("MOCO.BN_SPLITS 7", "MOCO.BN_SPLITS: 7 does not divide .*smaller divisor is 4"),
-        ("MOCO.BN_SPLITS 256", "at most 128"),
-        ("MOCO.M 1.0", "MOCO.M: got 1.0, expected 0 <= m < 1"),
-        ("MOCO.T 0", "MOCO.T: got 0.0, expected a temperature > 0"),
-        ("SOLVER.MAX_EPOCHS 160", "MILESTONES_EPOCHS: 160 is never reached"),
-        ("SOLVER.MILESTONES_EPOCHS (9,3)", "rising whole numbers"),
-        ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear', choices are step, cosine"),
-        ("MODEL.ARCH resnet51", "MODEL.ARCH: got 'resnet51', choices are resnet10"),
-        ("AUG.KIND v3", "AUG.KIND: got 'v3', choices are v1, v2"),
-        ("AUG.CROP_SCALE (0.5,0.2)", "AUG.CROP_SCALE: got .* 0 < low <= high <= 1"),
-        ("AUG.CROP_SCALE (0.5,)", "AUG.CROP_SCALE: got .* expected 2 numbers"),
-        ("AUG.HUE 0.6", "AUG.HUE: got 0.6, expected 0 to 0.5"),
-        ("AUG.STD (1,1,0)", "AUG.STD: .* > 0"),
-        ("CHECKPOINT.KEEP 1", "CHECKPOINT.KEEP: got 1, expected >= 2"),
-        ("SOLVER.BATCHSIZE 8", "unknown key SOLVER.BATCHSIZE; the nearest is SOLVER.BATCH_SIZE"),
+        ("MOCO.K 255", "MOCO.K: got 255"),
+        ("MOCO.K 511 MOCO.SYMMETRIC True", "MOCO.K: got 511"),
+        ("MOCO.MECHANISM end_to_end", "MOCO.K: got 65536"),
+        (
+            "MOCO.MECHANISM end_to_end MOCO.K 256 SOLVER.ACCUMULATE 2",
+            "SOLVER.ACCUMULATE: got 2",
+        ),
+        ("MOCO.MECHANISM memory_bank MOCO.LOSS nce SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE"),
+        ("MOCO.LOSS nce", "MOCO.LOSS"),
+        ("MOCO.MECHANISM memory_bank MOCO.SYMMETRIC True", "MOCO.SYMMETRIC"),
+        ("MOCO.MECHANISM simclr", "MOCO.MECHANISM: got 'simclr'"),
+        ("MOCO.BANK_MOMENTUM 1", "MOCO.BANK_MOMENTUM: got 1.0"),
+        ("MOCO.M 1.0", "MOCO.M: got 1.0"),
+        ("MOCO.T 0", "MOCO.T: got 0.0"),
+        ("MOCO.BN_SPLITS 7", "MOCO.BN_SPLITS: 7 .* 4$"),
+        ("MOCO.BN_SPLITS 256", "MOCO.BN_SPLITS: 256 .* 128$"),
+        ("SOLVER.MAX_EPOCHS 160", "MILESTONES_EPOCHS: 160"),
+        ("SOLVER.MILESTONES_EPOCHS (9,3)", "MILESTONES_EPOCHS: got"),
+        ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear'.* cosine"),
+        ("SOLVER.OPTIMIZER adam", "SOLVER.OPTIMIZER: got 'adam'.* lars"),
+        ("MODEL.ARCH resnet51", "MODEL.ARCH: got 'resnet51'.* resnet10"),
+        ("AUG.KIND v3", "AUG.KIND: got 'v3'"),
+        ("AUG.CROP_SCALE (0.5,0.2)", "AUG.CROP_SCALE"),
+        ("AUG.CROP_SCALE (0.5,)", "AUG.CROP_SCALE"),
+        ("AUG.HUE 0.6", "AUG.HUE: got 0.6"),
+        ("AUG.STD (1,1,0)", "AUG.STD"),
+        ("AUG.MEAN ()", "AUG.MEAN"),
+        ("CHECKPOINT.KEEP 1", "CHECKPOINT.KEEP: got 1"),
+        ("SOLVER.BATCHSIZE 8", "SOLVER.BATCHSIZE; the nearest is SOLVER.BATCH_SIZE"),
     ],
 )
-def test_contradictions_are_named(opts, message):
-    with pytest.raises(UserError, match=message):
-        load_pretrain_cfg(None, opts.split())
+def test_contradictions_are_named(opts, names):
+    with pytest.raises(UserError, match=names):
+        cfg(opts)
 
 
-def test_milestones_do_not_matter_to_a_cosine():
-    load_pretrain_cfg(None, ["SOLVER.SCHEDULE", "cosine", "SOLVER.MAX_EPOCHS", "10"])
+@pytest.mark.parametrize(
+    "opts", ["SOLVER.SCHEDULE cosine SOLVER.MAX_EPOCHS 10", "MOCO.MECHANISM memory_bank MOCO.K 10"]
+)
+def test_keys_that_do_not_matter_to_the_others(opts):
+    cfg(opts)
 
 
-def test_devices():
+def test_linear_rule():
+    """Half the batch: half the rate, twice the steps; and what is not equivalent is said."""
+    solver, (rate, rest) = scale_to_batch(
+        cfg(
+            "SOLVER.BATCH_SIZE 128 SOLVER.REFERENCE_BATCH_SIZE 256 SOLVER.BASE_LR 0.03 "
+            "SOLVER.MAX_ITERS 1000 SOLVER.WARMUP_ITERS 10 SOLVER.DECAY_EVERY_ITERS 50"
+        )
+    )
+    assert solver.BASE_LR == pytest.approx(0.015)
+    assert (solver.MAX_ITERS, solver.WARMUP_ITERS, solver.DECAY_EVERY_ITERS) == (2000, 20, 100)
+    assert "0.015 instead of 0.03" in rate
+    for difference in ("16 images a group", "512 steps instead of 256", "m 0.999"):
+        assert difference in rest
+
+
+@pytest.mark.parametrize("reference", [0, 64])
+def test_nothing_to_scale(reference):
+    keys = f"SOLVER.BATCH_SIZE 64 SOLVER.REFERENCE_BATCH_SIZE {reference} SOLVER.MAX_ITERS 7"
+    solver, notes = scale_to_batch(cfg(keys))
+    assert (solver.BASE_LR, solver.MAX_ITERS, notes) == (0.03, 7, [])
+
+
+@pytest.mark.parametrize(
+    "opts, world_size, key",
+    [
+        ("", 3, "SOLVER.BATCH_SIZE: got 256"),
+        ("MOCO.BN_SPLITS 1", 2, "MOCO.BN_SPLITS: got 1"),
+        ("SOLVER.ACCUMULATE 3", 1, "MOCO.BN_SPLITS: got 8"),
+        ("SOLVER.ACCUMULATE 4", 4, "MOCO.BN_SPLITS: got 8"),
+    ],
+)
+def test_what_processes_cannot_share(opts, world_size, key):
+    with pytest.raises(UserError, match=key):
+        check_processes(cfg(opts), world_size)
+
+
+@pytest.mark.parametrize("world_size, parts", [(1, 1), (8, 1), (2, 4), (1, 8)])
+def test_what_processes_can_share(world_size, parts):
+    check_processes(cfg(f"SOLVER.ACCUMULATE {parts}"), world_size)
+
+
+def test_devices(monkeypatch):
     assert pick_device("cpu") == torch.device("cpu")
     with pytest.raises(UserError, match="choices are auto, cpu"):
         pick_device("tpu")
-    with pytest.raises(UserError, match="cuda:99 is not here"):
-        pick_device("cuda:99")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name in ("cuda:99", "cuda"):
+        with pytest.raises(UserError, match="is not here"):
+            pick_device(name)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="DEVICE cuda,"):
+        pick_device("cuda:0")

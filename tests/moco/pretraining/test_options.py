@@ -1,10 +1,12 @@
 """What the keys of a run change: mechanism, symmetric loss, momentum, shuffle, precision."""
 
 import json
+import math
 
 import pytest
 import torch
 
+from moco.common.errors import Preempted
 from moco.common.files import sha256_state
 from moco.data.images import open_images
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
@@ -73,45 +75,6 @@ def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
     assert forth != back
 
 
-def test_without_momentum_the_key_encoder_is_the_query_encoder(train):
-    weights = train("m0", MOCO__M=0.0, SOLVER__MAX_ITERS=2)[0]["state_dict"]
-    q, k = weights["module.encoder_q.conv1.weight"], weights["module.encoder_k.conv1.weight"]
-    assert torch.equal(q, k)
-
-
-def test_shuffling_can_be_turned_off(train):
-    on, off = train("on", SOLVER__MAX_ITERS=2), train("off", MOCO__SHUFFLE_BN=False)
-    assert on[1][0] != off[1][0]
-
-
-@pytest.mark.parametrize("head", ["linear", "mlp"])
-def test_heads(train, head):
-    state, _ = train(head, MOCO__MLP=head == "mlp", SOLVER__MAX_ITERS=1)
-    names = {name for name in state["state_dict"] if ".encoder_q.fc." in name}
-    last = "fc.2" if head == "mlp" else "fc"
-    assert f"module.encoder_q.{last}.weight" in names and len(names) == (4 if head == "mlp" else 2)
-
-
-def test_a_lower_temperature_is_another_loss(train):
-    assert (
-        train("t1", MOCO__T=0.07, SOLVER__MAX_ITERS=1)[1]
-        != train("t2", MOCO__T=0.2, SOLVER__MAX_ITERS=1)[1]
-    )
-
-
-@pytest.mark.parametrize("mechanism", ["end_to_end", "memory_bank"])
-def test_other_mechanisms_resume_to_the_same_bits(train, mechanism):
-    keys = {"MOCO__MECHANISM": mechanism}
-    if mechanism == "end_to_end":
-        keys["MOCO__K"] = 8
-    straight, losses = train("straight", **keys)
-    assert all(map(torch.isfinite, map(torch.tensor, losses)))
-    with pytest.raises(Exception, match="stopped after step 4"):
-        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
-    resumed, _ = train("stopped", "--resume", **keys)
-    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
-
-
 def test_memory_bank_reads_one_view_and_keeps_one_entry_per_image(train, monkeypatch):
     asked = []
     from moco.data.views import Views
@@ -127,34 +90,12 @@ def test_memory_bank_reads_one_view_and_keeps_one_entry_per_image(train, monkeyp
     assert state["state_dict"]["module.bank"].shape == (26, 16)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision(train, precision):
-    """Close to fp32 in the first steps, and fp16's loss scale survives a resume."""
-    exact = train("fp32", SOLVER__MAX_ITERS=2)[1]
-    straight, losses = train(precision, SOLVER__PRECISION=precision)
-    assert losses[0] != exact[0] and losses[0] == pytest.approx(exact[0], rel=0.02)
-    assert bool(straight["scaler"]) == (precision == "fp16")
-    with pytest.raises(Exception, match="stopped after step 4"):
-        train("stopped", SOLVER__PRECISION=precision, SOLVER__STOP_AT_ITERS=4)
-    resumed, _ = train("stopped", "--resume", SOLVER__PRECISION=precision)
-    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
-    assert resumed["scaler"] == straight["scaler"]
-
-
 def test_deterministic_kernels_are_asked_for(train):
     try:
         train("deterministic", DETERMINISTIC=True, SOLVER__MAX_ITERS=1)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_nce_is_another_loss_than_info_nce(train):
-    keys = {"MOCO__MECHANISM": "memory_bank", "SOLVER__MAX_ITERS": 1}
-    state, (nce,) = train("nce", MOCO__LOSS="nce", **keys)
-    other, (info_nce,) = train("info_nce", **keys)
-    assert nce != info_nce
-    assert state["state_dict"]["module.Z"] > 0 and other["state_dict"]["module.Z"] == 0
 
 
 def test_an_entry_of_the_bank_moves_by_its_momentum(train):
@@ -180,15 +121,6 @@ def test_the_seed_draws_the_negatives_of_the_bank(train, monkeypatch):
     for seed in (0, 1):
         train(f"seed{seed}", MOCO__MECHANISM="memory_bank", SEED=seed, SOLVER__MAX_ITERS=1)
     assert len(drawn) == 2 and drawn[0] != drawn[1]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_end_to_end_has_one_encoder_or_two(train, shared):
-    keys = {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8, "SOLVER__MAX_ITERS": 1}
-    weights = train("run", MOCO__SHARED_ENCODER=shared, **keys)[0]["state_dict"]
-    q = weights["module.encoder_q.conv1.weight"]
-    k = weights.get("module.encoder_k.conv1.weight", q)
-    assert torch.equal(q, k) == shared
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -220,3 +152,74 @@ def test_the_window_of_shards_reaches_the_images(train, monkeypatch):
     monkeypatch.setattr("moco.pretraining.run.open_images", spy)
     train("run", DATA__SHARD_WINDOW=5, SOLVER__MAX_ITERS=1)
     assert windows == [5]
+
+
+BANK = {"MOCO__MECHANISM": "memory_bank"}
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ({}, {"MOCO__SHUFFLE_BN": False}),
+        ({}, {"MOCO__T": 0.07}),
+        ({}, {"SEED": 1}),
+        (BANK, {"MOCO__LOSS": "nce"}),
+        (BANK, {"SEED": 1}),
+    ],
+)
+def test_a_key_changes_the_loss_of_the_first_step(train, base, change):
+    one, other = (
+        train(name, SOLVER__MAX_ITERS=1, **keys)[1]
+        for name, keys in (("one", base), ("other", base | change))
+    )
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("keys", "equal"),
+    [
+        ({"MOCO__M": 0.0}, True),
+        ({"MOCO__M": 0.5}, False),
+        ({"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8, "MOCO__SHARED_ENCODER": True}, True),
+        ({"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8, "MOCO__SHARED_ENCODER": False}, False),
+    ],
+)
+def test_when_the_key_encoder_is_the_query_encoder(train, keys, equal):
+    weights = train("run", SOLVER__MAX_ITERS=1, **keys)[0]["state_dict"]
+    q = weights["module.encoder_q.conv1.weight"]
+    assert torch.equal(q, weights["module.encoder_k.conv1.weight"]) == equal
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_heads(train, mlp):
+    state, _ = train("run", MOCO__MLP=mlp, SOLVER__MAX_ITERS=1)
+    names = {name for name in state["state_dict"] if ".encoder_q.fc." in name}
+    last = "fc.2" if mlp else "fc"
+    assert f"module.encoder_q.{last}.weight" in names and len(names) == (4 if mlp else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
+        BANK,
+        {"SOLVER__PRECISION": "bf16", "SOLVER__CHANNELS_LAST": True, "AUG__KIND": "v2"},
+        {"SOLVER__PRECISION": "fp16"},
+    ],
+    ids=lambda keys: str(next(iter(keys.values()))),
+)
+def test_all_resume_exactly(train, keys):
+    """Half precision is close to fp32 in the first steps, and fp16's loss scale is resumed."""
+    straight, losses = train("straight", **keys)
+    assert all(map(math.isfinite, losses))
+    with pytest.raises(Preempted):
+        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
+    resumed, _ = train("stopped", "--resume", **keys)
+    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
+    precision = keys.get("SOLVER__PRECISION")
+    assert bool(straight["scaler"]) == (precision == "fp16")
+    assert resumed["scaler"] == straight["scaler"]
+    if precision:
+        exact = train("fp32", SOLVER__MAX_ITERS=2, **{**keys, "SOLVER__PRECISION": "fp32"})[1]
+        assert losses[0] != exact[0] and losses[0] == pytest.approx(exact[0], rel=0.02)

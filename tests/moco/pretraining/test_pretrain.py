@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
-from moco.common.run import RunFolder, read_record
+from moco.common.run import read_record
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.pretrain import main, parse_args
@@ -91,34 +91,7 @@ def straight(images, tiny, tmp_path_factory):
     return weights(run)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [1, 3, 5])
-def test_resumed_run_equals_the_straight_run(opts, tmp_path, straight, stop, workers):
-    """q, k and queue to the last bit, stopped in the first epoch, at its end, and later."""
-    words = {"DATA__NUM_WORKERS": workers}
-    with pytest.raises(Preempted, match=rf"after step {stop} of 8 .*--resume"):
-        main(opts(SOLVER__STOP_AT_ITERS=stop, **words))
-    main([*opts(**words), "--resume"])
-    assert weights(tmp_path / "run") == straight
-    iterations = [line["iteration"] for line in metrics(tmp_path / "run")]
-    assert iterations == sorted(set(iterations))
-    assert iterations[-1] == 8
-
-
-def test_bf16_channels_last_resumes_exactly(opts, tmp_path):
-    words = {"SOLVER__PRECISION": "bf16", "SOLVER__CHANNELS_LAST": True, "AUG__KIND": "v2"}
-    main(opts("straight", **words))
-    with pytest.raises(Preempted):
-        main(opts(SOLVER__STOP_AT_ITERS=4, **words))
-    main([*opts(**words), "--resume"])
-    assert weights(tmp_path / "run") == weights(tmp_path / "straight")
-
-
-def test_the_seed_matters(opts, tmp_path, straight):
-    main(opts(SEED=1))
-    assert weights(tmp_path / "run") != straight
-
-
+@pytest.mark.slow
 @pytest.mark.race
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stop_signal_to_the_whole_group(opts, tmp_path, number, straight):
@@ -155,7 +128,7 @@ def test_stop_signal_to_the_whole_group(opts, tmp_path, number, straight):
 
 
 def test_a_step_checkpoint_after_a_crash(opts, tmp_path, straight, monkeypatch):
-    """Nothing saved at the end: --resume goes on from the last of EVERY_ITERS."""
+    """Nothing saved at the end: --resume continues from the last of EVERY_ITERS."""
     forward = MomentumQueue.forward
     calls = iter(range(100))
 
@@ -172,77 +145,6 @@ def test_a_step_checkpoint_after_a_crash(opts, tmp_path, straight, monkeypatch):
     main([*opts(LOG__EVERY_ITERS=1), "--resume", str(newest)])
     assert weights(tmp_path / "run") == straight
     assert [line["iteration"] for line in metrics(tmp_path / "run")] == list(range(1, 9))
-
-
-def test_resume_without_a_checkpoint_starts_anew(opts, tmp_path, capsys):
-    main([*opts(SOLVER__MAX_ITERS=1), "--resume"])
-    assert "starting anew" in capsys.readouterr().out
-    assert list_checkpoints(tmp_path / "run")
-
-
-def test_resume_skips_a_damaged_checkpoint(opts, tmp_path, capsys, straight):
-    with pytest.raises(Preempted):
-        main(opts(SOLVER__STOP_AT_ITERS=4))
-    (tmp_path / "run/checkpoint_0002.pth.tar").write_bytes(b"PK\x03\x04 half")
-    main([*opts(), "--resume"])
-    assert "warning: skipped a checkpoint: " in capsys.readouterr().out
-    assert weights(tmp_path / "run") == straight
-
-
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 half a file", b"text"])
-def test_explicit_checkpoint_must_be_good(opts, tmp_path, content):
-    path = tmp_path / "x.pth.tar"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.pth\.tar: "):
-        main([*opts(), "--resume", str(path)])
-    assert not list_checkpoints(tmp_path / "run")
-
-
-def test_resume_refuses_another_recipe_or_other_data(opts, tmp_path, images):
-    with pytest.raises(Preempted):
-        main(opts(SOLVER__STOP_AT_ITERS=2))
-    with pytest.raises(UserError, match=r"was trained with MOCO.M 0.9, this run has 0.5"):
-        main([*opts(MOCO__M=0.5), "--resume"])
-    fewer = tmp_path / "fewer"
-    fewer.mkdir()
-    for path in sorted(images.iterdir())[:20]:
-        (fewer / path.name).symlink_to(path)
-    with pytest.raises(DataError, match=r"holds 20 images, the run in .* with 26"):
-        main([*opts(), "--resume", "DATA.ROOT", str(fewer)])
-
-
-def test_used_folder(opts, tmp_path):
-    main(opts(SOLVER__MAX_ITERS=7))
-    with pytest.raises(UserError, match="not empty"):
-        main(opts())
-    with RunFolder(tmp_path / "run", resume=True), pytest.raises(LockedError):
-        main([*opts(), "--resume"])
-    with pytest.raises(Preempted):
-        main([*opts(SOLVER__STOP_AT_ITERS=1), "--overwrite"])
-    # --resume must not find the earlier run's checkpoints, which are further.
-    assert [p.name for p in list_checkpoints(tmp_path / "run")] == [
-        "checkpoint_0000_step00000001.pth.tar"
-    ]
-    assert not (tmp_path / "run/run.json").exists()
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_the_run(opts, tmp_path, monkeypatch, value):
-    forward = MomentumQueue.forward
-    calls = iter(range(100))
-
-    def poisoned(*args):
-        out = forward(*args)
-        return out._replace(loss=out.loss * value) if next(calls) == 5 else out
-
-    monkeypatch.setattr(MomentumQueue, "forward", poisoned)
-    with pytest.raises(NumericError, match=rf"loss is {value} at step 5; .*checkpoint_0000.pth"):
-        main(opts())
-    state = load_checkpoint(list_checkpoints(tmp_path / "run")[-1])
-    assert state["step"] == 3
-    assert all(p.isfinite().all() for p in state["state_dict"].values())
-    assert not (tmp_path / "run/run.json").exists()
 
 
 class TestBadImages:
@@ -262,14 +164,8 @@ class TestBadImages:
             main([*opts(DATA__NUM_WORKERS=workers), "DATA.ROOT", str(one_bad)])
 
     def test_skip_replaces_and_counts(self, opts, tmp_path, one_bad, capsys):
-        skip = [
-            "DATA.ROOT",
-            str(one_bad),
-            "DATA.BAD_IMAGES",
-            "skip",
-            "DATA.MAX_BAD_FRACTION",
-            "0.1",
-        ]
+        keys = {"DATA.ROOT": one_bad, "DATA.BAD_IMAGES": "skip", "DATA.MAX_BAD_FRACTION": 0.1}
+        skip = [str(word) for pair in keys.items() for word in pair]
         for name, workers in (("a", 0), ("b", 2)):
             main([*opts(name, DATA__NUM_WORKERS=workers), *skip])
         assert weights(tmp_path / "a") == weights(tmp_path / "b")
@@ -283,17 +179,10 @@ class TestBadImages:
             main([*opts(), "DATA.ROOT", str(one_bad), "DATA.BAD_IMAGES", "skip"])
 
 
-def test_resuming_a_finished_run_changes_nothing(opts, tmp_path):
-    main(opts())
-    before = weights(tmp_path / "run"), read_record(tmp_path / "run/run.json").metrics
-    main([*opts(), "--resume"])
-    assert (weights(tmp_path / "run"), read_record(tmp_path / "run/run.json").metrics) == before
-    assert len(metrics(tmp_path / "run")) == 4
-
-
+@pytest.mark.slow
 def test_a_reading_process_that_dies(opts, monkeypatch):
     monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: os._exit(1))
-    with pytest.raises(DataError, match=r"reads images died .*/dev/shm"):
+    with pytest.raises(DataError, match=r"worker died .*DATA\.NUM_WORKERS"):
         main(opts(DATA__NUM_WORKERS=1))
 
 
@@ -303,7 +192,7 @@ def test_what_is_checked_before_training(opts, tmp_path):
         (
             {"SOLVER__SCHEDULE": "step", "SOLVER__MILESTONES_EPOCHS": "(1,3)"},
             UserError,
-            r"3 epochs are 9 steps here and the run has 8",
+            r"MILESTONES_EPOCHS: 3",
         ),
     ):
         with pytest.raises(error, match=message):
@@ -311,11 +200,6 @@ def test_what_is_checked_before_training(opts, tmp_path):
         assert not (tmp_path / "run/metrics.json").exists()
         for path in (tmp_path / "run").iterdir():
             path.unlink()
-
-
-def test_too_few_images(opts):
-    with pytest.raises(DataError, match="26 images are less than one batch of 32"):
-        main(opts(SOLVER__BATCH_SIZE=32, MOCO__K=32))
 
 
 def test_data_root_is_needed(tiny, tmp_path):
@@ -393,6 +277,7 @@ def test_resume_flag(line, resume):
     assert args.opts == (["DATA.ROOT", "x"] if "DATA" in line else [])
 
 
+@pytest.mark.slow
 def test_real_images(shared_data, opts, tmp_path):
     """100 photographs in a flat folder, through the command."""
     root = str(shared_data / "coco" / "val2017")

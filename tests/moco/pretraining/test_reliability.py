@@ -7,28 +7,23 @@ import re
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import pytest
 import torch
-from tests.moco.classify_runs import words as classify_words
-from tests.moco.classify_runs import write_labeled, write_pretrained
 
 from moco import finetune, knn, linear
 from moco.common.errors import DataError, Preempted, UserError
 from moco.common.files import TEMPORARY_PREFIX, sha256_state
 from moco.common.run import RunFolder, provenance
 from moco.data.cifar import TEST, TRAIN, class_names, read_cifar
-from moco.data.images import find_images
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from moco.pretrain import main
-from moco.verify import changed_files, write_sums
-from moco.verify import main as verify
+from tests.moco.classification.classify_runs import words as classify_words
+from tests.moco.classification.classify_runs import write_labeled, write_pretrained
 from tests.oracles.launch import Fault, kill_while_saving, run_ranks, save_and_remove
 from tests.oracles.payloads import corpus, harmless
 
@@ -69,6 +64,7 @@ def pretrain_process(words, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.race
 class TestKilledWhileSaving:
     """Row 1."""
@@ -108,6 +104,7 @@ class TestKilledWhileSaving:
         assert sha256_state(a) == sha256_state(b)
 
 
+@pytest.mark.slow
 class TestFullDisk:
     """Row 2."""
 
@@ -154,6 +151,7 @@ class TestFullDisk:
         assert done.stderr.startswith(expected) and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 class TestPayloads:
     """Row 10: files that would run code, opened by every program that opens a file from others."""
 
@@ -270,114 +268,7 @@ class TestPayloads:
                 assert "damaged" not in str(error) or name == "cifar", name
 
 
-class TestPathTraversal:
-    """Row 12; tests/moco/data/test_shards.py has tar files, tests/detection the annotations."""
-
-    @pytest.mark.parametrize("entry", ["../../etc/passwd", "a/../../secret.jpg", ".."])
-    def test_a_list_stays_below_its_folder(self, images, tmp_path, entry):
-        folder = tmp_path / "data"
-        (folder / "a").mkdir(parents=True)
-        image = sorted(images.iterdir())[0]
-        shutil.copy(image, tmp_path / "secret.jpg")
-        shutil.copy(image, folder / "a" / "x.jpg")
-        (folder / "list.txt").write_text(f"a/x.jpg\n./a/../a/x.jpg\n{image}\n")
-        here = folder / "a/x.jpg"
-        assert find_images(folder / "list.txt") == [here, here, image]  # whole paths are allowed
-        (folder / "list.txt").write_text(f"a/x.jpg\n{entry}\n")
-        with pytest.raises(DataError, match=r"list.txt: line 2: .* leads out of the list's folder"):
-            find_images(folder / "list.txt")
-
-    def test_what_is_no_image_is_only_named(self, words, tmp_path):
-        """A whole path may name anything; its content is not shown."""
-        (tmp_path / "secret").write_text("top secret")
-        (tmp_path / "list.txt").write_text(f"{tmp_path / 'secret'}\n" * 8)
-        with pytest.raises(DataError, match="secret: not an image") as caught:
-            main([*words(), "DATA.ROOT", str(tmp_path / "list.txt")])
-        assert "top secret" not in str(caught.value)
-        (tmp_path / "list.txt").write_text("/dev/zero\n" * 8)
-        with pytest.raises(DataError, match="no such file /dev/zero"):
-            find_images(tmp_path / "list.txt")
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
-def test_a_decompression_bomb_takes_no_memory(tmp_path):
-    """Row 17: 400 megapixels in 49 KB; decoding them as RGB would take 1.2 GB."""
-
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    side = 20_000
-    rows = zlib.compress(bytes(side * (1 + side // 8)), 9)  # a bit per pixel
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
-    (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
-    assert (tmp_path / "bomb.png").stat().st_size < 50_000
-    code = (
-        "import sys\n"
-        "from moco.data.decode import decode\n"
-        "from moco.common.errors import DataError\n"
-        "try: decode(sys.argv[1])\n"
-        "except DataError as error: print(error)\n"
-        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"  # its peak, KiB
-    )
-    command = [sys.executable, "-c", code, tmp_path / "bomb.png"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    message, kib = done.stdout.splitlines()
-    assert "bomb.png: decompression bomb?" in message
-    assert int(kib) < 300 << 10
-
-
-class TestHashes:
-    """Row 18."""
-
-    @pytest.fixture
-    def folder(self, images, tmp_path):
-        shutil.copytree(images, tmp_path / "data")
-        return tmp_path / "data"
-
-    def test_a_flipped_bit_is_found(self, folder, capsys):
-        verify([str(folder), "--write"])
-        verify([str(folder), "-j", "1"])
-        path = folder / "003.jpg"
-        content = bytearray(path.read_bytes())
-        content[-20] ^= 1
-        path.write_bytes(content)
-        capsys.readouterr()
-        with pytest.raises(DataError, match="1 problems") as caught:
-            verify([str(folder)])
-        assert caught.value.exit_code == 3
-        out = capsys.readouterr().out
-        assert "26 images, 0 bad" in out, "the decoder should not see it, or this proves nothing"
-        assert "003.jpg: has changed (SHA-256 " in out
-
-    def test_missing_and_new_files(self, folder):
-        assert write_sums(folder) == 26
-        (folder / "001.jpg").unlink()
-        (folder / "new.jpg").touch()
-        (folder / ".hidden").touch()
-        assert changed_files(folder) == ["001.jpg: missing", "new.jpg: not in SHA256SUMS"]
-        (folder / "SHA256SUMS").write_text(f"{'0' * 64}  ../../etc/passwd\n")
-        assert "../../etc/passwd: missing" in changed_files(folder)  # not opened
-        (folder / "SHA256SUMS").write_text("hello\n")
-        with pytest.raises(DataError, match=r"SHA256SUMS: line 1: expected a SHA-256"):
-            changed_files(folder)
-
-    @pytest.mark.skipif(not shutil.which("sha256sum"), reason="no sha256sum here")
-    def test_sha256sum_agrees(self, folder):
-        write_sums(folder)
-        subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=folder, check=True)
-
-    def test_bad_images_are_all_named_and_nothing_is_recorded(self, folder, capsys):
-        (folder / "003.jpg").write_bytes(b"")
-        (folder / "005.jpg").write_bytes((folder / "005.jpg").read_bytes()[:400])
-        with pytest.raises(DataError, match="2 problems"):
-            verify([str(folder), "--write"])
-        out = capsys.readouterr().out
-        assert "003.jpg: the file is empty" in out and "005.jpg: cannot be decoded" in out
-        assert not (folder / "SHA256SUMS").exists()
-
-
+@pytest.mark.slow
 @pytest.mark.race
 class TestReadingProcess:
     """Row 21; tests/moco/pretraining/test_pretrain.py has one that dies in pre-training."""
@@ -386,7 +277,9 @@ class TestReadingProcess:
         """For ten minutes, and ignoring SIGTERM: the run does not wait for it at its end."""
         code = (
             "import time\n"
-            "from moco import errors, images, pretrain\n"
+            "from moco import pretrain\n"
+            "from moco.common import errors\n"
+            "from moco.data import images\n"
             "images.decode_pixels = lambda path: time.sleep(600)\n"
             "errors.run_cli(pretrain.main)"
         )
@@ -405,12 +298,13 @@ class TestReadingProcess:
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: os._exit(1))
         with pytest.raises(DataError, match=r"died or hangs .*/dev/shm"):
             knn.main(command)
-        monkeypatch.setattr("moco.knn.WORKER_TIMEOUT_SECONDS", 1)
+        monkeypatch.setattr("moco.engine.knn.WORKER_TIMEOUT_SECONDS", 1)
         monkeypatch.setattr("moco.data.images.decode_pixels", lambda path: time.sleep(3))
         with pytest.raises(DataError, match=r"died or hangs .*timed out.*/dev/shm"):
             knn.main(command)
 
 
+@pytest.mark.slow
 class TestUsedFolder:
     """Row 25: from the start of the process to its exit, so before torch is imported."""
 

@@ -21,12 +21,12 @@ from moco.common.files import sha256_state
 from moco.common.run import RunFolder
 from moco.data.images import open_images
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.pretraining.config import load_pretrain_cfg, pick_device
-from moco.pretraining.run import _open_images
+from moco.pretraining.config import load_pretrain_cfg
+from moco.pretraining.run import open_pretraining_images
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
 from tests.oracles.processes import run_on
 
-pytestmark = [pytest.mark.race, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(400)]
 MECHANISMS = {
     "queue": {},
     "end_to_end": {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
@@ -108,15 +108,15 @@ def slow_scan(root, folder):
     images = []
 
     def work():
-        images.append(len(_open_images(cfg, folder)))
-        images.append(len(_open_images(cfg, folder)))
+        images.append(len(open_pretraining_images(cfg, folder)))
+        images.append(len(open_pretraining_images(cfg, folder)))
 
     return said_by_session(work, seconds=5), images, scanned
 
 
 def bad_shard(root, folder):
     cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root)])
-    return said_by_session(lambda: _open_images(cfg, folder))
+    return said_by_session(lambda: open_pretraining_images(cfg, folder))
 
 
 def open_together(root, folder):
@@ -128,7 +128,7 @@ def open_together(root, folder):
 
     moco.pretraining.run.open_images = opened
     cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
-    return said_by_session(lambda: _open_images(cfg, folder), seconds=10)
+    return said_by_session(lambda: open_pretraining_images(cfg, folder), seconds=10)
 
 
 def state(folder):
@@ -363,12 +363,3 @@ class TestOpeningImages:
 
     def test_other_data_in_no_turns(self, images, tmp_path):
         assert run_on(2, open_together, images, tmp_path, connect=False) == [None, None]
-
-
-def test_one_gpu_for_several_processes_is_refused(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=r"cuda:0 would be the GPU of all 2 .* DEVICE cuda,"):
-        pick_device("cuda:0")
-    with pytest.raises(UserError, match="GPUs found"):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-        pick_device("cuda")

@@ -1,20 +1,18 @@
 """Which checkpoint a diverging run keeps and names, and numbers that no run can start with."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from moco import pretrain
-from moco.classification.classify import main as classify
+from moco import linear
 from moco.classification.config import load_classify_cfg
 from moco.common.errors import NumericError, UserError
-from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT, list_checkpoints, load_checkpoint
+from moco.engine.checkpoint import list_checkpoints, load_checkpoint
 from moco.engine.saver import LossRange, largest_weight
 from moco.engine.schedule import LearningRate
-from moco.linear import LINEAR
 from moco.pretraining.config import load_pretrain_cfg
-from tests.moco import classify_runs
 
 
 def good_after(losses, weights=1.0):
@@ -78,37 +76,26 @@ def test_largest_weight():
         assert math.isnan(largest_weight(model))
 
 
-@pytest.fixture(scope="module")
-def labeled(tmp_path_factory):
-    counts = {"train": (7, 7, 8), "val": (3, 2, 2)}
-    return classify_runs.write_labeled(tmp_path_factory.mktemp("labeled"), counts, 60)
+@pytest.fixture
+def diverge(train, monkeypatch):
+    """`diverge(folder, rates)`: a run of 8 or 6 steps with these learning rates at these steps."""
+    usual = LearningRate.__call__
 
-
-@pytest.fixture(params=["pretrain", "linear"])
-def train(request, images, tiny, labeled, monkeypatch):
-    """`train(folder, rates, KEY=value)`: with these learning rates at these steps."""
-
-    def go(folder, rates, **changes):
+    def go(folder, rates):
         monkeypatch.setattr(
             LearningRate, "__call__", lambda self, step: rates.get(step) or usual(self, step)
         )
-        changes = {"CHECKPOINT__EVERY_ITERS": 1, **changes}
-        if request.param == "pretrain":
-            pretrain.main(tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes))
-        else:
-            changes = {"SOLVER__RANDOM_LR": 0.1, "SOLVER__MAX_EPOCHS": 4, **changes}
-            classify(LINEAR, classify_runs.words(folder, labeled, "random", **changes))
+        more = {} if train.name == "pretrain" else {"SOLVER__MAX_EPOCHS": 4}
+        train(folder, CHECKPOINT__EVERY_ITERS=1, **more)
 
-    usual = LearningRate.__call__
-    go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT
     return go
 
 
-def test_a_diverged_run_keeps_the_checkpoint_before(train, tmp_path):
+def test_a_diverged_run_keeps_the_checkpoint_before(train, diverge, tmp_path):
     """From step 3 on the weights are of 1e7 and more; KEEP 2 would leave only such files."""
     run = tmp_path / "run"
     rates = {2: 1e9} | dict.fromkeys(range(3, 8), 1e-09)
-    train(run, rates)
+    diverge(run, rates)
     states = {path: load_checkpoint(path, train.form) for path in list_checkpoints(run)}
     assert [state["step"] for state in states.values()] == [2, 7, 8]
     weights = [max(float(x.abs().max()) for x in s["state_dict"].values()) for s in states.values()]
@@ -116,25 +103,27 @@ def test_a_diverged_run_keeps_the_checkpoint_before(train, tmp_path):
     assert load_checkpoint(run / (run / "last_checkpoint").read_text(), train.form)["step"] == 8
 
 
-def test_the_message_names_it(train, tmp_path):
+@pytest.mark.slow
+def test_the_message_names_it(train, diverge, tmp_path):
     """The loss breaks off some steps after the learning rate did."""
     run = tmp_path / "run"
     rates = {2: 1e9} | dict.fromkeys(range(3, 6), 1e-09) | {6: math.inf}
     with pytest.raises(NumericError) as error:
-        train(run, rates)
+        diverge(run, rates)
     (kept,) = [p for p in list_checkpoints(run) if load_checkpoint(p, train.form)["step"] == 2]
     assert str(kept) in str(error.value)
 
 
-def test_a_healthy_run_keeps_as_many_as_ever(train, tmp_path):
-    train(tmp_path / "run", {})
+@pytest.mark.slow
+def test_a_healthy_run_keeps_as_many_as_ever(train, diverge, tmp_path):
+    diverge(tmp_path / "run", {})
     states = [load_checkpoint(p, train.form) for p in list_checkpoints(tmp_path / "run")]
     assert [state["step"] for state in states] == [7, 8]
 
 
-def test_weights_that_are_not_finite_are_not_saved(train, tmp_path):
+def test_weights_that_are_not_finite_are_not_saved(train, diverge, tmp_path):
     with pytest.raises(NumericError, match=r"weight is .* after step 2; .*SOLVER\.BASE_LR"):
-        train(tmp_path / "run", {2: math.inf})
+        diverge(tmp_path / "run", {2: math.inf})
     states = [load_checkpoint(p, train.form) for p in list_checkpoints(tmp_path / "run")]
     assert [state["step"] for state in states] == [1, 2]
 
@@ -142,13 +131,6 @@ def test_weights_that_are_not_finite_are_not_saved(train, tmp_path):
 @pytest.mark.parametrize("value", ["inf", "nan", "-1"])
 @pytest.mark.parametrize("key", ["BASE_LR", "WEIGHT_DECAY", "GAMMA"])
 def test_numbers_that_are_refused_by_their_key(key, value):
-    opts = [f"SOLVER.{key}", value]
-    with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
-        load_pretrain_cfg(None, opts)
-    with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
-        load_classify_cfg(LINEAR.defaults, None, opts)
-
-
-def test_a_flag_is_refused_by_its_key():
-    with pytest.raises(UserError, match=r"SOLVER\.BASE_LR: got inf"):
-        load_pretrain_cfg(None, pretrain.parse_args(["--lr", "inf"]).opts)
+    for load in (load_pretrain_cfg, partial(load_classify_cfg, linear.LINEAR.defaults)):
+        with pytest.raises(UserError, match=rf"SOLVER\.{key}: got"):
+            load(None, [f"SOLVER.{key}", value])

@@ -1,0 +1,125 @@
+"""kNN classification of frozen features: how good they are, without training anything.
+
+The protocol of InstDisc (arXiv 1805.01978, sec. 3.4), as in MoCo's CIFAR notebook: the k nearest
+training images by cosine similarity s vote with weight exp(s / t).
+
+N batch, D feature dimension, M number of training images, W processes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moco.common.distributed import gather_rows, is_main, rank, world_size
+from moco.common.errors import DataError
+from moco.common.files import PathLike
+from moco.common.progress import Progress
+from moco.data.images import Images, labeled_sets
+from moco.engine.evaluation import CenterCrop, in_batches, outputs
+from moco.engine.loader import batch_loader
+
+WORKER_TIMEOUT_SECONDS = 600  # a data-loader worker that delivers nothing for this long hangs
+MAX_SIMILARITIES = 1 << 27  # computed at a time: half a gigabyte
+
+
+@dataclass(frozen=True)
+class KnnResult:
+    """Top-1 in 0..100, and on what; `k` after limiting it to the images."""
+
+    top1: float
+    k: int
+    t: float
+    num_train: int
+    num_val: int
+    num_classes: int
+
+    def __str__(self) -> str:
+        return (
+            f"kNN top-1 {self.top1:.1f}% (k={self.k}, t={self.t}; {self.num_train} train, "
+            f"{self.num_val} val images, {self.num_classes} classes, "
+            f"chance {100 / self.num_classes:.1f}%)"
+        )
+
+
+def knn_predict(
+    train: Tensor, labels: Tensor, queries: Tensor, k: int, t: float, num_classes: int
+) -> Tensor:
+    """Predicted classes (N,) of `queries` (N, D), given `train` (M, D) and `labels` (M,).
+
+    Rows are of unit length; 1 <= k <= M. Equal votes go to the lowest class.
+    """
+    similarity, nearest = (queries @ train.T).topk(k, dim=1)  # (N, k)
+    votes = torch.zeros(len(queries), num_classes, device=queries.device)
+    votes.scatter_add_(1, labels[nearest], (similarity / t).exp())
+    return votes.argmax(dim=1)
+
+
+def evaluate(
+    backbone: nn.Module,
+    root: PathLike,
+    crop: CenterCrop,
+    k: int,
+    t: float,
+    device: torch.device,
+    workers: int = 0,
+    batch: int = 64,
+) -> KnnResult:
+    """kNN accuracy on `root/val` with the images of `root/train` as neighbors.
+
+    Each process of a run encodes its part of the images; all get the result.
+
+    Args:
+        backbone: images (N, 3, H, W) → features (N, D); is moved to `device`.
+
+    Raises:
+        DataError: folders missing, different classes, images that cannot be decoded.
+    """
+    data = labeled_sets(root)
+    num_classes = len(data.classes)
+    backbone = backbone.to(device).eval()
+    train = features(backbone, data.train, crop, device, workers, batch)
+    val = features(backbone, data.val, crop, device, workers, batch)
+    labels = torch.tensor(data.train_labels, device=device)
+    k = min(k, len(train))
+    rows = max(1, MAX_SIMILARITIES // len(train))
+    predictions = [
+        knn_predict(train, labels, chunk, k, t, num_classes).cpu() for chunk in val.split(rows)
+    ]
+    right = torch.cat(predictions) == torch.tensor(data.val_labels)
+    top1 = 100 * int(right.sum()) / len(right)
+    return KnnResult(top1, k, t, len(train), len(val), num_classes)
+
+
+def features(
+    backbone: nn.Module,
+    images: Images,
+    crop: CenterCrop,
+    device: torch.device,
+    workers: int,
+    batch: int,
+) -> Tensor:
+    """Features (M, D) of unit length, after global pooling; all processes call it together."""
+    M, W = len(images), world_size()
+    # Image i is process i % W's; the last ones are encoded twice where M is no multiple of W.
+    mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
+    rows = []
+    with Progress(len(mine), "kNN features", "img", silent=not is_main()) as bar:
+        for indices, encoded in outputs(
+            lambda x: F.normalize(backbone(x), dim=1),
+            images,
+            crop,
+            in_batches(mine, batch),
+            device,
+            lambda crops, batches: batch_loader(
+                crops, batches, device, workers, WORKER_TIMEOUT_SECONDS
+            ),
+        ):
+            rows.append(encoded)
+            bar.update(len(indices))
+    mine_encoded = torch.cat(rows)
+    if not bool(mine_encoded.isfinite().all()):
+        raise DataError("kNN: features are not finite; the weights are damaged or diverged")
+    gathered = gather_rows(mine_encoded).view(W, len(mine), -1)
+    return gathered.transpose(0, 1).reshape(W * len(mine), -1)[:M]

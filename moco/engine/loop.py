@@ -1,0 +1,252 @@
+"""The loop of all trainings: batch, step, update, log, save, stop, evaluate, record.
+
+W processes.
+"""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moco.common import distributed
+from moco.common.cfgnode import flatten
+from moco.common.errors import DataError, UserError
+from moco.common.files import atomic_write_text
+from moco.common.progress import Progress
+from moco.common.run import RunFolder, RunRecord, provenance, write_record
+from moco.engine.checkpoint import PREFIX
+from moco.engine.config import protocol_sha256
+from moco.engine.metrics import MetricsLog, StepLog
+from moco.engine.resume import check_same_run, extensions, find_checkpoint
+from moco.engine.saver import Saver
+from moco.engine.statistics import mean_statistics, set_statistics
+from moco.engine.stop import stop_signals
+from moco.engine.training import Step, Training, print_notes
+
+
+def train(
+    training: Training[Any, Any],
+    folder: RunFolder,
+    resume: str | None = None,
+    extend: bool = False,
+    other_processes: bool | None = None,
+) -> Path:
+    """Train, save, evaluate; returns the path of the last checkpoint.
+
+    Args:
+        training: just built.
+        folder: open and locked.
+        resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
+            scratch where there is none), or the path of a checkpoint.
+        extend: the checkpoint's run may have been a shorter one.
+        other_processes: resume although another number of processes made the checkpoint; None:
+            that cannot be chosen.
+
+    Raises:
+        DataError, NumericError, UserError: the newest checkpoint stays as it was.
+        Preempted, KeyboardInterrupt: on SIGTERM, SIGINT, SOLVER.STOP_AT_ITERS; the step was saved.
+    """
+    run = _Run(training, folder)
+    run.begin(resume, extend, other_processes)
+    if run.step and run.last_evaluated() < run.step:
+        run.evaluate_if_due(run.step)  # the run was stopped before this evaluation
+    size = training.batch_size
+    total, done, silent = training.total_steps * size, run.step * size, not distributed.is_main()
+    bar = Progress(total, training.verb, "img", initial=done, silent=silent)
+    with bar, stop_signals() as stop:
+        for plan, batch in training.batches(run.step):
+            lr = training.rate(plan.step)
+            for group in training.optimizer.param_groups:
+                group["lr"] = lr
+            training.optimizer.zero_grad()
+            step = training.forward_backward(batch, plan)
+            loss, accuracy, stop_signal = _over_processes(step, stop.received)
+            run.saver.check_loss(loss, plan.step)
+            training.update(step)
+            run.log.add(plan.step, loss, accuracy, lr)
+            bar.update(size, loss=f"{loss:.3f}", **run.shown)
+            if (plan.step + 1) % training.steps_per_epoch == 0:
+                training.end_epoch()
+            run.saver.save_if_due(plan.step, stop_signal)
+            run.evaluate_if_due(plan.step + 1)
+    return run.finish()
+
+
+def _over_processes(step: Step, received: int | None) -> tuple[float, float, int | None]:
+    """Mean loss and accuracy of all processes, and a stop signal that any of them got.
+
+    One exchange of three numbers: with it a loss that is not finite, or a signal, is known to every
+    process before the weights change.
+    """
+    number = step.loss.new_tensor(float(received or 0))
+    report = torch.stack([step.loss.detach(), step.accuracy, number])
+    loss, accuracy, signals = distributed.mean_over_ranks(report).tolist()
+    return loss, accuracy, (received or signal.SIGTERM) if signals else None
+
+
+class _Run:
+    """Bookkeeping of one run in its folder: log, checkpoints, evaluations, record."""
+
+    def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
+        self.training, self.folder = training, folder
+        cfg, size = training.cfg, training.batch_size
+        epoch, total = training.steps_per_epoch, training.total_steps
+        main_folder = folder if distributed.is_main() else None
+        self.metrics = MetricsLog(main_folder, epoch, cfg.LOG.TENSORBOARD)
+        self.log = StepLog(self.metrics, cfg.LOG.EVERY_ITERS, total, size, training.accuracy_name)
+        self.saver = Saver(folder.path, epoch, total, cfg, training.model, self._content)
+        self.step, self.seconds_before = 0, 0.0  # done when the run was opened
+        self.extensions: list[str] = []
+        self.shown: dict[str, str] = {}
+        self.opened = time.monotonic()
+
+    def begin(self, resume: str | None, extend: bool, other_processes: bool | None) -> None:
+        """From scratch, or from a checkpoint."""
+        if resume is None:
+            self.saver.delete_earlier()
+        else:
+            self._restore(resume, extend, other_processes)
+        if self.step == 0:
+            self.training.start()
+        if distributed.is_main():
+            atomic_write_text(self.folder.path / "config.yaml", self.training.cfg.dump())
+        print_notes(self.extensions)
+
+    def last_evaluated(self) -> int:
+        """After how many steps the last evaluation was logged; all processes call it together."""
+        return distributed.highest(self.metrics.last().get(self.training.evaluated, (0, 0.0))[0])
+
+    def evaluate_if_due(self, done: int) -> None:
+        """Every `evaluate_every_epochs` epochs; `finish` has the last one."""
+        epoch, into_epoch = divmod(done, self.training.steps_per_epoch)
+        every = self.training.evaluate_every_epochs
+        if every and into_epoch == 0 and epoch % every == 0 and done != self.training.total_steps:
+            self._evaluate(done)
+
+    def finish(self) -> Path:
+        """The last evaluation and run.json; returns the last checkpoint."""
+        self.training.end_epoch()
+        if self.last_evaluated() != self.training.total_steps:
+            self._evaluate(self.training.total_steps)
+        if distributed.is_main():
+            self._write_record()
+        self.metrics.close()
+        distributed.barrier()
+        return self.saver.path(self.training.total_steps)
+
+    def _evaluate(self, done: int) -> None:
+        started = time.monotonic()
+        result = self.training.evaluate()
+        if result is None:
+            return
+        self.metrics.write(done, result.metrics)
+        self.shown = {"top1": f"{result.metrics[self.training.evaluated]:.1f}"}
+        if distributed.is_main():
+            print(f"after step {done} of {self.training.total_steps}: {result.text}", flush=True)
+        self.log.pause(time.monotonic() - started)  # the speed logged is that of training
+
+    def _write_record(self) -> None:
+        training, cfg, last = self.training, self.training.cfg, self.metrics.last()
+        excluded, added = training.not_protocol, training.added_keys
+        own = training.record()
+        record = RunRecord(
+            kind=training.kind,
+            status="done",
+            engine="moco",
+            seed=cfg.SEED,
+            config_sha256=protocol_sha256(cfg, excluded, added),
+            config=flatten(cfg),
+            provenance={**provenance(), "processes": distributed.world_size()},
+            iterations=training.total_steps,
+            seconds=self._seconds(),
+            metrics={name: last[key][1] for name, key in training.recorded.items() if key in last},
+            **{**own, "notes": [*own["notes"], *self.extensions]},
+        )
+        write_record(self.folder.path, record)
+
+    def _content(self, done: int) -> dict[str, Any]:
+        """The content of a checkpoint, everything that the next step depends on.
+
+        All processes call it together, all get the same. Order, views, BN shuffle and sampled
+        negatives are functions of seed and step, so there is no state of a random number generator.
+
+        Deviation: the running statistics in `state_dict` are the mean over the processes (the
+        official code saves the first one's); each process's own, which training continues with,
+        are in `statistics`.
+        """
+        training, cfg = self.training, self.training.cfg
+        with mean_statistics(training.model) as statistics:
+            state = {
+                # The statistics in the model are its own again when this one is written.
+                f"{PREFIX}{name}": x.clone() if ".running_" in f".{name}" else x
+                for name, x in training.gathered_state().items()
+            }
+        return {
+            "epoch": done // training.steps_per_epoch,
+            "arch": training.spec.arch,
+            "state_dict": state,
+            "optimizer": training.optimizer.state_dict(),
+            "format": training.checkpoint_format,
+            "encoder": training.spec.to_dict(),
+            "input": {
+                "channel_order": "RGB",
+                "mean": list(cfg.AUG.MEAN),
+                "std": list(cfg.AUG.STD),
+            },
+            "step": done,
+            "seed": cfg.SEED,
+            "num_images": len(training.images),
+            "seconds": self._seconds(),
+            "config": flatten(cfg),
+            "processes": distributed.world_size(),
+            "statistics": statistics,
+            "scaler": training.scaler.state_dict(),
+            "step_log": self.log.state_dict(),
+            "extensions": self.extensions,
+            **training.state_dict(),
+        }
+
+    def _restore(self, resume: str, extend: bool, other_processes: bool | None) -> None:
+        training = self.training
+        found = find_checkpoint(resume, self.folder.path, training.checkpoint_format)
+        distributed.agree(found[1]["step"] if found else 0, "the checkpoint to resume from")
+        if found is None:
+            if extend:
+                raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
+            return
+        path, state = found
+        images, may_change = len(training.images), training.may_change
+        check_same_run(path, state, training.cfg, images, may_change, extend, training.added_keys)
+        world = distributed.world_size()
+        same_processes = state.get("processes") == world
+        if not same_processes and not other_processes:
+            instead = "" if other_processes is None else ", or add --other-processes"
+            raise UserError(
+                f"{path}: was trained by {state.get('processes')} processes, this run has {world}; "
+                f"start as many{instead}"
+            )
+        weights = {name.removeprefix(PREFIX): x for name, x in state["state_dict"].items()}
+        training.resume(path, state)
+        try:
+            training.load_gathered_state(weights)
+            if same_processes:
+                set_statistics(training.model, state["statistics"][distributed.rank()])
+            training.optimizer.load_state_dict(state["optimizer"])
+            training.scaler.load_state_dict(state["scaler"])
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise DataError(f"{path}: does not fit this model ({reason})") from error
+        training.end_epoch()
+        self.extensions = extensions(path, state, training.rate, training.cfg, extend)
+        self.step, self.seconds_before = state["step"], state["seconds"]
+        self.log.resume(path, state)
+        self.saver.resume_from(path, state)
+        self.metrics.drop_after(self.step)
+        if distributed.is_main():
+            steps = f"step {self.step} of {training.total_steps}"
+            print(f"resuming from {path} after {steps}", flush=True)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.opened

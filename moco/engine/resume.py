@@ -1,0 +1,114 @@
+"""Resuming: which checkpoint, whether it is of the same run, and by how much the run got longer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from moco.common import distributed
+from moco.common.cfgnode import flatten
+from moco.common.command import AUTO
+from moco.common.errors import DataError, UserError
+from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
+from moco.engine.schedule import LearningRate
+
+LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
+
+
+def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[str, Any]] | None:
+    """Path and content of the checkpoint to resume from; None where there is none.
+
+    Args:
+        resume: `"auto"` for the newest one in `folder`, or a path.
+        form: a format of `moco.engine.checkpoint`.
+
+    Raises:
+        DataError: damaged.
+    """
+    if resume != AUTO:
+        return Path(resume), load_checkpoint(resume, form)
+    found = newest_checkpoint(folder, form)
+    if distributed.is_main():
+        if found is None:
+            print(f"no checkpoint in {folder}: starting from scratch", flush=True)
+        for warning in found[2] if found else ():
+            print(f"warning: {warning}", flush=True)
+    return found[:2] if found else None
+
+
+def check_same_run(
+    path: Path,
+    state: Mapping[str, Any],
+    cfg: CfgNode,
+    num_images: int,
+    may_change: Sequence[str],
+    extend: bool,
+    added: Mapping[str, Any],
+) -> None:
+    """Whether a checkpoint was made by a run with these keys and as many images.
+
+    Args:
+        may_change: keys that may differ. extend: so may the length of the run.
+        added: keys that earlier versions did not have, with what they did.
+
+    Raises:
+        UserError: with other keys. DataError: with other data.
+    """
+    mine, theirs = flatten(cfg), {**added, **state["config"]}
+    may_change = (*may_change, *LENGTH) if extend else may_change
+    for key in sorted(mine.keys() | theirs.keys()):
+        if any(key == name or key.startswith(f"{name}.") for name in may_change):
+            continue
+        if key not in mine or key not in theirs:
+            raise UserError(
+                f"{path}: was written by another version of this project, in which {key} is "
+                f"{'missing' if key in mine else 'known'}; use that version, or start from scratch"
+            )
+        if _plain(mine[key]) != _plain(theirs[key]):
+            longer = ", make it longer with --extend" if key in LENGTH else ""
+            raise UserError(
+                f"{path}: was trained with {key} {theirs[key]!r}, this run has "
+                f"{mine[key]!r}; set the same{longer}, or set another OUTPUT_DIR"
+            )
+    if state["num_images"] != num_images:
+        raise DataError(
+            f"{cfg.DATA.ROOT}: holds {num_images} images, the run in {path} was "
+            f"started with {state['num_images']}; give the same data or start from scratch"
+        )
+
+
+def extensions(
+    path: Path, state: Mapping[str, Any], rate: LearningRate, cfg: CfgNode, extend: bool
+) -> list[str]:
+    """A note for each time that the run in a checkpoint was made longer.
+
+    Args:
+        rate: of the run as it is now, longer if `extend`.
+
+    Raises:
+        UserError: a run that is to be extended is not longer than before.
+    """
+    notes = [str(note) for note in state.get("extensions", [])]
+    step, total = state["step"], rate.length.total_steps
+    before = state.get("total_steps", step)
+    # The same command again: an extended run was interrupted, or is finished.
+    if not extend or (total == before and (step < before or notes)):
+        return notes
+    if total <= before:
+        raise UserError(
+            f"--extend: {path} is of a run of {before} steps, and this one has {total}; "
+            f"set a larger {' or '.join(key for key in LENGTH if key in flatten(cfg))}"
+        )
+    note = f"extended from {before} to {total} steps, after step {step}"
+    if rate.of_total(before)(step - 1) != rate(step - 1):
+        last = state["optimizer"]["param_groups"][0]["lr"]
+        note += (
+            f"; not equivalent to a run of {total} steps: the schedule of the shorter one had come "
+            f"to a learning rate of {last:g}, and the longer one's continues at {rate(step):g}"
+        )
+    return [*notes, note]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,81 @@
+"""Weights that a training or an evaluation starts from; convert/initial_weights.py reads files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from moco.common.command import RANDOM
+from moco.common.errors import UserError
+from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
+from moco.modeling.archs import ARCHS, EncoderSpec
+
+ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """A backbone with its input, and what a file has beside it.
+
+    Attributes:
+        init: name in a table.
+        spec: the network.
+        state: its tensors without a head, in torchvision's names; None: random weights.
+        beside: head, key encoder and queue as far as the file has them, by a mechanism's names.
+        mean, std: what pixels of 0..1 are normalized by, RGB.
+        sha256: of the file. source: of which layout it is.
+        notes: what a reader of the result has to know.
+        config, seed: of the run that wrote the file, where this project did.
+    """
+
+    init: str
+    spec: EncoderSpec
+    state: dict[str, Tensor] | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    sha256: str | None = None
+    source: str | None = None
+    notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeights:
+    """What the word `random` means: no file.
+
+    Args:
+        stem, width, init: `""` and 0: `imagenet`, 1, `random`.
+
+    Raises:
+        UserError: no architecture is given.
+    """
+    if not arch:
+        raise UserError(
+            f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
+            f"(choices are {', '.join(ARCHS)})"
+        )
+    return InitialWeights(init or RANDOM, EncoderSpec(arch, stem or "imagenet", width or 1.0))
+
+
+def init_name(path: Path) -> str:
+    """What weights are called in a table.
+
+    The file's name without its ending, with the folder's name before it for files called
+    `checkpoint_*`.
+
+    Raises:
+        UserError: it would be the word for random weights.
+    """
+    name = path.name
+    for ending in ENDINGS:
+        if name.endswith(ending):
+            name = name.removesuffix(ending)
+            break
+    folder = path.resolve().parent.name
+    name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
+    if name == RANDOM:
+        raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")
+    return name

@@ -1,0 +1,112 @@
+"""The architectures of the encoder, by name; nothing here needs torch."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from moco.common.errors import UserError
+
+
+class Arch(NamedTuple):
+    """A ResNet: its blocks, how many per stage, and the groups of a bottleneck's 3x3 convolution.
+
+    `width_per_group` is torchvision's: channels of a group for 64 planes.
+    """
+
+    bottleneck: bool
+    depths: tuple[int, int, int, int]
+    groups: int = 1
+    width_per_group: int = 64
+
+    @property
+    def expansion(self) -> int:
+        """Channels of a block's output for one of its planes."""
+        return 4 if self.bottleneck else 1
+
+    @property
+    def depth(self) -> int:
+        """The number in its name: of convolutions on the longest path, and the classifier."""
+        return 2 + sum(self.depths) * (3 if self.bottleneck else 2)
+
+
+ARCHS: dict[str, Arch] = {
+    "resnet10": Arch(False, (1, 1, 1, 1)),
+    "resnet18": Arch(False, (2, 2, 2, 2)),
+    "resnet34": Arch(False, (3, 4, 6, 3)),
+    "resnet50": Arch(True, (3, 4, 6, 3)),
+    "resnet101": Arch(True, (3, 4, 23, 3)),
+    # RX50 of table 1, ResNeXt-50-32x8d.
+    "resnext50_32x8d": Arch(True, (3, 4, 6, 3), groups=32, width_per_group=8),
+}
+STEMS = ("imagenet", "stride2", "cifar")
+MIN_STEM_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Which ResNet.
+
+    Attributes:
+        arch: a name in `ARCHS`; `resnet10` has one basic block per stage.
+        stem: `imagenet` (7x7, stride 2, max-pool: stride 4), `stride2` (3x3, stride 2, no
+            max-pool) or `cifar` (3x3, stride 1, no max-pool).
+        width: multiplies every channel count; 1 is the usual 64 channels after the stem. A
+            `resnet50` of width 2 and 4 is R50w2x and R50w4x of table 1.
+
+    Raises:
+        UserError: unknown name, or a width that gives no whole number of channels.
+    """
+
+    arch: str
+    stem: str = "imagenet"
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.arch not in ARCHS:
+            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(ARCHS)}")
+        if self.stem not in STEMS:
+            raise UserError(f"stem: got {self.stem!r}, choices are {', '.join(STEMS)}")
+        if not (self.width > 0 and (64 * self.width).is_integer() and 64 * self.width >= 8):
+            raise UserError(
+                f"width: got {self.width}, expected 64 * width to be a whole number "
+                f">= {MIN_STEM_CHANNELS}, e.g. 0.375 (24 channels)"
+            )
+
+    @classmethod
+    def of_shape(
+        cls, stem: str, depth: int, num_groups: int, width_per_group: int, stem_out_channels: int
+    ) -> "EncoderSpec":
+        """The spec of a ResNet with these numbers, as tensors' shapes give them.
+
+        Raises:
+            UserError: there is none.
+        """
+        width = stem_out_channels / 64
+        for name, arch in ARCHS.items():
+            per_group = int(arch.width_per_group * width) if arch.bottleneck else 64
+            if (arch.depth, arch.groups, per_group) == (depth, num_groups, width_per_group):
+                return cls(name, stem, width)
+        raise UserError(
+            f"a ResNet-{depth} of {stem_out_channels} stem channels, with {num_groups} groups of "
+            f"{width_per_group}; known are {', '.join(ARCHS)} of any width"
+        )
+
+    @property
+    def stem_channels(self) -> int:
+        """Channels after the stem."""
+        return round(64 * self.width)
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the last stage, the dimension of the pooled features."""
+        return 8 * self.stem_channels * ARCHS[self.arch].expansion
+
+    @property
+    def name(self) -> str:
+        """`resnet50`, `resnet50w2`, `resnet18_cifar`: rows of one table have one network."""
+        width = "" if self.width == 1 else f"w{self.width:g}"
+        stem = "" if self.stem == "imagenet" else f"_{self.stem}"
+        return f"{self.arch}{width}{stem}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; `EncoderSpec(**d)` reads them back."""
+        return asdict(self)

@@ -1,0 +1,169 @@
+"""Which files a training or an evaluation can start from, and what is refused."""
+
+import pytest
+import torch
+from torchvision.models import resnet18
+
+from convert.convert_to_d2 import convert_file
+from convert.initial_weights import read_initial_weights
+from moco.common.errors import DataError, UserError
+from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
+from moco.modeling.encoder import COUNTER, EncoderSpec, build_backbone, load_backbone
+from tests.moco.classification.classify_runs import MEAN, SPEC, STD, write_pretrained
+from tests.oracles.resnets import randomize
+
+IMAGENET = EncoderSpec("resnet10", "imagenet", 0.125)
+
+
+@pytest.fixture(scope="module")
+def state():
+    torch.manual_seed(0)
+    network = build_backbone(IMAGENET)
+    randomize(network)
+    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def official(state):
+    """As main_moco.py saves it, MLP head included."""
+    names = {f"module.encoder_{e}.{k}": v for e in "qk" for k, v in state.items()}
+    for e in "qk":
+        for part in ("fc.0.weight", "fc.0.bias", "fc.2.weight", "fc.2.bias"):
+            names[f"module.encoder_{e}.{part}"] = torch.zeros(4, 4)
+    names |= {"module.queue": torch.zeros(4, 8), "module.queue_ptr": torch.zeros(1).long()}
+    return {"epoch": 200, "arch": "resnet10", "state_dict": names, "optimizer": {}}
+
+
+def example(state):
+    """As pytorch/examples and main_lincls.py save it."""
+    head = {"fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
+    names = {f"module.{k}": v for k, v in {**state, **head}.items()}
+    return {"epoch": 90, "arch": "resnet10", "state_dict": names, "best_acc1": 1.0}
+
+
+def plain(state):
+    return {**state, "fc.weight": torch.zeros(3, 64), "fc.bias": torch.zeros(3)}
+
+
+def solo(state):
+    """A layout that only the converter knows: vturrisi/solo-learn's."""
+    names = {f"backbone.{k}": v for k, v in state.items()}
+    names |= {"classifier.weight": torch.zeros(3, 64), "projector.0.weight": torch.zeros(3, 64)}
+    return {"pytorch-lightning_version": "1.6", "epoch": 3, "state_dict": names}
+
+
+LAYOUTS = {
+    "facebookresearch/moco": official,
+    "pytorch/examples imagenet": example,
+    "torchvision": plain,
+    "vturrisi/solo-learn": solo,
+}
+
+
+def save(tmp_path, content, name="weights.pth.tar"):
+    torch.save(content, tmp_path / name)
+    return str(tmp_path / name)
+
+
+def assert_holds(weights, state):
+    for name, value in weights.state.items():
+        assert name.endswith(COUNTER) or torch.equal(value, state[name]), name
+
+
+@pytest.mark.parametrize("source", LAYOUTS)
+def test_files_of_others(state, tmp_path, source):
+    weights = read_initial_weights(save(tmp_path, LAYOUTS[source](state)))
+    assert (weights.source, weights.spec, weights.init) == (source, IMAGENET, "weights")
+    assert (weights.mean, weights.std) == (IMAGENET_MEAN, IMAGENET_STD)
+    assert len(weights.sha256) == 64
+    assert_holds(weights, state)
+
+
+@pytest.mark.parametrize("to", ["detectron2", "torchvision"])
+def test_what_the_converter_writes(state, tmp_path, to):
+    path = save(tmp_path, official(state))
+    convert_file(path, tmp_path / "mine.safetensors", to=to)
+    weights = read_initial_weights(str(tmp_path / "mine.safetensors"))
+    assert (weights.spec, weights.init) == (IMAGENET, "mine")
+    assert_holds(weights, state)
+
+
+def test_a_checkpoint_of_this_project(tmp_path):
+    path = write_pretrained(tmp_path / "checkpoint_0199.pth.tar")
+    weights = read_initial_weights(str(path))
+    assert (weights.spec, weights.mean, weights.std) == (SPEC, MEAN, STD)
+    assert weights.init == f"{tmp_path.name}_checkpoint_0199"
+    assert read_initial_weights(str(path), init="mine").init == "mine"
+    content = torch.load(path, weights_only=True)["state_dict"]
+    query = {name.removeprefix("module.encoder_q."): value for name, value in content.items()}
+    assert_holds(weights, query)
+    assert torch.equal(weights.beside["queue"], content["module.queue"])
+
+
+def test_torchvisions_own_network_gives_the_same_features(tmp_path):
+    torch.manual_seed(0)
+    model = resnet18()
+    randomize(model)
+    weights = read_initial_weights(save(tmp_path, model.state_dict(), "resnet18.pth"))
+    assert weights.spec == EncoderSpec("resnet18")
+    model.fc = torch.nn.Identity()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(load_backbone(weights.spec, weights.state)(x), model.eval()(x))
+
+
+def test_a_stem_that_the_shapes_do_not_tell(tmp_path):
+    network = build_backbone(SPEC)
+    randomize(network)
+    path = save(tmp_path, network.state_dict())
+    with pytest.raises(UserError, match=r"MODEL\.STEM .* cifar \(1\) or stride2 \(2\)"):
+        read_initial_weights(path)
+    for stem in ("stride2", "cifar"):
+        assert read_initial_weights(path, stem=stem).spec.stem == stem
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bn1.weight", None),
+        ("layer4.9.conv2.weight", torch.zeros(1)),
+        ("bn1.weight", torch.zeros(9)),
+        ("bn1.weight", torch.full((8,), torch.nan)),
+        ("bn1.weight", torch.zeros(8).to_sparse()),
+        ("bn1.weight", [1.0] * 8),
+        ("layer4.0.conv2.weight", torch.full((64, 64, 3, 3), 1e30)),
+    ],
+)
+def test_networks_that_are_not_whole_or_not_sound(state, tmp_path, name, value):
+    changed = {k: v for k, v in {**state, name: value}.items() if v is not None}
+    path = save(tmp_path, plain(changed))
+    with pytest.raises(DataError) as error:
+        read_initial_weights(path)
+    assert str(error.value).startswith(path)
+
+
+def test_random_is_a_word_and_needs_a_network(state, tmp_path):
+    with pytest.raises(UserError, match=r"MODEL\.ARCH"):
+        read_initial_weights("random")
+    weights = read_initial_weights("random", "resnet18")
+    assert weights.state is None and weights.spec == EncoderSpec("resnet18")
+    with pytest.raises(UserError, match="--init"):
+        read_initial_weights(save(tmp_path, plain(state), "random.pth"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("arch", "resnet18"), ("width", 1.0), ("stem", "cifar")]
+)
+def test_another_network_than_the_requested_one(state, tmp_path, key, value):
+    path = save(tmp_path, official(state))
+    with pytest.raises(UserError, match=rf"MODEL\.{key.upper()}"):
+        read_initial_weights(path, **{key: value})
+
+
+def test_an_architecture_that_no_training_here_has(tmp_path):
+    torch.manual_seed(0)
+    from torchvision.models import resnext50_32x4d
+
+    model = resnext50_32x4d()
+    randomize(model)
+    with pytest.raises(UserError, match="32 groups of 4"):
+        read_initial_weights(save(tmp_path, model.state_dict()))

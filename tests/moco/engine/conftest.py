@@ -1,0 +1,49 @@
+"""Tiny runs of all trainings, which the loop's tests take in turn."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moco import finetune, linear, pretrain
+from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT
+from tests.moco.classification import classify_runs
+
+
+@pytest.fixture(scope="session")
+def labeled(tmp_path_factory) -> Path:
+    counts = {"train": (7, 7, 8), "val": (3, 2, 2)}
+    return classify_runs.write_labeled(tmp_path_factory.mktemp("labeled"), counts, 60)
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory) -> Path:
+    return classify_runs.write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
+
+
+@pytest.fixture(scope="session", params=["pretrain", "linear", "finetune"])
+def train(request, images, tiny, labeled, pretrained) -> Callable[..., None]:
+    """`train(folder, *flags, KEY=value)`: a run of 8 or 6 steps, in epochs of 3 or 2.
+
+    `train.form`: the format of its checkpoints.
+    """
+
+    def go(folder: Path, *flags: str, **changes: object) -> None:
+        if request.param == "pretrain":
+            pretrain.main([*tiny(DATA__ROOT=images, OUTPUT_DIR=folder, **changes), *flags])
+            return
+        command = linear if request.param == "linear" else finetune
+        changes = {"SOLVER__BASE_LR": 0.1, **changes}
+        command.main([*classify_runs.words(folder, labeled, pretrained, **changes), *flags])
+
+    go.name = request.param  # type: ignore[attr-defined]
+    go.form = FORMAT if request.param == "pretrain" else CLASSIFIER_FORMAT  # type: ignore[attr-defined]
+    return go
+
+
+@pytest.fixture(scope="session")
+def straight(train, tmp_path_factory) -> Path:
+    """Folder of an uninterrupted run; a line of metrics every three steps."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    train(run, LOG__EVERY_ITERS=3)
+    return run

@@ -1,0 +1,137 @@
+"""LARS beside its equations in float64, and through a training."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from moco.common.cfgnode import load_cfg
+from moco.common.errors import Preempted, UserError
+from moco.common.files import sha256_state
+from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_checkpoint
+from moco.engine.config import common_cfg, protocol_sha256
+from moco.engine.lars import LARS
+from moco.engine.optim import OPTIMIZERS
+from moco.linear import main
+from tests.moco.classification.classify_runs import words, write_labeled, write_pretrained
+
+RATES = [0.5, 0.5, 0.2, 0.2]
+
+
+def by_hand(values, gradients, momentum=0.9, decay=0.01, trust=0.1):
+    """The docstring's equations over nested lists of Python's floats, one parameter."""
+    scaled = isinstance(values[0], list)
+    w = [x for row in values for x in row] if scaled else list(values)
+    v = [0.0] * len(w)
+    for rate, gradient in zip(RATES, gradients, strict=True):
+        g = [x for row in gradient for x in row] if scaled else gradient
+        u = [a + decay * b for a, b in zip(g, w, strict=True)] if scaled else g
+        w_norm, u_norm = (math.sqrt(sum(x * x for x in xs)) for xs in (w, u))
+        r = trust * w_norm / u_norm if scaled and w_norm > 0 and u_norm > 0 else 1.0
+        v = [momentum * a + r * b for a, b in zip(v, u, strict=True)]
+        w = [a - rate * b for a, b in zip(w, v, strict=True)]
+    return w
+
+
+def cases():
+    torch.manual_seed(0)
+    weight, bias, zero = torch.randn(3, 4), torch.randn(4), torch.zeros(2, 2)
+    return [
+        (start.double(), torch.randn(4, *start.shape).double()) for start in (weight, bias, zero)
+    ]
+
+
+def trained(parameters, gradients, reload_at=None):
+    """After one step with each gradient; a new optimizer takes the state up at `reload_at`."""
+    keys = {"lr": 0.0, "momentum": 0.9, "weight_decay": 0.01, "trust_coefficient": 0.1}
+    optimizer = LARS(parameters, **keys)
+    for step, rate in enumerate(RATES):
+        if step == reload_at:
+            state = optimizer.state_dict()
+            optimizer = LARS(parameters, lr=9.0)
+            optimizer.load_state_dict(state)
+        optimizer.param_groups[0]["lr"] = rate
+        for parameter, each in zip(parameters, gradients, strict=True):
+            parameter.grad = each[step].clone()
+        optimizer.step()
+    return parameters
+
+
+@pytest.mark.parametrize("reload_at", [None, 2])
+def test_its_equations(reload_at):
+    """A weight, a bias (neither decay nor trust ratio), and a weight of zeros (ratio 1)."""
+    parameters = [torch.nn.Parameter(start.clone()) for start, _ in cases()]
+    trained(parameters, [gradients for _, gradients in cases()], reload_at)
+    for parameter, (start, gradients) in zip(parameters, cases(), strict=True):
+        expected = by_hand(start.tolist(), gradients.tolist())
+        torch.testing.assert_close(
+            parameter.detach().flatten(), torch.tensor(expected).double(), rtol=1e-6, atol=1e-7
+        )
+
+
+def test_parameters_without_a_gradient_stay():
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    LARS([weight], lr=1.0).step()
+    assert torch.equal(weight, torch.ones(2, 2))
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory):
+    """`linear(folder, *flags, KEY=value)`: a linear classification of 6 steps; its last state."""
+    tmp = tmp_path_factory.mktemp("linear")
+    data = write_labeled(tmp / "data", {"train": (7, 7, 8), "val": (3, 2, 2)}, 25)
+    pretrained = write_pretrained(tmp / "moco.pth.tar")
+
+    def run(folder, *flags, **changes):
+        main([*words(folder, data, pretrained, **changes), *flags])
+        path = list_checkpoints(folder)[-1]
+        return load_checkpoint(path, CLASSIFIER_FORMAT)["state_dict"]
+
+    return run
+
+
+def test_a_training_with_it_resumes_exactly(linear, tmp_path):
+    keys = {"SOLVER__OPTIMIZER": "lars", "SOLVER__BASE_LR": 0.5}
+    straight = linear(tmp_path / "straight", **keys)
+    with pytest.raises(Preempted):
+        linear(tmp_path / "run", SOLVER__STOP_AT_ITERS=3, **keys)
+    assert sha256_state(linear(tmp_path / "run", "--resume", **keys)) == sha256_state(straight)
+    with pytest.raises(UserError, match=r"SOLVER\.OPTIMIZER"):
+        linear(tmp_path / "run", "--resume", SOLVER__BASE_LR=0.5)
+    losses = [
+        line["loss"]
+        for line in map(json.loads, (tmp_path / "run/metrics.json").read_text().splitlines())
+        if "loss" in line
+    ]
+    assert losses[-1] < losses[0]
+
+
+def test_an_optimizer_from_outside(linear, tmp_path):
+    """A toy that only counts its steps: registered here, chosen by its name, nothing else."""
+    steps = []
+
+    class Toy(torch.optim.SGD):
+        def step(self, closure=None):
+            steps.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    def toy(parameters, solver):
+        return Toy(parameters, solver.BASE_LR)
+
+    OPTIMIZERS.register(toy)
+    try:
+        with pytest.raises(Preempted):
+            linear(tmp_path / "run", SOLVER__OPTIMIZER="toy", SOLVER__STOP_AT_ITERS=2)
+    finally:
+        OPTIMIZERS._obj_map.pop("toy")
+    assert steps == [3.0, 3.0]
+
+
+def test_the_hash_of_a_protocol_is_that_of_versions_without_the_key():
+    defaults = common_cfg()
+    earlier = defaults.clone()
+    del earlier.SOLVER["OPTIMIZER"]
+    lars = load_cfg(defaults, None, ["SOLVER.OPTIMIZER", "lars"])
+    assert protocol_sha256(defaults, ("SEED",)) == protocol_sha256(earlier, ("SEED",), {})
+    assert protocol_sha256(defaults, ("SEED",)) != protocol_sha256(lars, ("SEED",))

@@ -1,0 +1,272 @@
+"""The loop, in all trainings: stops, resuming, longer runs, used folders, what is refused."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.common.files import sha256_state
+from moco.common.run import RunFolder, read_record
+from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.engine.metrics import StepLog
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in found]
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def newest(folder: Path, train: Callable[..., None]) -> dict:
+    return load_checkpoint(list_checkpoints(folder)[-1], train.form)
+
+
+def weights(folder: Path, train: Callable[..., None]) -> str:
+    return sha256_state(newest(folder, train)["state_dict"])
+
+
+def stopped(train: Callable[..., None], folder: Path, step: int, *flags: str, **changes) -> None:
+    with pytest.raises(Preempted, match=f"after step {step} of .*--resume"):
+        train(folder, *flags, SOLVER__STOP_AT_ITERS=step, **changes)
+
+
+@pytest.mark.parametrize(("stop", "workers"), [(1, 2), (2, 0), (3, 0), (5, 0)])
+def test_a_resumed_run_equals_an_uninterrupted_one(train, straight, tmp_path, stop, workers):
+    """Weights, means over steps before and after the stop, every evaluation, the record."""
+    run, keys = tmp_path / "run", {"LOG__EVERY_ITERS": 3, "DATA__NUM_WORKERS": workers}
+    stopped(train, run, stop, **keys)
+    assert not (run / "run.json").exists()
+    train(run, "--resume", **keys)
+    assert weights(run, train) == weights(straight, train)
+    assert lines(run) == lines(straight)
+    mine, theirs = (read_record(folder / "run.json") for folder in (run, straight))
+    assert mine.metrics == theirs.metrics and mine.config_sha256 == theirs.config_sha256
+    train(run, "--resume", **keys)  # once more changes nothing
+    assert weights(run, train) == weights(straight, train) and lines(run) == lines(straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_step_and_is_resumed(
+    train, straight, tmp_path, monkeypatch, number
+):
+    add = StepLog.add
+
+    def interrupted(log, step, *values):
+        add(log, step, *values)
+        if step == 0:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepLog, "add", interrupted)
+        # The next step learns of it, in every process.
+        with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
+            train(tmp_path / "run")
+    assert newest(tmp_path / "run", train)["step"] == 2
+    train(tmp_path / "run", "--resume")
+    assert weights(tmp_path / "run", train) == weights(straight, train)
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_replaces_what_came_after_it(train, tmp_path, capsys):
+    run = tmp_path / "run"
+    stopped(train, run, 3)
+    older = list_checkpoints(run)[-1]
+    kept = shutil.copy(older, tmp_path / "kept")
+    train(run, "--resume", CHECKPOINT__EVERY_ITERS=1)
+    end = names(run)
+    shutil.copy(kept, older)
+    capsys.readouterr()
+    stopped(train, run, 5, "--resume", str(older))
+    out = capsys.readouterr().out
+    assert "note: " in out and str(run / "superseded_1") in out
+    assert all(name in out for name in end)
+    assert {p.name for p in (run / "superseded_1").iterdir()} == {*end, "earlier_run.json"}
+    assert newest(run, train)["step"] == 5 and len(names(run)) == 2
+    assert not (run / "run.json").exists()
+    assert (run / "last_checkpoint").read_text() == names(run)[-1]
+    train(run, "--resume")
+    assert "after step 5 of" in capsys.readouterr().out
+    assert names(run)[-1] == end[-1] and (run / "run.json").exists()
+
+
+def test_damaged_newer_files_are_moved_aside(train, straight, tmp_path, capsys):
+    run = tmp_path / "run"
+    stopped(train, run, 4)
+    (run / "checkpoint_0007.pth.tar").write_bytes(b"PK\x03\x04 half")
+    (run / "last_checkpoint").write_text("checkpoint_0007.pth.tar")
+    stopped(train, run, 5, "--resume")
+    assert "warning: skipped a checkpoint" in capsys.readouterr().out
+    assert newest(run, train)["step"] == 5
+    assert (run / "last_checkpoint").read_text() == names(run)[-1]
+    assert (run / "superseded_1/checkpoint_0007.pth.tar").read_bytes() == b"PK\x03\x04 half"
+    train(run, "--resume")
+    assert weights(run, train) == weights(straight, train)
+
+
+def test_a_copy_with_another_steps_name(train, tmp_path):
+    run = tmp_path / "run"
+    stopped(train, run, 3)
+    list_checkpoints(run)[-1].rename(run / "checkpoint_0009.pth.tar")
+    stopped(train, run, 4, "--resume", str(run / "checkpoint_0009.pth.tar"))
+    assert newest(run, train)["step"] == 4
+    assert "checkpoint_0009.pth.tar" not in names(run)
+
+
+def test_used_folders(train, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(run)
+    with pytest.raises(UserError, match=r"not empty .*--resume"):
+        train(run)
+    with RunFolder(run, resume=True), pytest.raises(LockedError):
+        train(run, "--resume")
+    # --resume must not find the earlier run's checkpoints, which are further.
+    stopped(train, run, 1, "--overwrite")
+    assert names(run) == ["checkpoint_0000_step00000001.pth.tar"]
+    assert not (run / "run.json").exists()
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("moco.engine.training.autocast", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, "--overwrite")
+    assert not names(run) and not (run / "last_checkpoint").exists()
+
+
+def test_a_checkpoint_of_an_earlier_version_can_be_resumed(train, straight, tmp_path):
+    run = tmp_path / "run"
+    stopped(train, run, 4)
+    state = newest(run, train)
+    for key in ("step_log", "loss_range", "total_steps", "extensions", "start"):
+        state.pop(key, None)
+    for key in ("MODEL.WEIGHTS", "SOLVER.OPTIMIZER"):
+        state["config"].pop(key, None)
+    torch.save(state, list_checkpoints(run)[-1])
+    train(run, "--resume")
+    assert weights(run, train) == weights(straight, train)
+
+
+@pytest.mark.parametrize("key", ["step_log", "loss_range", "start"])
+def test_a_checkpoint_with_malformed_values_is_named(train, tmp_path, key):
+    if key == "start" and train.name != "pretrain":
+        pytest.skip("classifiers have none")
+    stopped(train, tmp_path / "run", 4)
+    path = list_checkpoints(tmp_path / "run")[-1]
+    torch.save({**newest(tmp_path / "run", train), key: {"values": 3, "seconds": "x"}}, path)
+    with pytest.raises(DataError, match=rf"{path.name}: a malformed '{key}'"):
+        train(tmp_path / "run", "--resume")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 half a file", b"text"])
+def test_a_checkpoint_that_is_given_must_be_good(train, tmp_path, content):
+    path = tmp_path / "x.pth.tar"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=r"x\.pth\.tar: "):
+        train(tmp_path / "run", "--resume", str(path))
+    assert not list_checkpoints(tmp_path / "run")
+
+
+def test_resuming_without_a_checkpoint(train, tmp_path, capsys):
+    stopped(train, tmp_path / "run", 1, "--resume")
+    assert "starting from scratch" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"--extend: .* holds no checkpoint"):
+        train(tmp_path / "other", "--extend")
+
+
+def test_another_run_is_refused(train, images, labeled, tmp_path):
+    """By its keys, and by the number of its images."""
+    run = tmp_path / "run"
+    stopped(train, run, 2)
+    with pytest.raises(UserError, match=r"SOLVER\.MOMENTUM 0\.9, this run has 0\.5"):
+        train(run, "--resume", SOLVER__MOMENTUM=0.5)
+    with pytest.raises(UserError, match=r"SOLVER\.OPTIMIZER 'sgd', this run has 'lars'"):
+        train(run, "--resume", SOLVER__OPTIMIZER="lars")
+    fewer = shutil.copytree(images if train.name == "pretrain" else labeled, tmp_path / "fewer")
+    next(path for path in sorted(fewer.rglob("*.*g")) if path.is_file()).unlink()
+    with pytest.raises(DataError, match=r"fewer: holds"):
+        train(run, "--resume", "DATA.ROOT", str(fewer))
+
+
+def test_too_few_images(train, tmp_path):
+    with pytest.raises(DataError, match=r"SOLVER\.BATCH_SIZE"):
+        train(
+            tmp_path / "run",
+            SOLVER__BATCH_SIZE=32,
+            **({"MOCO__K": 32} if train.name == "pretrain" else {}),
+        )
+
+
+def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
+    """Before it reaches the weights."""
+    from moco.engine import loop
+
+    over_processes, calls = loop._over_processes, iter(range(100))
+
+    def poisoned(step, received):
+        loss, *others = over_processes(step, received)
+        return (float("nan") if next(calls) == 5 else loss, *others)
+
+    monkeypatch.setattr(loop, "_over_processes", poisoned)
+    with pytest.raises(NumericError, match=r"loss is nan at step 5; .*checkpoint_000[01].pth"):
+        train(tmp_path / "run")
+    state = newest(tmp_path / "run", train)
+    assert state["step"] in (3, 4)
+    assert all(value.isfinite().all() for value in state["state_dict"].values())
+    assert not (tmp_path / "run/run.json").exists()
+
+
+@pytest.fixture
+def length(train) -> Callable[[int], dict[str, int]]:
+    """The given number of steps as a key: of pre-training in steps, else in epochs of two."""
+    return lambda steps: (
+        {"SOLVER__MAX_ITERS": steps}
+        if train.name == "pretrain"
+        else {"SOLVER__MAX_EPOCHS": steps // 2}
+    )
+
+
+@pytest.mark.slow
+def test_an_extended_run_equals_the_longer_one(train, length, tmp_path, capsys):
+    """With a schedule in steps; the end of the shorter run is inside an epoch of the longer one."""
+    step = {"SOLVER__SCHEDULE": "step", "SOLVER__MILESTONES_EPOCHS": "(1,)"}
+    run, longer = tmp_path / "run", tmp_path / "longer"
+    train(longer, **step, **length(12))
+    train(run, **step, **length(8))
+    with pytest.raises(UserError, match=r"SOLVER\.MAX_(ITERS|EPOCHS) .*--extend"):
+        train(run, "--resume", **step, **length(12))
+    for steps in (8, 6):
+        with pytest.raises(UserError, match=r"--extend: .* 8 steps"):
+            train(run, "--extend", **step, **length(steps))
+    assert (run / "run.json").exists()
+    capsys.readouterr()
+    stopped(train, run, 9, "--extend", **step, **length(12))
+    assert "note: extended from 8 to 12 steps" in capsys.readouterr().out
+    assert not (run / "run.json").exists()
+    train(run, "--extend", **step, **length(12))  # the same command
+    assert weights(run, train) == weights(longer, train)
+    record = read_record(run / "run.json")
+    assert record.iterations == 12
+    said = [note for note in record.notes if note.startswith("extended from 8 to 12 steps")]
+    assert len(said) == 1 and "not equivalent" not in said[0]
+
+
+@pytest.mark.slow
+def test_extending_a_cosine_says_what_is_not_equivalent(train, length, tmp_path):
+    run = tmp_path / "run"
+    cosine = {"SOLVER__SCHEDULE": "cosine", "SOLVER__LR_UPDATE": "iter"}
+    train(run, **cosine, **length(8))
+    train(run, "--extend", **cosine, **length(12))
+    rates = {line["iteration"]: line["lr"] for line in lines(run) if "lr" in line}
+    (note,) = [n for n in read_record(run / "run.json").notes if n.startswith("extended from 8")]
+    assert "not equivalent" in note and f"{rates[8]:g}" in note
+    assert rates[10] > rates[8] > rates[12]
