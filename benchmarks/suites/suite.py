@@ -11,8 +11,7 @@ import fnmatch
 import hashlib
 import json
 import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -387,40 +386,6 @@ def parsed(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The speed of a finished run."""
-
-    task: str
-    engine: str
-    gpus: int
-    seconds_per_iteration: float
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run is expected to take: its seconds, None if unknown, and how that is known."""
-
-    seconds: float | None
-    source: str
-
-    def hours(self, gpus: int) -> float | None:
-        """GPU hours of a group of so many; hours of one CPU process for 0."""
-        return None if self.seconds is None else self.seconds * max(gpus, 1) / 3600
-
-
-def estimate(spec: RunSpec, measured: Iterable[Measured]) -> Estimate:
-    """From finished runs of the same task, engine and group; else as stated; else unknown."""
-    own = (spec.task, spec.engine, spec.gpus)
-    speeds = [m.seconds_per_iteration for m in measured if (m.task, m.engine, m.gpus) == own]
-    if spec.iterations and speeds:
-        number = f"{len(speeds)} run{'s'[: len(speeds) > 1]}"
-        return Estimate(spec.iterations * statistics.fmean(speeds), f"measured, {number}")
-    if spec.iterations and spec.seconds_per_iteration is not None:
-        return Estimate(spec.iterations * spec.seconds_per_iteration, "stated")
-    return Estimate(None, "unknown")
 
 
 def _run(
