@@ -11,12 +11,10 @@ from benchmarks.report.paper import load_paper
 from benchmarks.suites.checks import command_keys, option_pairs
 from benchmarks.suites.suite import (
     Init,
-    Measured,
     RunSpec,
     Suite,
     SuiteTask,
     engines_of,
-    estimate,
     expand,
     load_suite,
     parse_inits,
@@ -228,22 +226,6 @@ def test_inits_of_the_command_line():
     ):
         with pytest.raises(UserError, match=message):
             parse_inits(words)
-
-
-def test_estimates_by_hand(folder):
-    spec = replace(runs(load_suite(write(folder)))[0], iterations=1000, gpus=2)
-    other = Measured("task", "detectron2", 2, 9.0)
-    assert estimate(spec, [other]).seconds is None and estimate(spec, [other]).source == "unknown"
-    own = [Measured("task", "embedded", 2, 1.0), Measured("task", "embedded", 2, 2.0)]
-    found = estimate(spec, [other, *own])
-    assert (found.seconds, found.source) == (1500.0, "measured, 2 runs")
-    assert found.hours(2) == pytest.approx(1500 * 2 / 3600)
-    assert found.hours(0) == pytest.approx(1500 / 3600)  # one CPU process
-    stated = replace(spec, seconds_per_iteration=0.36)
-    assert estimate(stated, [other]).hours(2) == pytest.approx(0.2)
-    assert estimate(stated, [other]).source == "stated"
-    assert estimate(stated, own).source == "measured, 2 runs"  # what was measured is better
-    assert estimate(replace(stated, iterations=0), own).seconds is None
 
 
 def test_options_reach_the_tasks(folder):
