@@ -29,7 +29,7 @@ from benchmarks.suites.executors.cpu import cpu
 from benchmarks.suites.folder import make_run, project_version
 from benchmarks.suites.forecast import foresee
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
-from benchmarks.suites.runs import DONE, Run
+from benchmarks.suites.runs import DONE, LOCK_NAME, Run
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import DETECTION, EMBEDDED, RANDOM, Init, Suite, SuiteTask, expand
 from moco.common.cfgnode import read_yaml
@@ -143,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     executor = cpu(Options(plan.out, workers))
     start, cpu_start = time.monotonic(), _child_cpu_seconds()
     with RunFolder(plan.out, resume=True):
+        open_folder(plan, args.overwrite)
         runs = make_runs(plan)
-        open_folder(plan, runs, args.overwrite)
         if plan.voc is not None and not plan.scenes.exists():
             limit_voc(plan.voc, plan.scenes, *(VOC_LIMITS if not plan.smoke else SMOKE_VOC_LIMITS))
         print(announcement(plan, runs, workers), flush=True)
@@ -198,7 +198,7 @@ def check_sources(plan: Plan) -> None:
         )
 
 
-def open_folder(plan: Plan, runs: Sequence[Run], overwrite: bool) -> None:
+def open_folder(plan: Plan, overwrite: bool) -> None:
     """Make the output folder this plan's: new, continued, or emptied of an earlier plan's files.
 
     Raises:
@@ -210,7 +210,7 @@ def open_folder(plan: Plan, runs: Sequence[Run], overwrite: bool) -> None:
         before = json.loads(path.read_text())
         changed = [key for key, value in plan.settings().items() if before.get(key) != value]
         if overwrite:
-            if held := [lock for lock in plan.out.glob("**/.claim") if locks.held(lock)]:
+            if held := [lock for lock in plan.out.glob(f"**/{LOCK_NAME}") if locks.held(lock)]:
                 raise LockedError(
                     f"{held[0].parent} is still computed by a process of an earlier call; "
                     "wait for it, or end it"

@@ -3,16 +3,19 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import run_suite
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
-from benchmarks.suites.suite import Init, load_suite
+from benchmarks.suites.programs import Programs
+from benchmarks.suites.suite import Init, RunSpec, load_suite
 from moco.common.errors import DataError, UserError
-from tests.benchmarks.suites.fake_trainer import ITERATIONS
+from tests.benchmarks.suites.fake_trainer import ITERATIONS, fake_programs
 from tests.benchmarks.suites.lab import Lab, kept
 
 
@@ -92,11 +95,18 @@ def test_a_failure_is_shown_and_the_others_continue(failing_lab, capsys):
 
 def test_a_retry_forgets_what_was(lab, capsys):
     """The next failure's text is its own, and while it runs the run is not a failed one."""
-    for said, more in (("error: old", ()), ("something new", ("--retry-failed",))):
-        code = "import glob; assert not glob.glob('*/failed.json'); "
+
+    def failing(text: str) -> Programs:
+        def command(spec: RunSpec, folder: Path, machines: int) -> list[str]:
+            assert not (folder / "failed.json").exists()
+            return [sys.executable, "-c", f"print({text!r}); raise SystemExit(4)"]
+
+        return replace(fake_programs(lab.journal), command=command)
+
+    for text, more in (("error: old", ()), ("something new", ("--retry-failed",))):
         with pytest.raises(SuiteFailed):
-            lab.run_command(f"{code}print({said!r}); raise SystemExit(4)", "--trials", "1", *more)
-        assert said.removeprefix("error: ") in capsys.readouterr().err
+            lab.main(failing(text), "--trials", "1", *more)
+        assert text.removeprefix("error: ") in capsys.readouterr().err
     texts = [json.loads(p.read_text())["error"] for p in lab.out.glob("runs/*/*/*/failed.json")]
     assert texts == ["something new"] * 4
 
