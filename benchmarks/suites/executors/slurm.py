@@ -240,7 +240,7 @@ class SlurmJob(RemoteProcess):
             return self._code
         self._next_look = now + LOOK_SECONDS
         asked_at, queue = self._executor.queue()
-        if self.run.state().settled:
+        if self.run.state().settled and not locks.held(self.run.lock):
             self._end(0)
         elif queue is None or asked_at <= self._since or self.id in queue:
             self._gone_since = None
