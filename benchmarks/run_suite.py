@@ -34,14 +34,8 @@ from benchmarks.suites.listing import listing, measured_speeds, status
 from benchmarks.suites.programs import Programs, training_programs
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.scheduler import Scheduler
-from benchmarks.suites.suite import (
-    RunSpec,
-    Suite,
-    expand,
-    load_suite,
-    parse_inits,
-    with_options,
-)
+from benchmarks.suites.suite import RunSpec, Suite, expand
+from benchmarks.suites.suite_file import TRIALS, check, load_suite, parse_inits, with_options
 from moco.common.errors import UserError, printable, run_cli
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
@@ -78,6 +72,8 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     inits = identify(programs.resolve_names(parse_inits(args.init) if args.init else suite.inits))
     if args.baseline is not None and args.baseline not in inits:
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {', '.join(inits)}")
+    if args.trials is not None:
+        check("--trials", args.trials, TRIALS)
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated)
     engines = programs.choose_engines(args.engine)

@@ -32,7 +32,7 @@ for name in ("sched_getaffinity", "killpg", "getpgid", "setsid", "fork", "pwrite
 for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGALRM"):
     delattr(signal, name)
 """
-OPTIONAL = ("detectron2", "densepose", "submitit", "lightly", "webdataset", "hotcoco", "timm")
+OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco", "timm")
 
 
 def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,7 @@ from benchmarks.suites.suite import (
     RunSpec,
     SuiteTask,
 )
+from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import UserError
 
@@ -192,8 +193,6 @@ def option_pairs(
     Raises:
         UserError: a word without a value, or a key that no program of the suite knows.
     """
-    from benchmarks.suites.suite import refuse_per_run
-
     words = split_assignments(words)
     if len(words) % 2:
         raise UserError(f"--opts: {words[-1]!r} has no value; overrides are KEY VALUE pairs")

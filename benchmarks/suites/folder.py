@@ -20,13 +20,13 @@ from benchmarks.suites import locks
 from benchmarks.suites.runs import Run, read_json
 from benchmarks.suites.suite import (
     RANDOM,
-    WEIGHT_ENDINGS,
     Init,
     RunSpec,
     Suite,
     trials_of,
     without_places,
 )
+from benchmarks.suites.suite_file import WEIGHT_ENDINGS
 from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 

@@ -1,31 +1,26 @@
-"""A suite: which tasks, initializations and trials make a table, expanded into runs. Pure.
+"""A suite: which tasks, inits and trials make a table, expanded into runs. Pure.
 
-`configs/suites/*.yaml` is read here; everything else is a function of its arguments. A run's id
-is a hash of what makes its numbers: the task's keys, what is in a custom folder of data, the bytes
-of the weights, the engine, the seed and the version of this project.
+A run's id is a hash of what makes its numbers: the task's keys, what is in a custom folder of data,
+the bytes of the weights, the engine, the seed and the version of this project.
 """
 
 import ast
-import difflib
 import fnmatch
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError
-from moco.common.files import PathLike
 
 RANDOM = "random"
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
-MAX_TRIALS = 100
 # What a run sets by itself; neither a suite nor the command line may.
 SET_PER_RUN = ("OUTPUT_DIR", "SEED", "MODEL.WEIGHTS")
 # Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
@@ -38,13 +33,6 @@ PLACES = (
 )
 # Of these the folder is a place; files side by side are different data.
 FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
-_SUITE_KEYS = ("name", "title", "trials", "baseline", "inits", "tasks")
-_TASK_KEYS = (
-    *("config", "name", "program", "overrides", "random_overrides", "gpus", "engines"),
-    *("without", "trials", "paper", "seconds_per_iteration"),
-)
 
 
 @dataclass(frozen=True)
@@ -155,111 +143,6 @@ class RunSpec:
         return f"{self.task} {self.init} seed {self.seed}{engine}"
 
 
-def load_suite(path: PathLike) -> Suite:
-    """Read a suite's YAML file; `config` in it is relative to it.
-
-    Raises:
-        UserError: unreadable, an unknown or missing key, a value that cannot be, a name twice, a
-            config that does not exist. One line each.
-    """
-    path = Path(path).expanduser()
-    tree = read_yaml(path)
-    where = str(path)
-    _known(where, tree, _SUITE_KEYS)
-    entries = tree.get("tasks")
-    if not isinstance(entries, list) or not entries:
-        raise UserError(f"{where}: tasks: expected a list of at least one task")
-    tasks = tuple(_task(path, i, entry) for i, entry in enumerate(entries, start=1))
-    names = [task.name for task in tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where}: two tasks are called {name}; give one another 'name'")
-    inits = tree.get("inits") or {}
-    if not isinstance(inits, Mapping):
-        raise UserError(f"{where}: inits: got {inits!r}, expected NAME: weights lines")
-    baseline = tree.get("baseline")
-    if baseline is not None and not isinstance(baseline, str):
-        raise UserError(f"{where}: baseline: got {baseline!r}, expected the name of an init")
-    return Suite(
-        name=check_name(f"{where}: name", tree.get("name", path.stem)),
-        title=str(tree.get("title", "")),
-        tasks=tasks,
-        trials=check_trials(f"{where}: trials", tree.get("trials", 5)),
-        baseline=baseline,
-        inits=parse_inits([f"{name}={weights}" for name, weights in inits.items()], where),
-    )
-
-
-def parse_inits(words: Sequence[str], where: str = "--init") -> dict[str, str]:
-    """`NAME=FILE`, `FILE` (its name without endings is the init's) or `random`.
-
-    Raises:
-        UserError: an empty or unusable name, a name twice, another name for `random`.
-    """
-    inits: dict[str, str] = {}
-    for word in words:
-        name, equals, weights = word.partition("=")
-        if not equals:
-            name, weights = _file_name(word), word
-        check_name(where, name)
-        if not weights:
-            raise UserError(f"{where} {word}: no weights; expected {name}=FILE or the word random")
-        if (name == RANDOM) != (weights == RANDOM):
-            raise UserError(
-                f"{where} {word}: the random initialization is called random, and nothing else is; "
-                "expected --init random, or another name"
-            )
-        if name in inits:
-            raise UserError(f"{where} {word}: {name} is given twice; one name, one file")
-        inits[name] = weights
-    return inits
-
-
-def check_name(where: str, name: Any) -> str:
-    """A name that is a folder's as well; one that loses nothing as the name of a weights' file."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(
-            f"{where}: got {name!r}, expected a name of letters, digits, '.', '_' and '-'"
-        )
-    if name.endswith(WEIGHT_ENDINGS):
-        raise UserError(f"{where}: got {name!r}, expected a name without a file's ending")
-    return name
-
-
-def check_trials(where: str, trials: Any) -> int:
-    """Between 1 and `MAX_TRIALS`, else UserError."""
-    if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= MAX_TRIALS:
-        raise UserError(f"{where}: got {trials!r}, expected 1 to {MAX_TRIALS}")
-    return trials
-
-
-def with_options(
-    suite: Suite, opts: Mapping[str, Sequence[tuple[str, str]]], stated: Mapping[str, float]
-) -> Suite:
-    """The suite with the command line's overrides and stated speeds in its tasks.
-
-    Args:
-        opts: program → pairs, last and so strongest.
-        stated: task → seconds per iteration; `""` is for all tasks.
-
-    Raises:
-        UserError: a speed for a task that the suite does not have, or one that cannot be.
-    """
-    names = [task.name for task in suite.tasks]
-    for name, value in stated.items():
-        if name and name not in names:
-            raise UserError(
-                f"--seconds-per-iteration {name}: no such task; choices are {', '.join(names)}"
-            )
-        _check_seconds("--seconds-per-iteration", value)
-    tasks = []
-    for task in suite.tasks:
-        seconds = stated.get(task.name, stated.get(""))
-        overrides = (*task.overrides, *opts.get(task.program, ()))
-        tasks.append(replace(task, overrides=overrides, seconds_here=seconds))
-    return replace(suite, tasks=tuple(tasks))
-
-
 def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     """The engines that a task runs on when `engines` are asked for.
 
@@ -279,8 +162,6 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
 
 def trials_of(suite: Suite, trials: int | None) -> dict[str, int]:
     """Task → seeds per row: as asked for, else its own number, else the suite's."""
-    if trials is not None:
-        check_trials("--trials", trials)
     return {task.name: trials or task.trials or suite.trials for task in suite.tasks}
 
 
@@ -415,93 +296,6 @@ def _run(
         iterations=0,
         seconds_per_iteration=task.seconds_of(gpus),
     )
-
-
-def _task(path: Path, number: int, entry: Any) -> SuiteTask:
-    where = f"{path}: task {number}"
-    if not isinstance(entry, Mapping):
-        raise UserError(f"{where}: got {entry!r}, expected KEY: VALUE lines")
-    _known(where, entry, _TASK_KEYS)
-    if not isinstance(entry.get("config"), str):
-        raise UserError(f"{where}: config is missing; expected a task's YAML file")
-    config = path.parent / entry["config"]
-    if not config.is_file():
-        raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
-    program = entry.get("program", DETECTION)
-    _choices(where, "program", [program], PROGRAMS)
-    engines = _texts(where, "engines", entry.get("engines", list(DETECTION_ENGINES)))
-    _choices(where, "engines", engines, DETECTION_ENGINES)
-    gpus = entry.get("gpus", 1)
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        raise UserError(f"{where}: gpus: got {gpus!r}, expected a number from 1 on")
-    trials = entry.get("trials")
-    if trials is not None:
-        check_trials(f"{where}: trials", trials)
-    seconds = entry.get("seconds_per_iteration")
-    if seconds is not None:
-        _check_seconds(f"{where}: seconds_per_iteration", seconds)
-    return SuiteTask(
-        name=check_name(f"{where}: name", entry.get("name", config.stem)),
-        config=config.resolve(),
-        program=program,
-        overrides=_overrides(where, "overrides", entry),
-        random_overrides=_overrides(where, "random_overrides", entry),
-        gpus=gpus,
-        engines=engines,
-        without=_texts(where, "without", entry.get("without", [])),
-        trials=trials,
-        paper=_texts(where, "paper", entry.get("paper", [])),
-        seconds_per_iteration=seconds,
-    )
-
-
-def _overrides(where: str, name: str, entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    given = entry.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise UserError(f"{where}: {name}: got {given!r}, expected KEY: VALUE lines")
-    pairs = tuple((str(key), str(value)) for key, value in flatten(given).items())
-    for key, _ in pairs:
-        refuse_per_run(f"{where}: {name}", key)
-    return pairs
-
-
-def refuse_per_run(where: str, key: str) -> None:
-    """Raise UserError for a key that every run sets by itself."""
-    if key in SET_PER_RUN:
-        raise UserError(f"{where}: {key} is set for each run; leave it out")
-
-
-def _known(where: str, tree: Mapping[str, Any], keys: Sequence[str]) -> None:
-    for key in tree:
-        if key not in keys:
-            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
-            hint = f"; the nearest is {near[0]}" if near else ""
-            raise UserError(f"{where}: unknown key {key!r}, choices are {', '.join(keys)}{hint}")
-
-
-def _choices(where: str, name: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    if not values or any(value not in choices for value in values):
-        got = ", ".join(map(str, values)) or "nothing"
-        raise UserError(f"{where}: {name}: got {got}, choices are {', '.join(choices)}")
-
-
-def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UserError(f"{where}: {name}: got {value!r}, expected a list of names")
-    return tuple(value)
-
-
-def _check_seconds(where: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise UserError(f"{where}: got {value!r}, expected seconds above 0")
-
-
-def _file_name(weights: str) -> str:
-    """A file's name without its endings, as both programs call weights."""
-    name = Path(weights).name
-    for ending in WEIGHT_ENDINGS:
-        name = name.removesuffix(ending)
-    return name
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,8 @@ import yaml
 from PIL import Image
 
 from benchmarks.suites.checks import check, resolve_names
-from benchmarks.suites.suite import Init, expand, load_suite, parse_inits
+from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite_file import load_suite, parse_inits
 from moco.common.errors import UserError
 from tests.benchmarks.suites.lab import ROOT
 

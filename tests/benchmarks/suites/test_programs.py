@@ -7,7 +7,8 @@ from torch.distributed.run import get_args_parser
 
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.programs import command
-from benchmarks.suites.suite import Init, expand, load_suite
+from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite_file import load_suite
 from detection import train_net
 from moco.classification import classify
 from moco.finetune import FINETUNE

@@ -13,7 +13,8 @@ from benchmarks import run_suite
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import Init, RunSpec, load_suite
+from benchmarks.suites.suite import Init, RunSpec
+from benchmarks.suites.suite_file import load_suite
 from moco.common.errors import DataError, UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, fake_programs
 from tests.benchmarks.suites.lab import Lab, kept

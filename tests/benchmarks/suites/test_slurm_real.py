@@ -131,7 +131,7 @@ def test_preempted_cancelled_and_to_the_end(lab, capsys):
 
 def test_preempted_without_grace_and_time_limit(lab):
     """Slurm puts one back by itself, the other puts itself back before its time is up."""
-    runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=60")
+    runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=30")
     jobs = lab.jobs()
     requeued, limited = jobs
     subprocess.run(["scontrol", "requeue", jobs[requeued]], check=True)

@@ -16,12 +16,10 @@ from benchmarks.suites.suite import (
     SuiteTask,
     engines_of,
     expand,
-    load_suite,
-    parse_inits,
     run_id,
     trials_of,
-    with_options,
 )
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
@@ -115,8 +113,6 @@ def test_trials_are_the_command_lines_the_tasks_or_the_suites(folder):
 
     assert numbers(None) == (1, 2)
     assert numbers(3) == (3, 3)
-    with pytest.raises(UserError, match="--trials: got 0, expected 1 to 100"):
-        numbers(0)
 
 
 def test_gpus_of_a_run(folder):
@@ -170,35 +166,27 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     ("changes", "message"),
     [
         ({"task": []}, "unknown key 'task'.*the nearest is tasks"),
-        ({"tasks": []}, "tasks: expected a list of at least one task"),
-        ({"tasks": ["task.yaml"]}, "task 1: got 'task.yaml', expected KEY: VALUE lines"),
-        ({"tasks": [{}]}, "task 1: config is missing"),
-        ({"tasks": [{"config": "no.yaml"}]}, "config no.yaml: no such file beside"),
+        ({"tasks": []}, "tasks: "),
+        ({"tasks": ["task.yaml"]}, "task 1: got 'task.yaml'"),
+        ({"tasks": [{}]}, "task 1: config: "),
+        ({"tasks": [{"config": "no.yaml"}]}, "config no.yaml: "),
         ({"tasks": [{"config": "task.yaml", "gpu": 1}]}, "unknown key 'gpu'.*nearest is gpus"),
-        ({"tasks": [{"config": "task.yaml", "gpus": 0}]}, "gpus: got 0, expected a number from 1"),
-        ({"tasks": [{"config": "task.yaml", "program": "x"}]}, "program: got x, choices are detec"),
-        ({"tasks": [{"config": "task.yaml", "engines": ["x"]}]}, "engines: got x, choices are"),
-        ({"tasks": [{"config": "task.yaml", "engines": []}]}, "engines: got nothing, choices"),
-        ({"tasks": [{"config": "task.yaml", "without": "x"}]}, "without: got 'x', expected a list"),
-        ({"tasks": [{"config": "task.yaml", "overrides": [1]}]}, r"overrides: got \[1\], expected"),
-        (
-            {"tasks": [{"config": "task.yaml", "overrides": {"SEED": 1}}]},
-            "overrides: SEED is set for each run",
-        ),
-        (
-            {"tasks": [{"config": "task.yaml", "seconds_per_iteration": 0}]},
-            "seconds_per_iteration: got 0, expected seconds above 0",
-        ),
-        ({"tasks": [{"config": "task.yaml"}] * 2}, "two tasks are called task; give one another"),
-        (
-            {"tasks": [{"config": "task.yaml", "name": "../x"}]},
-            r"name: got '../x', expected a name",
-        ),
-        ({"name": "a b"}, "name: got 'a b', expected a name of letters"),
-        ({"trials": 0}, "trials: got 0, expected 1 to 100"),
+        ({"tasks": [{"config": "task.yaml", "gpus": 0}]}, "gpus: got 0"),
+        ({"tasks": [{"config": "task.yaml", "program": "x"}]}, "program: got 'x'"),
+        ({"tasks": [{"config": "task.yaml", "engines": ["x"]}]}, r"engines: got \['x'\]"),
+        ({"tasks": [{"config": "task.yaml", "engines": []}]}, r"engines: got \[\]"),
+        ({"tasks": [{"config": "task.yaml", "without": "x"}]}, "without: got 'x'"),
+        ({"tasks": [{"config": "task.yaml", "overrides": [1]}]}, r"overrides: got \[1\]"),
+        ({"tasks": [{"config": "task.yaml", "overrides": {"SEED": 1}}]}, "overrides: SEED"),
+        ({"tasks": [{"config": "task.yaml", "seconds_per_iteration": 0}]}, "iteration: got 0"),
+        ({"tasks": [{"config": "task.yaml"}] * 2}, "two tasks are called task"),
+        ({"tasks": [{"config": "task.yaml", "name": "../x"}]}, r"name: got '\.\./x'"),
+        ({"name": "a b"}, "name: got 'a b'"),
+        ({"name": "a.pth"}, "name: got 'a.pth'"),
+        ({"trials": 0}, "trials: got 0"),
         ({"trials": True}, "trials: got True"),
         ({"baseline": 3}, "baseline: got 3"),
-        ({"inits": ["x"]}, r"inits: got \['x'\], expected NAME: weights lines"),
+        ({"inits": ["x"]}, r"inits: got \['x'\]"),
         ({"inits": {"mine": ""}}, "no weights; expected mine=FILE"),
     ],
 )
@@ -209,23 +197,21 @@ def test_a_wrong_suite_is_one_line(folder, changes, message):
 
 
 def test_inits_of_the_command_line():
-    words = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
-    assert parse_inits(words) == {
+    assert parse_inits(["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]) == {
         "mine": "my.pth.tar",
         "random": "random",
         "r50": "weights/r50.pth",
         "a.b": "x=y.pth",
     }
-    for words, message in (
-        (["a=1", "a=2"], "a is given twice"),
-        (["x=random"], "the random initialization is called random"),
-        (["random=my.pth"], "the random initialization is called random"),
-        (["=my.pth"], "got '', expected a name"),
-        (["a/b=my.pth"], "got 'a/b', expected a name"),
-        (["mine.pth=my.pth"], "without a file's ending"),
-    ):
-        with pytest.raises(UserError, match=message):
-            parse_inits(words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["a=1", "a=2"], *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x"))],
+)
+def test_inits_that_cannot_be(arguments):
+    with pytest.raises(UserError, match=f"^--init.*{arguments[-1].partition('=')[0]}"):
+        parse_inits(arguments)
 
 
 def test_options_reach_the_tasks(folder):
