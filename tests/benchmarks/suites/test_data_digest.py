@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.benchmarks.test_run_suite import ROOT, Lab
 
 from benchmarks.suites import data_digest
 from benchmarks.suites.data_digest import data_digests, folder_digest
 from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite
 from moco.common.errors import UserError
+from tests.benchmarks.suites.lab import ROOT, Lab
 
 
 @pytest.fixture(autouse=True)

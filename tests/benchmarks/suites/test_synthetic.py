@@ -31,7 +31,7 @@ def test_same_seed_same_bytes(tmp_path):
     counts = ["--images=9", "--knn-train=8", "--knn-val=8", "--trainval=3", "--test=2"]
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         synthetic.main([str(tmp_path / name), *counts, f"--seed={seed}"])
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["knn", "images", "scenes"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["images", "knn", "scenes"]
     assert len(list((tmp_path / "a" / "images").iterdir())) == 9
     assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
 
