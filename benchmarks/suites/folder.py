@@ -27,6 +27,7 @@ from benchmarks.suites.suite import (
     without_places,
 )
 from benchmarks.suites.suite_file import WEIGHT_ENDINGS
+from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 
@@ -222,27 +223,24 @@ def requested(
 
 
 def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for the first thing in which a later call differs from the first.
+    """Check that a later call requests what the first did; trials, inits and engines may become
+    more.
 
-    Trials, inits and engines may become more; what is there must stay.
+    Raises:
+        UserError: the first thing in which it differs.
     """
-    for key, value in now.items():
-        old: Any = before.get(key)
-        if old == value:
+    old, new = flatten(before), flatten(now)
+    for key in dict.fromkeys((*new, *old)):
+        part, was, is_ = key.partition(".")[0], old.get(key), new.get(key)
+        if part not in now or was == is_:
             continue
-        if key == "trials":
-            fewer = [name for name, number in old.items() if value.get(name, 0) < number]
-            change = f"trials of {fewer[0]}: {old[fewer[0]]} before" if fewer else ""
-        elif key == "engines":
-            change = "" if set(old) <= set(value) else f"engines: {old} before, {value} now"
-        elif isinstance(value, Mapping) and isinstance(old, Mapping):
-            change = _changed(key, old, value)
-        else:
-            change = f"{key}: {old!r} before, {value!r} now"
-        if change:
+        grows = part in MAY_GROW and was is None
+        grows |= part == "trials" and (is_ or 0) > (was or 0)
+        grows |= part == "engines" and set(was or ()) <= set(is_ or ())
+        if not grows:
             raise UserError(
-                f"{where} was made by another call ({change}); repeat that one, or choose another "
-                "--output"
+                f"{where} was made by another call ({key}: {_short(was)} before, {_short(is_)} "
+                "now); repeat that one, or choose another --output"
             )
 
 
@@ -258,25 +256,6 @@ def project_version() -> str:
         return importlib.metadata.version("moco-transfer")
     except importlib.metadata.PackageNotFoundError:
         return "source"
-
-
-def _changed(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    for name in [*old, *(name for name in new if name not in old)]:
-        if name not in new:
-            return f"{key}: {name} is missing"
-        if name not in old:
-            if key in MAY_GROW:
-                continue
-            return f"{key}: {name} is new"
-        if old[name] == new[name]:
-            continue
-        if isinstance(old[name], Mapping) and isinstance(new[name], Mapping):
-            inner = _changed(f"{key}: {name}", old[name], new[name])
-            if inner:
-                return inner
-            continue
-        return f"{key}: {name} was {_short(old[name])}, is {_short(new[name])}"
-    return ""
 
 
 def _short(value: Any) -> str:

@@ -29,21 +29,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.executors.base import EXECUTORS, RemoteExecutor, RemoteProcess, Slots
-from benchmarks.suites.executors.base import Options as ExecutorOptions
+from benchmarks.suites.executors.base import (
+    EXECUTORS,
+    Options,
+    RemoteExecutor,
+    RemoteProcess,
+    Slots,
+)
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
 from moco.common.errors import UserError
 from moco.common.files import atomic_write_json, atomic_write_text
 
 JOBS, NOTE_NAME = "jobs", "job.json"
-PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
 MAX_NODES = 1024  # of one run
 MAX_ARRAY = 500  # runs submitted together; Slurm's own limit is 1001 unless it was changed
 LOOK_SECONDS = 5.0  # between two looks at a run's files
 QUEUE_SECONDS = 30.0  # between two calls of squeue
 GONE_SECONDS = 20.0  # a shared file system may show a result so much later than the queue
-RETRY_SECONDS = 60.0  # before sbatch is tried again, where it has worked before
 PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
 MIN_SIGNAL_SECONDS = 30
 # What follows from a run's size, or from how its jobs are put back into the queue.
@@ -54,7 +57,7 @@ OURS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class JobOptions:
     """What `--slurm KEY=VALUE` says.
 
     Attributes:
@@ -93,7 +96,7 @@ _LEAST = {
 }
 
 
-def parse_options(arguments: Sequence[str]) -> Options:
+def parse_options(arguments: Sequence[str]) -> JobOptions:
     """`KEY=VALUE` of `--slurm`; the last of a key counts, but setup lines add up.
 
     What this project has no meaning for is Slurm's: sbatch itself says whether it knows it.
@@ -121,7 +124,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
             raise UserError(f"{where}: is set by the suite; leave it out")
         else:
             sbatch[option] = "" if text.lower() == "true" else text
-    return Options(**values, sbatch=sbatch)
+    return JobOptions(**values, sbatch=sbatch)
 
 
 def parse_minutes(where: str, text: str) -> int:
@@ -142,7 +145,7 @@ def parse_minutes(where: str, text: str) -> int:
 
 
 def make_script(
-    options: Options, name: str, jobs: Path, entries: Path, number: int, gpus: int, nodes: int
+    options: JobOptions, name: str, jobs: Path, entries: Path, number: int, gpus: int, nodes: int
 ) -> str:
     """The batch script of an array of `number` jobs.
 
@@ -178,18 +181,17 @@ def make_script(
 
 
 @EXECUTORS.register()
-def slurm(options: ExecutorOptions) -> "SlurmExecutor":
+def slurm(options: Options) -> "SlurmExecutor":
     """Nothing is submitted or written yet.
 
     Raises:
-        UserError: Slurm's programs are missing, or an option that cannot be.
+        UserError: Slurm is missing, or an option that cannot be.
     """
     own = parse_options(options.slurm)
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing:
+    if shutil.which("sbatch") is None:
         raise UserError(
-            f"--executor slurm: {', '.join(missing)} not found on PATH; run this where jobs are "
-            "submitted (a login node), or use --executor local"
+            "--executor slurm: sbatch is not found on PATH; run this where jobs are submitted (a "
+            "login node), or use --executor local"
         )
     if options.workers < 0:
         raise UserError(f"--workers: got {options.workers}, expected at least 1")
@@ -224,10 +226,6 @@ class SlurmJob(RemoteProcess):
         """It was submitted."""
         self.id, self._since = id_, time.monotonic()
         note_job(self.run.folder, id_)
-
-    def refuse(self) -> None:
-        """It was not: nobody is in charge of its run."""
-        self._end(-signal.SIGTERM)
 
     def _end(self, code: int) -> None:
         self._code = code
@@ -281,13 +279,12 @@ class SlurmExecutor(RemoteExecutor):
         keep: which checkpoints the jobs leave.
     """
 
-    def __init__(self, folder: Path, options: Options, workers: int, keep: str) -> None:
+    def __init__(self, folder: Path, options: JobOptions, workers: int, keep: str) -> None:
         self.gpus = options.gpus_per_node * MAX_NODES
         self.folder, self.jobs = folder.absolute(), list[SlurmJob]()
         self._options, self._workers, self._keep = options, workers, keep
         self._pending: list[tuple[SlurmJob, Sequence[str]]] = []
         self._queue: tuple[float, dict[str, str] | None] = (-math.inf, None)
-        self._has_sent, self._not_before = False, -math.inf
 
     def parallel(self, gpus: int) -> int:
         return self._workers or self._options.array_parallelism
@@ -313,8 +310,7 @@ class SlurmExecutor(RemoteExecutor):
 
     def reserve(self, gpus: int) -> QueueSlots | None:
         full = self._workers and len(self.jobs) >= self._workers
-        full = full or len(self._pending) >= MAX_ARRAY or time.monotonic() < self._not_before
-        return None if full else QueueSlots()
+        return None if full or len(self._pending) >= MAX_ARRAY else QueueSlots()
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> SlurmJob:
         """Put a run on the list for `submit`."""
@@ -327,23 +323,12 @@ class SlurmExecutor(RemoteExecutor):
         """Submit the runs on the list, those of one size as one array.
 
         Raises:
-            UserError: Slurm refuses them. Once it has not, they are tried again after a while: a
-                runner lives for days, and a cluster's controller is away now and then.
+            UserError: Slurm refuses them.
         """
         pending, self._pending = self._pending, []
         for size in dict.fromkeys(job.run.gpus for job, _ in pending):
             group = [pair for pair in pending if pair[0].run.gpus == size]
-            try:
-                array = self._send(group, size)
-            except UserError as error:
-                if not self._has_sent:
-                    raise
-                print(f"note: {error}; trying again in {RETRY_SECONDS:g} s", file=sys.stderr)
-                self._not_before = time.monotonic() + RETRY_SECONDS
-                for job, _ in group:
-                    job.refuse()
-                continue
-            self._has_sent = True
+            array = self._send(group, size)
             for index, (job, _) in enumerate(group):
                 job.accept(f"{array}_{index}")
 
@@ -442,18 +427,10 @@ def parse_queue(text: str) -> dict[str, str]:
 
 
 def last_state(id_: str) -> str:
-    """How a job that has left the queue ended, as Slurm says it.
-
-    The controller knows that for some minutes; after that only accounting does, where there is any.
-    """
-    for command, pattern in (
-        ("scontrol --oneliner show job", r"\bJobState=(\S+)"),
-        ("sacct --noheader --parsable2 --allocations --format=State -j", r"(\S+)"),
-    ):
-        done = _call([*command.split(), id_])
-        if done.returncode == 0 and (match := re.search(pattern, done.stdout)):
-            return match[1]
-    return "nothing more is known"
+    """How a job that has left the queue ended, as the controller knows for some minutes."""
+    done = _call(["scontrol", "--oneliner", "show", "job", id_])
+    match = re.search(r"\bJobState=(\S+)", done.stdout)
+    return match[1] if match else "nothing more is known"
 
 
 def with_jobs(runs: Sequence[Run], states: Mapping[str, State]) -> dict[str, State]:

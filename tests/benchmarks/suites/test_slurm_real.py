@@ -6,6 +6,7 @@ Nothing is started here but jobs of one CPU and some seconds.
 import functools
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,36 +132,36 @@ def test_preempted_cancelled_and_to_the_end(lab, capsys):
 
 def test_preempted_without_grace_and_time_limit(lab):
     """Slurm puts one back by itself, the other puts itself back before its time is up."""
-    runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=30")
+    runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=30", runs=1)
     jobs = lab.jobs()
-    requeued, limited = jobs
+    requeued = next(iter(lab.count("iteration-2")))
     subprocess.run(["scontrol", "requeue", jobs[requeued]], check=True)
-    lab.wait_for(lambda: len(lab.count("saved")) == 2, 180)
+    lab.wait_for(lambda: len(lab.count("saved")) == 2, 240)
     lab.release()
-    for name in (requeued, limited):
-        lab.resume_now(jobs[name])
-    assert runner.wait(300) == 0, lab.log()
+    for job in jobs.values():
+        lab.resume_now(job)
+    assert runner.wait(120) == 0, lab.log()
     assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
     lab.assert_once(2)
     assert len(list((lab.out / "jobs").glob("*.sh"))) == 1, "nothing was submitted again"
 
 
 def test_stopping_leaves_the_jobs_and_scancel_ends_a_watched_one(lab):
-    runner = lab.held_runner()
-    runner.send_signal(2)
+    runner = lab.held_runner(runs=1)
+    runner.send_signal(signal.SIGINT)
     assert runner.wait(60) == 85
-    jobs = lab.jobs()
+    jobs, [running] = lab.jobs(), lab.count("iteration-2")
     arrays = {id_.partition("_")[0] for id_ in jobs.values()}
     assert len(jobs) == 2 and f"scancel {' '.join(arrays)}" in lab.log()
-    assert {lab.state(id_) for id_ in jobs.values()} == {"RUNNING"}
+    assert lab.state(jobs[running]) == "RUNNING"
+    assert {lab.state(id_) for id_ in jobs.values()} <= {"RUNNING", "PENDING"}
     runner = lab.start()
-    job = next(iter(jobs.values()))
     lab.wait_for(lambda: lab.log().count("0/2 done") > 1)
-    subprocess.run(["scancel", job], check=True)
-    lab.wait_for(lambda: lab.count("saved"), 60)
+    subprocess.run(["scancel", jobs[running]], check=True)
+    lab.wait_for(lambda: lab.count("saved")[running], 60)
     lab.release()
     assert runner.wait(120) == 1, lab.log()
-    assert f"job {job} left the queue (CANCELLED)" in lab.log()
+    assert f"job {jobs[running]} left the queue (CANCELLED)" in lab.log()
     assert lab.states() == {"done": 1, "interrupted": 1} and not lab.count("resume")
 
 
