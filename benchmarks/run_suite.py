@@ -316,7 +316,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for --executor slurm, may be repeated: time (24:00:00; minutes or [D-]HH:MM:SS), "
+        help="for --executor slurm, may be repeated: time (24:00:00), "
         "gpus_per_node (8; what a node has), cpus_per_gpu (5), cpus_per_task, array_parallelism "
         "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
         "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ...",

@@ -15,15 +15,13 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from benchmarks.suites.executors.base import (
     RemoteProcess,
     Slots,
 )
+from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
 from moco.common.errors import UserError
@@ -47,137 +46,6 @@ MAX_ARRAY = 500  # runs submitted together; Slurm's own limit is 1001 unless it 
 LOOK_SECONDS = 5.0  # between two looks at a run's files
 QUEUE_SECONDS = 30.0  # between two calls of squeue
 GONE_SECONDS = 20.0  # a shared file system may show a result so much later than the queue
-PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
-MIN_SIGNAL_SECONDS = 30
-# What follows from a run's size, or from how its jobs are put back into the queue.
-OURS = (
-    *("array", "error", "gpus-per-task", "job-name", "nodes", "ntasks", "ntasks-per-node"),
-    *("open-mode", "output", "requeue", "no-requeue", "signal", "test-only", "wait", "wrap"),
-)
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """What `--slurm KEY=VALUE` says.
-
-    Attributes:
-        minutes: of one job; a run that needs more continues in the next.
-        gpus_per_node: how many a node has; a run of more is spread over several. 0: no GPUs.
-        cpus_per_gpu: a process and its four data-loader workers.
-        signal_delay_s: how long before the end of its time a job is asked to save.
-        setup, teardown: lines of the script before and after the run. srun_args: further arguments.
-        sbatch: other options, by Slurm's names; an empty value is a flag.
-    """
-
-    minutes: int = 24 * 60
-    gpus_per_node: int = 8
-    cpus_per_gpu: int = 5
-    cpus_per_task: int = 0
-    signal_delay_s: int = 90
-    array_parallelism: int = 256
-    setup: tuple[str, ...] = ()
-    teardown: tuple[str, ...] = ()
-    srun_args: tuple[str, ...] = ()
-    sbatch: Mapping[str, str] = field(default_factory=dict)
-
-    def cpus(self, gpus: int) -> int:
-        """Cores of one machine with this many GPUs of a run."""
-        return self.cpus_per_task or max(gpus * self.cpus_per_gpu, 1)
-
-    @property
-    def save_seconds(self) -> float:
-        """How long a run may take to save; the rest of the delay is for getting back in line."""
-        return max(self.signal_delay_s - 20.0, self.signal_delay_s / 2)
-
-
-_LEAST = {
-    **{"gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_task": 1, "array_parallelism": 1},
-    "signal_delay_s": MIN_SIGNAL_SECONDS,
-}
-
-
-def parse_options(arguments: Sequence[str]) -> JobOptions:
-    """`KEY=VALUE` of `--slurm`; the last of a key counts, but setup lines add up.
-
-    What this project has no meaning for is Slurm's: sbatch itself says whether it knows it.
-
-    Raises:
-        UserError: a value that cannot be, or an option that the project sets.
-    """
-    values: dict[str, Any] = {}
-    sbatch: dict[str, str] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        where = f"--slurm {argument}"
-        if not equals or not text:
-            raise UserError(f"{where}: expected KEY=VALUE, e.g. partition=gpu")
-        option = key.removeprefix("sbatch.").replace("_", "-")
-        if key == "time":
-            values["minutes"] = parse_minutes(where, text)
-        elif key in ("setup", "teardown", "srun_args"):
-            values[key] = (*values.get(key, ()), text)
-        elif key in _LEAST:
-            if not text.isdecimal() or int(text) < _LEAST[key]:
-                raise UserError(f"{where}: expected a whole number of at least {_LEAST[key]}")
-            values[key] = int(text)
-        elif option in OURS:
-            raise UserError(f"{where}: is set by the suite; leave it out")
-        else:
-            sbatch[option] = "" if text.lower() == "true" else text
-    return JobOptions(**values, sbatch=sbatch)
-
-
-def parse_minutes(where: str, text: str) -> int:
-    """Minutes, or `[D-]HH:MM:SS` as sbatch takes it, rounded up.
-
-    Raises:
-        UserError: neither, or no time at all.
-    """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if match:
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        total = (days * 24 + hours) * 60 + minutes + math.ceil(seconds / 60)
-    else:
-        total = int(text) if text.isdecimal() else 0
-    if total < 1:
-        raise UserError(f"{where}: expected minutes or [D-]HH:MM:SS, e.g. time=1-00:00:00")
-    return total
-
-
-def make_script(
-    options: JobOptions, name: str, jobs: Path, entries: Path, number: int, gpus: int, nodes: int
-) -> str:
-    """The batch script of an array of `number` jobs.
-
-    Args:
-        name: of the jobs. jobs: folder of their logs. entries: file that describes their runs.
-        gpus, nodes: of one run.
-    """
-    cpus = options.cpus(gpus // nodes)
-    own = {
-        "job-name": name,
-        "array": f"0-{number - 1}%{options.array_parallelism}",
-        "time": str(options.minutes),
-        "nodes": str(nodes),
-        "ntasks-per-node": "1",
-        "cpus-per-task": str(cpus),
-        **({"gpus-per-node": str(gpus // nodes)} if gpus else {}),
-        "signal": f"TERM@{options.signal_delay_s}",
-        "requeue": "",
-        "open-mode": "append",
-        "output": f"{jobs}/%A_%a.log",
-    }
-    lines = [
-        f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}"
-        for key, value in (own | dict(options.sbatch)).items()
-    ]
-    # Since Slurm 22.05 srun does not know by itself how many cores the job has.
-    srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={cpus}"]
-    srun += [f"--wait={PARTNER_SECONDS}", *options.srun_args]
-    program = [sys.executable, "-u", "-m", "benchmarks.suites.executors.slurm_job"]
-    start = shlex.join([*program, str(entries), str(options.save_seconds), "--", *srun])
-    body = [*options.setup, start, *options.teardown]
-    return "\n".join(["#!/bin/bash", *lines, "", *body, ""])
 
 
 @EXECUTORS.register()
@@ -290,9 +158,9 @@ class SlurmExecutor(RemoteExecutor):
         return self._workers or self._options.array_parallelism
 
     def where(self) -> str:
-        number, minutes = self._options.gpus_per_node, self._options.minutes
+        number, time_ = self._options.gpus_per_node, self._options.sbatch["time"]
         nodes = f"nodes of {number} GPU{'s' if number > 1 else ''}" if number else "CPU nodes"
-        return f"as Slurm jobs of {minutes // 60}:{minutes % 60:02d} h on {nodes}"
+        return f"as Slurm jobs of {time_} on {nodes}"
 
     def machines(self, gpus: int) -> int:
         """Nodes of a run.
@@ -417,12 +285,7 @@ def ask_queue(ids: Sequence[str]) -> dict[str, str] | None:
     if done.returncode:
         # What squeue says about a single job that ended some minutes ago.
         return {} if "Invalid job id" in done.stderr else None
-    return parse_queue(done.stdout)
-
-
-def parse_queue(text: str) -> dict[str, str]:
-    """Lines of `id|STATE` → job → state."""
-    rows = [line.strip().split("|") for line in text.splitlines() if "|" in line]
+    rows = [line.strip().split("|") for line in done.stdout.splitlines() if "|" in line]
     return {row[0]: row[1] for row in rows}
 
 

@@ -15,8 +15,9 @@ import pytest
 from benchmarks.suites import locks
 from benchmarks.suites.executors import slurm, slurm_job
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.executors.slurm import SlurmExecutor, make_script, parse_options
+from benchmarks.suites.executors.slurm import SlurmExecutor
 from benchmarks.suites.executors.slurm_job import fill, lead
+from benchmarks.suites.executors.slurm_script import make_script, parse_options
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import MAX_FRUITLESS, Run
@@ -40,7 +41,7 @@ def test_the_script_that_is_submitted():
     lines = script.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")} == {
-        *("partition=long", "time=1591", "mem-per-gpu=20G", "exclusive", "reservation=night"),
+        *("partition=long", "time=1-02:30:01", "mem-per-gpu=20G", "exclusive", "reservation=night"),
         *("job-name=moco-out", "array=0-3%3", "signal=TERM@120", "requeue", "open-mode=append"),
         *("nodes=2", "ntasks-per-node=1", "cpus-per-task=24", "gpus-per-node=4"),
         "output=/suite/jobs/%A_%a.log",
@@ -55,7 +56,8 @@ def test_the_script_that_is_submitted():
 
 def test_options():
     options = parse_options(["time=90", "time=01:30:01", "qos=high"])
-    assert (options.minutes, options.sbatch, options.save_seconds) == (91, {"qos": "high"}, 70)
+    assert options.sbatch == {"time": "01:30:01", "qos": "high"} and options.save_seconds == 70
+    assert parse_options([]).sbatch == {"time": "24:00:00"}
     assert parse_options(["signal_delay_s=30"]).save_seconds == 15
     executor = SlurmExecutor(Path("out"), parse_options(["gpus_per_node=4"]), 0, "all")
     assert [executor.machines(gpus) for gpus in (0, 1, 4, 8, 16)] == [1, 1, 1, 2, 4]
@@ -66,7 +68,7 @@ def test_options():
 @pytest.mark.parametrize(
     "argument",
     [
-        *("partition", "nodes=2", "sbatch.signal=USR1", "job_name=x", "time=1d", "time=0"),
+        *("partition", "nodes=2", "sbatch.signal=USR1", "job_name=x"),
         *("gpus_per_node=x", "signal_delay_s=5"),
     ],
 )
