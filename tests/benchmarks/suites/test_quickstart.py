@@ -13,17 +13,16 @@ import pytest
 
 from benchmarks import quickstart
 from benchmarks.quickstart import (
-    Plan,
     check_sources,
     make_plan,
-    make_runs,
     next_commands,
     open_folder,
-    queue_length,
     verdict,
 )
 from benchmarks.report.aggregate import aggregate
 from benchmarks.report.records import collect
+from benchmarks.suites import chain
+from benchmarks.suites.chain import Plan, make_runs, queue_length
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
 from moco.common.cfgnode import read_yaml
@@ -94,12 +93,12 @@ def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
 
 def test_iterations_follow_the_yaml_files(tmp_path):
     runs = by_name(plan(tmp_path, "--seeds", "1"))
-    steps = read_yaml(quickstart.PRETRAIN_CONFIG)["SOLVER"]["MAX_ITERS"]
-    iterations = read_yaml(quickstart.DETECTION_CONFIG)["SOLVER"]["MAX_ITER"]
+    steps = read_yaml(chain.PRETRAIN_CONFIG)["SOLVER"]["MAX_ITERS"]
+    iterations = read_yaml(chain.DETECTION_CONFIG)["SOLVER"]["MAX_ITER"]
     assert runs["pre-train"].iterations == steps > 100
     assert runs["moco-0"].iterations == iterations > 100
-    own = read_yaml(quickstart.PRETRAIN_CONFIG)
-    assert (quickstart.BATCH, quickstart.QUEUE) == (own["SOLVER"]["BATCH_SIZE"], own["MOCO"]["K"])
+    own = read_yaml(chain.PRETRAIN_CONFIG)
+    assert (chain.BATCH, chain.QUEUE) == (own["SOLVER"]["BATCH_SIZE"], own["MOCO"]["K"])
 
 
 def test_what_is_done_is_not_repeated(tmp_path):
