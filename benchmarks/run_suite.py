@@ -279,7 +279,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=FILE",
-        help="a row of the tables: weights under a name, or the word random; may be repeated",
+        help="a row of the tables: weights under a name, or random; may be repeated",
     )
     result.add_argument(
         "--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)"

@@ -213,7 +213,7 @@ def detection_runs(plan: Plan) -> list[Run]:
         after += ["convert"] if spec.init != RANDOM else []
         title = f"{spec.init} seed {spec.seed}"
         runs.append(replace(run, title=title, expected=expected, after=tuple(after)))
-    return sorted(runs, key=lambda run: "convert" in run.after)
+    return runs
 
 
 def queue_length(num_images: int) -> int:

@@ -123,7 +123,7 @@ class SuiteFolder:
         return tasks and {name: str(task.get("data", "")) for name, task in tasks.items()}
 
     def copy_weights(self, inits: Mapping[str, Init]) -> dict[str, str]:
-        """Init → what its runs are given: the word `random`, or a copy called after the init.
+        """Init → what its runs are given: `random`, or a copy called after the init.
 
         A copy, since a link to where the weights are on one machine leads nowhere on another.
         """
@@ -164,7 +164,7 @@ def make_run(spec: RunSpec, folder: Path, argv: Callable[[], Sequence[str]]) -> 
 
 
 def identify(weights: Mapping[str, str]) -> dict[str, Init]:
-    """Name → what it stands for, by the hash of the file's bytes.
+    """Name → init, known by the hash of the file's bytes.
 
     Raises:
         DataError: a file that does not exist; one line for all of them.

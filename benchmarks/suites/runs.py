@@ -65,7 +65,7 @@ class Run:
 
     Attributes:
         name: unique in a plan; `title`: for people.
-        argv: the command that starts or continues it, asked for when it starts: it may name a file
+        argv: the command that starts or continues it, called when it starts: it may name a file
             that an earlier run makes.
         speed_key: runs with the same task, engine and number of GPUs take equally long per
             iteration.

@@ -43,11 +43,11 @@ class SuiteTask:
         name: of its folder and in messages; the config file's name without ending, unless given.
         config: the task's YAML file.
         program: `detection` (train_net), `linear` or `finetune` (moco.linear, moco.finetune).
-        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for the random
+        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for random
             initialization (a network that the weights would otherwise tell).
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
-        without: patterns of initializations that this task is not run for.
+        without: patterns of inits that this task is not run for.
         trials: seeds per row where the command line does not say; None: the suite's.
         paper: the tables of the paper that it feeds.
         seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
@@ -72,13 +72,13 @@ class SuiteTask:
         return self.overrides + (self.random_overrides if init == RANDOM else ())
 
     def seconds_of(self, gpus: int) -> float | None:
-        """What is stated for a run on so many GPUs, per iteration."""
+        """What is stated for a run on this many GPUs, per iteration."""
         if self.seconds_here is not None:
             return self.seconds_here
         return self.seconds_per_iteration if gpus == self.gpus else None
 
     def wants(self, init: str) -> bool:
-        """Whether the task is run for this initialization."""
+        """Whether the task is run for this init."""
         return not any(fnmatch.fnmatchcase(init, pattern) for pattern in self.without)
 
 
@@ -101,7 +101,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Init:
-    """an init: the word `random`, or a file and the hash of its bytes."""
+    """An init: `random`, or a file and the hash of its bytes."""
 
     weights: str
     sha256: str | None
@@ -109,13 +109,13 @@ class Init:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: one trial of one task from one initialization on one engine.
+    """One run: one trial of one task from one init on one engine.
 
     Attributes:
         id: 10 hex digits, see `run_id`.
         name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
         overrides: `KEY VALUE` pairs on top of `config`.
-        weights: the word `random` or the file's path; weights_sha256: None for random.
+        weights: `random` or the file's path; weights_sha256: None for random.
         gpus: of its group; 0: on the CPU.
         iterations: of the whole run; 0: not known yet.
         seconds_per_iteration: as stated, or None.
@@ -144,10 +144,10 @@ class RunSpec:
 
 
 def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
-    """The engines that a task runs on when `engines` are asked for.
+    """The engines that a task runs on when `engines` are requested.
 
     Raises:
-        UserError: one engine was asked for, and the task needs the other.
+        UserError: one engine was requested, and the task needs the other.
     """
     if task.program != DETECTION:
         return (MOCO,)
@@ -161,7 +161,7 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
 
 
 def trials_of(suite: Suite, trials: int | None) -> dict[str, int]:
-    """Task → seeds per row: as asked for, else its own number, else the suite's."""
+    """Task → seeds per row: as requested, else its own number, else the suite's."""
     return {task.name: trials or task.trials or suite.trials for task in suite.tasks}
 
 
@@ -176,13 +176,13 @@ def expand(
     available: int = 0,
     data: Mapping[str, str] | None = None,
 ) -> tuple[RunSpec, ...]:
-    """Tasks x initializations x trials x engines, in an order with a first trial of all first.
+    """Tasks x inits x trials x engines, in an order with a first trial of all first.
 
     Args:
         trials: seeds per row; None: as the tasks and the suite say.
         engines: for detection; a task takes those that it can run on.
         version: of the project.
-        gpus: of one run; None: as many as its task is meant for, if there are so many.
+        gpus: of one run; None: as many as its task is meant for, if there are that many.
         available: number of GPUs; 0: everything runs on the CPU.
         data: task → digest of its own folders of data, from benchmarks/suites/data_digest.py.
 
@@ -207,7 +207,7 @@ def expand(
                     runs.append(_run(task, name, init, seed, engine, version, size, digest))
     if not runs:
         raise UserError(
-            f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no initialization'}; "
+            f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
             "give --init NAME=FILE or --init random"
         )
     return tuple(runs)

@@ -188,7 +188,7 @@ def test_another_folder_is_never_touched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moco", "words"),
+    ("moco", "text"),
     [
         ([20.0, 21.0, 25.0], r"helped: \+11.0 AP over random"),
         ([3.0, 3.5, 4.0], "hurt: −7.5 AP"),
@@ -196,10 +196,10 @@ def test_another_folder_is_never_touched(tmp_path):
         ([11.96], r"\+1\.0 AP .*may be chance"),
     ],
 )
-def test_verdict_is_what_the_numbers_say(tmp_path, moco, words):
+def test_verdict_is_what_the_numbers_say(tmp_path, moco, text):
     write_pair(tmp_path, {"random": [10.0, 11.0, 12.0], "moco": moco})
     [table] = aggregate(collect([tmp_path]).transfer)
-    assert re.search(words, verdict(table))
+    assert re.search(text, verdict(table))
     assert "fine-tuning seed" in verdict(table)
 
 

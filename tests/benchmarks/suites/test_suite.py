@@ -146,7 +146,7 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
         if value is not None:
             changed = [*plain[:index], value, *plain[index + 1 :]]
             assert run_id(*changed) != own, names[index]
-    # Where data lies and what computes does not; nor how a value is written, or a file called.
+    # Where data is and what computes does not; nor how a value is written, or a file called.
     places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
     assert run_id(other(overrides=places), *plain[1:]) == own
     half, full, moved = (
@@ -230,13 +230,13 @@ def test_options_reach_the_tasks(folder):
     assert [task.seconds_of(0) for task in changed.tasks] == [0.25, 0.5]
     assert [task.seconds_of(2) for task in suite.tasks] == [None, None]
     assert [task.seconds_of(1) for task in suite.tasks] == [None, 3]  # of a group of its size
-    for words, message in (
+    for opts, message in (
         (["SOLVER.BASELR", "1"], "unknown key SOLVER.BASELR"),
         (["SEED", "1"], "SEED is set for each run"),
         (["SOLVER.BASE_LR"], "'SOLVER.BASE_LR' has no value"),
     ):
         with pytest.raises(UserError, match=message):
-            option_pairs(suite.tasks, words)
+            option_pairs(suite.tasks, opts)
     with pytest.raises(UserError, match="c: no such task; choices are a, p"):
         with_options(suite, {}, {"c": 1.0})
 
@@ -258,7 +258,7 @@ def test_every_suite_loads_and_expands(path):
     specs = expand(suite, INITS, None, engines, version="1", available=8)
     assert len({spec.id for spec in specs}) == len(specs)
     for task in suite.tasks:
-        assert option_pairs([task], [word for pair in task.overrides for word in pair])
+        assert option_pairs([task], [part for pair in task.overrides for part in pair])
 
 
 def test_there_is_a_suite_of_each_data_set_and_one_of_all():

@@ -49,7 +49,7 @@ def test_streams_and_splits_do_not_share_images(tmp_path):
 
 
 @pytest.mark.parametrize("label", range(8), ids=synthetic.CLASSES)
-def test_box_is_the_tight_box_of_what_was_drawn(label):
+def test_box_is_the_tight_box_of_the_rendered_object(label):
     for seed in range(6):
         rng = np.random.default_rng(seed)
         canvas = np.full((160, 160, 3), -1000.0, dtype=np.float32)
