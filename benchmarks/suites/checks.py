@@ -1,9 +1,9 @@
 """Everything that can be wrong with a suite's runs, found before the first one starts.
 
-A detection run is checked by what train_net itself checks
-(`detection.config.task.load_task`, whose readers are the doctor's): configuration, weights, their input contract, every dataset. What is
-found is listed together, one line each. This imports torch and may hold a dataset's annotations
-for a moment, so the runner calls `check` in a process of its own.
+A detection run is checked by what train_net itself checks (`detection.config.task.load_task`):
+configuration, weights, their input contract, every dataset. What is found is listed together, one
+line each. This imports torch and may hold a dataset's annotations for a moment, so the command
+calls `check` in a process of its own.
 """
 
 import multiprocessing
