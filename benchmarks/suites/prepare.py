@@ -145,9 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--side", type=int, default=128, help="shorter side in pixels (%(default)s)"
     )
-    result.add_argument(
-        "--limit", type=int, default=20000, help="of images (%(default)s)"
-    )
+    result.add_argument("--limit", type=int, default=20000, help="of images (%(default)s)")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
 

@@ -13,13 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from benchmarks.suites.executors.base import (
-    Executor,
-    Process,
-    RemoteExecutor,
-    RemoteProcess,
-    Slots,
-)
+from benchmarks.suites.executors.base import Executor, Process, RemoteExecutor, Slots
 from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
@@ -289,32 +283,27 @@ class Scheduler:
             if code is None:
                 continue
             del self._active[name]
-            if not isinstance(active.process, RemoteProcess):
-                try:
+            if self._remote:
+                active.lock = Lock.take(active.run.lock)
+            try:
+                if active.lock is not None and active.process.in_charge():
                     self._end(active, code)
-                finally:
-                    active.release()
-                continue
-            active.lock = Lock.take(active.run.lock)
-            if active.lock is not None and active.process.in_charge():
-                self._end(active, code)
-                active.process.forget()
-            else:
-                self._open[name] = active.run  # another scheduler judges it, or its next job runs
-            active.release()
+                    active.process.forget()
+                else:
+                    self._open[name] = active.run  # another one judges it, or its next job runs
+            finally:
+                active.release()
 
     def _end(self, active: _Active, code: int) -> None:
         """What a process's end means for its run."""
-        run, job = active.run, None
-        if isinstance(active.process, RemoteProcess):
-            job = active.process
+        run, process = active.run, active.process
         state = run.state(locked=True)
-        if state.kind == DONE or (job and run.failure()):
+        if state.kind == DONE or (self._remote and run.failure()):
             self._settle(run, state)
             return
-        if job and job.was_cancelled():
+        if process.was_cancelled():
             # Whoever did that does not want it back; the next call submits it again.
-            self._states[run.name] = replace(state, text=job.why())
+            self._states[run.name] = replace(state, text=process.why())
             return
         interrupted = code in INTERRUPTED or (self._stopping and code != 0)
         if (interrupted and not self._is_fruitless(run)) or code == LockedError.exit_code:
@@ -324,7 +313,7 @@ class Scheduler:
             self._states[run.name] = state
             return
         if interrupted:
-            error = fruitless_error(job.why() if job else "")
+            error = fruitless_error(process.why())
         elif code < 0:
             error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         elif code == 0:
@@ -384,7 +373,7 @@ class Scheduler:
         self._next_show = now + (REMOTE_SHOW_SECONDS if self._remote else SHOW_SECONDS)
         for name, active in self._active.items():
             run, old = active.run, self._states[name]
-            if isinstance(active.process, RemoteProcess):
+            if self._remote:
                 self._states[name] = _job_state(run, active.process)
             else:
                 seconds = now - active.started
@@ -394,7 +383,7 @@ class Scheduler:
         display.show(forecast, summary(self._runs, self._states))
 
 
-def _job_state(run: Run, job: RemoteProcess) -> State:
+def _job_state(run: Run, job: Process) -> State:
     """How far the run of a job is: a job that has not taken its lock is in the queue."""
     state = run.state()
     if not job.is_queued() and state.kind in (RUNNING, DONE):

@@ -55,6 +55,27 @@ class Process(ABC):
     def kill(self) -> None:
         """End it, and what it has started, at once."""
 
+    # Of a job of a cluster, whose run's failure the job notes itself:
+
+    def is_queued(self) -> bool:
+        """Whether it has not begun yet."""
+        return False
+
+    def why(self) -> str:
+        """What is known about its end beside its log; empty: nothing."""
+        return ""
+
+    def was_cancelled(self) -> bool:
+        """Whether somebody took it out of the queue while this runner watched it."""
+        return False
+
+    def in_charge(self) -> bool:
+        """Whether its end is still to be judged; another runner may have done it."""
+        return True
+
+    def forget(self) -> None:  # noqa: B027 - nothing to do for a process
+        """Its end was judged."""
+
 
 class Slots(ABC):
     """Devices that are reserved for one run."""
@@ -98,36 +119,6 @@ class Executor(ABC):
         return []
 
 
-class RemoteProcess(Process):
-    """A job on another machine, which notes a failure of its run itself."""
-
-    def terminate(self) -> None:
-        """Nothing: a job belongs to the queue."""
-
-    def kill(self) -> None:
-        """Nothing, as `terminate`."""
-
-    @abstractmethod
-    def is_queued(self) -> bool:
-        """Whether it has not begun yet."""
-
-    @abstractmethod
-    def why(self) -> str:
-        """What is known about its end beside its log; empty: nothing."""
-
-    @abstractmethod
-    def was_cancelled(self) -> bool:
-        """Whether somebody took it out of the queue while this runner watched it."""
-
-    @abstractmethod
-    def in_charge(self) -> bool:
-        """Whether its end is still to be judged; another runner may have done it."""
-
-    @abstractmethod
-    def forget(self) -> None:
-        """Its end was judged."""
-
-
 class RemoteExecutor(Executor):
     """Processes are jobs on other machines: they wait in a queue, take the locks of their runs
     themselves when they begin, and continue when the runner is stopped."""
@@ -137,7 +128,7 @@ class RemoteExecutor(Executor):
         """Send off together what was started since the last call."""
 
     @abstractmethod
-    def adopt(self, run: Run) -> RemoteProcess | None:
+    def adopt(self, run: Run) -> Process | None:
         """The job that another runner has submitted for a run, and whose end is not judged."""
 
     @abstractmethod

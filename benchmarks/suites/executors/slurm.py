@@ -30,8 +30,8 @@ from benchmarks.suites import locks
 from benchmarks.suites.executors.base import (
     EXECUTORS,
     Options,
+    Process,
     RemoteExecutor,
-    RemoteProcess,
     Slots,
 )
 from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
@@ -73,7 +73,7 @@ class QueueSlots(Slots):
         pass
 
 
-class SlurmJob(RemoteProcess):
+class SlurmJob(Process):
     """A job, submitted or about to be.
 
     Attributes:
@@ -118,6 +118,12 @@ class SlurmJob(RemoteProcess):
             self._end(-signal.SIGTERM)
         return self._code
 
+    def terminate(self) -> None:
+        """Nothing: a job belongs to the queue."""
+
+    def kill(self) -> None:
+        """Nothing, as `terminate`."""
+
     def is_queued(self) -> bool:
         _, queue = self._executor.queue()
         if queue is None:
@@ -160,7 +166,7 @@ class SlurmExecutor(RemoteExecutor):
     def where(self) -> str:
         number, time_ = self._options.gpus_per_node, self._options.sbatch["time"]
         nodes = f"nodes of {number} GPU{'s' if number > 1 else ''}" if number else "CPU nodes"
-        return f"as Slurm jobs of {time_} on {nodes}"
+        return f"as Slurm jobs (time {time_}) on {nodes}"
 
     def machines(self, gpus: int) -> int:
         """Nodes of a run.
