@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
 
 from benchmarks.suites.executors.base import EXECUTORS, VISIBLE, Executor, Options
 from benchmarks.suites.executors.cpu import cpu
@@ -10,18 +9,8 @@ from benchmarks.suites.executors.processes import ProcessExecutor
 from moco.common.errors import UserError
 
 
-class GpuExecutor(ProcessExecutor):
-    """Processes that see their own GPUs and no others."""
-
-    def environment(self, devices: Sequence[str]) -> Mapping[str, str]:
-        return {VISIBLE: ",".join(devices)}
-
-    def where(self) -> str:
-        return f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}"
-
-
 @EXECUTORS.register()
-def local(options: Options) -> GpuExecutor:
+def local(options: Options) -> ProcessExecutor:
     """All visible GPUs.
 
     Raises:
@@ -38,7 +27,7 @@ def local(options: Options) -> GpuExecutor:
             f"--workers: got {options.workers}, but is for the CPU; on GPUs, --gpus-per-run tells "
             "how many run at a time"
         )
-    return GpuExecutor(options.folder, "gpu", gpus)
+    return ProcessExecutor(options.folder, gpus)
 
 
 @EXECUTORS.register()

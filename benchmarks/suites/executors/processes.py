@@ -9,11 +9,11 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.suites.executors.base import Executor, Process, Slots
+from benchmarks.suites.executors.base import ONE_THREAD, VISIBLE, Executor, Process, Slots
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
 
@@ -60,18 +60,19 @@ class ProcessExecutor(Executor):
 
     Args:
         folder: of the suite.
-        kind, devices: `gpu` with names as CUDA_VISIBLE_DEVICES takes them, or `cpu` with numbers of
-            slots.
+        gpus: names of the devices, as CUDA_VISIBLE_DEVICES takes them; none: on the CPU.
+        cores: number of slots on the CPU, of one thread each.
     """
 
-    def __init__(self, folder: Path, kind: str, devices: Sequence[str]) -> None:
+    def __init__(self, folder: Path, gpus: Sequence[str] = (), cores: int = 0) -> None:
         self._slots = folder / SLOTS_NAME / socket.gethostname()
-        self._kind, self._devices = kind, tuple(devices)
-        self.gpus = len(devices) if kind == "gpu" else 0
+        self._devices = tuple(gpus) or tuple(map(str, range(cores)))
+        self.gpus = len(gpus)
 
-    def environment(self, devices: Sequence[str]) -> Mapping[str, str]:
-        """Variables of a process on these devices."""
-        raise NotImplementedError
+    def where(self) -> str:
+        if self.gpus:
+            return f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+        return f"on the CPU, {len(self._devices)} at a time"
 
     def parallel(self, gpus: int) -> int:
         return len(self._devices) // max(gpus, 1)
@@ -80,7 +81,7 @@ class ProcessExecutor(Executor):
         """The first free devices; none is kept while there are too few."""
         wanted, devices, locks = max(gpus, 1), [], []
         for device in self._devices:
-            lock = Lock.take(self._slots / f"{self._kind}-{device}.lock")
+            lock = Lock.take(self._slots / f"{'gpu' if self.gpus else 'cpu'}-{device}.lock")
             if lock is not None:
                 devices.append(device)
                 locks.append(lock)
@@ -91,14 +92,14 @@ class ProcessExecutor(Executor):
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> LocalProcess:
         assert isinstance(slots, DeviceSlots)
-        own = {"MOCO_PROGRESS": "off", **self.environment(slots.devices)}
+        own = {"MOCO_PROGRESS": "off", VISIBLE: ",".join(slots.devices) if self.gpus else ""}
         with open(run.log, "ab") as log:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | own,
+                env={**os.environ, **own, **({} if self.gpus else ONE_THREAD)},
                 pass_fds=[each.fd for each in (lock, *slots.locks)],
                 start_new_session=True,
             )
