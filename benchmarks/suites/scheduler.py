@@ -198,9 +198,10 @@ class Scheduler:
 
     def _is_over(self, run: Run, state: State) -> bool:
         """Whether there is nothing to start: done, or failed and not to be tried again."""
-        retry = not state.foreign and self._retry.get(run.name) == run.failure().get("utc")
-        may_retry = run.name in self._retry and retry
-        return state.kind == DONE or (state.kind == FAILED and not may_retry)
+        if state.kind != FAILED:
+            return state.kind == DONE
+        may_retry = run.name in self._retry and self._retry[run.name] == run.failure().get("utc")
+        return state.foreign or not may_retry
 
     def _adopt(self, run: Run) -> bool:
         """Watch the job that another scheduler has submitted for a run, if there is one."""
