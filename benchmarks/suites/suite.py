@@ -193,22 +193,41 @@ def expand(
     if gpus is not None and not 1 <= gpus <= max(available, 1):
         expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
         raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
-    runs = []
-    for seed in range(max(numbers.values())):
-        for task in suite.tasks:
-            if seed >= numbers[task.name]:
-                continue
-            for name, init in inits.items():
-                if not task.wants(name):
-                    continue
-                for engine in engines_of(task, engines):
-                    size = min(gpus or task.gpus, available)
-                    digest = (data or {}).get(task.name, "")
-                    runs.append(_run(task, name, init, seed, engine, version, size, digest))
-    if not runs:
+    wanted = [
+        (seed, task, name, engine)
+        for seed in range(max(numbers.values()))
+        for task in suite.tasks
+        for name in inits
+        if seed < numbers[task.name] and task.wants(name)
+        for engine in engines_of(task, engines)
+    ]
+    if not wanted:
         raise UserError(
             f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
             "give --init NAME=FILE or --init random"
+        )
+    runs = []
+    for seed, task, name, engine in wanted:
+        sha256, digest = inits[name].sha256, (data or {}).get(task.name, "")
+        digits = run_id(task, name, sha256, engine, seed, version, digest)
+        size = min(gpus or task.gpus, available)
+        runs.append(
+            RunSpec(
+                id=digits,
+                name=f"{task.name}/{name}/seed{seed}-{digits}",
+                task=task.name,
+                program=task.program,
+                config=task.config,
+                overrides=task.keys(name),
+                init=name,
+                weights=inits[name].weights,
+                weights_sha256=sha256,
+                seed=seed,
+                engine=engine,
+                gpus=size,
+                iterations=0,
+                seconds_per_iteration=task.seconds_of(size),
+            )
         )
     return tuple(runs)
 
@@ -267,35 +286,6 @@ def parsed(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _run(
-    task: SuiteTask,
-    name: str,
-    init: Init,
-    seed: int,
-    engine: str,
-    version: str,
-    gpus: int,
-    data: str,
-) -> RunSpec:
-    digits = run_id(task, name, init.sha256, engine, seed, version, data)
-    return RunSpec(
-        id=digits,
-        name=f"{task.name}/{name}/seed{seed}-{digits}",
-        task=task.name,
-        program=task.program,
-        config=task.config,
-        overrides=task.keys(name),
-        init=name,
-        weights=init.weights,
-        weights_sha256=init.sha256,
-        seed=seed,
-        engine=engine,
-        gpus=gpus,
-        iterations=0,
-        seconds_per_iteration=task.seconds_of(gpus),
-    )
 
 
 def _plain(value: Any) -> Any:
