@@ -85,6 +85,7 @@ answers = {{}}
 sys.platform = "win32"
 for name in sys.argv[1:]:
     sys.argv = [name]
+    sys.modules.pop(name, None)  # another command may have imported it
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

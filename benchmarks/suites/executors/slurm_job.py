@@ -34,11 +34,12 @@ from benchmarks.suites.runs import (
     last_line,
 )
 from moco.common.errors import LockedError, Preempted, run_cli
+from moco.engine.stop import signals_by_name
 
 POLL_SECONDS = 0.2
 LOCK_SECONDS = 10.0  # a job waits for its run's lock, which others may be looking at
 SUBMIT_SECONDS = 120.0  # or holding while they submit
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
