@@ -6,7 +6,6 @@ STUBS = ["types-PyYAML", "types-tabulate", "types-tqdm"]
 # One author and young: pinned, and compared with the package of the dataset in the tests.
 LVIS = ["hotcoco==1.3.0"]
 CITYSCAPES = ["cityscapesscripts", "shapely"]
-SLURM = ["submitit>=1.5.4"]  # for run_suite --executor slurm
 
 setup(
     name="moco-transfer",
@@ -44,14 +43,12 @@ setup(
     extras_require={
         "lvis": LVIS,
         "cityscapes": CITYSCAPES,
-        "slurm": SLURM,
         "speed": ["lightly"],  # the peer that benchmarks.speed compares with
         "test": [
             *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy"),
             *STUBS,
             *LVIS,
             *CITYSCAPES,
-            *SLURM,
             "webdataset",  # its shards are read without it; the tests let it write some
             *("lightly", "timm"),  # the tests convert what these packages write
         ],

@@ -32,7 +32,7 @@ for name in ("sched_getaffinity", "killpg", "getpgid", "setsid", "fork", "pwrite
 for name in ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGKILL", "SIGCHLD", "SIGALRM"):
     delattr(signal, name)
 """
-OPTIONAL = ("detectron2", "densepose", "submitit", "lightly", "webdataset", "hotcoco", "timm")
+OPTIONAL = ("detectron2", "densepose", "lightly", "webdataset", "hotcoco", "timm")
 
 
 def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -85,6 +85,7 @@ answers = {{}}
 sys.platform = "win32"
 for name in sys.argv[1:]:
     sys.argv = [name]
+    sys.modules.pop(name, None)  # another command may have imported it
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

@@ -29,24 +29,6 @@ class Private(NamedTuple):
 
 PRIVATE = (
     Private(
-        "submitit.SlurmExecutor",
-        "_valid_parameters",
-        "benchmarks/suites/executors/slurm.py",
-        "the keys of --slurm, which there are no others to ask for",
-    ),
-    Private(
-        "submitit.AutoExecutor",
-        "_executor",
-        "benchmarks/suites/executors/slurm.py",
-        "leads to the next one",
-    ),
-    Private(
-        "submitit.SlurmExecutor",
-        "_make_submission_file_text",
-        "benchmarks/suites/executors/slurm.py",
-        "sbatch --test-only gets the very script that would be submitted",
-    ),
-    Private(
         "detectron2.utils.comm",
         "_LOCAL_PROCESS_GROUP",
         "detection/d2/trainer.py",

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import make_table, plot_curves, quickstart, run_suite
 from benchmarks.speed import __main__ as speed
-from benchmarks.suites.suite import load_suite
+from benchmarks.suites.suite_file import load_suite
 from convert import convert_to_d2
 from detection import train_net
 from detection.config.task import default_task

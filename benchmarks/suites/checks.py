@@ -1,10 +1,9 @@
 """Everything that can be wrong with a suite's runs, found before the first one starts.
 
-A detection run is checked by what train_net itself checks
-(`detection.config.task.load_task`, whose
-readers are the doctor's): configuration, weights, their input contract, every dataset. What is
-found is listed together, one line each. This imports torch and may hold a dataset's annotations
-for a moment, so the runner calls `check` in a process of its own.
+A detection run is checked by what train_net itself checks (`detection.config.task.load_task`):
+configuration, weights, their input contract, every dataset. What is found is listed together, one
+line each. This imports torch and may hold a dataset's annotations for a moment, so the command
+calls `check` in a process of its own.
 """
 
 import multiprocessing
@@ -26,6 +25,7 @@ from benchmarks.suites.suite import (
     RunSpec,
     SuiteTask,
 )
+from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
 from moco.common.errors import UserError
 
@@ -174,7 +174,7 @@ def _same_names(tasks: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def command_keys(spec: RunSpec) -> list[str]:
-    """The `KEY VALUE` words of a run's overrides, with the data's folder filled in."""
+    """The `KEY VALUE` arguments of a run's overrides, with the data's folder filled in."""
     return [part for key, text in spec.overrides for part in (key, with_datasets_folder(text))]
 
 
@@ -185,22 +185,20 @@ def with_datasets_folder(text: str) -> str:
 
 
 def option_pairs(
-    suite_tasks: Sequence[SuiteTask], words: Sequence[str]
+    suite_tasks: Sequence[SuiteTask], arguments: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
     """`--opts KEY VALUE ...` by program: each key goes to the programs that know it.
 
     Raises:
-        UserError: a word without a value, or a key that no program of the suite knows.
+        UserError: a key without a value, or a key that no program of the suite knows.
     """
-    from benchmarks.suites.suite import refuse_per_run
-
-    words = split_assignments(words)
-    if len(words) % 2:
-        raise UserError(f"--opts: {words[-1]!r} has no value; overrides are KEY VALUE pairs")
+    opts = split_assignments(arguments)
+    if len(opts) % 2:
+        raise UserError(f"--opts: {opts[-1]!r} has no value; overrides are KEY VALUE pairs")
     programs = dict.fromkeys(task.program for task in suite_tasks)
     known = {program: _known_keys(program) for program in programs}
     pairs: dict[str, list[tuple[str, str]]] = {program: [] for program in programs}
-    for key, value in zip(words[::2], words[1::2], strict=True):
+    for key, value in zip(opts[::2], opts[1::2], strict=True):
         refuse_per_run("--opts", key)
         takers = [program for program, knows in known.items() if knows(key)]
         if not takers:
@@ -236,10 +234,10 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.config.task import load_task
     from detection.engine.processes import Processes, check_processes
 
-    words = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
+    opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
     processes = max(spec.gpus, 1)
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
-    task = load_task(str(spec.config), words, spec.engine, num_processes=processes)
+    task = load_task(str(spec.config), opts, spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
     notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
     called = f"{task.name} on {task.test.name}"

@@ -26,7 +26,7 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
     """Task → digest of its folders of data; empty for a task without one.
 
     Args:
-        before: what an earlier call on the suite's folder found. It stands for data that is not on
+        before: what an earlier call on the suite's folder found. It counts for data that is not on
             this machine, and for data that an earlier version of this project did not look at.
     """
     found = {}

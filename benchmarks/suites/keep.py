@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FINAL, LAST, ALL = "final", "last", "all"
 KEEP = (FINAL, LAST, ALL)
+KEEP_SECONDS = 60.0  # between two looks for checkpoints that need not be kept
 RESERVE = 2  # of a run that is not done: the newest, and the one before should that be damaged
 POINTER_NAME = "last_checkpoint"  # where all programs write the name of the newest one
 _NAME = re.compile(r"model_(\d{7}|final)\.pth|checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")

@@ -1,7 +1,7 @@
-"""A lock on a file that a process hands on to the processes it starts.
+"""A file lock that a process hands on to the processes it starts.
 
-It is held until the last of them has ended, so a runner that is killed leaves its training
-processes' claims standing, and nobody starts a second process beside one that still works.
+It is held until the last of them has ended: the trainings of a runner that was killed keep their
+locks, and nobody starts a second process beside one that still works.
 """
 
 import json
@@ -17,7 +17,7 @@ with suppress(ImportError):  # Windows, where no command runs
     import fcntl
 
 
-class Claim:
+class Lock:
     """An exclusive lock; to be taken with `take`.
 
     Attributes:
@@ -28,7 +28,7 @@ class Claim:
         self.fd = fd
 
     @classmethod
-    def take(cls, path: Path) -> "Claim | None":
+    def take(cls, path: Path) -> "Lock | None":
         """Lock `path` (made if missing, never removed); None while another process holds it.
 
         Raises:
@@ -41,7 +41,7 @@ class Claim:
         return None
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """What others may read while it is held: see `read`."""
+        """What others may `read` while it is held."""
         data = json.dumps(dict(content)).encode()
         os.pwrite(self.fd, data, 0)
         os.ftruncate(self.fd, len(data))
@@ -52,23 +52,23 @@ class Claim:
 
 
 def held(path: Path) -> bool:
-    """Whether somebody holds the claim; changes nothing on disk."""
+    """Whether somebody holds the lock; changes nothing on disk."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:
         return False
-    # Shared, so that any number may ask at once; `Claim.take` is tried again in a moment.
+    # Shared, so that any number may ask at once; `Lock.take` is tried again in a moment.
     free = _locked(fd, path, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.close(fd)
     return not free
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Wait for the lock on `path` and keep it while the context is open.
 
     Raises:
-        UserError: as `Claim.take`.
+        UserError: as `Lock.take`.
     """
     fd = _open(path)
     _locked(fd, path, fcntl.LOCK_EX)
@@ -92,10 +92,7 @@ def _open(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(
-            f"{path.parent}: cannot be written ({error.strerror}); mend that, or choose another "
-            "--output"
-        ) from error
+        raise UserError(f"{path.parent}: cannot be written ({error.strerror})") from error
 
 
 def _locked(fd: int, path: Path, kind: int) -> bool:
@@ -108,8 +105,7 @@ def _locked(fd: int, path: Path, kind: int) -> bool:
         os.close(fd)
         raise UserError(
             f"{path.parent}: this file system has no locks ({error.strerror}), and without them a "
-            "run may be computed twice; choose an --output on another one, or have it mounted "
-            "with locks (flock)"
+            "run may be computed twice; choose a folder on another one, or mount it with flock"
         ) from error
     except BaseException:
         os.close(fd)

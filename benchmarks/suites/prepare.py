@@ -5,7 +5,7 @@
 
 Each image is read once and scaled so that its shorter side is 128 pixels, into one flat folder,
 so that pre-training does not decode megapixels over and over. Which images are taken when there
-are more than the limit is drawn with a fixed seed.
+are more than the limit is sampled with a fixed seed.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="python -m benchmarks.suites.prepare",
-        description="Small copies of one's own images for a short pre-training.",
+        description="Small copies of custom images for a short pre-training.",
     )
     result.add_argument("kind", choices=("images", "voc-images"))
     result.add_argument("folder", type=Path, metavar="FOLDER", help="read, never written")
@@ -145,7 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--side", type=int, default=128, help="shorter side in pixels (%(default)s)"
     )
-    result.add_argument("--limit", type=int, default=20000, help="at most so many (%(default)s)")
+    result.add_argument("--limit", type=int, default=20000, help="of images (%(default)s)")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result
 

@@ -1,32 +1,26 @@
-"""A suite: which tasks, initializations and trials make a table, expanded into runs. Pure.
+"""A suite: which tasks, inits and trials make a table, expanded into runs. Pure.
 
-`configs/suites/*.yaml` is read here; everything else is a function of its arguments. A run's id
-is a hash of what makes its numbers: the task's keys, what is in a custom folder of data, the bytes
-of the weights, the engine, the seed and the version of this project.
+A run's id is a hash of what makes its numbers: the task's keys, what is in a custom folder of data,
+the bytes of the weights, the engine, the seed and the version of this project.
 """
 
 import ast
-import difflib
 import fnmatch
 import hashlib
 import json
-import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError
-from moco.common.files import PathLike
 
 RANDOM = "random"
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
-MAX_TRIALS = 100
 # What a run sets by itself; neither a suite nor the command line may.
 SET_PER_RUN = ("OUTPUT_DIR", "SEED", "MODEL.WEIGHTS")
 # Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
@@ -39,13 +33,6 @@ PLACES = (
 )
 # Of these the folder is a place; files side by side are different data.
 FILES = ("DATASETS.COCO_TRAIN_JSON", "DATASETS.COCO_TEST_JSON")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
-_SUITE_KEYS = ("name", "title", "trials", "baseline", "inits", "tasks")
-_TASK_KEYS = (
-    *("config", "name", "program", "overrides", "random_overrides", "gpus", "engines"),
-    *("without", "trials", "paper", "seconds_per_iteration"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,11 +43,11 @@ class SuiteTask:
         name: of its folder and in messages; the config file's name without ending, unless given.
         config: the task's YAML file.
         program: `detection` (train_net), `linear` or `finetune` (moco.linear, moco.finetune).
-        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for the random
+        overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for random
             initialization (a network that the weights would otherwise tell).
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
-        without: patterns of initializations that this task is not run for.
+        without: patterns of inits that this task is not run for.
         trials: seeds per row where the command line does not say; None: the suite's.
         paper: the tables of the paper that it feeds.
         seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
@@ -85,13 +72,13 @@ class SuiteTask:
         return self.overrides + (self.random_overrides if init == RANDOM else ())
 
     def seconds_of(self, gpus: int) -> float | None:
-        """What is stated for a run on so many GPUs, per iteration."""
+        """What is stated for a run on this many GPUs, per iteration."""
         if self.seconds_here is not None:
             return self.seconds_here
         return self.seconds_per_iteration if gpus == self.gpus else None
 
     def wants(self, init: str) -> bool:
-        """Whether the task is run for this initialization."""
+        """Whether the task is run for this init."""
         return not any(fnmatch.fnmatchcase(init, pattern) for pattern in self.without)
 
 
@@ -114,7 +101,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Init:
-    """an init: the word `random`, or a file and the hash of its bytes."""
+    """An init: `random`, or a file and the hash of its bytes."""
 
     weights: str
     sha256: str | None
@@ -122,13 +109,13 @@ class Init:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: one trial of one task from one initialization on one engine.
+    """One run: one trial of one task from one init on one engine.
 
     Attributes:
         id: 10 hex digits, see `run_id`.
         name: `<task>/<init>/seed<k>-<id>`, its folder below `runs/`.
         overrides: `KEY VALUE` pairs on top of `config`.
-        weights: the word `random` or the file's path; weights_sha256: None for random.
+        weights: `random` or the file's path; weights_sha256: None for random.
         gpus: of its group; 0: on the CPU.
         iterations: of the whole run; 0: not known yet.
         seconds_per_iteration: as stated, or None.
@@ -156,116 +143,11 @@ class RunSpec:
         return f"{self.task} {self.init} seed {self.seed}{engine}"
 
 
-def load_suite(path: PathLike) -> Suite:
-    """Read a suite's YAML file; `config` in it is relative to it.
-
-    Raises:
-        UserError: unreadable, an unknown or missing key, a value that cannot be, a name twice, a
-            config that does not exist. One line each.
-    """
-    path = Path(path).expanduser()
-    tree = read_yaml(path)
-    where = str(path)
-    _known(where, tree, _SUITE_KEYS)
-    entries = tree.get("tasks")
-    if not isinstance(entries, list) or not entries:
-        raise UserError(f"{where}: tasks: expected a list of at least one task")
-    tasks = tuple(_task(path, i, entry) for i, entry in enumerate(entries, start=1))
-    names = [task.name for task in tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where}: two tasks are called {name}; give one another 'name'")
-    inits = tree.get("inits") or {}
-    if not isinstance(inits, Mapping):
-        raise UserError(f"{where}: inits: got {inits!r}, expected NAME: weights lines")
-    baseline = tree.get("baseline")
-    if baseline is not None and not isinstance(baseline, str):
-        raise UserError(f"{where}: baseline: got {baseline!r}, expected the name of an init")
-    return Suite(
-        name=check_name(f"{where}: name", tree.get("name", path.stem)),
-        title=str(tree.get("title", "")),
-        tasks=tasks,
-        trials=check_trials(f"{where}: trials", tree.get("trials", 5)),
-        baseline=baseline,
-        inits=parse_inits([f"{name}={weights}" for name, weights in inits.items()], where),
-    )
-
-
-def parse_inits(words: Sequence[str], where: str = "--init") -> dict[str, str]:
-    """`NAME=FILE`, `FILE` (its name without endings is the init's) or `random`.
-
-    Raises:
-        UserError: an empty or unusable name, a name twice, another name for `random`.
-    """
-    inits: dict[str, str] = {}
-    for word in words:
-        name, equals, weights = word.partition("=")
-        if not equals:
-            name, weights = _file_name(word), word
-        check_name(where, name)
-        if not weights:
-            raise UserError(f"{where} {word}: no weights; expected {name}=FILE or the word random")
-        if (name == RANDOM) != (weights == RANDOM):
-            raise UserError(
-                f"{where} {word}: the random initialization is called random, and nothing else is; "
-                "expected --init random, or another name"
-            )
-        if name in inits:
-            raise UserError(f"{where} {word}: {name} is given twice; one name, one file")
-        inits[name] = weights
-    return inits
-
-
-def check_name(where: str, name: Any) -> str:
-    """A name that is a folder's as well; one that loses nothing as the name of a weights' file."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(
-            f"{where}: got {name!r}, expected a name of letters, digits, '.', '_' and '-'"
-        )
-    if name.endswith(WEIGHT_ENDINGS):
-        raise UserError(f"{where}: got {name!r}, expected a name without a file's ending")
-    return name
-
-
-def check_trials(where: str, trials: Any) -> int:
-    """Between 1 and `MAX_TRIALS`, else UserError."""
-    if isinstance(trials, bool) or not isinstance(trials, int) or not 1 <= trials <= MAX_TRIALS:
-        raise UserError(f"{where}: got {trials!r}, expected 1 to {MAX_TRIALS}")
-    return trials
-
-
-def with_options(
-    suite: Suite, opts: Mapping[str, Sequence[tuple[str, str]]], stated: Mapping[str, float]
-) -> Suite:
-    """The suite with the command line's overrides and stated speeds in its tasks.
-
-    Args:
-        opts: program → pairs, last and so strongest.
-        stated: task → seconds per iteration; `""` is for all tasks.
-
-    Raises:
-        UserError: a speed for a task that the suite does not have, or one that cannot be.
-    """
-    names = [task.name for task in suite.tasks]
-    for name, value in stated.items():
-        if name and name not in names:
-            raise UserError(
-                f"--seconds-per-iteration {name}: no such task; choices are {', '.join(names)}"
-            )
-        _check_seconds("--seconds-per-iteration", value)
-    tasks = []
-    for task in suite.tasks:
-        seconds = stated.get(task.name, stated.get(""))
-        overrides = (*task.overrides, *opts.get(task.program, ()))
-        tasks.append(replace(task, overrides=overrides, seconds_here=seconds))
-    return replace(suite, tasks=tuple(tasks))
-
-
 def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
-    """The engines that a task runs on when `engines` are asked for.
+    """The engines that a task runs on when `engines` are requested.
 
     Raises:
-        UserError: one engine was asked for, and the task needs the other.
+        UserError: one engine was requested, and the task needs the other.
     """
     if task.program != DETECTION:
         return (MOCO,)
@@ -279,9 +161,7 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
 
 
 def trials_of(suite: Suite, trials: int | None) -> dict[str, int]:
-    """Task → seeds per row: as asked for, else its own number, else the suite's."""
-    if trials is not None:
-        check_trials("--trials", trials)
+    """Task → seeds per row: as requested, else its own number, else the suite's."""
     return {task.name: trials or task.trials or suite.trials for task in suite.tasks}
 
 
@@ -296,13 +176,13 @@ def expand(
     available: int = 0,
     data: Mapping[str, str] | None = None,
 ) -> tuple[RunSpec, ...]:
-    """Tasks x initializations x trials x engines, in an order with a first trial of all first.
+    """Tasks x inits x trials x engines, in an order with a first trial of all first.
 
     Args:
         trials: seeds per row; None: as the tasks and the suite say.
         engines: for detection; a task takes those that it can run on.
         version: of the project.
-        gpus: of one run; None: as many as its task is meant for, if there are so many.
+        gpus: of one run; None: as many as its task is meant for, if there are that many.
         available: number of GPUs; 0: everything runs on the CPU.
         data: task → digest of its own folders of data, from benchmarks/suites/data_digest.py.
 
@@ -313,22 +193,41 @@ def expand(
     if gpus is not None and not 1 <= gpus <= max(available, 1):
         expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
         raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
-    runs = []
-    for seed in range(max(numbers.values())):
-        for task in suite.tasks:
-            if seed >= numbers[task.name]:
-                continue
-            for name, init in inits.items():
-                if not task.wants(name):
-                    continue
-                for engine in engines_of(task, engines):
-                    size = min(gpus or task.gpus, available)
-                    digest = (data or {}).get(task.name, "")
-                    runs.append(_run(task, name, init, seed, engine, version, size, digest))
-    if not runs:
+    wanted = [
+        (seed, task, name, engine)
+        for seed in range(max(numbers.values()))
+        for task in suite.tasks
+        for name in inits
+        if seed < numbers[task.name] and task.wants(name)
+        for engine in engines_of(task, engines)
+    ]
+    if not wanted:
         raise UserError(
-            f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no initialization'}; "
+            f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
             "give --init NAME=FILE or --init random"
+        )
+    runs = []
+    for seed, task, name, engine in wanted:
+        sha256, digest = inits[name].sha256, (data or {}).get(task.name, "")
+        digits = run_id(task, name, sha256, engine, seed, version, digest)
+        size = min(gpus or task.gpus, available)
+        runs.append(
+            RunSpec(
+                id=digits,
+                name=f"{task.name}/{name}/seed{seed}-{digits}",
+                task=task.name,
+                program=task.program,
+                config=task.config,
+                overrides=task.keys(name),
+                init=name,
+                weights=inits[name].weights,
+                weights_sha256=sha256,
+                seed=seed,
+                engine=engine,
+                gpus=size,
+                iterations=0,
+                seconds_per_iteration=task.seconds_of(size),
+            )
         )
     return tuple(runs)
 
@@ -387,156 +286,6 @@ def parsed(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The speed of a finished run."""
-
-    task: str
-    engine: str
-    gpus: int
-    seconds_per_iteration: float
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run is expected to take: its seconds, None if unknown, and how that is known."""
-
-    seconds: float | None
-    source: str
-
-    def hours(self, gpus: int) -> float | None:
-        """GPU hours of a group of so many; hours of one CPU process for 0."""
-        return None if self.seconds is None else self.seconds * max(gpus, 1) / 3600
-
-
-def estimate(spec: RunSpec, measured: Iterable[Measured]) -> Estimate:
-    """From finished runs of the same task, engine and group; else as stated; else unknown."""
-    own = (spec.task, spec.engine, spec.gpus)
-    speeds = [m.seconds_per_iteration for m in measured if (m.task, m.engine, m.gpus) == own]
-    if spec.iterations and speeds:
-        number = f"{len(speeds)} run{'s'[: len(speeds) > 1]}"
-        return Estimate(spec.iterations * statistics.fmean(speeds), f"measured, {number}")
-    if spec.iterations and spec.seconds_per_iteration is not None:
-        return Estimate(spec.iterations * spec.seconds_per_iteration, "stated")
-    return Estimate(None, "unknown")
-
-
-def _run(
-    task: SuiteTask,
-    name: str,
-    init: Init,
-    seed: int,
-    engine: str,
-    version: str,
-    gpus: int,
-    data: str,
-) -> RunSpec:
-    digits = run_id(task, name, init.sha256, engine, seed, version, data)
-    return RunSpec(
-        id=digits,
-        name=f"{task.name}/{name}/seed{seed}-{digits}",
-        task=task.name,
-        program=task.program,
-        config=task.config,
-        overrides=task.keys(name),
-        init=name,
-        weights=init.weights,
-        weights_sha256=init.sha256,
-        seed=seed,
-        engine=engine,
-        gpus=gpus,
-        iterations=0,
-        seconds_per_iteration=task.seconds_of(gpus),
-    )
-
-
-def _task(path: Path, number: int, entry: Any) -> SuiteTask:
-    where = f"{path}: task {number}"
-    if not isinstance(entry, Mapping):
-        raise UserError(f"{where}: got {entry!r}, expected KEY: VALUE lines")
-    _known(where, entry, _TASK_KEYS)
-    if not isinstance(entry.get("config"), str):
-        raise UserError(f"{where}: config is missing; expected a task's YAML file")
-    config = path.parent / entry["config"]
-    if not config.is_file():
-        raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
-    program = entry.get("program", DETECTION)
-    _choices(where, "program", [program], PROGRAMS)
-    engines = _texts(where, "engines", entry.get("engines", list(DETECTION_ENGINES)))
-    _choices(where, "engines", engines, DETECTION_ENGINES)
-    gpus = entry.get("gpus", 1)
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
-        raise UserError(f"{where}: gpus: got {gpus!r}, expected a number from 1 on")
-    trials = entry.get("trials")
-    if trials is not None:
-        check_trials(f"{where}: trials", trials)
-    seconds = entry.get("seconds_per_iteration")
-    if seconds is not None:
-        _check_seconds(f"{where}: seconds_per_iteration", seconds)
-    return SuiteTask(
-        name=check_name(f"{where}: name", entry.get("name", config.stem)),
-        config=config.resolve(),
-        program=program,
-        overrides=_overrides(where, "overrides", entry),
-        random_overrides=_overrides(where, "random_overrides", entry),
-        gpus=gpus,
-        engines=engines,
-        without=_texts(where, "without", entry.get("without", [])),
-        trials=trials,
-        paper=_texts(where, "paper", entry.get("paper", [])),
-        seconds_per_iteration=seconds,
-    )
-
-
-def _overrides(where: str, name: str, entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    given = entry.get(name) or {}
-    if not isinstance(given, Mapping):
-        raise UserError(f"{where}: {name}: got {given!r}, expected KEY: VALUE lines")
-    pairs = tuple((str(key), str(value)) for key, value in flatten(given).items())
-    for key, _ in pairs:
-        refuse_per_run(f"{where}: {name}", key)
-    return pairs
-
-
-def refuse_per_run(where: str, key: str) -> None:
-    """Raise UserError for a key that every run sets by itself."""
-    if key in SET_PER_RUN:
-        raise UserError(f"{where}: {key} is set for each run; leave it out")
-
-
-def _known(where: str, tree: Mapping[str, Any], keys: Sequence[str]) -> None:
-    for key in tree:
-        if key not in keys:
-            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
-            hint = f"; the nearest is {near[0]}" if near else ""
-            raise UserError(f"{where}: unknown key {key!r}, choices are {', '.join(keys)}{hint}")
-
-
-def _choices(where: str, name: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    if not values or any(value not in choices for value in values):
-        got = ", ".join(map(str, values)) or "nothing"
-        raise UserError(f"{where}: {name}: got {got}, choices are {', '.join(choices)}")
-
-
-def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise UserError(f"{where}: {name}: got {value!r}, expected a list of names")
-    return tuple(value)
-
-
-def _check_seconds(where: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise UserError(f"{where}: got {value!r}, expected seconds above 0")
-
-
-def _file_name(weights: str) -> str:
-    """A file's name without its endings, as both programs call weights."""
-    name = Path(weights).name
-    for ending in WEIGHT_ENDINGS:
-        name = name.removesuffix(ending)
-    return name
 
 
 def _plain(value: Any) -> Any:

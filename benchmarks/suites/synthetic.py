@@ -9,7 +9,7 @@
     [--seed 0]
 
 Class i is shape i filled with texture (3i + 1) mod 8, so a class is told apart by its outline and
-by its texture. Size, place, rotation, aspect and colors are drawn anew for every object; colors
+by its texture. Size, place, rotation, aspect and colors are sampled for every object; colors
 say nothing about the class. Every file depends on the seed and its own number only, so any subset
 can be made again in any order.
 
@@ -45,7 +45,7 @@ MAX_OVERLAP_IOU = 0.1
 NOISE_SIGMA = 6.0  # of 255
 JPEG_QUALITY = 95
 SUPERSAMPLING = 3
-# Independent random streams: an image never shares its draws with a scene of the same number.
+# Independent random streams: an image never shares its numbers with a scene of the same number.
 IMAGES, KNN_TRAIN, KNN_VAL, SCENES_TRAIN, SCENES_TEST = range(5)
 
 
@@ -105,7 +105,7 @@ def _wave(x: Array) -> Array:
 
 
 def _cell(x: Array) -> Array:
-    """Distance from the middle of the cell of size 1 that x lies in, 0 to 0.5."""
+    """Distance from the middle of the cell of size 1 that x is in, 0 to 0.5."""
     return np.abs(x - np.floor(x) - 0.5)
 
 
@@ -236,7 +236,7 @@ def make_image(seed: int, stream: int, index: int, label: int) -> NDArray[np.uin
 
 
 def make_scene(seed: int, stream: int, index: int) -> tuple[NDArray[np.uint8], list[Box]]:
-    """A scene (H, W, 3) RGB and the boxes of its objects, drawn so that none hides another."""
+    """A scene (H, W, 3) RGB and the boxes of its objects, placed so that none hides another."""
     rng = np.random.default_rng((seed, stream, index))
     canvas = _background(SCENE_PX, rng)
     wanted = int(rng.integers(OBJECTS_PER_SCENE[0], OBJECTS_PER_SCENE[1] + 1))
@@ -289,16 +289,6 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
                 progress.update()
             lines = "".join(f"{name}\n" for name in names)
             _write_text(part / "ImageSets" / "Main" / f"{split}.txt", lines)
-
-
-def contact_sheet(images: list[NDArray[np.uint8]], columns: int) -> Image.Image:
-    """Images of equal size side by side, to look at."""
-    h, w = images[0].shape[:2]
-    rows = math.ceil(len(images) / columns)
-    sheet = Image.new("RGB", (columns * (w + 2), rows * (h + 2)), "white")
-    for i, image in enumerate(images):
-        sheet.paste(Image.fromarray(image), ((i % columns) * (w + 2), (i // columns) * (h + 2)))
-    return sheet
 
 
 def _object_colors(rng: Generator) -> tuple[Array, Array]:

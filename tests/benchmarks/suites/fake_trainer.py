@@ -1,10 +1,10 @@
-"""A training program in miniature, and the back end that starts it: for tests of the suite runner.
+"""A training program in miniature, and what starts it: for tests of the scheduler.
 
 It keeps to what the real ones promise: its folder is locked, progress is logged line by line and
 saved, SIGTERM saves and ends with 85, the record comes last. What it does is written, one line per
 event, to a journal that all processes append to. Its numbers depend on task, init and seed alone.
 
-    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `backend`)
+    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `fake_programs`)
 """
 
 import json
@@ -20,20 +20,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import run_suite
-from benchmarks.run_suite import Backend, main
+from benchmarks.run_suite import main
 from benchmarks.suites.checks import Findings
 from benchmarks.suites.keep import Checkpoints
+from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.common.files import atomic_write_text
 from moco.common.run import RunFolder, RunRecord, write_record
 
+MODULE = "tests.benchmarks.suites.fake_trainer"
 ITERATIONS = 8
-HOLD, HELD = "hold", 2  # beside the journal: goes on after its second iteration when that is gone
+HOLD, HELD = "hold", 2  # beside the journal: continues after its second iteration without it
 HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
-def backend(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Backend:
+def fake_programs(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Programs:
     """Runs of `ITERATIONS` iterations of `delay` seconds; an init called `bad*` fails.
 
     Those of an init called `often*` are preempted after each iteration, and log nothing before
@@ -45,22 +47,21 @@ def backend(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) ->
         sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}
         return Findings(tuple(problems), (), lengths, HARDWARE, sizes)
 
-    def command(spec: RunSpec, folder: Path) -> list[str]:
+    def command(spec: RunSpec, folder: Path, machines: int) -> list[str]:
         fields = asdict(spec) | {"config": str(spec.config), "delay": delay}
-        words = [sys.executable, "-m", "tests.benchmarks.fake_trainer"]
-        return [*words, str(folder), str(journal), json.dumps(fields)]
+        return [sys.executable, "-m", MODULE, str(folder), str(journal), json.dumps(fields)]
 
     def engines(wanted: str) -> tuple[str, ...]:
         return ("detectron2", "embedded") if wanted == "each" else ("embedded",)
 
-    return Backend(dict, engines, check, command)
+    return Programs(dict, engines, check, command)
 
 
 def train(argv: Sequence[str] | None) -> int:
     """The program."""
     folder, journal, spec = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    stops: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
 
     def note(event: str) -> None:
         line = f"{event} {spec['name']} {os.getpid()}\n".encode()
@@ -75,7 +76,7 @@ def train(argv: Sequence[str] | None) -> int:
             often = spec["init"].startswith("often")
             note("start" if start == 0 else "resume")
             for iteration in range(start + 1, spec["iterations"] + 1):
-                while iteration > HELD and journal.with_name(HOLD).exists() and not asked:
+                while iteration > HELD and journal.with_name(HOLD).exists() and not stops:
                     time.sleep(0.01)
                 time.sleep(spec["delay"])
                 if spec["init"].startswith("bad") and iteration == 3:
@@ -86,7 +87,7 @@ def train(argv: Sequence[str] | None) -> int:
                 atomic_write_text(folder / f"model_{iteration:07d}.pth", "weights")
                 atomic_write_text(saved, f"model_{iteration:07d}.pth")
                 note(f"iteration-{iteration}")
-                if asked or (often and iteration < spec["iterations"]):
+                if stops or (often and iteration < spec["iterations"]):
                     note("saved")
                     raise Preempted("stopped by SIGTERM")
             write_record(folder, record(spec))
@@ -119,13 +120,13 @@ def record(spec: dict) -> RunRecord:
 
 
 def suite_main(argv: Sequence[str] | None) -> None:
-    """`fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...`: the runner with these programs."""
+    """`fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...`: a suite of these programs."""
     if sys.argv[1] == "--suite-without-tables":
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]
-    main(arguments, backend(Path(journal), float(delay)))
+    main(arguments, fake_programs(Path(journal), float(delay)))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.benchmarks.test_run_suite import ROOT, Lab
 
 from benchmarks.suites import data_digest
 from benchmarks.suites.data_digest import data_digests, folder_digest
-from benchmarks.suites.suite import Init, expand, load_suite
+from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite_file import load_suite
 from moco.common.errors import UserError
+from tests.benchmarks.suites.lab import ROOT, Lab
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +121,7 @@ def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):
     assert set(lab.count("done").values()) == {1} and len(lab.count("done")) == 2
     (tmp_path / "moved" / "JPEGImages" / "1.jpg").write_text("other pixels")
     folder_digest.cache_clear()
-    with pytest.raises(UserError, match="tasks: a: data was "):
+    with pytest.raises(UserError, match=r"tasks\.a\.data: "):
         lab.run("--opts", "DATASETS.VOC_DIR", str(tmp_path / "moved"))
     # A folder of an earlier version, which did not look at the data, keeps its ids.
     path = lab.out / "suite.json"

@@ -9,7 +9,8 @@ from PIL import Image
 
 from benchmarks.suites.checks import check
 from benchmarks.suites.keep import list_checkpoints, remove_checkpoints
-from benchmarks.suites.suite import Init, expand, load_suite
+from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite_file import load_suite
 
 DETECTION = ["model_0000499.pth", "model_0000999.pth", "model_0001499.pth", "model_final.pth"]
 CLASSIFIER = ["checkpoint_0001.pth.tar", "checkpoint_0002_step00000300.pth.tar"]

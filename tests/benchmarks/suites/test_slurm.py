@@ -1,727 +1,305 @@
-"""Suites on a cluster: the real submitit, a Slurm in miniature, a training program in miniature.
-
-What the jobs do is in the journal that the training programs write.
-"""
+"""The Slurm executor without a Slurm: its script, its options, and what a job does on its node."""
 
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import submitit
-from tests.benchmarks.fake_slurm import Cluster, install
-from tests.benchmarks.fake_trainer import ITERATIONS, backend
-from tests.benchmarks.test_run_suite import ROOT, Lab, is_alive, kept
-from torch.distributed.run import get_args_parser
 
-from benchmarks import run_suite
-from benchmarks.suites import locks as claims
-from benchmarks.suites import runner as suite_runner
-from benchmarks.suites import suite
-from benchmarks.suites.executors import slurm
-from benchmarks.suites.executors.local import HOST, PORT, RANK
-from benchmarks.suites.executors.slurm import RunJob, parse_options
+from benchmarks.suites import locks
+from benchmarks.suites.executors import slurm, slurm_job
+from benchmarks.suites.executors.base import HOST, PORT, RANK
+from benchmarks.suites.executors.slurm import SlurmExecutor
+from benchmarks.suites.executors.slurm_job import fill, lead
+from benchmarks.suites.executors.slurm_script import make_script, parse_options
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.locks import Claim
-from benchmarks.suites.suite import Init, RunSpec, expand
-from detection import train_net
-from moco.common.errors import LockedError, Preempted, UserError
-
-pytestmark = pytest.mark.race
-QUICK = {"LOOK_SECONDS": 0.1, "QUEUE_SECONDS": 0.5, "GONE_SECONDS": 0.5}
-RUNNER = f"""
-from benchmarks.suites.executors import slurm
-from benchmarks.suites import runner as suite_runner
-vars(slurm).update({QUICK})
-suite_runner.REMOTE_SHOW_SECONDS = 0.2
-from tests.benchmarks.fake_trainer import suite_main
-from moco.common.errors import run_cli
-run_cli(suite_main)
-"""
-
-
-class SlurmLab(Lab):
-    """Runs go through Slurm, on nodes without GPUs unless something else is asked for."""
-
-    cluster: Cluster
-
-    def tables(self) -> dict[str, bytes]:
-        return without_place(super().tables(), self.path)
-
-    def arguments(self, *more: str) -> list[str]:
-        output = ["--output", str(self.out), "--executor", "slurm", "--slurm", "gpus_per_node=0"]
-        return [str(self.path / "suite.yaml"), *self.inits, *output, *more]
-
-    def words(self, delay: float, *more: str) -> list[str]:
-        words = super().words(delay, *more)
-        return [words[0], "-c", RUNNER, *words[3:]]
-
-    def notes(self) -> dict[str, str]:
-        """Run → the job in charge of it."""
-        paths = self.out.glob("runs/*/*/*/job.json")
-        return {
-            str(p.parent.relative_to(self.out / "runs")): json.loads(p.read_text())["job"]
-            for p in paths
-        }
-
-    def assert_once(self, runs: int) -> None:
-        """Every run to its end, and no iteration of any done twice."""
-        assert len(self.count("done")) == runs and set(self.count("done").values()) == {1}
-        done = Counter(event[:2] for event in self.events() if event[0].startswith("iteration"))
-        assert len(done) == runs * ITERATIONS and set(done.values()) == {1}
-        assert not self.count("locked"), "a process was started beside another one of its run"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICK.items():
-        monkeypatch.setattr(slurm, name, value)
-    monkeypatch.setattr(suite_runner, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(suite_runner, "SURVEY_SECONDS", 0.05)
-    monkeypatch.setattr(suite_runner, "AGAIN_SECONDS", 0.2)
-
-
-@pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
-    monkeypatch.chdir(ROOT)
-    for name, value in install(tmp_path / "slurm").items():
-        monkeypatch.setenv(name, value)
-    lab = SlurmLab(tmp_path)
-    (tmp_path / "runner.log").touch()
-    lab.cluster = Cluster(tmp_path / "slurm")
-    yield lab
-    lab.cluster.end()
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Of the same suite on this machine, two trials from two inits of two tasks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(suite_runner, "POLL_SECONDS", 0.02)
-        lab = Lab(tmp_path_factory.mktemp("here"))
-        lab.with_tables = True
-        lab.run()
-    return without_place(lab.tables(), lab.path)
-
-
-def without_place(tables: dict[str, bytes], path: Path) -> dict[str, bytes]:
-    """Tables lead to their runs, so the suite's place is in them."""
-    return {name: data.replace(str(path).encode(), b"PLACE") for name, data in tables.items()}
-
-
-def test_a_suite_through_slurm(lab, tables, capsys):
-    lab.with_tables = True
-    lab.run()
-    lab.assert_once(8)
-    assert lab.tables() == tables
-    assert list(lab.cluster.scripts()) == ["100"], "one array"
-    assert not lab.notes()
-
-
-class Stop:
-    """Called between two looks of the runner in this process: asks it to stop if it says so."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
-        reap = suite_runner.Runner._reap
-
-        def both(runner: suite_runner.Runner) -> None:
-            reap(runner)
-            if condition():
-                os.kill(os.getpid(), signal.SIGINT)
-
-        patch.setattr(suite_runner.Runner, "_reap", both)
-
-
-def sized(sizes: dict[str, int]) -> Callable:
-    """`expand` with other numbers of GPUs per task."""
-
-    def resized(*arguments, **keys):
-        specs = expand(*arguments, **keys)
-        return tuple(run_suite.replace(spec, gpus=sizes[spec.task]) for spec in specs)
-
-    return resized
-
-
-def test_the_script_that_is_submitted(lab, monkeypatch):
-    lab.cluster.hold()
-    words = ["partition=long", "time=1-02:30:01", "gpus_per_node=4", "cpus_per_gpu=6"]
-    words += ["mem_per_gpu=20G", "array_parallelism=3", "signal_delay_s=120", "setup=module load x"]
-    words += ["sbatch.reservation=night", "account=lab", "setup=ulimit -n 4096"]
-    monkeypatch.setattr(suite, "expand", sized({"a": 8, "b": 1}))
-    Stop(monkeypatch, lambda: len(lab.notes()) == 8)
-    own = run_suite.replace(backend(lab.journal), command=lambda *arguments: ["true"])
-    with pytest.raises(Preempted):
-        lab.main(own, *[word for pair in words for word in ("--slurm", pair)])
-    first, second = lab.cluster.scripts().values()
-    for script in (first, second):
-        for line in (
-            *("partition=long", "time=1591", "mem-per-gpu=20G", "account=lab", "array=0-3%3"),
-            *("signal=USR2@120", "requeue", "reservation=night", "job-name=moco-out"),
-            "open-mode=append",
-        ):
-            assert f"\n#SBATCH --{line}\n" in script, line
-        assert "\nmodule load x\nulimit -n 4096\n" in script
-    for script, (gpus, nodes, cpus) in ((first, (4, 2, 24)), (second, (1, 1, 6))):
-        for line in (f"gpus-per-node={gpus}", f"nodes={nodes}", f"cpus-per-task={cpus}"):
-            assert f"\n#SBATCH --{line}\n" in script, line
-        assert "\n#SBATCH --ntasks-per-node=1\n" in script
-        assert re.search(rf"\nsrun .*--cpus-per-task={cpus} .* -m submitit\.core", script)
-    ids = [f"{array}_{task}" for array in (100, 101) for task in range(4)]
-    assert sorted(lab.notes().values()) == ids
-    assert not lab.events()
-
-
-def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
-    """Without a runner that would do it."""
-    runner = lab.start("--trials", "1", delay=0.1)
-    lab.wait_for(lambda: len(lab.notes()) == 4)
-    runner.kill()
-    lab.wait_for(lambda: len(lab.count("done")) == 4)
-    jobs = lab.cluster.jobs
-    lab.wait_for(lambda: {job["state"] for job in jobs().values()} == {"COMPLETED"})
-    assert kept(lab) == {("model_0000008.pth",)}
-
-
-def test_submitits_local_executor(lab, tables, monkeypatch):
-    """The same jobs without any Slurm."""
-    monkeypatch.setattr(slurm, "CLUSTER", "local")
-    lab.with_tables = True
-    lab.run()
-    lab.assert_once(8)
-    assert lab.tables() == tables and not lab.cluster.jobs()
-
-
-def test_preemption_and_time_limit(lab):
-    """The signal that comes before the end: saved, back in the queue, and on from there."""
-    lab.hold()
-    runner = lab.start("--trials", "1")
-    lab.wait_for(lambda: len(lab.count("iteration-2")) == 4)
-    [first, second] = list(lab.count("iteration-2"))[:2]
-    jobs = lab.notes()
-    # As some clusters do it, with SIGTERM before; nobody watches the second one.
-    lab.cluster.signal_tasks(jobs[first], signal.SIGTERM)
-    lab.cluster.signal_tasks(jobs[first], signal.SIGUSR2)
-    lab.wait_for(lambda: lab.cluster.jobs()[jobs[first]]["restarts"] == 1)
-    runner.kill()
-    runner.wait()
-    lab.cluster.signal_tasks(jobs[second], signal.SIGUSR2)
-    lab.wait_for(lambda: lab.count("saved")[second])
-    lab.go()
-    lab.wait_for(lambda: len(lab.count("done")) == 4)
-    assert set(lab.count("saved")) == set(lab.count("resume")) == {first, second}
-    assert {lab.cluster.jobs()[jobs[name]]["restarts"] for name in (first, second)} == {1}
-    assert lab.cluster.calls("scontrol") == [f"scontrol requeue {jobs[n]}" for n in (first, second)]
-    lab.run("--trials", "1")
-    lab.assert_once(4)
-    assert list(lab.cluster.scripts()) == ["100"], "nothing was submitted again"
-
-
-def run_with_one_preempted(lab, monkeypatch, number):
-    """The suite to its end, one job of which gets a signal once; the names of such runs."""
-    preempted: list[str] = []
-
-    def preempt_one() -> bool:
-        if not preempted and lab.count("iteration-2"):
-            preempted.append(next(iter(lab.count("iteration-2"))))
-            lab.cluster.signal_tasks(lab.notes()[preempted[0]], number)
-        if lab.count("saved"):
-            lab.go()
-        return False
-
-    Stop(monkeypatch, preempt_one)
-    lab.hold()
-    lab.run("--trials", "1")
-    return preempted
-
-
-def test_put_back_once(lab, monkeypatch):
-    """Slurm ends all of a job that is put back, also the program that has asked for it."""
-    (lab.cluster.state / "kill-requeue").touch()
-    preempted = run_with_one_preempted(lab, monkeypatch, signal.SIGTERM)
-    assert list(lab.count("resume")) == preempted and len(lab.cluster.jobs()) == 4
-    lab.assert_once(4)
-
-
-def test_preempted_by_sigterm_alone(lab):
-    """A grace time sends nothing else, and nobody watches: the job puts itself back."""
-    lab.hold()
-    runner = lab.start("--trials", "1")
-    lab.wait_for(lambda: len(lab.count("iteration-2")) == 4)
-    preempted = next(iter(lab.count("iteration-2")))
-    job = lab.notes()[preempted]
-    runner.kill()
-    runner.wait()
-    lab.cluster.signal_tasks(job, signal.SIGTERM)
-    lab.wait_for(lambda: lab.count("saved"))
-    lab.go()
-    lab.wait_for(lambda: len(lab.count("done")) == 4)
-    assert list(lab.count("saved")) == list(lab.count("resume")) == [preempted]
-    assert lab.cluster.calls("scontrol") == [f"scontrol requeue {job}"]
-    assert lab.cluster.jobs()[job]["restarts"] == 1
-    lab.assert_once(4)
-
-
-def test_runner_killed_while_jobs_run(lab, tables, capsys):
-    """Two others watch its jobs: some that have not begun, some that run, some that are over."""
-    lab.with_tables = True
-    lab.cluster.hold()
-    runner = lab.start(delay=0.2)
-    lab.wait_for(lambda: len(lab.notes()) == 8)
-    runner.kill()
-    runner.wait()
-    lab.run("--status")
-    shown = capsys.readouterr().out
-    assert "small: 8 queued of 8\n" in shown
-    assert re.search(r"job 100_7 since .* UTC, pending", shown)
-    log = lab.path / "runner.log"
-    before = log.read_text().count("8 queued")
-    runners = [lab.start(delay=0.2)]
-    lab.wait_for(lambda: log.read_text().count("8 queued") == before + 1)
-    lab.hold()
-    lab.cluster.go()
-    lab.wait_for(lambda: lab.count("iteration-1"))
-    lab.run("--status")
-    assert re.search(r"running .* on \S+ since .* UTC, job 100_\d", capsys.readouterr().out)
-    lab.go()
-    runners.append(lab.start(delay=0.2))
-    assert [runner.wait(300) for runner in runners] == [0, 0], log.read_text()
-    lab.assert_once(8)
-    assert list(lab.cluster.scripts()) == ["100"], "nothing was submitted again"
-    assert lab.tables() == tables and not lab.count("resume")
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_killed_before_it_could_note_its_jobs(lab, begun):
-    """Jobs that have begun say so themselves; others are submitted twice, and computed once."""
-    lab.cluster.hold()
-    killed = "import os; slurm.note_job = lambda *_: os.kill(os.getpid(), 9)\n"
-    words = lab.words(0.05)
-    words[2] = RUNNER.replace("run_cli(", f"{killed}run_cli(")
-    assert subprocess.run(words, cwd=ROOT).returncode == -9
-    assert len(lab.cluster.jobs()) == 8 and not lab.notes()
-    if begun:
-        lab.cluster.go()
-        lab.wait_for(lambda: len(lab.notes()) == 8)
-    runner = lab.start(delay=0.05)
-    lab.wait_for(lambda: begun or len(lab.notes()) == 8)
-    assert begun or len(lab.cluster.jobs()) == 16
-    if not begun:
-        lab.cluster.go()
-    assert runner.wait(300) == 0, (lab.path / "runner.log").read_text()
-    lab.wait_for(lambda: {j["state"] for j in lab.cluster.jobs().values()} == {"COMPLETED"})
-    lab.assert_once(8)
-    assert not lab.count("resume") and len(lab.cluster.jobs()) == (8 if begun else 16)
-
-
-def test_stopping_leaves_the_jobs_in_the_queue(lab):
-    lab.cluster.hold()
-    runner = lab.start(delay=0.05)
-    lab.wait_for(lambda: len(lab.notes()) == 8)
-    runner.send_signal(signal.SIGINT)
-    assert runner.wait(300) == 85
-    said = (lab.path / "runner.log").read_text()
-    assert "error: stopped by SIGINT; 8 jobs stay in Slurm's queue and go on (scancel 100 " in said
-    assert "--status says how far they are, and the same command watches them again" in said
-    assert not lab.cluster.calls("scancel") and len(lab.cluster.jobs()) == 8
-    lab.cluster.go()
-    lab.run()
-    lab.assert_once(8)
-    assert list(lab.cluster.scripts()) == ["100"]
-
-
-def test_a_failure_is_shown(tmp_path, lab, capsys):
-    lab = SlurmLab(tmp_path, inits=("bad", "mine"), trials=1)
-    with pytest.raises(run_suite.SuiteFailed, match="2 of 4 runs failed and are in no number"):
-        lab.run()
-    [log] = lab.out.glob("runs/a/bad/*/suite.log")
-    line = f"failed: a bad seed 0 (embedded): the loss is nan at iteration 3; its log is {log}"
-    assert line in capsys.readouterr().err
-    assert lab.states() == {"done": 2, "failed": 2} and not lab.notes()
-    before = lab.events()
-    with pytest.raises(run_suite.SuiteFailed):
-        lab.run()
-    assert lab.events() == before, "a failed run is not tried again by itself"
-    with pytest.raises(run_suite.SuiteFailed):
-        lab.run("--retry-failed")
-    assert sum(lab.count("resume").values()) == 2
-
-
-def test_the_last_failure_is_the_one_that_is_shown(lab, capsys):
-    for words, more in (("error: old", ()), ("something new", ("--retry-failed",))):
-        code = [sys.executable, "-c", f"print({words!r}); raise SystemExit(4)"]
-        own = run_suite.replace(backend(lab.journal), command=lambda *arguments, code=code: code)
-        with pytest.raises(run_suite.SuiteFailed):
-            lab.main(own, "--trials", "1", *more)
-        assert words.removeprefix("error: ") in capsys.readouterr().err
-    texts = [json.loads(p.read_text())["error"] for p in lab.out.glob("runs/*/*/*/failed.json")]
-    assert texts == ["something new"] * 4
-
-
-def test_only_the_job_in_charge_is_judged(tmp_path, lab, monkeypatch):
-    """Another runner may have judged a job's end, and submitted the run again, in the meantime."""
-    lab = SlurmLab(tmp_path, inits=("bad",), trials=1)
-    poll, judged = slurm.SlurmProcess.poll, []
-
-    def late(process: slurm.SlurmProcess) -> int | None:
-        code = poll(process)
-        if code == 4 and not judged:
-            judged.append(process.id)
-            slurm.note_job(process._note, "999")
-        return code
-
-    monkeypatch.setattr(slurm.SlurmProcess, "poll", late)
-    with pytest.raises(run_suite.SuiteFailed, match="2 of 2 runs failed"):
-        lab.run()
-    assert sum(lab.count("resume").values()) == 1, "the run of the other job goes on"
-
-
-def test_a_job_that_submitit_cannot_run(lab, capsys, monkeypatch):
-    """An error before the run's process: from the job's own log."""
-    monkeypatch.setattr(slurm.RunJob, "__reduce__", lambda job: (int, ("not a job",)))
-    with pytest.raises(run_suite.SuiteFailed):
-        lab.run("--trials", "1")
-    said = capsys.readouterr().err
-    assert said.count("ValueError: invalid literal for int() with base 10: 'not a job', see ") == 4
-    assert not lab.events()
-
-
-def test_a_job_that_cannot_be_put_back(lab, monkeypatch):
-    """Where the cluster does not allow it, the runner submits another."""
-    (lab.cluster.state / "refuse-requeue").touch()
-    preempted = run_with_one_preempted(lab, monkeypatch, signal.SIGUSR2)
-    assert list(lab.count("resume")) == preempted == list(lab.count("saved"))
-    assert len(lab.cluster.calls("scontrol")) == 1 and len(lab.cluster.jobs()) == 5
-    lab.assert_once(4)
-
-
-def test_a_lost_job_goes_on_and_a_cancelled_one_with_the_next_call(lab):
-    """Both from what they had saved; who cancels a job does not want it back at once."""
-    lab.hold()
-    runner = lab.start("--trials", "1")
-    lab.wait_for(lambda: len(lab.count("iteration-2")) == 4)
-    [cancelled, lost] = list(lab.count("iteration-2"))[:2]
-    jobs = lab.notes()
-    subprocess.run(["scancel", jobs[cancelled]], check=True)
-    lab.cluster.lose(jobs[lost])
-    lab.wait_for(lambda: lab.count("saved"))
-    lab.go()
-    log = lab.path / "runner.log"
-    assert runner.wait(300) == 1, log.read_text()
-    assert f"job {jobs[cancelled]} left the queue (CANCELLED), see " in log.read_text()
-    assert "sacct" not in log.read_text() and "accounting" not in log.read_text()
-    requeued = [call for call in lab.cluster.calls("scontrol") if "requeue" in call]
-    assert not requeued, "a cancelled job has put itself back into the queue"
-    assert list(lab.count("saved")) == [cancelled] and list(lab.count("resume")) == [lost]
-    assert lab.states() == {"done": 3, "interrupted": 1} and len(lab.cluster.jobs()) == 5
-    lab.run("--trials", "1")
-    assert set(lab.count("resume")) == {cancelled, lost} and len(lab.cluster.jobs()) == 6
-    lab.assert_once(4)
-
-
-def test_lost_again_and_again(lab, capsys):
-    lab.cluster.hold()
-    lost = []
-
-    def lose_all() -> bool:
-        for id_, job in lab.cluster.jobs().items():
-            if job["state"] == "PENDING" and id_ in lab.notes().values():
-                lab.cluster.lose(id_)
-                lost.append(id_)
-        return False
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(run_suite.SuiteFailed):
-        Stop(patch, lose_all)
-        lab.run("--trials", "1")
-    assert len(lost) == 4 * suite_runner.MAX_FRUITLESS
-    said = capsys.readouterr().err
-    text = r"it was interrupted 3 times without a new checkpoint in between; job \d+(_\d)? left "
-    assert len(re.findall(text + r"the queue \(NODE_FAIL\), see \S+_0_log\.err", said)) == 4
-    assert not lab.notes() and not lab.events()
-
-
-def test_preempted_again_and_again(lab, capsys):
-    """Put back into the queue as long as it gets on, and not for ever."""
-
-    def leaving(spec: RunSpec, folder: Path) -> list[str]:
-        code = (
-            "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(85));"
-            f"open({str(lab.journal)!r}, 'a').write('start {spec.name} 0\\n'); time.sleep(60)"
-        )
-        return [sys.executable, "-c", code]
-
-    signalled: list[str] = []
-
-    def preempt() -> bool:
-        for _, name, _ in lab.events()[len(signalled) :]:
-            lab.cluster.signal_tasks(lab.notes()[name], signal.SIGUSR2)
-            signalled.append(name)
-        return False
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(run_suite.SuiteFailed):
-        Stop(patch, preempt)
-        lab.main(run_suite.replace(backend(lab.journal), command=leaving), "--trials", "1")
-    assert Counter(signalled) == dict.fromkeys(signalled, suite_runner.MAX_FRUITLESS)
-    assert len(lab.cluster.calls("scontrol")) == 4 * (suite_runner.MAX_FRUITLESS - 1)
-    assert list(lab.cluster.scripts()) == ["100"] and len(set(signalled)) == 4
-    said = capsys.readouterr().err
-    assert said.count("it was interrupted 3 times without a new checkpoint in between") == 4
-
-
-def test_preempted_more_often_than_it_logs(tmp_path, lab):
-    """Its jobs end each time from a new checkpoint, so others are submitted until it is done."""
-    lab = SlurmLab(tmp_path, inits=("often",), trials=1)
-    lab.run()
-    assert set(lab.count("resume").values()) == {ITERATIONS - 1}
-    assert lab.states() == {"done": 2}
-
-
-class Here:
-    """What a job is told about itself."""
-
-    USR_SIG = "USR2"
-    job_id, hostname, hostnames = "12_3", "node1", ("node1", "node2")
-
-    def __init__(self, rank: int = 0, nodes: int = 1) -> None:
-        self.global_rank, self.num_nodes = rank, nodes
-
-
-def test_what_a_job_does_that_comes_too_late(lab, monkeypatch):
-    """Whoever submitted it, and however often: the claim and the record decide."""
-    monkeypatch.setattr(slurm, "CLAIM_SECONDS", 0.2)
-    monkeypatch.setattr(slurm, "SUBMIT_SECONDS", 1.0)
-    lab.run("--trials", "1")
-    monkeypatch.setattr(submitit, "JobEnvironment", Here)
-    folder = SuiteFolder(lab.out)
-    spec = folder.asked()[1][0]
-    job = RunJob(lab.out, spec, (sys.executable, "-c", "raise SystemExit(7)"), 1, 1.0)
-    assert job() == 0, "the run is done"
-    (folder.run(spec) / "run.json").unlink()
-    for content, seconds in (({"job": "9"}, 0.2), ({"runner": 9}, 1.0)):
-        claim = Claim.take(folder.claim(spec))
-        assert claim is not None
-        claim.write(content)
-        begun = time.monotonic()
-        assert job() == LockedError.exit_code
-        assert time.monotonic() - begun >= seconds
-        claim.release()
-    assert job() == 7, "nobody is at it any more"
-    noted = claims.read(folder.claim(spec))
-    assert (noted["job"], noted["host"]) == ("12_3", socket.gethostname())
-    assert not claims.held(folder.claim(spec))
-    folder.fail(spec, "the loss is nan", 4)
-    job.words = (sys.executable, "-c", "raise SystemExit(8)")
-    assert job() == 1, "a failed run is for --retry-failed"
-
-
-def test_words_of_several_machines(tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", "/data")
-    content = suite.load_suite(ROOT / "configs" / "suites" / "paper.yaml")
-    inits = {"mine": Init("/w/mine.pth", "a" * 64)}
-    specs = expand(content, inits, 1, ["detectron2"], version="1", gpus=16, available=16)
-    assert {spec.program for spec in specs} == {"detection", "linear", "finetune"}
-    for spec in specs:
-        words = tuple(run_suite.command(spec, tmp_path, 2))
-        job = RunJob(tmp_path, spec, words, 2, 1.0)
-        for rank in (0, 1):
-            own = job._words(Here(rank, 2))
-            assert not any("<" in word for word in own)
-            host, port = "node1", slurm.port(Here())
-            if spec.program == "detection":
-                args = train_net.build_parser().parse_args(own[3:])
-                assert (args.num_gpus, args.num_machines, args.machine_rank) == (8, 2, rank)
-                assert args.dist_url == f"tcp://{host}:{port}"
-                continue
-            args = get_args_parser().parse_args(own[3:])
-            assert (args.nproc_per_node, args.nnodes, args.node_rank) == ("8", "2", rank)
-            assert (args.master_addr, args.master_port, args.standalone) == (host, port, False)
-            assert own[own.index("-m", 3) + 1] == f"moco.{spec.program}"
-    assert 20000 <= slurm.port(Here()) < 30000
-
-
-def two_machines(journal: Path, delay: float) -> run_suite.Backend:
-    """The first process of a run trains; the second one only waits, until it is ended."""
-    own = backend(journal, delay)
-
-    def command(spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
-        code = (
-            "import os, sys, time; rank = sys.argv[1]\n"
-            f"line = f'machine-{{rank}}@{{sys.argv[2]}} {spec.name} {{os.getpid()}}\\n'\n"
-            f"open({str(journal)!r}, 'a').write(line)\n"
-            "if rank == '0': os.execv(sys.argv[3], sys.argv[3:])\n"
-            "time.sleep(600)"
-        )
-        assert machines == 2
-        start = [sys.executable, "-c", code, RANK, f"{HOST}:{PORT}"]
-        return [*start, *own.command(spec, folder)]
-
-    return run_suite.replace(own, command=command)
-
-
-def test_runs_on_two_machines(lab, monkeypatch):
-    """Both begin together, also after a preemption, and the second ends with the first."""
-    monkeypatch.setattr(suite, "expand", sized({"a": 2, "b": 2}))
-    preempted: list[str] = []
-
-    def preempt() -> bool:
-        for name in set(lab.count("iteration-2")) - set(preempted):
-            preempted.append(name)
-            lab.cluster.signal_tasks(lab.notes()[name], signal.SIGUSR2)
-        if len(lab.count("saved")) == 4:
-            lab.go()
-        return False
-
-    Stop(monkeypatch, preempt)
-    lab.hold()
-    options = ["--trials", "1", "--slurm", "gpus_per_node=1"]
-    lab.main(two_machines(lab.journal, 0.0), *options)
-    lab.assert_once(4)
-    assert len(preempted) == 4 and set(lab.count("saved")) == set(preempted)
-    began = Counter(what for what, _, _ in lab.events() if what.startswith("machine"))
-    ports = {re.sub(r"machine-[01]@node1:(2\d{4})", r"\1", what) for what in began}
-    assert len(ports) == 4 and all(map(str.isdecimal, ports)), "four jobs, four places to meet"
-    assert set(began.values()) == {2} and len(began) == 8
-    seconds = [pid for what, _, pid in lab.events() if what.startswith("machine-1")]
-    lab.wait_for(lambda: not any(map(is_alive, seconds)))
-    assert {job["restarts"] for job in lab.cluster.jobs().values()} == {1}
-
-
-def test_a_machine_of_several_fails(lab, monkeypatch):
-    """The first one does not wait for it for ever, and the log says which it was."""
-    monkeypatch.setattr(slurm, "PARTNER_SECONDS", 0.3)
-    lab.run("--trials", "1")
-    monkeypatch.setattr(submitit, "JobEnvironment", lambda: Here(0, 2))
-    folder = SuiteFolder(lab.out)
-    spec = folder.asked()[1][0]
-    (folder.run(spec) / "run.json").unlink()
-    job = RunJob(lab.out, spec, (sys.executable, "-c", "import time; time.sleep(600)"), 2, 1.0)
-    (lab.out / "jobs" / "12_3.0.rank1.json").write_text('{"begins": false, "code": 9}')
-    assert job() == 9
-    last = folder.log(spec).read_text().splitlines()[-1]
-    assert last.startswith("error: the process on machine 1 ended with exit code 9; see ")
-    assert last.endswith("jobs/12_3_1_log.err")
+from benchmarks.suites.locks import Lock
+from benchmarks.suites.runs import MAX_FRUITLESS, Run
+from benchmarks.suites.scheduler import Scheduler
+from moco.common.errors import LockedError, UserError
+from tests.benchmarks.suites.fake_trainer import ITERATIONS
+from tests.benchmarks.suites.lab import Lab, kept
+
+
+def test_the_script_that_is_submitted():
+    options = parse_options(
+        [
+            *("partition=long", "time=1-02:30:01", "gpus_per_node=4", "cpus_per_gpu=6"),
+            *("mem_per_gpu=20G", "array_parallelism=3", "signal_delay_s=120", "exclusive=true"),
+            *("setup=module load x", "sbatch.reservation=night", "setup=ulimit -n 4096"),
+            *("teardown=echo end", "srun_args=--mpi=none"),
+        ]
+    )
+    jobs = Path("/suite/jobs")
+    script = make_script(options, "moco-out", jobs, jobs / "x.json", 4, gpus=8, nodes=2)
+    lines = script.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")} == {
+        *("partition=long", "time=1-02:30:01", "mem-per-gpu=20G", "exclusive", "reservation=night"),
+        *("job-name=moco-out", "array=0-3%3", "signal=TERM@120", "requeue", "open-mode=append"),
+        *("nodes=2", "ntasks-per-node=1", "cpus-per-task=24", "gpus-per-node=4"),
+        "output=/suite/jobs/%A_%a.log",
+    }
+    *_, first, second, start, last = lines
+    assert (first, second, last) == ("module load x", "ulimit -n 4096", "echo end")
+    assert re.search(r"-m \S+\.slurm_job /suite/jobs/x\.json 100\.0 -- srun --nodes=2 ", start)
+    assert "--cpus-per-task=24" in start and start.endswith(" --mpi=none")
+    cpu = make_script(parse_options(["cpus_per_task=3"]), "n", jobs, jobs / "x.json", 1, 0, 1)
+    assert "--cpus-per-task=3\n" in cpu and "gpus" not in cpu and "array=0-0%256" in cpu
 
 
 def test_options():
-    options = parse_options(["time=90", "time=01:30:01", "qos=high", "exclusive=true", "mem=64G"])
-    assert (options.minutes, options.parameters["exclusive"]) == (91, True)
-    assert options.parameters["qos"] == "high" and options.save_seconds == 70
+    options = parse_options(["time=90", "time=01:30:01", "qos=high"])
+    assert options.sbatch == {"time": "01:30:01", "qos": "high"} and options.save_seconds == 70
+    assert parse_options([]).sbatch == {"time": "24:00:00"}
     assert parse_options(["signal_delay_s=30"]).save_seconds == 15
-    executor = slurm.SlurmExecutor(Path("out"), parse_options(["gpus_per_node=4"]))
+    executor = SlurmExecutor(Path("out"), parse_options(["gpus_per_node=4"]), 0, "all")
     assert [executor.machines(gpus) for gpus in (0, 1, 4, 8, 16)] == [1, 1, 1, 2, 4]
-    with pytest.raises(UserError, match="a run of 10 GPUs cannot be divided among 3 nodes of 4"):
+    with pytest.raises(UserError, match=r"10 GPUs .* 3 nodes of 4"):
         executor.machines(10)
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    "argument",
     [
-        ("partion=x", r"no such key; did you mean partition\? choices are account, .*sbatch.OPT"),
-        ("partition", "expected KEY=VALUE, e.g. partition=gpu"),
-        ("nodes=2", "cannot be set; it follows from the GPUs of a run and gpus_per_node"),
-        ("time=1d", r"expected minutes or \[D-\]HH:MM:SS, e.g. time=1-00:00:00"),
-        ("time=0", "expected minutes or"),
-        ("gpus_per_node=x", "expected a whole number of at least 0"),
-        ("signal_delay_s=5", "expected a whole number of at least 30"),
+        *("partition", "nodes=2", "sbatch.signal=USR1", "job_name=x"),
+        *("gpus_per_node=x", "signal_delay_s=5"),
     ],
 )
-def test_options_that_cannot_be(word, message, lab):
-    with pytest.raises(UserError, match=f"^--slurm {re.escape(word)}: {message}") as error:
-        lab.run("--dry-run", "--slurm", word)
-    assert error.value.exit_code == 2 and "\n" not in str(error.value)
-    assert not lab.out.exists()
-
-
-def test_dry_run_submits_nothing(lab, capsys):
-    options = ["--dry-run", "--seconds-per-iteration", "450", "--slurm", "array_parallelism=2"]
-    lab.run(*options)
-    shown = capsys.readouterr().out
-    assert "as Slurm jobs of 24:00 h on CPU nodes" in shown
-    assert "8 to do: 8.00 CPU hours, about 4:00:00 without the time in the queue" in shown
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, "expand", sized({"a": 8, "b": 2}))
-        lab.run(*options, "--slurm", "gpus_per_node=4")
-    # 4 runs of an hour on 8 GPUs, 4 on 2; two at a time, of whatever size.
-    shown = capsys.readouterr().out
-    assert "8 to do: 40.00 GPU hours, about 4:00:00 without" in shown
-    assert "on nodes of 4 GPUs" in shown and not lab.out.exists() and not lab.cluster.jobs()
+def test_options_that_cannot_be(argument):
+    with pytest.raises(UserError, match=f"^--slurm {re.escape(argument)}: "):
+        parse_options([argument])
 
 
 def test_what_is_missing(lab, monkeypatch):
-    with pytest.raises(UserError, match=r"^--slurm \S+: is for --executor slurm; got --exec"):
-        lab.run("--executor", "cpu")
-    # Whatever else is installed on the machine of the test.
-    monkeypatch.setenv("PATH", str(lab.path / "slurm"))
-    (lab.path / "slurm" / "sbatch").unlink()
-    with pytest.raises(UserError, match="--executor slurm: sbatch not found on PATH; run this w"):
-        lab.run("--dry-run")
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UserError) as error:
-        lab.run("--dry-run")
-    message = "--executor slurm: submitit is not installed; pip install -e '.[slurm]'"
-    assert str(error.value) == message and error.value.exit_code == 2
+    monkeypatch.setenv("PATH", str(lab.path))
+    with pytest.raises(UserError, match=r"--executor slurm: sbatch .*PATH"):
+        lab.run("--executor", "slurm", "--dry-run")
     assert not lab.out.exists()
-    # for --status
-    code = "import sys; sys.modules['submitit'] = None; import benchmarks.suites.executors.slurm"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_sbatch_refuses(lab, capfd, monkeypatch):
-    refuse = "sbatch: error: Batch job submission failed: Invalid partition specified"
-    (lab.cluster.state / "refuse-test").write_text(refuse)
-    with pytest.raises(UserError, match=f"nothing was started: sbatch would refuse .*: {refuse}"):
-        lab.run("--dry-run")
-    assert not lab.out.exists()
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="gpus_per_node=0"):
-        patch.setattr(suite, "expand", sized({"a": 1, "b": 1}))
-        lab.run("--dry-run", "--slurm", "gpus_per_node=1")
-    (lab.cluster.state / "refuse-test").rename(lab.cluster.state / "refuse")
-    with pytest.raises(UserError, match=f"sbatch refused 8 jobs: {refuse}; check --slurm"):
-        lab.run()
-    assert not lab.notes() and not list(lab.out.glob("runs/*/*/*/failed.json"))
-    # Later, when it has worked before, it is tried again.
-    (lab.cluster.state / "refuse").unlink()
-    monkeypatch.setattr(slurm, "RETRY_SECONDS", 0.5)
-    refused = []
+def test_what_squeue_says(monkeypatch):
+    answers = [
+        (0, "12_0|RUNNING\n12_3|PENDING\n\n", {"12_0": "RUNNING", "12_3": "PENDING"}),
+        (1, "slurm_load_jobs error: Invalid job id specified", {}),
+        (1, "slurm_load_jobs error: Unable to contact slurm controller", None),
+    ]
+    calls = []
 
-    def refuse_twice() -> bool:
-        refused[:] = re.findall("note: sbatch refused 4 jobs", "".join(said))
-        said.append(capfd.readouterr().err)
-        if lab.count("done") and not refused:
-            (lab.cluster.state / "refuse").write_text(refuse)
-        elif len(refused) == 2:
-            (lab.cluster.state / "refuse").unlink(missing_ok=True)
-        return False
+    def run(command, **keys):
+        calls.append(command)
+        code, text, _ = answers[len(calls) - 1]
+        return subprocess.CompletedProcess(command, code, text, text)
 
-    said: list[str] = []
-    Stop(monkeypatch, refuse_twice)
-    lab.run("--workers", "4")
-    assert "specified; check --slurm; trying again in 0.5 s\n" in "".join(said)
-    lab.assert_once(8)
+    monkeypatch.setattr(slurm.subprocess, "run", run)
+    for _, _, expected in answers:
+        assert slurm.ask_queue(["12_0", "12_3", "14_1"]) == expected
+    assert calls[0][-1] == "--jobs=12,14" and slurm.ask_queue([]) == {} and len(calls) == 3
 
 
-def test_so_many_jobs_at_a_time(lab):
-    lab.run("--workers", "3")
-    lab.assert_once(8)
-    working: set[str] = set()
-    for what, name, _ in lab.events():
-        working |= {name}
-        assert len(working) <= 3
-        working -= {name} if what == "done" else set()
-    assert len(lab.cluster.scripts()) >= 3
+def test_where_machines_meet(monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    ports = {fill(PORT, f"12_{index}") for index in range(4)}
+    assert len(ports) == 4 and all(20000 <= int(port) < 30000 for port in ports)
+    assert fill(f"tcp://{HOST}:x", "12_0") == "tcp://node1:x" and fill(RANK, "12_0") == RANK
 
 
-def test_help_is_fast():
-    words = [sys.executable, "-X", "importtime", "-m", "benchmarks.run_suite", "--help"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert "--slurm KEY=VALUE" in done.stdout
-    for name in ("submitit", "torch", "numpy", "yaml", "benchmarks.suites.executors.slurm"):
-        assert f" {name}\n" not in done.stderr, f"--help imports {name}"
+class Cluster:
+    """The queue in the place of Slurm's programs: jobs begin when a test says so."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.scripts, self.states = path, list[str](), dict[str, str]()
+        self.refuses = ""
+        monkeypatch.setattr(slurm, "sbatch", self.sbatch)
+        monkeypatch.setattr(slurm, "ask_queue", self.ask_queue)
+        monkeypatch.setattr(slurm, "last_state", lambda id_: self.states[id_])
+        for name in ("LOOK_SECONDS", "QUEUE_SECONDS", "GONE_SECONDS"):
+            monkeypatch.setattr(slurm, name, 0.05)
+
+    def sbatch(self, arguments, script):
+        if self.refuses:
+            return subprocess.CompletedProcess([], 1, "", self.refuses)
+        self.scripts.append(script)
+        [(last,)] = [match.groups() for match in re.finditer(r"--array=0-(\d+)", script)]
+        array = 100 + len(self.scripts)
+        self.states |= {f"{array}_{index}": "PENDING" for index in range(int(last) + 1)}
+        return subprocess.CompletedProcess([], 0, f"{array};here\n", "")
+
+    def ask_queue(self, ids) -> dict[str, str]:
+        queued = ("PENDING", "RUNNING")
+        return {id_: self.states[id_] for id_ in ids if self.states[id_] in queued}
+
+    def begin(self, id_: str) -> int:
+        """The job's own program, without srun; its exit code."""
+        array, index = id_.split("_")
+        [entries] = re.findall(r"slurm_job (\S+) ", self.scripts[int(array) - 101])
+        entry = json.loads(Path(entries).read_text())[int(index)]
+        self.states[id_] = "RUNNING"
+        run = Run("", "", Path(entry["folder"]), lambda: entry["argv"], expected=entry["expected"])
+        return lead(run, entry["keep"], id_, [])
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch) -> Cluster:
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())  # the job is this process here
+    return Cluster(tmp_path, monkeypatch)
+
+
+def runs_of(lab: Lab) -> tuple[Run, ...]:
+    """The runs of a folder whose suite was begun on this machine, with code to run."""
+    folder = SuiteFolder(lab.out)
+    return tuple(folder.run(spec) for spec in folder.read()[1])
+
+
+def code_run(folder: Path, code: str, name: str = "r") -> Run:
+    return Run(name, name, folder / name, lambda: [sys.executable, "-c", code])
+
+
+def schedule(cluster: Cluster, runs, act: Callable[[], None], **keys) -> dict:
+    """The scheduler to its end, while `act` is called between two looks."""
+    executor = SlurmExecutor(cluster.path, parse_options(["gpus_per_node=0"]), 0, "all")
+    scheduler = Scheduler(runs, executor, **keys)
+    reap = scheduler._reap
+    scheduler._reap = lambda: (act(), reap())  # type: ignore[method-assign]
+    return scheduler.run()
+
+
+def test_a_failure_is_noted_by_its_job(cluster, tmp_path, quick):
+    """And the array is one of all runs of a size; nothing is left to watch."""
+    runs = [code_run(tmp_path, "print('error: nan'); raise SystemExit(4)", n) for n in "ab"]
+
+    def act() -> None:
+        for id_ in [id_ for id_, state in cluster.states.items() if state == "PENDING"]:
+            assert cluster.begin(id_) == 4
+            cluster.states[id_] = "FAILED"
+
+    states = schedule(cluster, runs, act)
+    assert list(cluster.states) == ["101_0", "101_1"]
+    for run in runs:
+        assert states[run.name].text == f"nan; its log is {run.log}"
+        assert run.failure()["exit_code"] == 4 and not (run.folder / "job.json").exists()
+
+
+def test_lost_again_and_again(cluster, tmp_path, quick):
+    """Jobs that leave the queue without a word are submitted again, and not for ever."""
+
+    def act() -> None:
+        for id_ in [id_ for id_, state in cluster.states.items() if state == "PENDING"]:
+            cluster.states[id_] = "NODE_FAIL"
+
+    states = schedule(cluster, [code_run(tmp_path, "pass")], act)
+    assert len(cluster.states) == MAX_FRUITLESS
+    assert states["r"].kind == "failed" and "NODE_FAIL" in states["r"].text
+
+
+def test_a_cancelled_job_stays_out(cluster, tmp_path, quick):
+    seen = []
+
+    def act() -> None:
+        if cluster.states and len(seen) > 3:  # it was in the queue while this runner looked
+            cluster.states["101_0"] = "CANCELLED"
+        seen.extend(cluster.states)
+        time.sleep(0.1)
+
+    states = schedule(cluster, [code_run(tmp_path, "pass")], act)
+    assert len(cluster.states) == 1 and states["r"].kind == "waiting"
+    assert "job 101_0 left the queue (CANCELLED)" in states["r"].text
+
+
+def test_sbatch_refuses(cluster, tmp_path, quick):
+    cluster.refuses = "sbatch: error: Invalid partition specified\n"
+    executor = SlurmExecutor(tmp_path, parse_options([]), 0, "all")
+    [problem] = executor.problems({8})
+    assert "Invalid partition" in problem and "gpus_per_node=0" in problem
+    run = code_run(tmp_path, "pass")
+    with pytest.raises(UserError, match=r"sbatch refused 1 job: .*Invalid partition"):
+        schedule(cluster, [run], lambda: None)
+    assert not (run.folder / "job.json").exists() and not run.failure()
+
+
+def test_jobs_in_the_queue_at_a_time(tmp_path):
+    executor = slurm.SlurmExecutor(tmp_path, parse_options([]), 2, "all")
+    assert executor.parallel(8) == 2 and executor.reserve(8) is not None
+    executor.jobs += [slurm.SlurmJob(executor, code_run(tmp_path, "pass")) for _ in range(2)]
+    assert executor.reserve(8) is None
+
+
+def test_what_a_job_does_that_comes_too_late(lab, monkeypatch):
+    """Whoever submitted it, and however often: the lock and the record decide."""
+    monkeypatch.setattr(slurm_job, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(slurm_job, "SUBMIT_SECONDS", 1.0)
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
+    lab.run("--trials", "1")
+    run = replace(runs_of(lab)[0], argv=lambda: [sys.executable, "-c", "raise SystemExit(7)"])
+    assert lead(run, "all", "12_3", []) == 0, "the run is done"
+    (run.folder / "run.json").unlink()
+    for content, seconds in (({"job": "9"}, 0.2), ({"runner": 9}, 1.0)):
+        lock = Lock.take(run.lock)
+        assert lock is not None
+        lock.write(content)
+        begun = time.monotonic()
+        assert lead(run, "all", "12_3", []) == LockedError.exit_code
+        assert time.monotonic() - begun >= seconds
+        lock.release()
+    assert lead(run, "all", "12_3", []) == 7, "nobody computes it any more"
+    assert locks.read(run.lock)["job"] == "12_3" and not locks.held(run.lock)
+    assert json.loads((run.folder / "job.json").read_text())["job"] == "12_3"
+    assert lead(run, "all", "12_4", []) == 0, "a failed run is for --retry-failed"
+    assert run.failure()["exit_code"] == 7
+
+
+def test_preempted_again_and_again(tmp_path, monkeypatch):
+    """A job is put back as long as its run progresses, and not for ever."""
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
+    run = code_run(tmp_path, "raise SystemExit(85)")
+    codes = [lead(run, "all", "12_0", []) for _ in range(MAX_FRUITLESS)]
+    assert codes == [85] * (MAX_FRUITLESS - 1) + [0] and "interrupted" in run.failure()["error"]
+    run.forget_failure()
+    (run.folder / "last_checkpoint").write_text("model_0000001.pth")
+    assert lead(run, "all", "12_0", []) == 85 and not run.failure()
+
+
+def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
+    """Without a runner that would do it."""
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
+    lab.run("--trials", "1", "--keep", "all")
+    assert {len(names) for names in kept(lab)} == {ITERATIONS}
+    for run in runs_of(lab):
+        record = (run.folder / "run.json").rename(run.folder / "aside")
+        copy = f"import shutil; shutil.copy({str(record)!r}, {str(run.folder / 'run.json')!r})"
+        again = replace(run, argv=lambda code=copy: [sys.executable, "-c", code])
+        assert lead(again, "final", "12_0", []) == 0
+    assert kept(lab) == {("model_0000008.pth",)}
+
+
+@pytest.mark.slow
+@pytest.mark.race
+@pytest.mark.parametrize(("code", "expected"), [("sys.exit(0)", 85), ("time.sleep(60)", 85)])
+def test_a_task_that_is_asked_to_end(tmp_path, code, expected):
+    """Its program gets SIGTERM, whatever Slurm sent, and is ended if it does not save in time."""
+    began = tmp_path / "began"
+    program = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(3) if 'exit' in {code!r} else None)\n"
+        f"open({str(began)!r}, 'w')\nwhile True: time.sleep(0.1)"
+    )
+    task = [sys.executable, "-m", slurm_job.__name__, "--task", "0.5", "--"]
+    process = subprocess.Popen([*task, sys.executable, "-c", program], env=dict(os.environ))
+    while not began.exists():
+        time.sleep(0.02)
+    time.sleep(0.5)  # until the task listens
+    process.send_signal(slurm_job.signal.SIGUSR2)
+    assert process.wait(30) == expected
+
+
+def test_a_task_passes_its_rank_and_its_programs_exit_code(monkeypatch):
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
+    monkeypatch.setenv("SLURM_NODEID", "3")
+    code = "import sys; raise SystemExit(int(sys.argv[1]))"
+    assert slurm_job.task([sys.executable, "-c", code, RANK], 1.0) == 3

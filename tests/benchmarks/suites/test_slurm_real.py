@@ -1,4 +1,4 @@
-"""Suites on the Slurm of this machine, where there is one: what the one in miniature is believed.
+"""Suites on the Slurm of this machine, where there is one.
 
 Nothing is started here but jobs of one CPU and some seconds.
 """
@@ -6,20 +6,33 @@ Nothing is started here but jobs of one CPU and some seconds.
 import functools
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.benchmarks.test_run_suite import ROOT
-from tests.benchmarks.test_slurm import QUICK, SlurmLab, sized
 
-from benchmarks.suites import suite
+from benchmarks import run_suite
 from benchmarks.suites.executors import slurm
 from benchmarks.suites.executors.slurm import ask_queue, last_state
+from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.runs import MAX_FRUITLESS, read_json
 from moco.common.errors import UserError
+from tests.benchmarks.suites.fake_trainer import MODULE
+from tests.benchmarks.suites.lab import Lab
 
-OPTIONS = ("--slurm", "cpus_per_task=1", "--slurm", "time=5")
+pytestmark = [pytest.mark.slow, pytest.mark.race]
+QUICK = {"LOOK_SECONDS": 0.1, "QUEUE_SECONDS": 0.5, "GONE_SECONDS": 1.0}
+RUNNER = f"""
+from benchmarks.suites import scheduler
+from benchmarks.suites.executors import slurm
+vars(slurm).update({QUICK})
+scheduler.REMOTE_SHOW_SECONDS = 0.2
+from {MODULE} import suite_main
+from moco.common.errors import run_cli
+run_cli(suite_main)
+"""
 
 
 @functools.cache
@@ -33,54 +46,143 @@ def why_not() -> str:
     return "no Slurm is running (sinfo fails)" if done.returncode else ""
 
 
+class SlurmLab(Lab):
+    """Runs go through Slurm, on one CPU each."""
+
+    executor = ("--executor", "slurm", "--slurm", "gpus_per_node=0", "--slurm", "cpus_per_task=1")
+
+    def argv(self, delay: float, *more: str) -> list[str]:
+        argv = super().argv(delay, *more)
+        return [argv[0], "-c", RUNNER, *argv[3:]]
+
+    def jobs(self) -> dict[str, str]:
+        """Run → the job in charge of it."""
+        folder = SuiteFolder(self.out)
+        paths = {spec.name: folder.run(spec).folder / "job.json" for spec in folder.read()[1]}
+        return {name: read_json(path)["job"] for name, path in paths.items() if path.exists()}
+
+    def state(self, id_: str) -> str:
+        queue = ask_queue([id_])
+        return "unknown" if queue is None else queue.get(id_, "gone")
+
+    def resume_now(self, id_: str) -> None:
+        """Slurm waits for two minutes before it starts a job again."""
+        self.wait_for(lambda: self.state(id_) == "PENDING", 120)
+        subprocess.run(["scontrol", "update", f"JobId={id_}", "StartTime=now"], check=True)
+
+
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+def lab(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
     if reason := why_not():
         pytest.skip(reason)
-    pytest.importorskip("submitit")
-    monkeypatch.chdir(ROOT)
     for name, value in QUICK.items():
         monkeypatch.setattr(slurm, name, value)
     lab = SlurmLab(tmp_path, inits=("random",), trials=1)
-    (tmp_path / "runner.log").touch()
     yield lab
-    for id_ in lab.notes().values():
+    for id_ in lab.jobs().values() if (lab.out / "suite.json").exists() else ():
         subprocess.run(["scancel", id_])
 
 
-def test_preempted_cancelled_and_to_the_end(lab):
-    """By SIGTERM alone and with nobody watching: put back. By scancel: not, until asked for."""
-    runner = lab.start(*OPTIONS, delay=2.0)
+def test_to_the_end_and_what_a_second_call_finds(lab, capsys):
+    lab.with_tables = True
+    lab.run("--slurm", "time=5")
+    lab.assert_once(2)
+    assert {"table.md", "table.html"} <= set(lab.tables())
+    assert len(list((lab.out / "jobs").glob("*.sh"))) == 1, "one array"
+    assert not lab.jobs()
+    lab.run()
+    lab.assert_once(2)
+
+
+def test_a_failure_is_shown(tmp_path, lab, capsys):
+    lab = SlurmLab(tmp_path, inits=("bad",), trials=1)
+    with pytest.raises(run_suite.SuiteFailed):
+        lab.run()
+    [log] = lab.out.glob("runs/a/bad/*/suite.log")
+    line = f"failed: a bad seed 0 (embedded): the loss is nan at iteration 3; its log is {log}"
+    assert line in capsys.readouterr().err
+    assert lab.states() == {"failed": 2} and not lab.jobs()
+
+
+def test_preempted_cancelled_and_to_the_end(lab, capsys):
+    """By SIGTERM alone and with nobody watching: put back. By scancel: not, until the next call."""
+    runner = lab.start("--slurm", "time=5", delay=2.0)
     lab.wait_for(lambda: lab.count("iteration-2"), 300)
     runner.kill()
     runner.wait()
-    jobs, preempted = lab.notes(), next(iter(lab.count("iteration-2")))
+    jobs, preempted = lab.jobs(), next(iter(lab.count("iteration-2")))
     [cancelled] = set(jobs) - {preempted}
+    lab.run("--status")
+    shown = capsys.readouterr().out
+    assert re.search(rf"running .* on \S+ since .* UTC, job {jobs[preempted]}", shown)
     # What a partition's GraceTime sends, and the job is still running.
     subprocess.run(["scancel", "--signal=TERM", jobs[preempted]], check=True)
     lab.wait_for(lambda: lab.count("iteration-2")[cancelled], 300)
     subprocess.run(["scancel", jobs[cancelled]], check=True)
     lab.wait_for(lambda: len(lab.count("saved")) == 2, 60)
-
-    def state(name: str) -> str:
-        queue = ask_queue([jobs[name]])
-        return "unknown" if queue is None else queue.get(jobs[name], ("gone", ""))[0]
-
-    lab.wait_for(lambda: state(preempted) == "PENDING" and state(cancelled) == "gone", 60)
+    lab.resume_now(jobs[preempted])
+    lab.wait_for(lambda: lab.state(jobs[cancelled]) == "gone", 60)
     assert last_state(jobs[cancelled]) == "CANCELLED"
-    # Slurm waits for two minutes before it starts a job again.
-    subprocess.run(["scontrol", "update", f"JobId={jobs[preempted]}", "StartTime=now"], check=True)
     lab.wait_for(lambda: lab.count("done")[preempted] == 1, 300)
-    assert state(cancelled) == "gone" and not lab.count("resume")[cancelled]
-    lab.run(*OPTIONS)
+    assert not lab.count("resume")[cancelled]
+    lab.run("--slurm", "time=5")
     assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
     lab.assert_once(2)
+
+
+def test_preempted_without_grace_and_time_limit(lab):
+    """Slurm puts one back by itself, the other puts itself back before its time is up."""
+    runner = lab.held_runner("--slurm", "time=2", "--slurm", "signal_delay_s=30", runs=1)
+    jobs = lab.jobs()
+    requeued = next(iter(lab.count("iteration-2")))
+    subprocess.run(["scontrol", "requeue", jobs[requeued]], check=True)
+    lab.wait_for(lambda: len(lab.count("saved")) == 2, 240)
+    lab.release()
+    for job in jobs.values():
+        lab.resume_now(job)
+    assert runner.wait(120) == 0, lab.log()
+    assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
+    lab.assert_once(2)
+    assert len(list((lab.out / "jobs").glob("*.sh"))) == 1, "nothing was submitted again"
+
+
+def test_stopping_leaves_the_jobs_and_scancel_ends_a_watched_one(lab):
+    runner = lab.held_runner(runs=1)
+    runner.send_signal(signal.SIGINT)
+    assert runner.wait(60) == 85
+    jobs, [running] = lab.jobs(), lab.count("iteration-2")
+    arrays = {id_.partition("_")[0] for id_ in jobs.values()}
+    assert len(jobs) == 2 and f"scancel {' '.join(arrays)}" in lab.log()
+    assert lab.state(jobs[running]) == "RUNNING"
+    assert {lab.state(id_) for id_ in jobs.values()} <= {"RUNNING", "PENDING"}
+    runner = lab.start()
+    lab.wait_for(lambda: lab.log().count("0/2 done") > 1)
+    subprocess.run(["scancel", jobs[running]], check=True)
+    lab.wait_for(lambda: lab.count("saved")[running], 60)
+    lab.release()
+    assert runner.wait(120) == 1, lab.log()
+    assert f"job {jobs[running]} left the queue (CANCELLED)" in lab.log()
+    assert lab.states() == {"done": 1, "interrupted": 1} and not lab.count("resume")
+
+
+def test_preempted_again_and_again(tmp_path, lab):
+    """As long as there is a new checkpoint each time, the job is put back."""
+    lab = SlurmLab(tmp_path, inits=("often",), trials=1)
+    runner = lab.start()
+    for number in range(1, MAX_FRUITLESS + 2):
+        lab.wait_for(lambda n=number: sum(lab.count("saved").values()) == 2 * n, 120)
+        for id_ in lab.jobs().values():
+            lab.resume_now(id_)
+    runner.kill()
+    runner.wait()
+    assert not list(lab.out.glob("runs/*/*/*/failed.json"))
 
 
 def test_gpus_on_a_cluster_that_has_none(lab, monkeypatch):
     kinds = subprocess.run(["sinfo", "-h", "-o", "%G"], capture_output=True, text=True).stdout
     if re.search("gpu", kinds):
         pytest.skip("this Slurm has GPUs")
-    monkeypatch.setattr(suite, "expand", sized({"a": 1, "b": 1}))
     with pytest.raises(UserError, match="gpus_per_node=0"):
         lab.run("--dry-run", "--slurm", "gpus_per_node=1")
+    with pytest.raises(UserError, match="partion"):
+        lab.run("--dry-run", "--slurm", "partion=x")

@@ -11,19 +11,15 @@ from benchmarks.report.paper import load_paper
 from benchmarks.suites.checks import command_keys, option_pairs
 from benchmarks.suites.suite import (
     Init,
-    Measured,
     RunSpec,
     Suite,
     SuiteTask,
     engines_of,
-    estimate,
     expand,
-    load_suite,
-    parse_inits,
     run_id,
     trials_of,
-    with_options,
 )
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
@@ -117,8 +113,6 @@ def test_trials_are_the_command_lines_the_tasks_or_the_suites(folder):
 
     assert numbers(None) == (1, 2)
     assert numbers(3) == (3, 3)
-    with pytest.raises(UserError, match="--trials: got 0, expected 1 to 100"):
-        numbers(0)
 
 
 def test_gpus_of_a_run(folder):
@@ -152,7 +146,7 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
         if value is not None:
             changed = [*plain[:index], value, *plain[index + 1 :]]
             assert run_id(*changed) != own, names[index]
-    # Where data lies and what computes does not; nor how a value is written, or a file called.
+    # Where data is and what computes does not; nor how a value is written, or a file called.
     places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
     assert run_id(other(overrides=places), *plain[1:]) == own
     half, full, moved = (
@@ -172,35 +166,27 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     ("changes", "message"),
     [
         ({"task": []}, "unknown key 'task'.*the nearest is tasks"),
-        ({"tasks": []}, "tasks: expected a list of at least one task"),
-        ({"tasks": ["task.yaml"]}, "task 1: got 'task.yaml', expected KEY: VALUE lines"),
-        ({"tasks": [{}]}, "task 1: config is missing"),
-        ({"tasks": [{"config": "no.yaml"}]}, "config no.yaml: no such file beside"),
+        ({"tasks": []}, "tasks: "),
+        ({"tasks": ["task.yaml"]}, "task 1: got 'task.yaml'"),
+        ({"tasks": [{}]}, "task 1: config: "),
+        ({"tasks": [{"config": "no.yaml"}]}, "config no.yaml: "),
         ({"tasks": [{"config": "task.yaml", "gpu": 1}]}, "unknown key 'gpu'.*nearest is gpus"),
-        ({"tasks": [{"config": "task.yaml", "gpus": 0}]}, "gpus: got 0, expected a number from 1"),
-        ({"tasks": [{"config": "task.yaml", "program": "x"}]}, "program: got x, choices are detec"),
-        ({"tasks": [{"config": "task.yaml", "engines": ["x"]}]}, "engines: got x, choices are"),
-        ({"tasks": [{"config": "task.yaml", "engines": []}]}, "engines: got nothing, choices"),
-        ({"tasks": [{"config": "task.yaml", "without": "x"}]}, "without: got 'x', expected a list"),
-        ({"tasks": [{"config": "task.yaml", "overrides": [1]}]}, r"overrides: got \[1\], expected"),
-        (
-            {"tasks": [{"config": "task.yaml", "overrides": {"SEED": 1}}]},
-            "overrides: SEED is set for each run",
-        ),
-        (
-            {"tasks": [{"config": "task.yaml", "seconds_per_iteration": 0}]},
-            "seconds_per_iteration: got 0, expected seconds above 0",
-        ),
-        ({"tasks": [{"config": "task.yaml"}] * 2}, "two tasks are called task; give one another"),
-        (
-            {"tasks": [{"config": "task.yaml", "name": "../x"}]},
-            r"name: got '../x', expected a name",
-        ),
-        ({"name": "a b"}, "name: got 'a b', expected a name of letters"),
-        ({"trials": 0}, "trials: got 0, expected 1 to 100"),
+        ({"tasks": [{"config": "task.yaml", "gpus": 0}]}, "gpus: got 0"),
+        ({"tasks": [{"config": "task.yaml", "program": "x"}]}, "program: got 'x'"),
+        ({"tasks": [{"config": "task.yaml", "engines": ["x"]}]}, r"engines: got \['x'\]"),
+        ({"tasks": [{"config": "task.yaml", "engines": []}]}, r"engines: got \[\]"),
+        ({"tasks": [{"config": "task.yaml", "without": "x"}]}, "without: got 'x'"),
+        ({"tasks": [{"config": "task.yaml", "overrides": [1]}]}, r"overrides: got \[1\]"),
+        ({"tasks": [{"config": "task.yaml", "overrides": {"SEED": 1}}]}, "overrides: SEED"),
+        ({"tasks": [{"config": "task.yaml", "seconds_per_iteration": 0}]}, "iteration: got 0"),
+        ({"tasks": [{"config": "task.yaml"}] * 2}, "two tasks are called task"),
+        ({"tasks": [{"config": "task.yaml", "name": "../x"}]}, r"name: got '\.\./x'"),
+        ({"name": "a b"}, "name: got 'a b'"),
+        ({"name": "a.pth"}, "name: got 'a.pth'"),
+        ({"trials": 0}, "trials: got 0"),
         ({"trials": True}, "trials: got True"),
         ({"baseline": 3}, "baseline: got 3"),
-        ({"inits": ["x"]}, r"inits: got \['x'\], expected NAME: weights lines"),
+        ({"inits": ["x"]}, r"inits: got \['x'\]"),
         ({"inits": {"mine": ""}}, "no weights; expected mine=FILE"),
     ],
 )
@@ -211,39 +197,21 @@ def test_a_wrong_suite_is_one_line(folder, changes, message):
 
 
 def test_inits_of_the_command_line():
-    words = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
-    assert parse_inits(words) == {
+    assert parse_inits(["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]) == {
         "mine": "my.pth.tar",
         "random": "random",
         "r50": "weights/r50.pth",
         "a.b": "x=y.pth",
     }
-    for words, message in (
-        (["a=1", "a=2"], "a is given twice"),
-        (["x=random"], "the random initialization is called random"),
-        (["random=my.pth"], "the random initialization is called random"),
-        (["=my.pth"], "got '', expected a name"),
-        (["a/b=my.pth"], "got 'a/b', expected a name"),
-        (["mine.pth=my.pth"], "without a file's ending"),
-    ):
-        with pytest.raises(UserError, match=message):
-            parse_inits(words)
 
 
-def test_estimates_by_hand(folder):
-    spec = replace(runs(load_suite(write(folder)))[0], iterations=1000, gpus=2)
-    other = Measured("task", "detectron2", 2, 9.0)
-    assert estimate(spec, [other]).seconds is None and estimate(spec, [other]).source == "unknown"
-    own = [Measured("task", "embedded", 2, 1.0), Measured("task", "embedded", 2, 2.0)]
-    found = estimate(spec, [other, *own])
-    assert (found.seconds, found.source) == (1500.0, "measured, 2 runs")
-    assert found.hours(2) == pytest.approx(1500 * 2 / 3600)
-    assert found.hours(0) == pytest.approx(1500 / 3600)  # one CPU process
-    stated = replace(spec, seconds_per_iteration=0.36)
-    assert estimate(stated, [other]).hours(2) == pytest.approx(0.2)
-    assert estimate(stated, [other]).source == "stated"
-    assert estimate(stated, own).source == "measured, 2 runs"  # what was measured is better
-    assert estimate(replace(stated, iterations=0), own).seconds is None
+@pytest.mark.parametrize(
+    "arguments",
+    [["a=1", "a=2"], *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x"))],
+)
+def test_inits_that_cannot_be(arguments):
+    with pytest.raises(UserError, match=f"^--init.*{arguments[-1].partition('=')[0]}"):
+        parse_inits(arguments)
 
 
 def test_options_reach_the_tasks(folder):
@@ -262,13 +230,13 @@ def test_options_reach_the_tasks(folder):
     assert [task.seconds_of(0) for task in changed.tasks] == [0.25, 0.5]
     assert [task.seconds_of(2) for task in suite.tasks] == [None, None]
     assert [task.seconds_of(1) for task in suite.tasks] == [None, 3]  # of a group of its size
-    for words, message in (
+    for opts, message in (
         (["SOLVER.BASELR", "1"], "unknown key SOLVER.BASELR"),
         (["SEED", "1"], "SEED is set for each run"),
         (["SOLVER.BASE_LR"], "'SOLVER.BASE_LR' has no value"),
     ):
         with pytest.raises(UserError, match=message):
-            option_pairs(suite.tasks, words)
+            option_pairs(suite.tasks, opts)
     with pytest.raises(UserError, match="c: no such task; choices are a, p"):
         with_options(suite, {}, {"c": 1.0})
 
@@ -290,7 +258,7 @@ def test_every_suite_loads_and_expands(path):
     specs = expand(suite, INITS, None, engines, version="1", available=8)
     assert len({spec.id for spec in specs}) == len(specs)
     for task in suite.tasks:
-        assert option_pairs([task], [word for pair in task.overrides for word in pair])
+        assert option_pairs([task], [part for pair in task.overrides for part in pair])
 
 
 def test_there_is_a_suite_of_each_data_set_and_one_of_all():

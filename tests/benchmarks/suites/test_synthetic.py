@@ -31,7 +31,7 @@ def test_same_seed_same_bytes(tmp_path):
     counts = ["--images=9", "--knn-train=8", "--knn-val=8", "--trainval=3", "--test=2"]
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         synthetic.main([str(tmp_path / name), *counts, f"--seed={seed}"])
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["knn", "images", "scenes"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["images", "knn", "scenes"]
     assert len(list((tmp_path / "a" / "images").iterdir())) == 9
     assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
 
@@ -49,7 +49,7 @@ def test_streams_and_splits_do_not_share_images(tmp_path):
 
 
 @pytest.mark.parametrize("label", range(8), ids=synthetic.CLASSES)
-def test_box_is_the_tight_box_of_what_was_drawn(label):
+def test_box_is_the_tight_box_of_the_rendered_object(label):
     for seed in range(6):
         rng = np.random.default_rng(seed)
         canvas = np.full((160, 160, 3), -1000.0, dtype=np.float32)

@@ -1,0 +1,231 @@
+"""The runs of the whole chain, from images to detectors: a suite of one task whose weights are made
+by runs that come before.
+
+Random and MoCo rows differ in MODEL.WEIGHTS and nothing else, trials in SEED.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suites import programs
+from benchmarks.suites.folder import make_run, project_version
+from benchmarks.suites.keep import newest_name
+from benchmarks.suites.runs import Run
+from benchmarks.suites.suite import DETECTION, EMBEDDED, RANDOM, Init, Suite, SuiteTask, expand
+from moco.common.cfgnode import read_yaml
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+PRETRAIN_CONFIG = CONFIGS / "pretrain" / "quickstart.yaml"
+DETECTION_CONFIG = CONFIGS / "voc" / "quickstart_R_10_C4.yaml"
+BATCH, QUEUE = 64, 512  # as in PRETRAIN_CONFIG
+
+# On one idle core; only the estimate of the time left depends on them.
+IMAGES_SECONDS, SCENES_SECONDS, CONVERT_SECONDS = 12.0, 3.0, 6.0
+PRETRAIN_SECONDS, OWN_PRETRAIN_SECONDS = 240.0, 290.0
+TUNE_SECONDS, OWN_TUNE_SECONDS = 50.0, 110.0
+
+# Keys on top of the two YAML files: for real photographs and scenes, and for --smoke.
+OWN_IMAGES = {
+    "AUG.CROP_PX": "64",
+    "AUG.CROP_SCALE": "(0.2, 1.0)",
+    "AUG.GRAY_PROB": "0.2",
+    "SOLVER.MAX_ITERS": "1200",
+}
+OWN_SCENES = {
+    "MODEL.ANCHOR_GENERATOR.SIZES": "[[16, 32, 64, 128]]",
+    "INPUT.MIN_SIZE_TRAIN": "(224,)",
+    "INPUT.MAX_SIZE_TRAIN": "360",
+    "INPUT.MIN_SIZE_TEST": "224",
+    "INPUT.MAX_SIZE_TEST": "360",
+}
+SMOKE_IMAGES = ("--images=64", "--knn-train=16", "--knn-val=8")
+SMOKE_SCENES = ("--trainval=8", "--test=6")
+SMOKE_PRETRAIN = {
+    "SOLVER.MAX_ITERS": "4",
+    "SOLVER.BATCH_SIZE": "16",
+    "MOCO.K": "32",
+    "LOG.EVERY_ITERS": "2",
+}
+SMOKE_DETECTION = {
+    "SOLVER.MAX_ITER": "4",
+    "SOLVER.STEPS": "(2, 3)",
+    "SOLVER.WARMUP_ITERS": "1",
+    "SOLVER.IMS_PER_BATCH": "2",
+    "TEST.PRECISE_BN.NUM_ITER": "1",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one call does; everything but the number of seeds is fixed for an output folder.
+
+    Attributes:
+        images, voc: the user's folders, or None for generated data.
+        smoke: a few iterations of everything, for tests; the numbers mean nothing.
+        seeds: trials per row.
+    """
+
+    out: Path
+    images: Path | None
+    voc: Path | None
+    smoke: bool
+    seeds: int
+
+    @property
+    def pretrain_images(self) -> Path:
+        return self.out / "data" / "images"
+
+    @property
+    def scenes(self) -> Path:
+        return self.out / "data" / ("scenes" if self.voc is None else self.voc.resolve().name)
+
+    @property
+    def weights(self) -> Path:
+        return self.out / "moco.pth"
+
+    @property
+    def pretrain(self) -> Path:
+        return self.out / "pretrain"
+
+    def settings(self) -> dict[str, Any]:
+        """What must not change between two calls on one folder."""
+        return {
+            "images": None if self.images is None else str(self.images.resolve()),
+            "voc": None if self.voc is None else str(self.voc.resolve()),
+            "smoke": self.smoke,
+        }
+
+
+def make_runs(plan: Plan) -> list[Run]:
+    """Everything from the data to the last detector, in the order of starting."""
+    tunings = detection_runs(plan)
+    return [
+        images_run(plan),
+        *([scenes_run(plan)] if plan.voc is None else []),
+        pretrain_run(plan),
+        *(run for run in tunings if "convert" not in run.after),
+        convert_run(plan),
+        *(run for run in tunings if "convert" in run.after),
+    ]
+
+
+def step(
+    plan: Plan, name: str, product: Path, seconds: float, argv: Callable[[], list[str]]
+) -> Run:
+    """A run of one step, which makes `product`."""
+    folder = plan.out / "steps" / name
+    key = (name, "", 0)
+    return Run(name, name, folder, argv, key, 0, 1, seconds, product=product)
+
+
+def images_run(plan: Plan) -> Run:
+    """Generates the images to pre-train on, or makes small copies of the user's."""
+    out = plan.pretrain_images
+    if plan.images is not None:
+        argv = _module("benchmarks.suites.prepare", "images", plan.images, out)
+    elif plan.voc is not None:
+        argv = _module("benchmarks.suites.prepare", "voc-images", plan.voc, out)
+    else:
+        smoke = SMOKE_IMAGES if plan.smoke else ()
+        argv = _module("benchmarks.suites.synthetic", out.parent, "--trainval=0", *smoke)
+    return step(plan, "images", out, IMAGES_SECONDS, lambda: argv)
+
+
+def scenes_run(plan: Plan) -> Run:
+    """Generates the labeled scenes."""
+    smoke = SMOKE_SCENES if plan.smoke else ()
+    argv = _module("benchmarks.suites.synthetic", plan.scenes.parent, "--images=0", *smoke)
+    return step(plan, "scenes", plan.scenes, SCENES_SECONDS, lambda: argv)
+
+
+def pretrain_run(plan: Plan) -> Run:
+    """`python -m moco.pretrain`."""
+    own = plan.images is not None or plan.voc is not None
+    keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
+    if own:
+        keys |= OWN_IMAGES
+    else:
+        keys["DATA.KNN_ROOT"] = plan.pretrain_images.with_name("knn")
+    if plan.smoke:
+        keys |= SMOKE_PRETRAIN
+
+    def argv() -> list[str]:
+        length = {}
+        if own and not plan.smoke:
+            length["MOCO.K"] = queue_length(len(list(plan.pretrain_images.iterdir())))
+        pairs = [part for pair in (keys | length).items() for part in pair]
+        return _module("moco.pretrain", "--resume", "--config-file", PRETRAIN_CONFIG, *pairs)
+
+    seconds = OWN_PRETRAIN_SECONDS if own else PRETRAIN_SECONDS
+    iterations = _iterations(PRETRAIN_CONFIG, "MAX_ITERS", keys)
+    return Run(
+        "pre-train",
+        "pre-train",
+        plan.pretrain,
+        argv,
+        ("pre-train", "moco", 0),
+        iterations=iterations,
+        seconds_per_iteration=seconds / iterations,
+        after=("images",),
+        expected={"kind": "pretrain"},
+    )
+
+
+def convert_run(plan: Plan) -> Run:
+    """`python -m convert.convert_to_d2` on the checkpoint that pre-training points at."""
+
+    def argv() -> list[str]:
+        newest = plan.pretrain / newest_name(plan.pretrain)
+        return _module("convert.convert_to_d2", newest, plan.weights)
+
+    run = step(plan, "convert", plan.weights, CONVERT_SECONDS, argv)
+    return replace(run, after=("pre-train",))
+
+
+def detection_runs(plan: Plan) -> list[Run]:
+    """The suite: one task from two inits, which differ in MODEL.WEIGHTS; trials differ in SEED."""
+    keys = {"MODEL.DEVICE": "cpu", "DATASETS.VOC_DIR": str(plan.scenes)}
+    keys |= OWN_SCENES if plan.voc is not None else {}
+    keys |= SMOKE_DETECTION if plan.smoke else {}
+    iterations = _iterations(DETECTION_CONFIG, "MAX_ITER", keys)
+    seconds = TUNE_SECONDS if plan.voc is None else OWN_TUNE_SECONDS
+    task = SuiteTask(
+        DETECTION_CONFIG.stem,
+        DETECTION_CONFIG,
+        DETECTION,
+        tuple(keys.items()),
+        seconds_here=seconds / iterations,
+    )
+    suite = Suite("quickstart", "", (task,), plan.seeds, RANDOM, {})
+    inits = {RANDOM: Init(RANDOM, None), "moco": Init(str(plan.weights), None)}
+    runs = []
+    for spec in expand(suite, inits, None, [EMBEDDED], version=project_version()):
+        spec = replace(spec, name=f"{spec.init}-{spec.seed}", iterations=iterations)
+        folder = plan.out / "runs" / spec.name
+        run = make_run(spec, folder, partial(programs.command, spec, folder))
+        # The hash of the weights is not known before they are made.
+        expected = {k: v for k, v in run.expected.items() if k != "weights_sha256"}
+        after = ["scenes"] if plan.voc is None else []
+        after += ["convert"] if spec.init != RANDOM else []
+        title = f"{spec.init} seed {spec.seed}"
+        runs.append(replace(run, title=title, expected=expected, after=tuple(after)))
+    return runs
+
+
+def queue_length(num_images: int) -> int:
+    """K for few images: whole batches, at most half the data, so that a key's own image is
+    seldom among its negatives."""
+    return max(BATCH, min(QUEUE, num_images // 2 // BATCH * BATCH))
+
+
+def _module(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def _iterations(config: Path, name: str, keys: Mapping[str, object]) -> int:
+    """Length of a run: the override, or what the YAML file says."""
+    return int(str(keys.get(f"SOLVER.{name}", read_yaml(config)["SOLVER"][name])))

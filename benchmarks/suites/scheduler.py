@@ -1,0 +1,392 @@
+"""Brings runs to their end: starts, watches, takes over, stops. No run is computed twice.
+
+The truth is on disk: a run is done when its record says so, and being computed while its lock is
+held. A scheduler therefore needs no memory of earlier ones, may be killed at any moment, and shares
+a folder with others.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from benchmarks.suites.executors.base import Executor, Process, RemoteExecutor, Slots
+from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
+from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
+from benchmarks.suites.locks import Lock
+from benchmarks.suites.runs import (
+    DONE,
+    FAILED,
+    MAX_FRUITLESS,
+    QUEUED,
+    RUNNING,
+    Run,
+    State,
+    fruitless_error,
+    last_line,
+)
+from moco.common.errors import LockedError, Preempted, UserError
+from moco.engine.stop import signals_by_name
+
+POLL_SECONDS = 0.2
+SURVEY_SECONDS = 1.0  # between two looks at the runs of others
+SHOW_SECONDS = 1.0
+REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
+LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
+AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
+STOP_SECONDS = 120.0  # for processes that were asked to save and end
+SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
+# A process that ends so was asked to by somebody: it is continued.
+INTERRUPTED = (Preempted.exit_code, *(-number for number in SIGNALS))
+
+
+class RunFailed(UserError):
+    """A run failed and ended its plan; carries its exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class _Active:
+    """A run that this scheduler has started, or whose job it has found in the queue.
+
+    Attributes:
+        lock, slots: None while a job has them, or may take them at any moment.
+        log_start: where in the log its process begins.
+    """
+
+    run: Run
+    process: Process
+    lock: Lock | None = None
+    slots: Slots | None = None
+    log_start: int = 0
+    started: float = 0.0
+
+    def release(self) -> None:
+        for held in (self.lock, self.slots):
+            if held is not None:
+                held.release()
+        self.lock = self.slots = None
+
+
+class Scheduler:
+    """Computes every run that is not done.
+
+    Args:
+        runs: in the order of starting, as far as `Run.after` allows.
+        name: of the progress line.
+        retry_failed: try failed runs once more; else they are only reported.
+        fail_fast: a failure stops the others and raises `RunFailed`.
+        measured: speeds of earlier runs on this hardware, for the time left.
+        stop_seconds: how long processes may take to save when the scheduler is asked to stop.
+        keep: which checkpoints of the runs that are computed stay, see benchmarks/suites/keep.py.
+        line_every_seconds: of progress, where there is no terminal.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        executor: Executor,
+        *,
+        name: str = "suite",
+        retry_failed: bool = False,
+        fail_fast: bool = False,
+        measured: Sequence[Measured] = (),
+        stop_seconds: float = STOP_SECONDS,
+        keep: str = ALL,
+        line_every_seconds: float = LINE_EVERY_SECONDS,
+    ) -> None:
+        self._runs, self._executor = tuple(runs), executor
+        self._remote = executor if isinstance(executor, RemoteExecutor) else None
+        self._open = {run.name: run for run in runs}  # neither settled nor ours
+        self._active: dict[str, _Active] = {}
+        self._states: dict[str, State] = {}
+        self._measured, self._stop_seconds = list(measured), stop_seconds
+        # A failure that came later than this call is not tried again, whoever had it.
+        self._retry = {run.name: run.failure().get("utc") for run in runs} if retry_failed else {}
+        self._fail_fast, self._keep = fail_fast, keep
+        self._not_before: dict[str, float] = {}
+        self._fruitless: dict[str, int] = {}
+        self._signals: list[int] = []
+        self._stopping = False
+        self._name, self._line_every_seconds = name, line_every_seconds
+        self._next_survey = self._next_show = self._next_tidy = 0.0
+
+    def run(self) -> dict[str, State]:
+        """Work until every run is done or failed; returns their states by name.
+
+        Raises:
+            Preempted: SIGTERM, SIGINT or SIGHUP came; the runs were asked to save, and have ended.
+                Jobs of a cluster stay where they are.
+            RunFailed: with `fail_fast`, a run failed.
+            UserError: a cluster refuses a job, or the disk is full.
+        """
+        display = Display(self._name, self._line_every_seconds)
+        with self._noted_signals():
+            try:
+                while self._open or self._active:
+                    if self._signals:
+                        name = signal.Signals(self._signals[0]).name
+                        left = "the same command continues from here"
+                        if self._remote and self._active:
+                            left = self._remote.shutdown_message()
+                        self._stop()
+                        raise Preempted(f"stopped by {name}; {left}")
+                    self._reap()
+                    self._survey()
+                    self._start()
+                    self._tidy()
+                    self._show(display)
+                    if self._open or self._active:
+                        time.sleep(POLL_SECONDS)
+            except OSError as error:
+                where = error.filename or self._runs[0].folder
+                raise UserError(
+                    f"{where}: {error.strerror or error}; fix that, and the same command continues"
+                ) from error
+            finally:
+                display.close()
+                self._stop()
+        return self._states
+
+    def _settle(self, run: Run, state: State) -> None:
+        seen = run.name in self._states  # else it was done before, and is among the measured
+        if seen and (own := speed(run, state, DONE)):
+            self._measured.append(own)
+        if seen and state.kind == DONE:
+            remove_checkpoints(run.folder, self._keep, done=True)
+        self._states[run.name] = state
+        self._open.pop(run.name, None)
+        if self._fail_fast and state.kind == FAILED:
+            exit_code = int(run.failure().get("exit_code", 1))
+            raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
+
+    def _tidy(self) -> None:
+        """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
+        now = time.monotonic()
+        if now < self._next_tidy or self._remote:
+            return
+        self._next_tidy = now + KEEP_SECONDS
+        for active in self._active.values():
+            remove_checkpoints(active.run.folder, self._keep, done=False)
+
+    def _survey(self) -> None:
+        """Look at the runs that are not ours."""
+        now = time.monotonic()
+        if now < self._next_survey:
+            return
+        first, self._next_survey = not self._next_survey, now + SURVEY_SECONDS
+        for run in list(self._open.values()):
+            state = run.state()
+            if self._is_over(run, state):
+                self._settle(run, state)
+            self._states[run.name] = state
+            if not state.settled:
+                self._adopt(run)
+        busy = [run for run in self._open.values() if self._states[run.name].kind == RUNNING]
+        if first and busy:
+            print(
+                f"note: {', '.join(run.title for run in busy)}: computed by processes of another "
+                "call, which may have been killed; they are waited for",
+                file=sys.stderr,
+            )
+
+    def _is_over(self, run: Run, state: State) -> bool:
+        """Whether there is nothing to start: done, or failed and not to be tried again."""
+        if state.kind != FAILED:
+            return state.kind == DONE
+        may_retry = run.name in self._retry and self._retry[run.name] == run.failure().get("utc")
+        return state.foreign or not may_retry
+
+    def _adopt(self, run: Run) -> bool:
+        """Watch the job that another scheduler has submitted for a run, if there is one."""
+        process = self._remote.adopt(run) if self._remote else None
+        if process is None:
+            return False
+        self._watch(_Active(run, process))
+        return True
+
+    def _watch(self, active: _Active) -> None:
+        active.started = time.monotonic()
+        self._active[active.run.name] = active
+        del self._open[active.run.name]
+
+    def _start(self) -> None:
+        """Start what there are slots for, in order; a run that is too large now is passed over."""
+        too_large = 1 << 30
+        try:
+            for run in list(self._open.values()):
+                if self._signals:
+                    return
+                if run.gpus >= too_large or not self._may_start(run):
+                    continue
+                slots = self._executor.reserve(run.gpus)
+                if slots is None:
+                    too_large = run.gpus
+                    continue
+                lock = Lock.take(run.lock)
+                if lock is None:
+                    slots.release()
+                    self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
+                    continue
+                started = False
+                try:
+                    started = self._start_locked(run, lock, slots)
+                finally:
+                    if not started:
+                        lock.release()
+                        slots.release()
+            if self._remote:
+                self._remote.submit()
+        finally:
+            if self._remote:
+                for active in self._active.values():
+                    active.release()  # so that the jobs can take their locks
+
+    def _may_start(self, run: Run) -> bool:
+        if self._states[run.name].kind == RUNNING:
+            return False
+        for name in run.after:
+            if self._states[name].kind == FAILED:
+                self._settle(run, State(FAILED, text=f"{name} failed, which it comes after"))
+        waits = any(self._states[name].kind != DONE for name in run.after)
+        return not waits and time.monotonic() >= self._not_before.get(run.name, 0.0)
+
+    def _start_locked(self, run: Run, lock: Lock, slots: Slots) -> bool:
+        """Start a run that nobody else computes; False if there is nothing to start."""
+        state = run.state(locked=True)  # another scheduler may have ended it just now
+        if self._is_over(run, state):
+            self._settle(run, state)
+            return False
+        if self._adopt(run):
+            return False
+        run.forget_failure()
+        self._retry.pop(run.name, None)
+        run.note_holder(lock)
+        argv = tuple(run.argv())
+        log_start = 0 if self._remote else run.note_start(argv)
+        began_at = run.iteration()
+        process = self._executor.start(run, argv, lock, slots)
+        self._watch(_Active(run, process, lock, slots, log_start))
+        kind = QUEUED if self._remote else RUNNING
+        self._states[run.name] = State(kind, began_at, began_at=began_at)
+        return True
+
+    def _reap(self) -> None:
+        """Judge the processes that have ended."""
+        for name, active in list(self._active.items()):
+            code = active.process.poll()
+            if code is None:
+                continue
+            del self._active[name]
+            if self._remote:
+                active.lock = Lock.take(active.run.lock)
+            try:
+                if active.lock is not None and active.process.in_charge():
+                    self._end(active, code)
+                    active.process.forget()
+                else:
+                    self._open[name] = active.run  # another one judges it, or its next job runs
+            finally:
+                active.release()
+
+    def _end(self, active: _Active, code: int) -> None:
+        """What a process's end means for its run."""
+        run, process = active.run, active.process
+        state = run.state(locked=True)
+        if state.kind == DONE or (self._remote and run.failure()):
+            self._settle(run, state)
+            return
+        if process.was_cancelled():
+            # Whoever did that does not want it back; the next call submits it again.
+            self._states[run.name] = replace(state, text=process.why())
+            return
+        interrupted = code in INTERRUPTED or (self._stopping and code != 0)
+        if (interrupted and not self._is_fruitless(run)) or code == LockedError.exit_code:
+            if not interrupted:
+                self._not_before[run.name] = time.monotonic() + AGAIN_SECONDS
+            self._open[run.name] = run
+            self._states[run.name] = state
+            return
+        if interrupted:
+            error = fruitless_error(process.why())
+        elif code < 0:
+            error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+        elif code == 0:
+            error = "it ended without a record" if run.product is None else "it made nothing"
+        else:
+            error = last_line(run.log, active.log_start)
+        run.fail(error, code)
+        self._settle(run, run.state(locked=True))
+
+    def _is_fruitless(self, run: Run) -> bool:
+        """Whether a run is interrupted again and again without progress."""
+        if self._stopping or run.has_progressed():
+            self._fruitless.pop(run.name, None)
+            return False
+        self._fruitless[run.name] = self._fruitless.get(run.name, 0) + 1
+        return self._fruitless[run.name] >= MAX_FRUITLESS
+
+    def _stop(self) -> None:
+        """Ask our processes to save and end, and see that they do; a second signal kills them."""
+        self._stopping = True
+        if self._remote:
+            self._active.clear()
+            return
+        for active in self._active.values():
+            active.process.terminate()
+        deadline, signals = time.monotonic() + self._stop_seconds, len(self._signals)
+        self._fail_fast = False  # one failure is enough
+        while self._active:
+            self._reap()
+            if time.monotonic() > deadline or len(self._signals) > max(signals, 1):
+                for active in self._active.values():
+                    active.process.kill()
+            time.sleep(POLL_SECONDS if self._active else 0)
+
+    @contextmanager
+    def _noted_signals(self) -> Iterator[None]:
+        """While open, a signal only asks `run` to stop."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {}
+        for number in SIGNALS:
+            # nohup, and the shell for what runs in the background, ignore some of them.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _show(self, display: Display) -> None:
+        now = time.monotonic()
+        if now < self._next_show:
+            return
+        self._next_show = now + (REMOTE_SHOW_SECONDS if self._remote else SHOW_SECONDS)
+        for name, active in self._active.items():
+            run, old = active.run, self._states[name]
+            if self._remote:
+                self._states[name] = _job_state(run, active.process)
+            else:
+                seconds = now - active.started
+                self._states[name] = replace(old, iteration=run.iteration(), seconds=seconds)
+        parallel = self._executor.parallel(max((run.gpus for run in self._runs), default=0))
+        forecast = foresee(self._runs, self._states, self._measured, parallel)
+        display.show(forecast, summary(self._runs, self._states))
+
+
+def _job_state(run: Run, job: Process) -> State:
+    """How far the run of a job is: a job that has not taken its lock is in the queue."""
+    state = run.state()
+    if not job.is_queued() and state.kind in (RUNNING, DONE):
+        return state
+    return State(QUEUED, state.iteration)

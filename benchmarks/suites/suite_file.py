@@ -1,0 +1,212 @@
+"""Reads what a suite's YAML file and `--init` say; whatever cannot be is a one-line error."""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suites.suite import (
+    DETECTION,
+    DETECTION_ENGINES,
+    PROGRAMS,
+    RANDOM,
+    SET_PER_RUN,
+    Suite,
+    SuiteTask,
+)
+from moco.common.cfgnode import flatten, read_yaml
+from moco.common.errors import UserError
+from moco.common.files import PathLike
+
+MAX_TRIALS = 100
+WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Whether a value can be, and what is expected.
+Check = tuple[Callable[[Any], bool], str]
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _are_engines(value: Any) -> bool:
+    return _are_texts(value) and 0 < len(value) and set(value) <= set(DETECTION_ENGINES)
+
+
+TRIALS: Check = (lambda v: _is_whole(v, 1, MAX_TRIALS), f"1 to {MAX_TRIALS}")
+SECONDS: Check = (lambda v: type(v) in (int, float) and 0 < v < 1e6, "seconds above 0")
+_PAIRS: Check = (lambda v: isinstance(v, Mapping), "KEY: VALUE lines")
+_NAMED: Check = (
+    lambda v: isinstance(v, str) and bool(_NAME.fullmatch(v)) and not v.endswith(WEIGHT_ENDINGS),
+    "a name of letters, digits, '.', '_' and '-', without a file's ending",
+)
+# What a suite's file may say: key → whether a value can be, and what is expected.
+_SUITE_KEYS: dict[str, Check] = {
+    "name": _NAMED,
+    "title": (lambda v: isinstance(v, str), "a text"),
+    "trials": TRIALS,
+    "baseline": (lambda v: isinstance(v, str), "the name of an init"),
+    "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines"),
+    "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
+}
+_TASK_KEYS: dict[str, Check] = {
+    "config": (lambda v: isinstance(v, str), "a task's YAML file"),
+    "name": _NAMED,
+    "program": (lambda v: v in PROGRAMS, f"one of {', '.join(PROGRAMS)}"),
+    "overrides": _PAIRS,
+    "random_overrides": _PAIRS,
+    "gpus": (lambda v: _is_whole(v, 1, 1 << 20), "a number from 1 on"),
+    "engines": (_are_engines, f"a list of {', '.join(DETECTION_ENGINES)}"),
+    "without": (_are_texts, "a list of names"),
+    "trials": TRIALS,
+    "paper": (_are_texts, "a list of names"),
+    "seconds_per_iteration": SECONDS,
+}
+
+
+def load_suite(path: PathLike) -> Suite:
+    """Read a suite's YAML file; `config` in it is relative to it.
+
+    Raises:
+        UserError: unreadable, an unknown or missing key, a value that cannot be, a name twice, a
+            config that does not exist. One line each.
+    """
+    path = Path(path).expanduser()
+    tree, where = _checked(str(path), read_yaml(path), _SUITE_KEYS), str(path)
+    if "tasks" not in tree:
+        raise UserError(f"{where}: tasks: missing, expected {_SUITE_KEYS['tasks'][1]}")
+    tasks = tuple(_task(path, i, entry) for i, entry in enumerate(tree["tasks"], start=1))
+    names = [task.name for task in tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where}: two tasks are called {name}; give one another 'name'")
+    inits = [f"{name}={weights}" for name, weights in (tree.get("inits") or {}).items()]
+    return Suite(
+        name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
+        title=tree.get("title", ""),
+        tasks=tasks,
+        trials=tree.get("trials", 5),
+        baseline=tree.get("baseline"),
+        inits=parse_inits(inits, where),
+    )
+
+
+def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, str]:
+    """`NAME=FILE`, `FILE` (its name without endings is the init's) or `random`.
+
+    Raises:
+        UserError: an empty or unusable name, a name twice, another name for `random`.
+    """
+    inits: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, weights = argument.partition("=")
+        if not equals:
+            name, weights = _file_name(argument), argument
+        check(where, name, _NAMED)
+        if not weights:
+            raise UserError(
+                f"{where} {argument}: no weights; expected {name}=FILE or the word random"
+            )
+        if (name == RANDOM) != (weights == RANDOM):
+            raise UserError(
+                f"{where} {argument}: random initialization is called random, and nothing else is"
+            )
+        if name in inits:
+            raise UserError(f"{where} {argument}: {name} is given twice; one name, one file")
+        inits[name] = weights
+    return inits
+
+
+def with_options(
+    suite: Suite, opts: Mapping[str, Sequence[tuple[str, str]]], stated: Mapping[str, float]
+) -> Suite:
+    """The suite with the command line's overrides and stated speeds in its tasks.
+
+    Args:
+        opts: program → pairs, last and so strongest.
+        stated: task → seconds per iteration; `""` is for all tasks.
+
+    Raises:
+        UserError: a speed for a task that the suite does not have, or one that cannot be.
+    """
+    names = [task.name for task in suite.tasks]
+    for name, value in stated.items():
+        if name and name not in names:
+            raise UserError(
+                f"--seconds-per-iteration {name}: no such task; choices are {', '.join(names)}"
+            )
+        check("--seconds-per-iteration", value, SECONDS)
+    tasks = []
+    for task in suite.tasks:
+        seconds = stated.get(task.name, stated.get(""))
+        overrides = (*task.overrides, *opts.get(task.program, ()))
+        tasks.append(replace(task, overrides=overrides, seconds_here=seconds))
+    return replace(suite, tasks=tuple(tasks))
+
+
+def _task(path: Path, number: int, entry: Any) -> SuiteTask:
+    where = f"{path}: task {number}"
+    entry = _checked(where, entry, _TASK_KEYS)
+    if "config" not in entry:
+        raise UserError(f"{where}: config: missing, expected {_TASK_KEYS['config'][1]}")
+    config = path.parent / entry["config"]
+    if not config.is_file():
+        raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
+    lists = {key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry}
+    for key in ("overrides", "random_overrides"):
+        pairs = flatten(entry.get(key, {})).items()
+        lists[key] = tuple((str(name), str(value)) for name, value in pairs)
+        for name, _ in lists[key]:
+            refuse_per_run(f"{where}: {key}", name)
+    values = {
+        "name": check(f"{where}: name", config.stem, _NAMED),
+        "program": DETECTION,
+        **entry,
+        **lists,
+        "config": config.resolve(),
+    }
+    return SuiteTask(**values)
+
+
+def _checked(where: str, tree: Any, keys: Mapping[str, Check]) -> dict[str, Any]:
+    """A mapping whose keys are known, and whose values can be; keys without a value are left out.
+
+    Raises:
+        UserError: it is none.
+    """
+    given = dict(check(where, tree, _PAIRS))
+    for key, value in given.items():
+        if key not in keys:
+            near = difflib.get_close_matches(str(key), keys, n=1, cutoff=0.5)
+            hint = f"; the nearest is {near[0]}" if near else ""
+            raise UserError(f"{where}: unknown key {key!r}, choices are {', '.join(keys)}{hint}")
+        if value is not None:
+            check(f"{where}: {key}", value, keys[key])
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def check(where: str, value: Any, check: Check) -> Any:
+    is_valid, expected = check
+    if not is_valid(value):
+        raise UserError(f"{where}: got {value!r}, expected {expected}")
+    return value
+
+
+def refuse_per_run(where: str, key: str) -> None:
+    """Raise UserError for a key that every run sets by itself."""
+    if key in SET_PER_RUN:
+        raise UserError(f"{where}: {key} is set for each run; leave it out")
+
+
+def _file_name(weights: str) -> str:
+    """A file's name without its endings, as both programs call weights."""
+    name = Path(weights).name
+    for ending in WEIGHT_ENDINGS:
+        name = name.removesuffix(ending)
+    return name

@@ -1,0 +1,152 @@
+"""A suite of two tasks of fake runs in a folder, and ways to run it, for the tests."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import run_suite
+from benchmarks.suites import scheduler
+from benchmarks.suites.folder import SuiteFolder
+from benchmarks.suites.programs import Programs
+from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, fake_programs
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Lab:
+    """Attributes:
+    with_tables: make the tables at the end, which takes longer than all the runs.
+    """
+
+    executor: Sequence[str] = ("--executor", "cpu", "--workers", "2")
+
+    def __init__(self, path: Path, inits: Sequence[str] = ("random", "mine"), trials: int = 2):
+        self.with_tables = False
+        self.path, self.out, self.journal = path, path / "out", path / "journal"
+        (path / "task.yaml").write_text("SOLVER: {MAX_ITER: 8}\n")
+        tasks = [{"config": "task.yaml", "name": name} for name in ("a", "b")]
+        content = {"name": "small", "title": "Two tasks", "trials": trials, "tasks": tasks}
+        (path / "suite.yaml").write_text(yaml.safe_dump(content))
+        (path / "runner.log").touch()
+        self.inits = []
+        for name in inits:
+            (path / f"{name}.pth").write_text(f"weights of {name}")
+            given = name if name == "random" else f"{name}={path / name}.pth"
+            self.inits += ["--init", given]
+
+    def arguments(self, *more: str) -> list[str]:
+        output = ["--output", str(self.out), *self.executor]
+        return [str(self.path / "suite.yaml"), *self.inits, *output, *more]
+
+    def run(self, *more: str, delay: float = 0.0, problems: Sequence[str] = ()) -> None:
+        """In this process."""
+        self.main(fake_programs(self.journal, delay, problems), *more)
+
+    def main(self, programs: Programs, *more: str) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not self.with_tables:
+                patch.setattr(run_suite, "write_tables", lambda *arguments: [])
+            run_suite.main(self.arguments(*more), programs)
+
+    def run_command(self, code: str, *more: str) -> None:
+        """With a Python program in the place of the trainer."""
+        programs = fake_programs(self.journal)
+        argv = [sys.executable, "-c", code]
+        self.main(replace(programs, command=lambda *arguments: argv), *more)
+
+    def start(self, *more: str, delay: float = 0.02, host: str = "") -> subprocess.Popen[bytes]:
+        """In a process of its own; what it prints goes to `runner.log`."""
+        with open(self.path / "runner.log", "ab") as log:
+            return subprocess.Popen(
+                self.argv(delay, *more),
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host},
+            )
+
+    def argv(self, delay: float, *more: str) -> list[str]:
+        mode = "--suite" if self.with_tables else "--suite-without-tables"
+        program = ["-m", MODULE, mode, str(self.journal), str(delay)]
+        return [sys.executable, *program, *self.arguments(*more)]
+
+    def log(self) -> str:
+        return (self.path / "runner.log").read_text()
+
+    def events(self) -> list[tuple[str, str, int]]:
+        """(what, run, process) in the order in which they happened."""
+        if not self.journal.exists():
+            return []
+        lines = [line.split() for line in self.journal.read_text().splitlines()]
+        return [(what, name, int(pid)) for what, name, pid in lines]
+
+    def count(self, what: str) -> Counter:
+        return Counter(name for event, name, _ in self.events() if event == what)
+
+    def assert_once(self, runs: int) -> None:
+        """Every run to its end, and no iteration of any done twice."""
+        assert len(self.count("done")) == runs and set(self.count("done").values()) == {1}
+        done = Counter(event[:2] for event in self.events() if event[0].startswith("iteration"))
+        assert set(done.values()) == {1}, "an iteration was done again"
+        assert not self.count("locked"), "a process was started beside another one of its run"
+
+    def tables(self) -> dict[str, bytes]:
+        files = (self.out / "tables").rglob("*")
+        return {path.name: path.read_bytes() for path in files if path.is_file()}
+
+    def hold(self) -> None:
+        """From now on runs wait after their second iteration, until they are told to stop."""
+        (self.path / HOLD).touch()
+
+    def release(self) -> None:
+        (self.path / HOLD).unlink(missing_ok=True)
+
+    def wait_for(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.01)
+
+    def held_runner(self, *more: str, runs: int = 2, **keys) -> subprocess.Popen[bytes]:
+        """A runner whose first runs wait after their second iteration."""
+        self.hold()
+        runner = self.start(*more, **keys)
+        self.wait_for(lambda: len(self.count("iteration-2")) == runs)
+        return runner
+
+    def states(self) -> Counter:
+        folder = SuiteFolder(self.out)
+        return Counter(folder.run(spec).state().kind for spec in folder.read()[1])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def kept(lab: Lab) -> set[tuple[str, ...]]:
+    """The checkpoints in the folders of the runs."""
+    folders = lab.out.glob("runs/*/*/*")
+    return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
+
+
+def after(patch: pytest.MonkeyPatch, method: str, hook: Callable[[], object]) -> None:
+    """Call `hook` after each call of a method of the scheduler."""
+    before = getattr(scheduler.Scheduler, method)
+
+    def both(self) -> None:
+        before(self)
+        hook()
+
+    patch.setattr(scheduler.Scheduler, method, both)

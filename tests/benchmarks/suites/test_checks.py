@@ -1,0 +1,116 @@
+"""What is found before the first run starts, with the real programs."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torchvision
+import yaml
+from PIL import Image
+
+from benchmarks.suites.checks import check, resolve_names
+from benchmarks.suites.suite import Init, expand
+from benchmarks.suites.suite_file import load_suite, parse_inits
+from moco.common.errors import UserError
+from tests.benchmarks.suites.lab import ROOT
+
+SUITES = ROOT / "configs" / "suites"
+
+
+@pytest.mark.detectron2
+def test_detectron2s_names_of_weights(tmp_path, monkeypatch):
+    """A backbone becomes its file; what a training would refuse is refused, before a download."""
+    zoo = pytest.importorskip("detection.d2.model_zoo")
+    asked = []
+
+    def get_local_path(name: str) -> str:
+        asked.append(name)
+        state = torchvision.models.resnet18().state_dict()
+        moved = {key: v + 1 if key.endswith("running_mean") else v for key, v in state.items()}
+        torch.save(moved, tmp_path / "R-18.pkl")
+        return str(tmp_path / "R-18.pkl")
+
+    monkeypatch.setattr(zoo.PathManager, "get_local_path", get_local_path)
+    given = {"random": "random", "mine": "my.pth"}
+    assert resolve_names(given) == given
+    for name, message in (
+        ("https://example.org/r50.pth", "this address is not read; download the file"),
+        ("detectron2://COCO-Detection/faster_rcnn_R_50_C4_1x/137257644/m.pkl", "a whole detector"),
+    ):
+        with pytest.raises(UserError, match=f"{name}: {message}"):
+            resolve_names(given | {"x": name})
+    assert not asked
+    name = "detectron2://ImageNetPretrained/torchvision/R-18.pkl"
+    files = resolve_names(given | parse_inits([name]))
+    assert files == given | {"R-18": str(tmp_path / "R-18.pkl")} and set(asked) == {name}
+    # Without Detectron2 there is only the address.
+    for module in [key for key in sys.modules if key.startswith(("detectron2", "detection.d2"))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "detectron2", None)
+    with pytest.raises(UserError, match=r"download https://\S+/torchvision/R-18\.pkl and give the"):
+        resolve_names({"x": name})
+
+
+def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
+    """The same task file, on VOC, COCO, and a folder of the user's own."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    suite = load_suite(SUITES / "smoke.yaml")
+    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
+    voc, coco, own = check(specs, False).problems
+    assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
+    assert coco.startswith("coco_small") and coco.endswith("detection.datasets doctor coco")
+    assert own.startswith("bccd_small") and "detection.datasets doctor --voc-dir" in own
+
+
+def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
+    """Data, weights and keys of the real programs, without a dataset on this machine."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text = tmp_path / "text.pth"
+    text.write_text("not weights")
+    suite = load_suite(SUITES / "smoke.yaml")
+    suite = replace(suite, tasks=suite.tasks[:1])
+    probe = load_suite(SUITES / "imagenet.yaml").tasks[0]
+    suite = replace(suite, tasks=(*suite.tasks, probe))
+    inits = {"random": Init("random", None), "text": Init(str(text), "a" * 64)}
+    specs = expand(suite, inits, 3, ["embedded"], version="1")
+    found = check(specs, False)
+    assert len(found.problems) == 2, found.problems  # not one for each trial
+    data, weights = found.problems
+    assert data.startswith("voc_small from random (embedded): ") and "nowhere/VOC2007" in data
+    assert "python -m detection.datasets doctor voc" in data
+    assert weights.startswith("voc_small from text (embedded), imagenet_linear from text: ")
+    assert "text.pth" in weights
+    assert all("\n" not in problem for problem in found.problems)
+    assert found.hardware["gpus"] == []
+    # Without a row of random weights, too, bad weights do not hide what is wrong with the data.
+    found = check([spec for spec in specs if spec.init == "text"], False)
+    assert len(found.problems) == 2 and any("nowhere/VOC2007" in p for p in found.problems)
+
+
+def test_tasks_that_tables_would_take_for_one(tmp_path, monkeypatch):
+    """Else the tables would be refused when everything is done."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for split, name in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
+        folder = tmp_path / "data" / split / name
+        folder.mkdir(parents=True)
+        for index in range(2):
+            Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
+    (tmp_path / "probe.yaml").write_text("TASK: tiny\nSOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 200}\n")
+    tasks = [
+        {"config": "probe.yaml", "name": name, "program": name, **changes}
+        for name, changes in (("linear", {}), ("finetune", {}))
+    ]
+    overrides = {"overrides": {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}}
+    content = {"name": "s", "tasks": [task | overrides for task in tasks]}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
+    suite = load_suite(tmp_path / "suite.yaml")
+    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
+    found = check(specs, False)
+    assert found.problems == (
+        "linear and finetune: both would be tiny_resnet18 in the tables; give one of them a file "
+        "(or TASK) of its own name",
+    )
+    assert set(found.iterations.values()) == {400}
+    assert check(specs[:1], False).problems == ()
