@@ -186,7 +186,7 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
 
 def verdict(table: "Table") -> str:
     """What the numbers say, and what they do not: they vary the fine-tuning seed alone."""
-    from benchmarks.report.tables import format_gap
+    from benchmarks.report.style import format_gap
 
     [row] = [row for row in table.rows if row.init == "moco"]
     gap = row.gaps["bbox/AP"]
