@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_with_pairs(build_parser(), argv)
     main_process = distributed.launched_rank() == 0
 
-    from detection.config.task import CONFIG_NAME, check_early, load_task
-    from detection.engine.weights import trained_config
+    from detection.config.task import check_early, load_task
+    from detection.config.trained import CONFIG_NAME, trained_config
     from moco.common.files import atomic_write_text
     from moco.common.run import RunFolder, check_unused, write_record
 
@@ -284,14 +284,12 @@ def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> 
         "eval_only": args.eval_only,
         "visualize": args.visualize,
         "processes": several,
+        **({"imports": task.imports} if task.imports else {}),
     }
-    if task.engine == "embedded":
-        from detection.embedded.trainer import run
+    from detection.config.engines import find_engine
 
-        return run(task.cfg, **options)
-    from detection.d2.trainer import run as run_detectron2
-
-    return run_detectron2(task.cfg, **options, imports=task.imports)
+    result: EngineResult = find_engine(task.engine).run(task.cfg, **options)
+    return result
 
 
 def processes(args: argparse.Namespace, engine: str) -> "Processes":

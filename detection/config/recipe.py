@@ -5,7 +5,6 @@ project's, such as the official MoCo YAML files. It finds the recipe by the name
 the architecture and the schedule: the one from which the configuration deviates least.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import (
+    DETECTRON2_ONLY,
+    HONOURED,
+    NOT_PROTOCOL,
+    TRANSFER,
+    same_value,
+)
+from detection.config.weights import RANDOM, RGB_MEAN, RGB_STD
 from detection.datasets.official import image_count
-from detection.engine.weights import RANDOM, RGB_MEAN, RGB_STD
 from moco.common.cfgnode import flatten, read_yaml
 
 DATA = "recipes.yaml"
@@ -293,18 +298,10 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
 
 
 def _equal(ours: Any, theirs: Any, tolerance: float = 1e-9) -> bool:
-    """Equal as values: a list like a tuple, 1 like 1.0; names of one thing are one name."""
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(
-            _equal(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)
-        )
+    """`same_value`, where names of one thing are one name."""
     if isinstance(theirs, str) and theirs in _alternatives():
         return ours in _alternatives()[theirs]
-    if isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is theirs
-    if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=tolerance)
-    return type(ours) is type(theirs) and bool(ours == theirs)
+    return same_value(ours, theirs, tolerance=tolerance)
 
 
 def _text(value: Any) -> str:

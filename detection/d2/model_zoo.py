@@ -14,7 +14,7 @@ from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog
 from detectron2.utils.file_io import PathManager
 from fvcore.common.config import BASE_KEY
 
-from detection.engine.weights import model_zoo_url
+from detection.config.weights import model_zoo_url
 from moco.common.errors import UserError
 
 TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download

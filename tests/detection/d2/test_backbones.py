@@ -14,8 +14,9 @@ from convert.families import keymap
 from convert.families.resnet_network import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
+from detection.config.weights import apply_contract
 from detection.embedded.build import build_model as build_embedded
-from detection.engine.weights import apply_contract, load_converted, read_trained
+from detection.engine.weights import load_converted, read_trained
 from detection.train_net import main
 from moco.common.errors import UserError
 from moco.common.run import read_record

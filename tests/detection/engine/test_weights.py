@@ -14,17 +14,15 @@ from torch import Tensor, nn
 from convert import targets
 from convert.verify import read_converted
 from detection.config.task import load_task
+from detection.config.trained import apply_trained
+from detection.config.weights import init_name, read_weights
 from detection.embedded.build import build_model
 from detection.engine.weights import (
-    apply_trained,
     check_coverage,
-    init_name,
     landing_names,
     load_converted,
     load_trained,
     read_trained,
-    read_weights,
-    trained_keys,
 )
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
@@ -320,29 +318,34 @@ def test_not_a_trained_model(tmp_path, r18_file):
 
 
 def test_a_trained_model_brings_its_pixels_from_the_folder(task_cfg, tmp_path):
-    (tmp_path / "config.yaml").write_text(task_cfg.dump())
-    keys = trained_keys(tmp_path / "model_final.pth")
-    assert keys["INPUT.FORMAT"] == "RGB"
-    assert keys["DATASETS.VOC_CLASSES"] == ["blue", "green", "red"]
+    def written(input_format):
+        other = task_cfg.clone()
+        other.defrost()
+        other.INPUT.FORMAT = input_format
+        (tmp_path / "config.yaml").write_text(other.dump())
+
     cfg = task_cfg.clone()
     cfg.defrost()
-    cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_STD = "BGR", [1.0, 1.0, 1.0]
-    apply_trained(cfg, keys, explicit=())
+    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
+    cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_STD, cfg.DATASETS.VOC_CLASSES = "BGR", [1.0, 1.0, 1.0], []
+    written("RGB")
+    apply_trained(cfg, explicit=())
     assert cfg.INPUT.FORMAT == "RGB"
     assert list(cfg.MODEL.PIXEL_STD) == [58.395, 57.12, 57.375]
-    with pytest.raises(UserError, match=r"INPUT.FORMAT: you set 'RGB', .* need 'BGR'"):
-        apply_trained(cfg, {**keys, "INPUT.FORMAT": "BGR"}, explicit={"INPUT.FORMAT"})
+    assert cfg.DATASETS.VOC_CLASSES == ["blue", "green", "red"]
+    written("BGR")
+    with pytest.raises(UserError, match=r"INPUT\.FORMAT"):
+        apply_trained(cfg, explicit={"INPUT.FORMAT"})
 
 
 def test_nobody_guesses_how_a_trained_models_pixels_were_normalized(task_cfg, tmp_path):
-    assert trained_keys(tmp_path / "model_final.pth") == {}
     cfg = task_cfg.clone()
     cfg.defrost()
-    with pytest.raises(UserError, match=r"INPUT.FORMAT, MODEL.PIXEL_MEAN.*no config\.yaml beside"):
-        apply_trained(cfg, {}, explicit={"MODEL.PIXEL_STD"})
-    keys = ("FORMAT", "PIXEL_MEAN", "PIXEL_STD", "RESNETS.STRIDE_IN_1X1")
-    explicit = {f"{'INPUT' if key == 'FORMAT' else 'MODEL'}.{key}" for key in keys}
-    apply_trained(cfg, {}, explicit)
+    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
+    with pytest.raises(UserError, match=r"INPUT\.FORMAT, MODEL\.PIXEL_MEAN"):
+        apply_trained(cfg, explicit={"MODEL.PIXEL_STD"})
+    keys = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
+    apply_trained(cfg, explicit={"INPUT.FORMAT", *keys})
 
 
 def test_a_converted_file_is_not_a_trained_detector(detector, r18_file):
