@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from detection.config.task import Task
     from detection.engine.processes import Processes
     from detection.engine.weights import EngineResult
+    from moco.common.run import RunRecord
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="draw the predictions on N test images, into OUTPUT_DIR/inference/visualize",
+        help="plot the predictions on N test images, into OUTPUT_DIR/inference/visualize",
     )
     parser.add_argument(
         "--import",
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if main_process:
             print(f"config: {config_file}, beside the model", flush=True)
     early = None
-    if args.engine == "embedded" or not in_model_zoo(config_file):
+    if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
@@ -210,7 +211,7 @@ def _weights_and_schedule(task: "Task") -> list[str]:
     cfg, solver = task.cfg, task.cfg.SOLVER
     source = task.weights.contract.source if task.weights else "random initialization"
     mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
-    stride = "1x1" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3"
+    stride = "1x1 conv" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3 conv"
     steps = ", ".join(map(str, solver.STEPS))
     return [
         f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
@@ -223,10 +224,10 @@ def choose_engine(wanted: str) -> tuple[str, str]:
     """The engine and the reason for it.
 
     Raises:
-        UserError: Detectron2 is asked for and cannot be imported.
+        UserError: Detectron2 is requested and cannot be imported.
     """
     if wanted == "embedded":
-        return "embedded", "asked for"
+        return "embedded", "requested"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
@@ -238,7 +239,7 @@ def choose_engine(wanted: str) -> tuple[str, str]:
                 "installed, or use --engine embedded"
             ) from error
         return "embedded", f"Detectron2 cannot be imported: {error}"
-    why = "asked for" if wanted == "detectron2" else "it can be imported"
+    why = "requested" if wanted == "detectron2" else "it can be imported"
     return "detectron2", f"version {metadata.version('detectron2')}, {why}"
 
 
@@ -259,21 +260,28 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
     return import_modules(names)
 
 
-def in_model_zoo(name: str | Path | None) -> bool:
-    """Whether this is no file here, but one of the installed Detectron2's model zoo."""
+def model_zoo_file(name: str | Path | None) -> Path | None:
+    """A file of the installed Detectron2's model zoo, where `name` is none of this machine's."""
     spec = find_spec("detectron2")
     if name is None or Path(name).expanduser().exists() or spec is None or spec.origin is None:
-        return False
-    return (Path(spec.origin).parent / "model_zoo" / "configs" / name).is_file()
+        return None
+    folder = (Path(spec.origin).parent / "model_zoo" / "configs").resolve()
+    path = (folder / name).resolve()
+    return path if path.is_file() and path.is_relative_to(folder) else None
 
 
 def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Path | None:
-    """A task file, or with Detectron2 one of its model zoo: `COCO-Detection/….yaml`."""
-    if engine != "detectron2" or not in_model_zoo(name):
-        return name
-    from detection.d2.model_zoo import find_config as find_in_zoo
+    """A task file, or with Detectron2 a copy of one of its model zoo: `COCO-Detection/….yaml`.
 
-    return find_in_zoo(str(name), scratch)
+    Args:
+        scratch: where the copy goes.
+    """
+    path = model_zoo_file(name)
+    if engine != "detectron2" or path is None:
+        return name
+    from detection.d2.model_zoo import plain_copy
+
+    return plain_copy(path, scratch)
 
 
 def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> "EngineResult":
@@ -293,10 +301,10 @@ def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> 
 
 
 def processes(args: argparse.Namespace, engine: str) -> "Processes":
-    """How many processes the flags, or torchrun, ask for.
+    """The processes that the flags or torchrun request.
 
     Raises:
-        UserError: both do, or torchrun asks Detectron2, which starts its processes itself.
+        UserError: both do, or torchrun runs Detectron2, which starts its processes itself.
     """
     from detection.engine.processes import Processes, torchrun_processes
 
@@ -313,29 +321,27 @@ def processes(args: argparse.Namespace, engine: str) -> "Processes":
     return started
 
 
-def done(task: "Task", result: "EngineResult") -> Any:
+def done(task: "Task", result: "EngineResult") -> "RunRecord":
     """The record of a finished run."""
     from detection.evaluation.evaluators import metric_kinds
     from detection.evaluation.metrics import for_record
 
     metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
-    coverage = result.coverage.to_dict() if result.coverage else None
     return _record(
         task,
         status="done",
         iterations=result.iterations,
         seconds=round(result.seconds, 3),
         metrics=metrics,
-        coverage=coverage,
+        coverage=result.coverage.to_dict() if result.coverage else None,
         notes=[*task.notes, *notes],
     )
 
 
-def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
+def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> "RunRecord":
     """The record of a run that ended without numbers; the last note says why."""
     from detection.engine.resuming import iterations_before
 
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
     return _record(
         task,
         status="failed",
@@ -343,36 +349,34 @@ def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
         seconds=round(seconds, 3),
         metrics={},
         coverage=None,
-        notes=[*task.notes, reason],
+        notes=[*task.notes, " ".join(f"{type(error).__name__}: {error}".split())],
     )
 
 
-def _record(task: "Task", **outcome: Any) -> Any:
+def _record(task: "Task", **outcome: Any) -> "RunRecord":
     from detection.config.task import protocol_sha256, resolved_config
     from moco.common.files import sha256_file
     from moco.common.run import RunRecord, provenance
 
+    contract = task.weights.contract if task.weights else None
     named = task.cfg.MODEL.WEIGHTS
     sha256 = sha256_file(named) if Path(named).is_file() else None
-    if sha256 is None and task.weights is not None:
-        sha256 = task.weights.contract.source_sha256  # one of Detectron2's names
+    if sha256 is None and contract is not None:
+        sha256 = contract.source_sha256  # one of Detectron2's names
     config = resolved_config(task)
+    imports = {"imports": list(task.imports)} if task.imports else {}
     return RunRecord(
         kind="detection",
         task=task.name,
         engine=task.engine,
         init=task.init,
         weights_sha256=sha256,
-        weights_source=task.weights.contract.source if task.weights else None,
+        weights_source=contract.source if contract else None,
         seed=task.cfg.SEED,
         config_sha256=protocol_sha256(config),
         config=config,
         recipe=task.recipe.to_dict(),
-        provenance={
-            **provenance(),
-            "data": [list(item) for item in task.data],
-            **({"imports": list(task.imports)} if task.imports else {}),
-        },
+        provenance={**provenance(), "data": [list(item) for item in task.data], **imports},
         **outcome,
     )
 

@@ -10,11 +10,6 @@ In one's own train_net.py::
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
 """
 
-from detection.d2.backbones import (
-    build_resnet_dilated_c5_backbone,
-    build_transfer_resnet_backbone,
-    build_transfer_resnet_fpn_backbone,
-)
 from detection.d2.config import (
     add_transfer_config,
     apply_weights,
@@ -23,6 +18,11 @@ from detection.d2.config import (
     with_builder,
 )
 from detection.d2.data import register
+from detection.d2.resnet import (
+    build_resnet_dilated_c5_backbone,
+    build_transfer_resnet_backbone,
+    build_transfer_resnet_fpn_backbone,
+)
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
 from detection.modeling.norms import with_process_norms

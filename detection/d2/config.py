@@ -13,7 +13,7 @@ from detection.config.checks import check_basic_blocks
 from detection.config.task import add_transfer_config
 from detection.config.weights import apply_contract, apply_random, read_weights
 from detection.d2 import densepose
-from detection.d2.backbones import builder_name, detectron2_has
+from detection.d2.resnet import builder_name, detectron2_has
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError

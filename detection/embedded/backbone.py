@@ -1,6 +1,6 @@
 """Feature maps above a ResNet: the pyramid (FPN) and the dilated C5.
 
-Equal to detectron2/modeling/backbone/fpn.py and to detection/d2/backbones.py; the ResNet itself is
+Equal to detectron2/modeling/backbone/fpn.py and to detection/d2/resnet.py; the ResNet itself is
 convert/families/resnet_network.py's. Like it, each has `strides` and `stage_channels` by name of
 its maps, and
 `size_divisibility` if images must be padded to multiples. torchvision's FeaturePyramidNetwork

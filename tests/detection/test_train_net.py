@@ -71,7 +71,7 @@ def test_the_engine_is_detectron2_where_it_can_be_imported(detectron2):
     engine, reason = choose_engine("auto")
     assert engine == "detectron2"
     assert "can be imported" in reason
-    assert choose_engine("embedded") == ("embedded", "asked for")
+    assert choose_engine("embedded") == ("embedded", "requested")
 
 
 def test_the_engine_without_detectron2(monkeypatch):
@@ -96,7 +96,7 @@ def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys)
     newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert newest.name == "run.json"
     out = capsys.readouterr().out
-    assert out.splitlines()[1] == "engine: embedded (asked for)"
+    assert out.splitlines()[1] == "engine: embedded (requested)"
     assert "init random, seed 7, on cpu" in out
     assert "3 classes: blue, green, red" in out
     assert "shapes_test: AP " in out

@@ -248,11 +248,11 @@ def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_pat
     out = capsys.readouterr().out.splitlines()[1:]
     assert out[0].startswith("engine: detectron2 (version ")
     assert out[1] == "task: mask_rcnn_R_50_FPN_1x, init narrow_r50, seed 3, on cpu"
-    assert out[2].startswith("data: coco_2017_train (4 images), tested on coco_2017_val (2 pict")
+    assert out[2].startswith("data: coco_2017_train (4 images), tested on coco_2017_val (2 imag")
     assert "80 classes: person, bicycle" in out[2]
     assert out[3] == (
         "weights: moco-transfer; RGB, mean [102.0, 127.5, 153.0], std [51.0, 63.75, 76.5], "
-        "stride in the 3x3"
+        "stride in the 3x3 conv"
     )
     assert out[4] == ("schedule: 2 iterations of 2 images, learning rate 0.02, times 0.1 at 1")
     label = "deviates from the paper (Table 5a)"

@@ -233,7 +233,7 @@ def test_both_backbones_give_bitwise_equal_features_of_one_file(
 def test_detectron2s_builder_is_taken_wherever_it_can() -> None:
     from detectron2.modeling.backbone.resnet import BasicStem
 
-    from detection.d2.backbones import detectron2_has
+    from detection.d2.resnet import detectron2_has
 
     for name, arch in ARCHS.items():
         with torch.device("meta"):
