@@ -8,7 +8,7 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
-from detection.config.keys import NOT_PROTOCOL
+from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.recipe import RecipeCheck, check, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
@@ -105,6 +105,7 @@ def test_the_configs_are_as_in_the_paper(path):
 
 
 def test_every_recipe_has_its_config():
+    assert OWN
     found = [check(resolved(path), None).recipe for path in TASKS]
     assert sorted(found) == sorted(recipe.name for recipe in load_recipes())
 
@@ -113,10 +114,6 @@ def test_every_recipe_has_its_config():
 def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
     result = check(resolved(path), None)
     assert result == RecipeCheck(None, "not a task of the paper", ())
-
-
-def test_there_are_small_configs():
-    assert OWN and TASKS
 
 
 @pytest.mark.parametrize(
@@ -224,7 +221,7 @@ def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key):
     assert check({k: v for k, v in cfg.items() if k != key}, None).deviations == ()
 
 
-# How a run is watched, how fast it is, data of one's own.
+# How a run is watched, how fast it is, custom datasets.
 FREE = {
     "TEST.EVAL_PERIOD",
     "TEST.EXPECTED_RESULTS",
@@ -405,6 +402,7 @@ def test_the_check_is_pure():
 # The data against Detectron2 itself.
 
 
+@pytest.mark.detectron2
 def test_what_is_called_a_default_is_one(detectron2):
     from detectron2.config import get_cfg
 
@@ -413,11 +411,12 @@ def test_what_is_called_a_default_is_one(detectron2):
     for recipe in load_recipes():
         for key, setting in recipe.settings.items():
             if setting.source.startswith("Detectron2 default:"):
-                assert _plain(defaults[key]) == setting.value, (recipe.name, key)
+                assert same_value(defaults[key], setting.value), (recipe.name, key)
                 seen.add(key)
     assert len(seen) > 50
 
 
+@pytest.mark.detectron2
 def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
     from detectron2.config import get_cfg
 
@@ -434,11 +433,12 @@ def test_what_is_cited_from_detectron2s_files_is_there(detectron2):
             file = setting.source.removeprefix("Detectron2: ").split(";")[0]
             cfg = get_cfg()
             cfg.merge_from_file(str(folder / file))
-            assert _plain(flatten(cfg)[key]) == setting.value, (recipe.name, key, file)
+            assert same_value(flatten(cfg)[key], setting.value), (recipe.name, key, file)
             seen.add(file)
     assert len(seen) == 5
 
 
+@pytest.mark.detectron2
 def test_what_is_cited_from_denseposes_files_is_there():
     densepose = pytest.importorskip("densepose", reason="the DensePose project is not installed")
     from densepose import add_densepose_config
@@ -456,14 +456,9 @@ def test_what_is_cited_from_denseposes_files_is_there():
         cfg = get_cfg()
         add_densepose_config(cfg)
         cfg.merge_from_file(str(folder / file))
-        assert _plain(flatten(cfg)[key]) == setting.value, (key, file)
+        assert same_value(flatten(cfg)[key], setting.value), (key, file)
         files.add(file)
     assert len(files) == 2
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, all the way down."""
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def test_a_part_of_a_published_split_is_a_deviation():

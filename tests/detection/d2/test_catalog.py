@@ -12,7 +12,11 @@ from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from tests.oracles.tiny_coco import write_coco
 
-pytestmark = pytest.mark.usefixtures("detectron2", "fresh_cache")
+pytestmark = [
+    pytest.mark.detectron2,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("detectron2", "fresh_cache"),
+]
 
 NAMES = ("DATASETS.TRAIN", "('catalog_train',)", "DATASETS.TEST", "('catalog_test',)")
 

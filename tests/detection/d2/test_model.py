@@ -13,7 +13,7 @@ from detection.engine.weights import load_converted
 from moco.common.files import load_torch
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 @pytest.fixture
@@ -79,21 +79,6 @@ def test_r18_gets_basic_blocks(load):
         "BatchNorm2d",
     ]
     assert heads.box_predictor.cls_score.in_features == 512
-
-
-def test_norms_fit_the_processes(load):
-    from detection.d2 import with_process_norms
-
-    naive = load()
-    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"
-    assert with_process_norms(naive, 1).MODEL.RESNETS.NORM == "BN"
-    assert with_process_norms(naive, 2).MODEL.RESNETS.NORM == "naiveSyncBN"
-    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"  # the task stays what it is
-    torchs = load("MODEL.RESNETS.NORM", "SyncBN", "MODEL.FPN.NORM", "SyncBN")
-    several = with_process_norms(torchs, 2)
-    assert (several.MODEL.RESNETS.NORM, several.MODEL.FPN.NORM) == ("naiveSyncBN", "naiveSyncBN")
-    frozen = load("MODEL.RESNETS.NORM", "FrozenBN")
-    assert with_process_norms(frozen, 1).MODEL.RESNETS.NORM == "FrozenBN"
 
 
 def test_nothing_is_frozen_and_every_parameter_learns(load):

@@ -2,16 +2,17 @@
 
 import json
 import math
+import os
 
 import pytest
 
 from detection.train_net import main
 from moco.common.run import read_record
-from tests.detection.conftest import ROOT, SLOW
+from tests.detection.conftest import ROOT
 from tests.oracles.real_voc import few_images, with_links
 from tests.oracles.small_tasks import assert_same_run, run
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
 TASKS = (
     "voc/faster_rcnn_R_50_C4_9k",
@@ -118,7 +119,9 @@ FULL_WIDTH = {
 }
 
 
-@SLOW
+@pytest.mark.skipif(
+    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="minutes; set MOCO_SLOW_TESTS=1 to run it"
+)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SHORT_TRAININGS)
 def test_a_short_training_at_full_width(name, shared_data, r18_file, tmp_path, monkeypatch):

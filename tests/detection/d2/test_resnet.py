@@ -24,7 +24,7 @@ from moco.modeling.encoder import EncoderSpec
 from moco.modeling.encoder import build_backbone as build_encoder
 from tests.oracles.resnets import randomize
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 class Arch(NamedTuple):

@@ -23,7 +23,7 @@ from tests.detection.conftest import ROOT
 from tests.oracles.small_tasks import options
 from tests.oracles.tiny_coco import KINDS, write_coco
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
 MASKS, LABELS, POINTS = (
     "coco/mask_rcnn_R_50_FPN_1x",
@@ -211,6 +211,8 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
     ):
         assert f"note: {note}" in out
         assert sum(line.startswith(note) for line in record.notes) == 1
+    assert (folder / "log.txt.rank1").is_file()
+    assert "NaiveSyncBatchNorm" in (folder / "log.txt").read_text()
     # Both ranks ended with one model, BN statistics included, and that is the one in the file.
     final = load_torch(folder / "model_final.pth")["model"]
     start = load_torch(load_task(str(folder / "config.yaml"), [], "detectron2").cfg.MODEL.WEIGHTS)
@@ -292,8 +294,13 @@ def test_what_is_wrong_is_found_before_the_folder(opts, flags, kind, message, ar
 # --eval-only.
 
 
-@pytest.mark.parametrize("task", [MASKS, LABELS, POINTS])
-@pytest.mark.parametrize("how", ["task file", "its config", "model alone", "resume"])
+@pytest.mark.parametrize(
+    ("task", "how"),
+    [
+        *((MASKS, how) for how in ("task file", "its config", "model alone", "resume")),
+        *((task, "model alone") for task in (LABELS, POINTS)),
+    ],
+)
 def test_evaluation_gives_the_numbers_of_the_training(task, how, finished, arguments, tmp_path):
     folder, record = finished(task)
     again = tmp_path / "again"
@@ -341,20 +348,21 @@ def images(folder: Path) -> dict[str, tuple[int, int]]:
     return {path.stem: Image.open(path).size for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("task", [MASKS, LABELS])
-@pytest.mark.parametrize(("number", "drawn"), [(1, 1), (9, 2), (0, 0)])
-def test_predictions_are_drawn(task, number, drawn, finished, tmp_path):
+@pytest.mark.parametrize(
+    ("task", "number", "plotted"), [(MASKS, 1, 1), (MASKS, 0, 0), (LABELS, 9, 2)]
+)
+def test_predictions_are_plotted(task, number, plotted, finished, tmp_path):
     folder, _ = finished(task)
     where = ("MODEL.WEIGHTS", str(folder / "model_final.pth"), "OUTPUT_DIR", str(tmp_path))
     assert main(["--eval-only", "--visualize", str(number), *where]) == 0
     out = tmp_path / "inference" / "visualize"
-    if not drawn:
+    if not plotted:
         assert not out.exists()
         return
     records = load_task(str(folder / "config.yaml"), [], "detectron2").test.records
     originals = {Path(r["file_name"]).stem: r["file_name"] for r in records}
     sizes = images(out)
-    assert len(sizes) == drawn and set(sizes) <= set(originals)
+    assert len(sizes) == plotted and set(sizes) <= set(originals)
     for name, (width, height) in sizes.items():
         with Image.open(originals[name]) as image:
             original = image.convert("RGB")
@@ -362,17 +370,17 @@ def test_predictions_are_drawn(task, number, drawn, finished, tmp_path):
         assert height == original.height if task == MASKS else height >= original.height
         with Image.open(out / f"{name}.jpg") as image:
             seen = np.asarray(image.convert("RGB"))[: original.height].astype(int)
-        assert (np.abs(seen - np.asarray(original)) > 40).any()  # something is drawn
+        assert (np.abs(seen - np.asarray(original)) > 40).any()  # something is plotted
 
 
-def test_the_embedded_engine_draws_too(small_config, small_options, r18_file, tmp_path):
+def test_the_embedded_engine_plots_too(small_config, small_options, r18_file, tmp_path):
     argv = ["--config-file", small_config, "--engine", "embedded", "--visualize", "2"]
     opts = [*small_options, "MODEL.WEIGHTS", str(r18_file), "OUTPUT_DIR", str(tmp_path)]
     assert main([*argv, *opts, "DATALOADER.NUM_WORKERS", "0"]) == 0
     assert set(images(tmp_path / "inference" / "visualize")) == {"000006", "000007"}
 
 
-def test_a_negative_number_of_drawings(arguments, tmp_path):
+def test_a_negative_number_of_plots(arguments, tmp_path):
     with pytest.raises(UserError, match="--visualize: got -1, expected a number of images"):
         main(arguments(MASKS, tmp_path / "run", flags=("--visualize", "-1")))
     assert list(tmp_path.iterdir()) == []
@@ -454,7 +462,7 @@ def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-# A dataset of one's own in COCO's format.
+# A custom dataset in COCO's format.
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,12 @@ from moco.common.run import RunRecord, read_record
 from tests.oracles.launch import processes_of
 from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
 
-pytestmark = [pytest.mark.race, pytest.mark.usefixtures("detectron2")]
+pytestmark = [
+    pytest.mark.detectron2,
+    pytest.mark.slow,
+    pytest.mark.race,
+    pytest.mark.usefixtures("detectron2"),
+]
 
 SCHEDULE = {
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
