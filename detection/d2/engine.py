@@ -3,13 +3,16 @@
 from pathlib import Path
 
 from detectron2.config import CfgNode
+from torch import nn
 
 from detection.d2 import catalog, densepose
 from detection.d2.config import check_transfer_config as check_config
 from detection.d2.config import transfer_defaults as default_config
+from detection.d2.config import with_builder
 from detection.d2.trainer import Trainer, run
 from detection.datasets.base import Split
 from detection.evaluation.evaluators import build_evaluator
+from detection.modeling.norms import with_process_norms
 
 __all__ = [
     "build_model",
@@ -20,8 +23,11 @@ __all__ = [
     "run",
 ]
 
-build_model = Trainer.build_model
 provide_datasets = catalog.offer
+
+
+def build_model(cfg: CfgNode) -> nn.Module:
+    return Trainer.build_model(with_builder(with_process_norms(cfg, 1)))
 
 
 def check_evaluator(split: Split, cfg: CfgNode) -> None:
