@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=args.overwrite) as folder:
         results = folder.path / "inference" if args.eval_only else folder.path
         if args.overwrite:
-            # Else a later --resume could take up the run that was overwritten.
+            # Else a later --resume could continue the run that was overwritten.
             for name in ("last_checkpoint", "log.txt"):
                 (folder.path / name).unlink(missing_ok=True)
         if not (args.resume and (results / CONFIG_NAME).is_file()):

@@ -1,4 +1,4 @@
-"""The two detection engines by name, and what a command and the configuration ask of them."""
+"""The two detection engines by name, and the interface that commands and configuration use."""
 
 import importlib
 from collections.abc import Callable

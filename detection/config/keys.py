@@ -132,7 +132,7 @@ HONOURED: dict[str, Any] = {
     "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
     "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
     # Number of processes that batch, learning rate and schedule are meant for; with another number
-    # they are scaled to it (see `scale_to_processes`). 0: they stand as they are.
+    # they are scaled to it (see `scale_to_processes`). 0: they stay as they are.
     "SOLVER.REFERENCE_WORLD_SIZE": 0,
     "TEST.EVAL_PERIOD": 0,  # iterations; 0 = only at the end
     "TEST.DETECTIONS_PER_IMAGE": 100,

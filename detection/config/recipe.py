@@ -52,7 +52,7 @@ _RANDOM_INPUT: dict[str, Any] = {
 }
 # What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which
 # has all that only the weights' contract decides): how a run is watched, how fast it is, and what
-# is read for data of one's own only.
+# is read for custom datasets only.
 _FREE = (
     "TEST.EVAL_PERIOD",
     "TEST.EXPECTED_RESULTS",

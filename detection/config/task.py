@@ -112,7 +112,7 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
-    """Every key, flat, and under `DATA_KEY` what the names of the datasets stand for."""
+    """Every key, flat, and under `DATA_KEY` the hash of the datasets' contents."""
     digest = hashlib.sha256()
     for name, sha256 in task.data:
         digest.update(f"{name} {sha256}\n".encode())

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 _WEIGHTS = (
-    "a file from convert/convert_to_d2.py, a checkpoint that it reads, or the word "
-    f"{RANDOM} for a random initialization"
+    "a file from convert/convert_to_d2.py, a checkpoint that it reads, or "
+    f"{RANDOM!r} for a random initialization"
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -49,7 +49,7 @@ RGB_STD = (58.395, 57.120, 57.375)
 
 
 def read_weights(weights: str) -> Converted | None:
-    """The backbone that MODEL.WEIGHTS names, or None for the word `random`.
+    """The backbone that MODEL.WEIGHTS names, or None for `random`.
 
     What a reader of the result has to know is in `Converted.notes`.
 

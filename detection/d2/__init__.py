@@ -1,8 +1,8 @@
 """The Detectron2 plugin. Importing it registers its backbones and heads.
 
-In one's own train_net.py::
+In a custom train_net.py::
 
-    from detection.d2 import (add_transfer_config, apply_weights, register)
+    from detection.d2 import add_transfer_config, apply_weights, register
     cfg = get_cfg()
     add_transfer_config(cfg)
     ...  # merge one of this project's YAML files, set MODEL.WEIGHTS
@@ -10,8 +10,8 @@ In one's own train_net.py::
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
 """
 
+from detection.config.task import add_transfer_config
 from detection.d2.config import (
-    add_transfer_config,
     apply_weights,
     check_transfer_config,
     transfer_defaults,

@@ -18,14 +18,6 @@ from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 
-__all__ = [
-    "add_transfer_config",
-    "apply_weights",
-    "check_transfer_config",
-    "transfer_defaults",
-    "with_builder",
-]
-
 # The names that detectron2.layers.get_norm takes.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
 
@@ -40,7 +32,7 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
 
 
 def apply_weights(cfg: CfgNode) -> None:
-    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
+    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for a custom train_net.py.
 
     Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
     MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.

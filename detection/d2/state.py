@@ -86,7 +86,7 @@ class CheckpointHook(HookBase):
             return
         mine = self.resumed["ranks"][comm.get_rank()]
         loader.load_state_dict(mine["data"])
-        _ = self.trainer._trainer._data_loader_iter  # draws from torch's stream when it begins
+        _ = self.trainer._trainer._data_loader_iter  # samples from torch's stream when it begins
         restore_random(mine["random"])
         if self.done == self.trainer.max_iter:
             return  # nothing to smooth: the last line is there

@@ -22,7 +22,6 @@ from detectron2.engine import (
     launch,
 )
 from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
-from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
@@ -95,11 +94,11 @@ def run(
 
     A stop signal (moco/engine/stop.py) is answered by all processes together after the iteration at
     hand; one that comes during an evaluation, after its end and one more iteration. An evaluation
-    that was due at a stop is made up for by `resume`.
+    that was due at a stop is done by `resume`.
 
     Raises:
         UserError: what does not fit; NumericError: a loss that is not finite.
-        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
     work = partial(_work, cfg, weights, resume, eval_only, visualize, tuple(imports))
     saves = not eval_only
@@ -132,6 +131,9 @@ class Trainer(DefaultTrainer):
 
     checkpointer: DetectionCheckpointer
     checkpoint_hook: CheckpointHook
+    build_evaluator = staticmethod(build_evaluator)
+    build_train_loader = staticmethod(build_train_loader)
+    build_test_loader = staticmethod(build_test_loader)
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
@@ -144,18 +146,6 @@ class Trainer(DefaultTrainer):
     def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:
         with private_random():
             return super().test(cfg, model, evaluators)
-
-    @classmethod
-    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-        return build_evaluator(cfg, dataset_name)
-
-    @classmethod
-    def build_train_loader(cls, cfg: CfgNode) -> Any:
-        return build_train_loader(cfg)
-
-    @classmethod
-    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
-        return build_test_loader(cfg, dataset_name)
 
     def run_step(self) -> None:
         try:

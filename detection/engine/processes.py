@@ -4,7 +4,7 @@ Both engines are given a number of processes by Detectron2's flags. The first pr
 others, passes signals on to them, and gets the result or the first error back through a file. With
 torchrun there is nothing to start: every process is one of them.
 
-torch's elastic launch is not used for it: asked to stop, it kills after 30 seconds what may still
+torch's elastic launch is not used for it: told to stop, it kills after 30 seconds what may still
 be at an iteration, an evaluation or a checkpoint, and its error files do not say whether an error
 is the user's, the data's or the numbers'.
 """
@@ -137,7 +137,7 @@ def run_in_others(
 
     Raises:
         UserError, DataError, NumericError: as the process that failed first.
-        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
@@ -150,7 +150,7 @@ def run_in_others(
             failure = None
             try:
                 launch(outcome)
-            except KeyboardInterrupt:  # asked twice: now
+            except KeyboardInterrupt:  # the second one: at once
                 kill_children()
                 raise
             except Exception as error:

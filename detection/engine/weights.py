@@ -91,23 +91,14 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
     Raises:
         UserError: naming the first tensors that do not fit.
     """
-    state = {key: value for key, value in model.state_dict().items() if _UNTRACKED not in key}
-    found = {
-        key: value
-        for key, value in tensors.items()
-        # Buffers of the image normalization, in models saved by older Detectron2.
-        if _UNTRACKED not in key and key not in ("pixel_mean", "pixel_std")
-    }
-    problems = [f"{key} is missing" for key in sorted(set(state) - set(found))]
-    problems += [f"{key} is unknown" for key in sorted(set(found) - set(state))]
-    problems += [
-        f"{key} is {tuple(found[key].shape)} instead of {tuple(state[key].shape)}"
-        for key in sorted(set(found) & set(state))
-        if found[key].shape != state[key].shape
-    ]
+    # Buffers of the image normalization are in models saved by older Detectron2.
+    ignored = re.compile(rf"{_UNTRACKED}|^pixel_(mean|std)$")
+    found = {name: value for name, value in tensors.items() if not ignored.search(name)}
+    missing, unknown = _load(model, found, str(path))
+    problems = [f"{name} is missing" for name in missing if _UNTRACKED not in name]
+    problems += [f"{name} is unknown" for name in unknown]
     if problems:
         raise UserError(f"{path} does not fit this detector: {some(problems)}")
-    model.load_state_dict(found, strict=False)
 
 
 def load_converted(model: nn.Module, converted: Mapping[str, Tensor]) -> Coverage:
@@ -115,37 +106,38 @@ def load_converted(model: nn.Module, converted: Mapping[str, Tensor]) -> Coverag
 
     Raises:
         UserError: a tensor of the file has no place or another shape, or a tensor of the backbone
-        is     not in the file.
+            is not in the file.
     """
-    state = model.state_dict()
-    landed = landing_names(state, converted)
-    wrong = [
-        f"{key} is {tuple(converted[key].shape)}, {name} is {tuple(state[name].shape)}"
-        for key, name in landed.items()
-        if converted[key].shape != state[name].shape
-    ]
-    if wrong:
-        raise UserError(f"MODEL.WEIGHTS does not fit this detector: {some(wrong)}")
-    model.load_state_dict({landed[key]: converted[key] for key in converted}, strict=False)
+    targets = target_names(model.state_dict(), converted)
+    _load(model, {targets[key]: value for key, value in converted.items()}, "MODEL.WEIGHTS")
     return check_coverage(model.state_dict(), converted)
 
 
-def landing_names(state: Collection[str], converted: Collection[str]) -> dict[str, str]:
+def _load(model: nn.Module, tensors: Mapping[str, Tensor], owner: str) -> Any:
+    """`load_state_dict`, not strict, with an error for users where shapes differ."""
+    try:
+        return model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()[:40])
+        raise UserError(f"{owner} does not fit this detector: {reason}") from error
+
+
+def target_names(state: Collection[str], converted: Collection[str]) -> dict[str, str]:
     """Converted key → the detector's name for it.
 
     Raises:
         UserError: keys without a place.
     """
-    landed, homeless = {}, []
+    targets, without = {}, []
     for key in converted:
         name = next((prefix + key for prefix in _PREFIXES if prefix + key in state), None)
         if name is None:
-            homeless.append(key)
+            without.append(key)
         else:
-            landed[key] = name
-    if homeless:
-        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {some(homeless)}")
-    return landed
+            targets[key] = name
+    if without:
+        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {some(without)}")
+    return targets
 
 
 def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Coverage:
@@ -159,19 +151,19 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     """
     import torch
 
-    landed = landing_names(state, converted)
+    targets = target_names(state, converted)
     different = [
         name
-        for key, name in landed.items()
+        for key, name in targets.items()
         if not torch.equal(state[name].cpu(), converted[key].to(state[name].dtype).cpu())
     ]
     if different:
         raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {some(different)}")
     rest = sorted(
-        name for name in state if name not in set(landed.values()) and _UNTRACKED not in name
+        name for name in state if name not in set(targets.values()) and _UNTRACKED not in name
     )
     random = [name for name in rest if _BACKBONE.match(name)]
     if random:
         raise UserError(f"MODEL.WEIGHTS leaves these at random: {some(random)}")
-    logger.info("%d tensors come from the weights, %d start from scratch", len(landed), len(rest))
-    return Coverage(len(landed), tuple(rest))
+    logger.info("%d tensors come from the weights, %d start from scratch", len(targets), len(rest))
+    return Coverage(len(targets), tuple(rest))

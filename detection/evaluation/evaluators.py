@@ -16,7 +16,7 @@ from detection.evaluation import voc as voc_eval
 from detection.evaluation.predictions import Prediction, Row, rows, write
 from moco.common.errors import UserError
 
-__all__ = ["Evaluator", "Prediction", "build_evaluator", "metric_kinds"]
+__all__ = ["Evaluator", "Prediction", "build_evaluator", "evaluate_together", "metric_kinds"]
 
 _COCO_KEYPOINTS = 17
 
@@ -36,6 +36,14 @@ class Evaluator(Protocol):
         """Metrics in canonical names (detection/evaluation/metrics.py), 0..100 or NaN; writes
         predictions."""
         ...
+
+
+def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:
+    """Metrics of what all processes collected, by rank."""
+    whole, *others = evaluators
+    for other in others:
+        whole.extend(other)
+    return whole.evaluate()
 
 
 def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:

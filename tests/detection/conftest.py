@@ -1,5 +1,6 @@
 """Shared by the tests of the detection room: a small dataset and a converted ResNet-18."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from tests.oracles.small_tasks import SMALL_VOC, narrow_file
 from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = pytest.mark.skipif(
+    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="minutes; set MOCO_SLOW_TESTS=1 to run it"
+)
 
 
 @pytest.fixture(autouse=True)

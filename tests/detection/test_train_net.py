@@ -48,10 +48,10 @@ def test_the_flags_are_detectron2s(detectron2):
 
 
 def test_flags_and_pairs_in_any_order():
-    words = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
-    words += ["--resume"]
-    words += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
-    args = parse_with_pairs(build_parser(), words)
+    arguments = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
+    arguments += ["--resume"]
+    arguments += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
+    args = parse_with_pairs(build_parser(), arguments)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
     assert args.opts == [
         *("SEED", "-1", "OUTPUT_DIR", "out", "DATASETS.VOC_DIR", ""),
@@ -256,10 +256,10 @@ def test_torchrun_and_the_flags_exclude_each_other(argv):
 @pytest.mark.detectron2
 @pytest.mark.usefixtures("in_torchrun", "detectron2")
 def test_torchrun_cannot_start_detectron2(argv):
-    words = argv()
-    words[words.index("--engine") + 1] = "detectron2"
+    arguments = argv()
+    arguments[arguments.index("--engine") + 1] = "detectron2"
     with pytest.raises(UserError, match=r"--num-gpus 2 instead, or torchrun with --engine embed"):
-        main(words)
+        main(arguments)
 
 
 @pytest.mark.slow

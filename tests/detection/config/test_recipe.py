@@ -60,7 +60,7 @@ MSRA = contract(
 
 
 def resolved(path: Path, **changes: Any) -> dict[str, Any]:
-    """Flat keys of a config with random weights; __ in a change stands for a dot."""
+    """Flat keys of a config with random weights; __ in a change is a dot."""
     flat = flatten(default_task())
     for key, value in flatten(read_yaml(path)).items():
         # yacs reads tuples from text.

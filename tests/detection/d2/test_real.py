@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 
 import pytest
 
 from detection.train_net import main
 from moco.common.run import read_record
-from tests.detection.conftest import ROOT
+from tests.detection.conftest import ROOT, SLOW
 from tests.oracles.real_voc import few_images, with_links
 from tests.oracles.small_tasks import assert_same_run, run
 
@@ -119,9 +118,7 @@ FULL_WIDTH = {
 }
 
 
-@pytest.mark.skipif(
-    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="minutes; set MOCO_SLOW_TESTS=1 to run it"
-)
+@SLOW
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SHORT_TRAININGS)
 def test_a_short_training_at_full_width(name, shared_data, r18_file, tmp_path, monkeypatch):
