@@ -6,7 +6,6 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from convert.families.resnet_network import is_bottleneck
 from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
 from detection.config.weights import some
@@ -87,6 +86,8 @@ def _finite(value: Any) -> bool:
 
 def check_basic_blocks(cfg: CfgNode) -> None:
     """Raise UserError for what a backbone of basic blocks (ResNet-10, 18, 34) cannot have."""
+    from convert.families.resnet_network import is_bottleneck  # imports torch
+
     resnets = cfg.MODEL.RESNETS
     if is_bottleneck(resnets.DEPTH):
         return

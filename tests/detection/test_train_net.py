@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from detection import train_net
+from detection.engine import run
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
@@ -118,7 +118,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     def fails(*_: object) -> None:
         raise NumericError("at once")
 
-    monkeypatch.setattr(train_net, "run_engine", fails)
+    monkeypatch.setattr(run, "run_engine", fails)
     with pytest.raises(NumericError):
         main(argv(flags=("--overwrite",)))
     assert not (folder / "last_checkpoint").exists()
@@ -130,7 +130,7 @@ def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
     def stopped(*_: object) -> None:
         raise Preempted("stopped by SIGTERM")
 
-    monkeypatch.setattr(train_net, "run_engine", stopped)
+    monkeypatch.setattr(run, "run_engine", stopped)
     with pytest.raises(Preempted):
         main(argv())
     assert not (tmp_path / "run" / "run.json").exists()
@@ -196,7 +196,7 @@ def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
         set_iterations(error, 5)
         raise error
 
-    monkeypatch.setattr(train_net, "run_engine", fails)
+    monkeypatch.setattr(run, "run_engine", fails)
     with pytest.raises(NumericError):
         main(argv())
     record = read_record(tmp_path / "run" / "run.json")
@@ -209,7 +209,7 @@ def test_a_failed_run_of_a_killed_process_counts_what_it_logged(argv, tmp_path, 
         (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
         raise RuntimeError("process 1 was killed")
 
-    monkeypatch.setattr(train_net, "run_engine", killed)
+    monkeypatch.setattr(run, "run_engine", killed)
     with pytest.raises(RuntimeError):
         main(argv())
     assert read_record(tmp_path / "run" / "run.json").iterations == 40
