@@ -82,7 +82,6 @@ class Recipe:
     """One task of the paper: `settings` by Detectron2's keys."""
 
     name: str
-    title: str
     settings: Mapping[str, Setting]
 
 
@@ -157,7 +156,7 @@ def load_recipes() -> tuple[Recipe, ...]:
             key: Setting(value, _data()["sources"][source])
             for key, (value, source) in values.items()
         }
-        recipes.append(Recipe(entry["name"], entry["title"], settings))
+        recipes.append(Recipe(entry["name"], settings))
     return tuple(recipes)
 
 
