@@ -99,7 +99,7 @@ def check_basic_blocks(cfg: CfgNode) -> None:
         if resnets[key] != only:
             raise UserError(
                 f"MODEL.RESNETS.{key} {resnets[key]}: the basic blocks of a ResNet-{resnets.DEPTH} "
-                "keep the channels of the stem and have no groups and no dilation; "
+                "keep the channels of the stem, have no groups and cannot be dilated; "
                 f"set it to {only}"
             )
     if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":

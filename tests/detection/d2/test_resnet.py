@@ -269,7 +269,7 @@ def test_a_detector_of_each_task_is_built_filled_and_runs(
     weights = converted[name]
     stem, depth = weights.contract.stem, weights.contract.depth
     if task in ("dilated C5", "FCN") and depth < 50:
-        with pytest.raises(UserError, match=r"basic blocks of a ResNet-\d+ cannot be dilated"):
+        with pytest.raises(UserError, match=r"MODEL\.RESNETS\.RES5_DILATION 2"):
             config(weights.contract, task)
         return
     cfg = config(weights.contract, task)
