@@ -122,8 +122,8 @@ class SharedEvaluator(DatasetEvaluator):
         return results
 
 
-def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
-    """Draw what `model` finds on `number` test images, spread over the split.
+def plot_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
+    """Plot what `model` finds on `number` test images, spread over the split.
 
     Returns:
         The folder with the images.

@@ -38,7 +38,7 @@ from detection.d2.data import (
     build_evaluator,
     build_test_loader,
     build_train_loader,
-    draw_predictions,
+    plot_predictions,
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
@@ -251,7 +251,7 @@ def _work(
     if cfg.TEST.AUG.ENABLED:
         metrics |= _augmented(cfg, model)
     if visualize and comm.is_main_process():
-        logger.info("plotted predictions into %s", draw_predictions(cfg, model, visualize))
+        logger.info("plotted predictions into %s", plot_predictions(cfg, model, visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
 
 

@@ -65,9 +65,11 @@ CONFIGS = {
     "dilated C5": "configs/voc/faster_rcnn_R_50_dilated_C5_24k.yaml",
     "FCN": "configs/voc/fcn16s_R_50_30k.yaml",
 }
+SMALL_STEMS = ("resnet18 cifar", "resnet50 stride2", "resnext50_32x8d cifar")
 # Deeper ones have no other kinds of blocks, and these tasks no other backbone than the first three.
 TASKS = [
-    *((n, t) for n, a in ARCHS.items() if a.depth <= 50 for t in ("C4", "FPN", "dilated C5")),
+    *((n, "C4") for n, a in ARCHS.items() if a.depth <= 50),
+    *((n, t) for n in ("resnet18", "resnet50", *SMALL_STEMS) for t in ("FPN", "dilated C5")),
     *((n, t) for n in ("resnet18 cifar", "resnet50 w2x") for t in ("C4 with masks", "FCN")),
     *(("resnet50 stride2", t) for t in ("C4 with masks", "FCN")),
 ]
@@ -336,7 +338,7 @@ def test_what_only_detectron2s_backbone_can_is_refused(
         config(converted["resnet18 cifar"].contract, "FPN", **keys)
 
 
-def test_ones_own_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
+def test_a_custom_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
     from detectron2.config import get_cfg
 
     from detection.d2 import add_transfer_config, apply_weights
@@ -350,6 +352,7 @@ def test_ones_own_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
     assert (cfg.MODEL.RESNETS.STEM, cfg.MODEL.RESNETS.STEM_OUT_CHANNELS) == ("cifar", 8)
 
 
+@pytest.mark.slow
 def test_a_run_trains_our_backbone_on_detectron2(small_options, tmp_path) -> None:
     """The whole command; its record keeps Detectron2's name of the builder."""
     torch.save(network(ARCHS["resnet18 cifar"]).state_dict(), tmp_path / "cifar.pth")

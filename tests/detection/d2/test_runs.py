@@ -149,22 +149,6 @@ def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_pa
     assert text.count("so this is") == 2
 
 
-def test_semantic_segmentation_resumes(arguments, finished, tmp_path):
-    folder, record = finished(LABELS)
-    resumed = tmp_path / "run"
-    resumed.mkdir()
-    for name in ("model_0000000.pth", "config.yaml"):
-        (resumed / name).write_bytes((folder / name).read_bytes())
-    (resumed / "last_checkpoint").write_text("model_0000000.pth")
-    assert main(arguments(LABELS, resumed, "SOLVER.CHECKPOINT_PERIOD", 1, flags=("--resume",))) == 0
-    again = read_record(resumed / "run.json")
-    assert (again.status, again.iterations) == ("done", 2)
-    assert again.coverage == record.coverage
-    assert "Starting training from iteration 1" in (resumed / "log.txt").read_text()
-    assert lines(resumed)[0]["lr"] == lines(folder)[0]["lr"]
-    assert lines(resumed)[0]["iteration"] == 1
-
-
 # Processes.
 
 
