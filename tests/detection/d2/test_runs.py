@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -70,8 +69,6 @@ def finished(arguments, tmp_path_factory):
 def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
 
-
-# Kill and resume.
 
 # detection/train_net.py as a user starts it, but for a log line at every iteration instead of 20.
 SCRIPT = """
@@ -149,9 +146,6 @@ def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_pa
     assert text.count("so this is") == 2
 
 
-# Processes.
-
-
 def recording_process(work, *args) -> None:
     """A process, which also leaves the model that its rank ended with."""
     from detectron2.utils import comm
@@ -225,9 +219,6 @@ def test_two_processes(task, arguments, tmp_path, monkeypatch, capsys):
         assert len({row["image_id"] for row in found}) == 2
 
 
-# --check-only.
-
-
 def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_path, capsys):
     argv = arguments(MASKS, tmp_path / "run", "SOLVER.CHECKPOINT_PERIOD", 1)
     assert main(["--check-only", *argv]) == 0
@@ -262,6 +253,7 @@ def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_pat
         (("INPUT.FORMAT", "BGR"), (), UserError, r"INPUT\.FORMAT: you set 'BGR', but the weights"),
         (("DATASETS.TEST", "('lvis_v0.5_val',)"), (), DataError, "lvis"),
         (("SOLVER.IMS_PER_BATCH", 3), ("--num-gpus", "2"), UserError, "divided among 2 processes"),
+        ((), ("--visualize", "-1"), UserError, "--visualize: got -1"),
         (("SOLVER.AMP.ENABLED", True), (), UserError, "AMP.ENABLED needs a GPU, and MODEL.DEVICE"),
     ],
 )
@@ -273,9 +265,6 @@ def test_what_is_wrong_is_found_before_the_folder(opts, flags, kind, message, ar
             main(arguments(MASKS, tmp_path / "run", *opts, flags=(*flags, *check)))
         assert type(caught.value) is kind
         assert list(tmp_path.iterdir()) == []
-
-
-# --eval-only.
 
 
 @pytest.mark.parametrize(
@@ -324,9 +313,6 @@ def test_evaluation_without_any_config(finished, tmp_path):
         main(["--eval-only", "--resume"])
 
 
-# --visualize.
-
-
 def images(folder: Path) -> dict[str, tuple[int, int]]:
     """Name without ending → (width, height)."""
     return {path.stem: Image.open(path).size for path in folder.iterdir()}
@@ -364,15 +350,6 @@ def test_the_embedded_engine_plots_too(small_config, small_options, r18_file, tm
     assert set(images(tmp_path / "inference" / "visualize")) == {"000006", "000007"}
 
 
-def test_a_negative_number_of_plots(arguments, tmp_path):
-    with pytest.raises(UserError, match="--visualize: got -1, expected a number of images"):
-        main(arguments(MASKS, tmp_path / "run", flags=("--visualize", "-1")))
-    assert list(tmp_path.iterdir()) == []
-
-
-# Mixed precision and norms.
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_mixed_precision_is_detectron2s(enabled, arguments, tmp_path):
     """The trainer that a GPU would have; a CPU is refused above."""
@@ -406,47 +383,6 @@ def test_what_is_said_about_batch_norm(task, keys, arguments, data_of, tmp_path)
     assert sorted(said) == sorted(
         f"{key} naiveSyncBN: one process, so this is plain BN" for key in keys
     )
-
-
-# DensePose's own needs.
-
-DENSEPOSE = "coco/densepose_rcnn_R_50_FPN_s1x"
-
-
-def test_densepose_that_is_not_installed(arguments, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "densepose", None)
-    with pytest.raises(UserError, match=r"MODEL\.DENSEPOSE_ON needs .*DensePose project") as caught:
-        main(arguments(DENSEPOSE, tmp_path / "run", flags=("--engine", "detectron2")))
-    assert "python -m pip install" in str(caught.value)
-    assert "subdirectory=projects/DensePose" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path, monkeypatch):
-    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
-    from detectron2.utils.file_io import PathManager
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
-    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    for handler in PathManager._path_handlers.values():
-        if hasattr(handler, "cache_map"):  # what another test has fetched
-            monkeypatch.setattr(handler, "cache_map", {})
-    begin = time.monotonic()
-    with pytest.raises(UserError) as caught:
-        main(arguments(DENSEPOSE, tmp_path / "run"))
-    assert time.monotonic() - begin < 20
-    message = str(caught.value)
-    assert "https://dl.fbaipublicfiles.com/densepose/data/UV_symmetry_transforms.mat" in message
-    assert str(tmp_path / "cache" / "densepose" / "data") in message
-    assert "Name or service not known" in message and "\n" not in message
-    assert not (tmp_path / "run").exists()
-
-
-# A custom dataset in COCO's format.
 
 
 @pytest.fixture(scope="module")
