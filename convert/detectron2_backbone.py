@@ -1,8 +1,7 @@
 """Detectron2's own backbone as a witness of a conversion, in a process of its own.
 
 This folder knows nothing of Detectron2 and imports nothing of detection/: the process is the
-command `python -m detection.engine.detectron2_features`. Importing Detectron2 takes as long as
-everything
+command `python -m detection.backbone_features`. Importing Detectron2 takes as long as everything
 else in a conversion, so the process starts early and is shown the file when there is one.
 """
 
@@ -23,7 +22,7 @@ from moco.common.files import PathLike, load_torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-COMMAND = "detection.engine.detectron2_features"
+COMMAND = "detection.backbone_features"
 # What the process writes once Detectron2 is imported. If it ends before, Detectron2 does not work
 # on this machine, which is no fault of the file.
 READY = "ready"

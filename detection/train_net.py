@@ -9,23 +9,20 @@ imported and the embedded one otherwise; the choice is printed and recorded.
 
 import argparse
 import dataclasses
-import time
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moco.common import distributed
 from moco.common.command import parse_with_pairs
-from moco.common.errors import Preempted, UserError, run_cli
+from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
-    from detection.config.task import Task
     from detection.engine.processes import Processes
-    from detection.engine.weights import EngineResult
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="draw the predictions on N test images, into OUTPUT_DIR/inference/visualize",
+        help="plot the predictions on N test images, into OUTPUT_DIR/inference/visualize",
     )
     parser.add_argument(
         "--import",
@@ -98,10 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_with_pairs(build_parser(), argv)
     main_process = distributed.launched_rank() == 0
 
-    from detection.config.task import CONFIG_NAME, check_early, load_task
-    from detection.engine.weights import trained_config
-    from moco.common.files import atomic_write_text
-    from moco.common.run import RunFolder, check_unused, write_record
+    from detection.config.task import check_early, load_task
+    from detection.config.trained import trained_config
+    from moco.common.run import check_unused
 
     if args.visualize < 0:
         raise UserError(f"--visualize: got {args.visualize}, expected a number of images")
@@ -115,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if main_process:
             print(f"config: {config_file}, beside the model", flush=True)
     early = None
-    if args.engine == "embedded" or not in_model_zoo(config_file):
+    if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
@@ -127,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_process:
         print(f"engine: {engine} ({reason})", *imported, sep="\n", flush=True)
 
-    from detection.engine.processes import check_processes  # imports torch
+    from detection.engine import run  # imports torch
+    from detection.engine.processes import check_processes
 
     several = processes(args, engine)
     with TemporaryDirectory(prefix="detection-") as scratch:
@@ -143,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     unset = any(note.startswith("SEED was not set") for note in task.notes)
     if unset and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
-    description = describe(task)
+    description = run.describe(task)
     if main_process:
         print(description, flush=True)
     check_processes(task.cfg, several, eval_only=args.eval_only)
@@ -151,82 +148,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if main_process:
             print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
         return 0
+    options = run.Options(args.resume, args.eval_only, args.visualize, several)
     if several.machine_rank > 0 or not main_process:
-        run_engine(task, several, args)
-        return 0
-    # An evaluation leaves the run that it is about as it is.
-    keep = args.resume or args.eval_only
-    with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=args.overwrite) as folder:
-        results = folder.path / "inference" if args.eval_only else folder.path
-        if args.overwrite:
-            # Else a later --resume could take up the run that was overwritten.
-            for name in ("last_checkpoint", "log.txt"):
-                (folder.path / name).unlink(missing_ok=True)
-        if not (args.resume and (results / CONFIG_NAME).is_file()):
-            # A resumed run keeps its first one, so that what was changed since stays visible.
-            atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
-        with (folder.path / "log.txt").open("a") as log:
-            log.write(f"{description}\n")
-        start = time.monotonic()
-        try:
-            result = run_engine(task, several, args)
-        except Preempted:
-            raise  # not over: --resume continues it
-        except Exception as error:
-            write_record(results, failed(task, error, folder.path, time.monotonic() - start))
-            raise
-        record = done(task, result)
-        path = write_record(results, record)
-    report(task, record.metrics, path, args.eval_only)
+        run.run_engine(task, options)
+    else:
+        run.run_in_folder(task, options, description, overwrite=args.overwrite)
     return 0
-
-
-def describe(task: "Task") -> str:
-    """What is about to run, line by line."""
-    from detection.datasets.doctor import command as doctor_command
-
-    data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
-    classes = task.test.classes
-    shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
-    number = len(task.recipe.deviations)
-    listed = f", {number} deviation{'s'[: number > 1]}:" if number else ""
-    lines = [
-        f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
-        f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
-        f"({len(task.test.records)} images), {len(classes)} classes: {shown}",
-        *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
-        *_weights_and_schedule(task),
-        *(f"note: {note}" for note in task.notes),
-        f"recipe: {task.recipe.label}{listed}",
-        *(f"  {deviation}" for deviation in task.recipe.deviations),
-    ]
-    return "\n".join(lines)
-
-
-def _weights_and_schedule(task: "Task") -> list[str]:
-    """What a training starts from and how long it is; nothing for an evaluation."""
-    if not task.train:
-        return []
-    cfg, solver = task.cfg, task.cfg.SOLVER
-    source = task.weights.contract.source if task.weights else "random initialization"
-    mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
-    stride = "1x1" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3"
-    steps = ", ".join(map(str, solver.STEPS))
-    return [
-        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
-        f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
-        f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
-    ]
 
 
 def choose_engine(wanted: str) -> tuple[str, str]:
     """The engine and the reason for it.
 
     Raises:
-        UserError: Detectron2 is asked for and cannot be imported.
+        UserError: Detectron2 is requested and cannot be imported.
     """
     if wanted == "embedded":
-        return "embedded", "asked for"
+        return "embedded", "requested"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
@@ -238,7 +175,7 @@ def choose_engine(wanted: str) -> tuple[str, str]:
                 "installed, or use --engine embedded"
             ) from error
         return "embedded", f"Detectron2 cannot be imported: {error}"
-    why = "asked for" if wanted == "detectron2" else "it can be imported"
+    why = "requested" if wanted == "detectron2" else "it can be imported"
     return "detectron2", f"version {metadata.version('detectron2')}, {why}"
 
 
@@ -259,46 +196,35 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
     return import_modules(names)
 
 
-def in_model_zoo(name: str | Path | None) -> bool:
-    """Whether this is no file here, but one of the installed Detectron2's model zoo."""
+def model_zoo_file(name: str | Path | None) -> Path | None:
+    """A file of the installed Detectron2's model zoo, where `name` is none of this machine's."""
     spec = find_spec("detectron2")
     if name is None or Path(name).expanduser().exists() or spec is None or spec.origin is None:
-        return False
-    return (Path(spec.origin).parent / "model_zoo" / "configs" / name).is_file()
+        return None
+    folder = (Path(spec.origin).parent / "model_zoo" / "configs").resolve()
+    path = (folder / name).resolve()
+    return path if path.is_file() and path.is_relative_to(folder) else None
 
 
 def find_config(name: str | Path | None, engine: str, scratch: Path) -> str | Path | None:
-    """A task file, or with Detectron2 one of its model zoo: `COCO-Detection/….yaml`."""
-    if engine != "detectron2" or not in_model_zoo(name):
+    """A task file, or with Detectron2 a copy of one of its model zoo: `COCO-Detection/….yaml`.
+
+    Args:
+        scratch: where the copy goes.
+    """
+    path = model_zoo_file(name)
+    if engine != "detectron2" or path is None:
         return name
-    from detection.d2.model_zoo import find_config as find_in_zoo
+    from detection.d2.model_zoo import plain_copy
 
-    return find_in_zoo(str(name), scratch)
-
-
-def run_engine(task: "Task", several: "Processes", args: argparse.Namespace) -> "EngineResult":
-    """Hand a task to its engine."""
-    options: dict[str, Any] = {
-        "weights": task.weights,
-        "resume": args.resume,
-        "eval_only": args.eval_only,
-        "visualize": args.visualize,
-        "processes": several,
-    }
-    if task.engine == "embedded":
-        from detection.embedded.trainer import run
-
-        return run(task.cfg, **options)
-    from detection.d2.trainer import run as run_detectron2
-
-    return run_detectron2(task.cfg, **options, imports=task.imports)
+    return plain_copy(path, scratch)
 
 
 def processes(args: argparse.Namespace, engine: str) -> "Processes":
-    """How many processes the flags, or torchrun, ask for.
+    """The processes that the flags or torchrun request.
 
     Raises:
-        UserError: both do, or torchrun asks Detectron2, which starts its processes itself.
+        UserError: both do, or torchrun runs Detectron2, which starts its processes itself.
     """
     from detection.engine.processes import Processes, torchrun_processes
 
@@ -313,84 +239,6 @@ def processes(args: argparse.Namespace, engine: str) -> "Processes":
     if (args.num_gpus, args.num_machines) != (1, 1):
         raise UserError("--num-gpus, --num-machines: torchrun has started the processes; omit them")
     return started
-
-
-def done(task: "Task", result: "EngineResult") -> Any:
-    """The record of a finished run."""
-    from detection.evaluation.evaluators import metric_kinds
-    from detection.evaluation.metrics import for_record
-
-    metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
-    coverage = result.coverage.to_dict() if result.coverage else None
-    return _record(
-        task,
-        status="done",
-        iterations=result.iterations,
-        seconds=round(result.seconds, 3),
-        metrics=metrics,
-        coverage=coverage,
-        notes=[*task.notes, *notes],
-    )
-
-
-def failed(task: "Task", error: Exception, folder: Path, seconds: float) -> Any:
-    """The record of a run that ended without numbers; the last note says why."""
-    from detection.engine.resuming import iterations_before
-
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return _record(
-        task,
-        status="failed",
-        iterations=iterations_before(error, folder) if task.train else 0,
-        seconds=round(seconds, 3),
-        metrics={},
-        coverage=None,
-        notes=[*task.notes, reason],
-    )
-
-
-def _record(task: "Task", **outcome: Any) -> Any:
-    from detection.config.task import protocol_sha256, resolved_config
-    from moco.common.files import sha256_file
-    from moco.common.run import RunRecord, provenance
-
-    named = task.cfg.MODEL.WEIGHTS
-    sha256 = sha256_file(named) if Path(named).is_file() else None
-    if sha256 is None and task.weights is not None:
-        sha256 = task.weights.contract.source_sha256  # one of Detectron2's names
-    config = resolved_config(task)
-    return RunRecord(
-        kind="detection",
-        task=task.name,
-        engine=task.engine,
-        init=task.init,
-        weights_sha256=sha256,
-        weights_source=task.weights.contract.source if task.weights else None,
-        seed=task.cfg.SEED,
-        config_sha256=protocol_sha256(config),
-        config=config,
-        recipe=task.recipe.to_dict(),
-        provenance={
-            **provenance(),
-            "data": [list(item) for item in task.data],
-            **({"imports": list(task.imports)} if task.imports else {}),
-        },
-        **outcome,
-    )
-
-
-def report(task: "Task", metrics: Any, path: Path, eval_only: bool) -> None:
-    """The last lines: the numbers, the files, and what to do next."""
-    from detection.evaluation.metrics import headline
-
-    print(f"{task.test.name}: {headline(metrics)}")
-    if eval_only:
-        print(f"wrote {path}")
-        return
-    files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
-    present = [name for name in files if (path.parent / name).is_file()]
-    print(f"wrote {path.parent}: {', '.join(present)}")
-    print(f"next: python -m benchmarks.make_table {path.parent}")
 
 
 if __name__ == "__main__":

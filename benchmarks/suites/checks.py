@@ -75,16 +75,11 @@ def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
         UserError: Detectron2 is not installed, or what MODEL.WEIGHTS refuses as well: another
             address, a whole detector, a name that it does not know.
     """
-    from detection.engine.weights import read_weights
+    from detection.config.weights import resolve_name
 
-    files = dict(weights)
-    for init, name in weights.items():
-        if "://" in name:
-            read_weights(name)  # refuses what is no backbone before anything is fetched
-            from detection.d2.model_zoo import resolve_detectron2_name
-
-            files[init] = str(resolve_detectron2_name(name))
-    return files
+    return {
+        init: str(resolve_name(name)) if "://" in name else name for init, name in weights.items()
+    }
 
 
 def choose_engines(wanted: str) -> tuple[str, ...]:
@@ -251,17 +246,13 @@ def _detector_bytes(task: "Task") -> int:
     """Of a checkpoint: the network, and a momentum for every parameter that is trained."""
     import torch
 
-    if task.engine == DETECTRON2:
-        from detection.d2.trainer import Trainer
+    from detection.config.engines import find_engine
 
-        build_model = Trainer.build_model
-    else:
-        from detection.embedded.build import build_model
     cfg = task.cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # shapes alone
     with torch.device("meta"):
-        return _saved_bytes(build_model(cfg))
+        return _saved_bytes(find_engine(task.engine).build_model(cfg))
 
 
 def _saved_bytes(model: "nn.Module") -> int:

@@ -4,6 +4,7 @@
 (detectron2/config/defaults.py); a test compares both with it.
 """
 
+import math
 from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -131,7 +132,7 @@ HONOURED: dict[str, Any] = {
     "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
     "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
     # Number of processes that batch, learning rate and schedule are meant for; with another number
-    # they are scaled to it (see `scale_to_processes`). 0: they stand as they are.
+    # they are scaled to it (see `scale_to_processes`). 0: they stay as they are.
     "SOLVER.REFERENCE_WORLD_SIZE": 0,
     "TEST.EVAL_PERIOD": 0,  # iterations; 0 = only at the end
     "TEST.DETECTIONS_PER_IMAGE": 100,
@@ -139,7 +140,7 @@ HONOURED: dict[str, Any] = {
     "TEST.PRECISE_BN.ENABLED": False,
     "TEST.PRECISE_BN.NUM_ITER": 200,
     "OUTPUT_DIR": "./output",
-    "SEED": -1,  # negative: one is drawn and recorded
+    "SEED": -1,  # negative: one is sampled and recorded
     "CUDNN_BENCHMARK": False,  # fastest kernels by trial; not reproducible
 }
 
@@ -150,14 +151,14 @@ TRANSFER: dict[str, Any] = {
     "MODEL.RESNETS.STEM": "imagenet",
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
-    # A folder of one's own in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
+    # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
     # DATASETS.TRAIN and TEST become <folder>_<split> and NUM_CLASSES follows.
     "DATASETS.VOC_DIR": "",
     # Class names in order for VOC_DIR; empty: all names in its annotations, sorted.
     "DATASETS.VOC_CLASSES": [],
     # Metric for VOC_DIR: 2007 = 11 points (as the paper's tables), 2012 = area under the curve.
     "DATASETS.VOC_YEAR": 2007,
-    # A dataset of one's own in COCO's JSON format: the two annotation files, and the folders of
+    # A custom dataset in COCO's JSON format: the two annotation files, and the folders of
     # their images (empty: beside the file). When set they replace DATASETS.TRAIN and TEST, and
     # NUM_CLASSES follows.
     "DATASETS.COCO_TRAIN_JSON": "",
@@ -299,3 +300,20 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "VERSION": 2,
     "VIS_PERIOD": 0,
 }
+
+
+def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
+    """Whether two values of a key are equal: a list like a tuple, 1 like 1.0, but True not like 1.
+
+    Args:
+        tolerance: absolute, between numbers; a relative one of 1e-9 is always granted.
+    """
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(
+            same_value(x, y, tolerance=tolerance) for x, y in zip(a, b, strict=True)
+        )
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=tolerance)
+    return type(a) is type(b) and bool(a == b)

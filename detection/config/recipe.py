@@ -5,7 +5,6 @@ project's, such as the official MoCo YAML files. It finds the recipe by the name
 the architecture and the schedule: the one from which the configuration deviates least.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from convert.contract import InputContract
-from detection.config.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import (
+    DETECTRON2_ONLY,
+    HONOURED,
+    NOT_PROTOCOL,
+    TRANSFER,
+    same_value,
+)
+from detection.config.weights import RANDOM, RGB_MEAN, RGB_STD
 from detection.datasets.base import official_counts
-from detection.engine.weights import RANDOM, RGB_MEAN, RGB_STD
 from moco.common.cfgnode import flatten, read_yaml
-
-DATA = "recipes.yaml"
 
 # A recipe has to agree with a configuration in all but one of these to be meant at all.
 _IDENTITY = (
@@ -47,7 +50,7 @@ _RANDOM_INPUT: dict[str, Any] = {
 }
 # What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which
 # has all that only the weights' contract decides): how a run is watched, how fast it is, and what
-# is read for data of one's own only.
+# is read for custom datasets only.
 _FREE = (
     "TEST.EVAL_PERIOD",
     "TEST.EXPECTED_RESULTS",
@@ -79,7 +82,6 @@ class Recipe:
     """One task of the paper: `settings` by Detectron2's keys."""
 
     name: str
-    title: str
     settings: Mapping[str, Setting]
 
 
@@ -133,45 +135,45 @@ def check(
 
 
 @cache
+def _data() -> dict[str, Any]:
+    return read_yaml(Path(__file__).with_name("recipes.yaml"))
+
+
+@cache
 def load_recipes() -> tuple[Recipe, ...]:
     """All recipes.
 
     Raises:
-        ValueError: an entry of the file without a known group or source.
+        KeyError: an entry of the file has no known group or source.
     """
-    tree = read_yaml(Path(__file__).with_name(DATA))
     recipes = []
-    for entry in tree["recipes"]:
+    for entry in _data()["recipes"]:
         values: dict[str, Any] = {}
         for group in entry["groups"]:
-            if group not in tree["groups"]:
-                raise ValueError(f"{DATA}: {entry['name']}: no group {group!r}")
-            values |= tree["groups"][group]
+            values |= _data()["groups"][group]
         values |= entry.get("values", {})
-        settings = {}
-        for key, (value, source) in values.items():
-            if source not in tree["sources"]:
-                raise ValueError(f"{DATA}: {entry['name']}: {key}: no source {source!r}")
-            settings[key] = Setting(value, tree["sources"][source])
-        recipes.append(Recipe(entry["name"], entry["title"], settings))
+        settings = {
+            key: Setting(value, _data()["sources"][source])
+            for key, (value, source) in values.items()
+        }
+        recipes.append(Recipe(entry["name"], settings))
     return tuple(recipes)
 
 
-@cache
-def _alternatives() -> dict[str, tuple[str, ...]]:
-    tree = read_yaml(Path(__file__).with_name(DATA))
-    return {name: tuple(values) for name, values in tree["alternatives"].items()}
+def _alternatives() -> dict[str, list[str]]:
+    """Names of one thing, by the name that the recipes have for it."""
+    names: dict[str, list[str]] = _data()["alternatives"]
+    return names
 
 
 @cache
 def _defaults() -> dict[str, Setting]:
     """Every key that makes an experiment another one, with its default."""
-    detectron2 = dict.fromkeys(HONOURED | DETECTRON2_ONLY, "Detectron2's default")
-    owners = detectron2 | dict.fromkeys(TRANSFER, "this project's default")
-    values = HONOURED | DETECTRON2_ONLY | TRANSFER
+    owned = (("Detectron2's", HONOURED | DETECTRON2_ONLY), ("this project's", TRANSFER))
     return {
-        key: Setting(values[key], f"{owner}; the paper is silent")
-        for key, owner in owners.items()
+        key: Setting(value, f"{owner} default; the paper is silent")
+        for owner, values in owned
+        for key, value in values.items()
         if key not in NOT_PROTOCOL and key not in _FREE
     }
 
@@ -235,35 +237,28 @@ def _linearly_scaled(flat: Mapping[str, Any], recipe: Recipe) -> set[str]:
 
     The learning rate is multiplied with the batch, durations are divided; the warm-up may stay.
     """
-
-    def value(key: str) -> Any:
-        return recipe.settings[key].value
-
+    expected = {key: setting.value for key, setting in recipe.settings.items()}
     got = flat.get(_BATCH)
-    if not isinstance(got, int) or got < 1 or got == value(_BATCH):
+    if not isinstance(got, int) or got < 1 or got == expected[_BATCH]:
         return set()
-    ratio = got / value(_BATCH)
+    ratio = got / expected[_BATCH]
 
-    def divided(key: str, theirs: Any, ours: Any) -> bool:
+    def divided(key: str) -> bool:
         # Durations are whole numbers: rounded to one, either way.
-        return isinstance(theirs, int | float) and abs(theirs - ours / ratio) <= 1
+        theirs, ours = flat.get(key), expected[key]
+        if not isinstance(ours, list | tuple):
+            theirs, ours = [theirs], [ours]
+        if not isinstance(theirs, list | tuple) or len(theirs) != len(ours):
+            return False
+        numbers = all(isinstance(value, int | float) for value in theirs)
+        return numbers and all(abs(a - b / ratio) <= 1 for a, b in zip(theirs, ours, strict=True))
 
-    steps = flat.get("SOLVER.STEPS", ())
-    expected = value("SOLVER.STEPS")
-    follows = (
-        _equal(flat.get("SOLVER.BASE_LR"), value("SOLVER.BASE_LR") * ratio)
-        and divided("SOLVER.MAX_ITER", flat.get("SOLVER.MAX_ITER"), value("SOLVER.MAX_ITER"))
-        and isinstance(steps, list | tuple)
-        and len(steps) == len(expected)
-        and all(divided("SOLVER.STEPS", a, b) for a, b in zip(steps, expected, strict=True))
-    )
-    if not follows:
+    if not _equal(flat.get("SOLVER.BASE_LR"), expected["SOLVER.BASE_LR"] * ratio):
         return set()
-    keys = {_BATCH, "SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.STEPS"}
-    warm_up = "SOLVER.WARMUP_ITERS"
-    if divided(warm_up, flat.get(warm_up), value(warm_up)):
-        keys.add(warm_up)
-    return keys
+    if not (divided("SOLVER.MAX_ITER") and divided("SOLVER.STEPS")):
+        return set()
+    warm_up = {"SOLVER.WARMUP_ITERS"} if divided("SOLVER.WARMUP_ITERS") else set()
+    return {_BATCH, "SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.STEPS"} | warm_up
 
 
 def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> list[str]:
@@ -293,18 +288,10 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
 
 
 def _equal(ours: Any, theirs: Any, tolerance: float = 1e-9) -> bool:
-    """Equal as values: a list like a tuple, 1 like 1.0; names of one thing are one name."""
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(
-            _equal(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)
-        )
+    """`same_value`, where names of one thing are one name."""
     if isinstance(theirs, str) and theirs in _alternatives():
         return ours in _alternatives()[theirs]
-    if isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is theirs
-    if isinstance(ours, int | float) and isinstance(theirs, int | float):
-        return math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=tolerance)
-    return type(ours) is type(theirs) and bool(ours == theirs)
+    return same_value(ours, theirs, tolerance=tolerance)
 
 
 def _text(value: Any) -> str:

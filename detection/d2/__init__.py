@@ -1,8 +1,8 @@
 """The Detectron2 plugin. Importing it registers its backbones and heads.
 
-In one's own train_net.py::
+In a custom train_net.py::
 
-    from detection.d2 import (add_transfer_config, apply_weights, register)
+    from detection.d2 import add_transfer_config, apply_weights, register
     cfg = get_cfg()
     add_transfer_config(cfg)
     ...  # merge one of this project's YAML files, set MODEL.WEIGHTS
@@ -10,19 +10,19 @@ In one's own train_net.py::
     register(cfg, (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
 """
 
-from detection.d2.backbones import (
-    build_resnet_dilated_c5_backbone,
-    build_transfer_resnet_backbone,
-    build_transfer_resnet_fpn_backbone,
-)
+from detection.config.task import add_transfer_config
 from detection.d2.config import (
-    add_transfer_config,
     apply_weights,
     check_transfer_config,
     transfer_defaults,
     with_builder,
 )
 from detection.d2.data import register
+from detection.d2.resnet import (
+    build_resnet_dilated_c5_backbone,
+    build_transfer_resnet_backbone,
+    build_transfer_resnet_fpn_backbone,
+)
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
 from detection.modeling.norms import with_process_norms

@@ -7,9 +7,9 @@ from torch import Tensor
 from convert.contract import InputContract
 from convert.families.resnet_network import FEATURES
 from convert.verify import fixed_image, read_converted
+from detection.config.weights import apply_contract
 from detection.d2 import transfer_defaults, with_builder
 from detection.d2.checkpoint import SafeCheckpointer
-from detection.engine.weights import apply_contract
 from moco.common.files import PathLike
 
 

@@ -8,22 +8,15 @@ from detectron2.modeling import (
     SEM_SEG_HEADS_REGISTRY,
 )
 
-from convert.families.resnet_network import NUM_BLOCKS, STEMS, is_bottleneck
-from detection.config.task import add_transfer_config, check_basic_blocks
+from convert.families.resnet_network import NUM_BLOCKS, STEMS
+from detection.config.checks import check_basic_blocks
+from detection.config.task import add_transfer_config
+from detection.config.weights import apply_contract, apply_random, read_weights
 from detection.d2 import densepose
-from detection.d2.backbones import builder_name, detectron2_has
-from detection.engine.weights import apply_contract, apply_random, read_weights
+from detection.d2.resnet import builder_name, detectron2_has
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-
-__all__ = [
-    "add_transfer_config",
-    "apply_weights",
-    "check_transfer_config",
-    "transfer_defaults",
-    "with_builder",
-]
 
 # The names that detectron2.layers.get_norm takes.
 _NORMS = ("", "BN", "SyncBN", "FrozenBN", "GN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "LN")
@@ -39,13 +32,13 @@ def transfer_defaults(*, dense_pose: bool = False) -> CfgNode:
 
 
 def apply_weights(cfg: CfgNode) -> None:
-    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for one's own train_net.py.
+    """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for a custom train_net.py.
 
     Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
     MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.
 
     Raises:
-        UserError, DataError: see `detection.engine.weights.read_weights`; UserError also for a
+        UserError, DataError: see `detection.config.weights.read_weights`; UserError also for a
             MODEL.BACKBONE.NAME that cannot have this network.
     """
     weights = read_weights(cfg.MODEL.WEIGHTS)
@@ -63,14 +56,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
         if resnets[key] not in known:
             choices = ", ".join(map(str, known))
             raise UserError(f"MODEL.RESNETS.{key}: got {resnets[key]}, choices are {choices}")
-    if not is_bottleneck(resnets.DEPTH):
-        for key, only in (("RES2_OUT_CHANNELS", resnets.STEM_OUT_CHANNELS), ("NUM_GROUPS", 1)):
-            if resnets[key] != only:
-                raise UserError(
-                    f"MODEL.RESNETS.{key} {resnets[key]}: a ResNet-{resnets.DEPTH} has basic "
-                    f"blocks without groups and keeps the channels of its stem; set it to {only}"
-                )
-        check_basic_blocks(cfg)
+    check_basic_blocks(cfg)
     for key, registry in (
         ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
         ("MODEL.BACKBONE.NAME", BACKBONE_REGISTRY),

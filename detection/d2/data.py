@@ -7,14 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from detectron2 import data as detectron2_data
 from detectron2.config import CfgNode
-from detectron2.data import (
-    DatasetCatalog,
-    DatasetMapper,
-    MetadataCatalog,
-    build_detection_test_loader,
-    build_detection_train_loader,
-)
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import DatasetEvaluator, inference_context
 from detectron2.structures import Instances
 from detectron2.utils import comm
@@ -26,6 +21,7 @@ from detection.datasets import read_split
 from detection.datasets.base import Record, Split
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
+from detection.evaluation.evaluators import evaluate_together
 from detection.evaluation.predictions import encode_mask
 from detection.evaluation.visualize import Visualizer
 from moco.common.errors import DataError
@@ -56,37 +52,37 @@ def register(cfg: CfgNode, names: Iterable[str]) -> None:
 def build_train_loader(cfg: CfgNode) -> ResumableLoader:
     """Endless batches of DATASETS.TRAIN."""
     mapper = NamesImages(build_mapper(cfg, training=True))
-    build = densepose.build_train_loader if is_densepose(cfg) else build_detection_train_loader
-    return ResumableLoader(build(cfg, mapper=mapper), cfg.SEED)
+    loader = _package(cfg).build_detection_train_loader(cfg, mapper=mapper)
+    return ResumableLoader(loader, cfg.SEED)
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
     """Every test image once."""
     mapper = NamesImages(build_mapper(cfg, training=False))
-    build = densepose.build_test_loader if is_densepose(cfg) else build_detection_test_loader
-    return ReadableLoader(build(cfg, dataset_name, mapper=mapper))
+    return ReadableLoader(
+        _package(cfg).build_detection_test_loader(cfg, dataset_name, mapper=mapper)
+    )
 
 
 def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
     """A record → what the model takes in training or in evaluation."""
-    if is_densepose(cfg):
-        return densepose.build_mapper(cfg, training=training)
     if is_semantic(cfg):
         return semantic_seg.build_mapper(cfg, training=training)
-    return DatasetMapper(cfg, is_train=training)
+    return _package(cfg).DatasetMapper(cfg, training)
 
 
 def is_semantic(cfg: CfgNode) -> bool:
     return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
 
 
-def is_densepose(cfg: CfgNode) -> bool:
-    """Whether the DensePose project, which has to be installed, takes part."""
-    return cfg.MODEL.get("DENSEPOSE_ON", False)
+def _package(cfg: CfgNode) -> Any:
+    """Mapper and loaders: Detectron2's, or those of its DensePose project."""
+    dense_pose = cfg.MODEL.get("DENSEPOSE_ON", False)
+    return densepose.data_package() if dense_pose else detectron2_data
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str, folder: str = "inference") -> DatasetEvaluator:
-    """The evaluator that the dataset's `evaluator_type` asks for.
+    """The evaluator of the dataset's `evaluator_type`.
 
     Args:
         folder: of the predictions, below OUTPUT_DIR.
@@ -120,18 +116,15 @@ class SharedEvaluator(DatasetEvaluator):
         gathered = comm.gather(self._evaluator, dst=0)
         if not comm.is_main_process():
             return None
-        whole, *others = gathered
-        for other in others:
-            whole.extend(other)
         results: OrderedDict[str, dict[str, float]] = OrderedDict()
-        for name, value in whole.evaluate().items():
+        for name, value in evaluate_together(gathered).items():
             kind, metric = name.split("/", 1)
             results.setdefault(kind, {})[metric] = value
         return results
 
 
-def draw_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
-    """Draw what `model` finds on `number` test images, spread over the split.
+def plot_predictions(cfg: CfgNode, model: nn.Module, number: int) -> Path:
+    """Plot what `model` finds on `number` test images, spread over the split.
 
     Returns:
         The folder with the images.

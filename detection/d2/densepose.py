@@ -55,7 +55,7 @@ def fetch_surface() -> None:
     PathManager.set_strict_kwargs_checking(False)
     for name in SURFACE_FILES:
         try:
-            # iopath's progress bar would stand above the one line of an error.
+            # iopath's progress bar would come before the one line of an error.
             with socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
                 PathManager.get_local_path(SURFACE + name)
         except Exception as error:  # of the network, of the file system, of iopath
@@ -84,25 +84,11 @@ def register(split: Split) -> None:
     register_dataset(CocoDatasetInfo(split.name, files["image_root"], files["json_file"]))
 
 
-def build_mapper(cfg: CfgNode, *, training: bool) -> Any:
-    """DensePose's own mapper."""
-    from densepose.data import DatasetMapper
+def data_package() -> Any:
+    """Its mapper and loaders, under the names that they have in detectron2.data."""
+    import densepose.data
 
-    return DatasetMapper(cfg, training)
-
-
-def build_train_loader(cfg: CfgNode, mapper: Any) -> Any:
-    """DensePose's own loader, which also completes the metadata that its evaluator reads."""
-    from densepose.data import build_detection_train_loader
-
-    return build_detection_train_loader(cfg, mapper=mapper)
-
-
-def build_test_loader(cfg: CfgNode, dataset_name: str, mapper: Any) -> Any:
-    """See `build_train_loader`."""
-    from densepose.data import build_detection_test_loader
-
-    return build_detection_test_loader(cfg, dataset_name, mapper=mapper)
+    return densepose.data
 
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:

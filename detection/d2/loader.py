@@ -1,8 +1,8 @@
 """Detectron2's training batches, from any batch on.
 
-Without data-loader workers the batches are Detectron2's own, bit for bit.
+Without data-loader workers the batches are bitwise identical to Detectron2's own.
 
-Deviation: with them, Detectron2 draws each image's augmentation from a stream of the process that
+Deviation: with them, Detectron2 samples each image's augmentation from a stream of the process that
 happens to read it; here each place in the order of images has a seed of its own. So the batches
 do not depend on the number of data-loader workers (Detectron2's do), and a run continues with the
 images it would have seen.
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,14 +23,30 @@ from torch.utils.data import DataLoader, Dataset
 
 from detection.datasets.base import Record
 from detection.datasets.images import check_bits, explained, first_error
-from detection.engine.random_state import State, draws_state, private_random, restore_draws
+from detection.engine.random_state import (
+    State,
+    augmentation_state,
+    private_random,
+    restore_augmentation,
+)
 from moco.common.errors import DataError, kill_children
 from moco.engine.stop import ignore_stop_signals
 
 Sample = dict[str, Any]
-# A place in this rank's endless order of images; what the augmentation there was drawn from,
-# None for the place's own seed; the image as the model takes it.
-Drawn = tuple[int, State | None, Sample]
+
+
+class Item(NamedTuple):
+    """An image of this rank's endless order.
+
+    Attributes:
+        place: in the order.
+        before: the streams that its augmentation was sampled from; None for the place's own seed.
+        sample: the image as the model takes it.
+    """
+
+    place: int
+    before: State | None
+    sample: Sample
 
 
 class ResumableLoader:
@@ -38,7 +54,7 @@ class ResumableLoader:
 
     Args:
         loader: of `detectron2.data.build_detection_train_loader`, without a collate function.
-        seed: of the run; every rank draws from seeds of its own.
+        seed: of the run; every rank samples from seeds of its own.
     """
 
     def __init__(self, loader: Any, seed: int) -> None:
@@ -58,7 +74,7 @@ class ResumableLoader:
         return self._now
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether `state` was left by a loader that draws as this one does."""
+        """Whether `state` was left by a loader that samples as this one does."""
         return bool(state["seeded"] == self._start["seeded"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -66,9 +82,7 @@ class ResumableLoader:
         self._start = self._now = dict(state)
 
     def __iter__(self) -> Iterator[list[Sample]]:
-        """The call itself (not the first batch) draws one number from torch's stream.
-
-        As every DataLoader's.
+        """As with every DataLoader, the call itself samples one number from torch's stream.
 
         Raises:
             DataError: from the iterator, on all ranks at the same batch; see `NamesImages`.
@@ -76,7 +90,7 @@ class ResumableLoader:
         """
         order = enumerate(self._order)
         waiting = dict(self._start["waiting"])
-        done = islice(order, self._start["done"])  # ends before `order` goes on
+        done = islice(order, self._start["done"])  # ends before the loader below takes from `order`
         again = [self._images.again(key, waiting[key[0]]) for key in done if key[0] in waiting]
         if self._num_workers:
             # They ignore the signal with which multiprocessing ends, and then awaits, those that
@@ -87,35 +101,35 @@ class ResumableLoader:
             batch_size=None,
             sampler=order,
             num_workers=self._num_workers,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            collate_fn=_unchanged,  # type: ignore[arg-type]
             worker_init_fn=ignore_stop_signals,
         )
         return self._batches(iter(loader), again)
 
-    def _batches(self, images: Iterator[Drawn], again: Sequence[Drawn]) -> Iterator[list[Sample]]:
-        groups: dict[bool, list[Drawn]] = {False: [], True: []}
-        for drawn in again:
-            groups[self._is_wide(drawn)].append(drawn)
-        before = draws_state()
-        for drawn in images:
-            error = first_error([drawn[2]])
+    def _batches(self, items: Iterator[Item], again: Sequence[Item]) -> Iterator[list[Sample]]:
+        groups: dict[bool, list[Item]] = {False: [], True: []}
+        for item in again:
+            groups[self._is_wide(item)].append(item)
+        before = augmentation_state()
+        for item in items:
+            error = first_error([item.sample])
             if error is not None:
-                restore_draws(before)  # as if this batch had not been begun
+                restore_augmentation(before)  # as if this batch had not been begun
                 raise_on_all(error)
-            group = groups[self._is_wide(drawn)]
-            group.append(drawn)
+            group = groups[self._is_wide(item)]
+            group.append(item)
             if len(group) < self._batch_size:
                 continue
-            batch = [sample for _, _, sample in group]
+            batch = [item.sample for item in group]
             group.clear()
-            waiting = [(place, before) for kept in groups.values() for place, before, _ in kept]
+            waiting = [(kept.place, kept.before) for group in groups.values() for kept in group]
             raise_on_all(None)
-            self._now = {**self._start, "done": drawn[0] + 1, "waiting": waiting}
+            self._now = {**self._start, "done": item.place + 1, "waiting": waiting}
             yield batch
-            before = draws_state()
+            before = augmentation_state()
 
-    def _is_wide(self, drawn: Drawn) -> bool:
-        return self._grouped and drawn[2]["width"] > drawn[2]["height"]
+    def _is_wide(self, item: Item) -> bool:
+        return self._grouped and item.sample["width"] > item.sample["height"]
 
 
 class NamesImages:
@@ -172,33 +186,33 @@ def raise_on_all(error: DataError | None) -> None:
 
 
 class _Images(Dataset[Any]):
-    """(place, index) → the image, and what it was drawn from.
+    """(place, index) → `Item`.
 
     Args:
         mapped: index → an image as the model takes it.
-        seeds: draw each place from these and its number; None: from the streams as they are.
+        seeds: of every place, with its number; None: sample from the streams as they are.
     """
 
     def __init__(self, mapped: Any, seeds: tuple[int, int] | None) -> None:
         self._mapped, self._seeds = mapped, seeds
 
-    def __getitem__(self, key: tuple[int, int]) -> Drawn:
+    def __getitem__(self, key: tuple[int, int]) -> Item:
         place, index = key
         if self._seeds is None:
-            return place, draws_state(), self._mapped[index]
-        words = np.random.SeedSequence([*self._seeds, place]).generate_state(2)
-        np.random.seed(words)
-        random.seed(words.tobytes())
-        torch.default_generator.manual_seed(int(words[0]))
-        return place, None, self._mapped[index]
+            return Item(place, augmentation_state(), self._mapped[index])
+        seeds = np.random.SeedSequence([*self._seeds, place]).generate_state(2)
+        np.random.seed(seeds)
+        random.seed(seeds.tobytes())
+        torch.default_generator.manual_seed(int(seeds[0]))
+        return Item(place, None, self._mapped[index])
 
-    def again(self, key: tuple[int, int], before: State | None) -> Drawn:
-        """The same image as when it was drawn from `before`."""
+    def again(self, key: tuple[int, int], before: State | None) -> Item:
+        """The same image as when it was sampled from `before`."""
         with private_random():
             if before is not None:
-                restore_draws(before)
+                restore_augmentation(before)
             return self[key]
 
 
-def _as_it_is(drawn: Drawn) -> Drawn:
-    return drawn
+def _unchanged(item: Item) -> Item:
+    return item

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import detectron2
 import yaml
 from detectron2.checkpoint.catalog import ModelCatalog  # also registers catalog://
 from detectron2.utils.file_io import PathManager
 from fvcore.common.config import BASE_KEY
 
-from detection.engine.weights import model_zoo_url
+from detection.config.weights import model_zoo_url
 from moco.common.errors import UserError
 
 TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download
@@ -31,7 +30,7 @@ def resolve_detectron2_name(name: str) -> Path:
     try:
         if name.startswith("catalog://"):
             ModelCatalog.get(name.removeprefix("catalog://"))
-        # Its progress bar would stand above the one line of an error.
+        # Its progress bar would come before the one line of an error.
         with socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
             return Path(PathManager.get_local_path(name))
     except (OSError, KeyError, RuntimeError) as error:
@@ -42,29 +41,16 @@ def resolve_detectron2_name(name: str) -> Path:
         ) from error
 
 
-def find_config(name: str, scratch: Path) -> str:
-    """A plain copy of a model-zoo file such as `COCO-Detection/retinanet_R_50_FPN_1x.yaml`.
+def plain_copy(path: Path, scratch: Path) -> Path:
+    """A copy in `scratch` of a task file and its bases without YAML's Python tags.
 
-    Args:
-        scratch: where the copy goes.
-
-    Returns:
-        `name` itself where the installed Detectron2 has no such file.
+    Not by Detectron2's `model_zoo.get_config_file`, which needs an older setuptools; nothing of
+    the files is evaluated.
     """
-    # Not by its own model_zoo.get_config_file, which needs an older setuptools.
-    folder = Path(detectron2.__file__).resolve().parent / "model_zoo" / "configs"
-    path = (folder / name).resolve()
-    if not path.is_file() or not path.is_relative_to(folder.resolve()):
-        return name
-    return str(_plain_copy(path, scratch))
-
-
-def _plain_copy(path: Path, scratch: Path) -> Path:
-    """The file and its bases without YAML's Python tags; nothing of them is evaluated."""
     content = _ZooLoader(path.read_text()).get_single_data()
     if BASE_KEY in content:
         base = (path.parent / content[BASE_KEY]).resolve()
-        content[BASE_KEY] = str(_plain_copy(base, scratch))
+        content[BASE_KEY] = str(plain_copy(base, scratch))
     copy = scratch / path.name
     copy.write_text(json.dumps(content))  # which is YAML, too
     return copy

@@ -2,19 +2,19 @@
 
 Deviation: Detectron2's hook re-estimates the statistics of each rank from that rank's own images,
 weighted by their number of pixels, and never compares them (facebookresearch/detectron2#5398): the
-ranks go on to evaluate with different networks. Here the ranks' estimates are combined into those
-of all images together.
+ranks then evaluate different networks. Here the ranks' estimates are combined into those of all
+images together.
 
 Deviation: the images are the first of the training's order each time, and what their augmentation
-draws does not advance the training's streams, as on the embedded engine. Detectron2 goes on with
-the images after those of the time before, which a resumed run would not know.
+samples does not advance the training's streams, as on the embedded engine. Detectron2 continues
+with the images after those of the time before, which a resumed run would not know.
 """
 
 from detectron2.engine import HookBase
 from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
-from detection.d2.state import UnreadableError
+from detection.d2.state import UnreadableError, due
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.random_state import private_random
 from moco.common.errors import DataError
@@ -26,7 +26,7 @@ class RankEqualPreciseBN(HookBase):
     Args:
         inner: Detectron2's hook, which runs the model over its data.
         model: the model that `inner` updates.
-        period_iters: run after so many iterations; 0: at the end only.
+        period_iters: between two runs; 0: at the end only.
     """
 
     def __init__(self, inner: PreciseBN, model: nn.Module, period_iters: int) -> None:
@@ -34,8 +34,7 @@ class RankEqualPreciseBN(HookBase):
 
     def after_step(self) -> None:
         done = self.trainer.iter + 1
-        due = self.period_iters > 0 and done % self.period_iters == 0
-        if due or done == self.trainer.max_iter:
+        if due(done, self.period_iters) or done == self.trainer.max_iter:
             self.inner._data_iter = None
             try:
                 with count_values(self.model) as counts, private_random():

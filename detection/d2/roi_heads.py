@@ -34,8 +34,8 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
         if is_bottleneck(resnets.DEPTH):
             ret = super().from_config(cfg, input_shape)
         else:
-            # Detectron2 builds three bottlenecks for every depth. They are replaced, and draw from
-            # a copy of the random stream, so that the same seed gives the embedded engine's start.
+            # Detectron2 builds three bottlenecks for every depth. They are replaced, and use a copy
+            # of the random stream, so that one seed gives both engines the same start.
             with torch.random.fork_rng(devices=[]):
                 ret = super().from_config(cfg, input_shape)
             num_blocks = NUM_BLOCKS[resnets.DEPTH][-1]

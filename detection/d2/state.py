@@ -1,9 +1,9 @@
-"""Where a run on Detectron2 stands: saved when it is due or a stop is asked for, taken up again.
+"""The training state of a run on Detectron2: saved when it is due or at a stop, and resumed from.
 
 Detectron2's checkpoints hold the model, the optimizer, the schedule and the iteration. With them
 a run continues with other images and random numbers than it would have had. The checkpoints of
 this project also hold, for every rank, its random streams and its place in the data, so that a
-resumed run is the uninterrupted one, bit for bit where the kernels are.
+resumed run is bitwise identical to the uninterrupted one where the kernels are.
 """
 
 import logging
@@ -19,11 +19,12 @@ from detection.d2.loader import ResumableLoader
 from detection.engine.random_state import random_state, restore_random
 from detection.engine.resuming import evaluation_is_missing
 from moco.common.errors import DataError
+from moco.common.files import PathLike
 from moco.engine.stop import StopRequest
 
 logger = logging.getLogger(__name__)
 
-KEY = "standing"
+STATE_KEY = "standing"  # in a checkpoint
 WINDOW_ITERS = 20  # over which Detectron2's writers smooth what they write
 
 
@@ -44,23 +45,21 @@ class UnreadableError(BaseException):
 
 
 class CheckpointHook(HookBase):
-    """Saves all of that when Detectron2's hook would, and before a stop, and takes it up again.
+    """Saves the training state when Detectron2's hook would and before a stop, and restores it.
 
-    It runs on all ranks, after PreciseBN and before the evaluation. The ranks ask each other after
-    every iteration whether one was told to stop: one number each, by the way on which Detectron2
-    exchanges all losses just as often. Asking less often would only take from the time that a
-    scheduler leaves for saving.
+    It runs on all ranks, after PreciseBN and before the evaluation. The ranks exchange after every
+    iteration whether one was told to stop: one number each, where Detectron2 exchanges all losses.
 
     Args:
         inner: Detectron2's hook; None on ranks other than the first.
         evaluation: Detectron2's hook; what it misses by a stop it makes up for after --resume.
-        period_iters: save after so many iterations (0: at the end only).
-        eval_period_iters: evaluate after so many iterations (0: at the end only).
+        period_iters: between two checkpoints (0: at the end only).
+        eval_period_iters: between two evaluations (0: at the end only).
 
     Attributes:
         stop: the signals of this process.
         done: iterations. saved: the iteration after which the newest checkpoint was written.
-        resumed: what a checkpoint says of this run (`usable`); None for a start.
+        resumed: the training state of a checkpoint (`usable_state`); None for a start.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class CheckpointHook(HookBase):
             return
         mine = self.resumed["ranks"][comm.get_rank()]
         loader.load_state_dict(mine["data"])
-        _ = self.trainer._trainer._data_loader_iter  # draws from torch's stream when it begins
+        _ = self.trainer._trainer._data_loader_iter  # samples from torch's stream when it begins
         restore_random(mine["random"])
         if self.done == self.trainer.max_iter:
             return  # nothing to smooth: the last line is there
@@ -99,9 +98,8 @@ class CheckpointHook(HookBase):
         iteration, done = self.trainer.iter, self.trainer.iter + 1
         self.done = done
         finished = done == self.trainer.max_iter
-        number = 0 if finished else self._asked()
-        due = _due(done, self.period_iters)
-        if not (finished or due or number):
+        number = 0 if finished else self._stop_signal()
+        if not (finished or due(done, self.period_iters) or number):
             return
         name = f"model_{iteration:07d}"
         self._save(iteration, name if number else None)
@@ -123,11 +121,11 @@ class CheckpointHook(HookBase):
         self.saved = iteration
         if self.inner is None:
             return
-        standing = {"ranks": ranks, "recent": self._recent(iteration)}
+        state = {"ranks": ranks, "recent": self._recent(iteration)}
         if name is None:
-            self.inner.step(iteration, **{KEY: standing})
+            self.inner.step(iteration, **{STATE_KEY: state})
         else:
-            self.inner.save(name, iteration=iteration, **{KEY: standing})
+            self.inner.save(name, iteration=iteration, **{STATE_KEY: state})
 
     def _evaluate_if_missed(self) -> None:
         folder, done = Path(self.trainer.cfg.OUTPUT_DIR), self.done
@@ -142,7 +140,7 @@ class CheckpointHook(HookBase):
                 raise UnreadableError(str(error)) from error
             self.trainer.storage.iter = done
 
-    def _asked(self) -> int:
+    def _stop_signal(self) -> int:
         """The signal that a rank has got, 0 for none; the same on all ranks."""
         received = None if self.stop is None else self.stop.received
         return max(comm.all_gather(int(received or 0)))
@@ -157,21 +155,20 @@ class CheckpointHook(HookBase):
         }
 
 
-def usable(standing: Any, path: str, loader: ResumableLoader) -> Mapping[str, Any] | None:
-    """What a checkpoint says of this run's ranks; None, with a warning, where it fits no longer."""
-    if not isinstance(standing, dict):
+def usable_state(state: Any, path: PathLike, loader: ResumableLoader) -> Mapping[str, Any] | None:
+    """The training state of a checkpoint; None, with a warning, where it does not fit this run."""
+    if not isinstance(state, dict):
         reason = "Detectron2 itself, or an earlier version of this project, wrote it"
-    elif len(standing["ranks"]) != comm.get_world_size():
-        reason = (
-            f"{len(standing['ranks'])} processes wrote it, now there are {comm.get_world_size()}"
-        )
-    elif not loader.fits(standing["ranks"][comm.get_rank()]["data"]):
+    elif len(state["ranks"]) != comm.get_world_size():
+        reason = f"{len(state['ranks'])} processes wrote it, now there are {comm.get_world_size()}"
+    elif not loader.fits(state["ranks"][comm.get_rank()]["data"]):
         reason = "DATALOADER.NUM_WORKERS was 0 and is not, or was not and is"
     else:
-        return standing
+        return state
     logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
     return None
 
 
-def _due(done: int, period: int) -> bool:
+def due(done: int, period: int) -> bool:
+    """Whether something is due after `done` iterations; period 0: at the end only."""
     return period > 0 and done % period == 0

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
@@ -22,13 +22,11 @@ from detectron2.engine import (
     launch,
 )
 from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
-from detectron2.evaluation import DatasetEvaluator
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
-from detectron2.utils.events import EventWriter, JSONWriter
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
@@ -40,12 +38,17 @@ from detection.d2.data import (
     build_evaluator,
     build_test_loader,
     build_train_loader,
-    draw_predictions,
+    plot_predictions,
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
-from detection.d2.state import KEY as STANDING
-from detection.d2.state import CheckpointHook, StoppedError, UnreadableError, usable
+from detection.d2.state import (
+    STATE_KEY,
+    CheckpointHook,
+    StoppedError,
+    UnreadableError,
+    usable_state,
+)
 from detection.datasets import cache_clear
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
@@ -64,7 +67,6 @@ from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
-from moco.common.run import METRICS_NAME
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
@@ -80,25 +82,23 @@ def run(
     processes: Processes = ONE_PROCESS,
     imports: Sequence[str] = (),
 ) -> EngineResult:
-    """Train and evaluate, or only evaluate, the task in `cfg` (see detection/config/task.py).
+    """Train and evaluate, or only evaluate, the task in `cfg` (detection/config/task.py).
 
     Args:
         cfg: fits `processes`, see detection/engine/processes.py.
         weights: the converted backbone, None for a random one and for evaluation.
-        visualize: draw the predictions on so many test images.
+        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
         eval_only: evaluate the trained model that MODEL.WEIGHTS names.
+        visualize: number of test images to plot the predictions on.
         imports: the user's modules, which every process imports.
 
-    A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
-    together:
-    one that comes earlier waits for it; one that comes during PreciseBN or an evaluation waits for
-    their end, and for one more iteration if it came during the evaluation. An evaluation that is
-    due after the last iteration before a stop is made up for by `resume`. Before the processes
-    are up there is nothing to save, and the run just ends; likewise an evaluation alone.
+    A stop signal (moco/engine/stop.py) is answered by all processes together after the iteration at
+    hand; one that comes during an evaluation, after its end and one more iteration. An evaluation
+    that was due at a stop is done by `resume`.
 
     Raises:
         UserError: what does not fit; NumericError: a loss that is not finite.
-        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
     work = partial(_work, cfg, weights, resume, eval_only, visualize, tuple(imports))
     saves = not eval_only
@@ -131,6 +131,9 @@ class Trainer(DefaultTrainer):
 
     checkpointer: DetectionCheckpointer
     checkpoint_hook: CheckpointHook
+    build_evaluator = staticmethod(build_evaluator)
+    build_train_loader = staticmethod(build_train_loader)
+    build_test_loader = staticmethod(build_test_loader)
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
@@ -143,28 +146,6 @@ class Trainer(DefaultTrainer):
     def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:
         with private_random():
             return super().test(cfg, model, evaluators)
-
-    @classmethod
-    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
-        return build_evaluator(cfg, dataset_name)
-
-    @classmethod
-    def build_train_loader(cls, cfg: CfgNode) -> Any:
-        return build_train_loader(cfg)
-
-    @classmethod
-    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
-        return build_test_loader(cfg, dataset_name)
-
-    def build_writers(self) -> list[EventWriter]:
-        """Detectron2's; metrics.json is opened after a resumed run has shortened it."""
-        writers = []
-        for writer in super().build_writers():
-            if isinstance(writer, JSONWriter):
-                writer.close()
-                writer = LateJSONWriter(self.cfg.OUTPUT_DIR)
-            writers.append(writer)
-        return writers
 
     def run_step(self) -> None:
         try:
@@ -179,7 +160,7 @@ class Trainer(DefaultTrainer):
         except DataError as error:
             self._leave_unreadable(error)
 
-    def _leave_unreadable(self, error: DataError) -> None:
+    def _leave_unreadable(self, error: DataError) -> NoReturn:
         """Save what was trained; on all ranks."""
         self.checkpoint_hook.save_unreadable(self.iter)
         last, doctor = last_checkpoint(Path(self.cfg.OUTPUT_DIR)), doctor_command(self.cfg)
@@ -200,15 +181,12 @@ class Trainer(DefaultTrainer):
                 periods = self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD
                 self.checkpoint_hook = CheckpointHook(inner, hook, *periods)
                 hooks.append(self.checkpoint_hook)
-            hooks.append(self._rank_equal(hook))
+            if isinstance(hook, PreciseBN):
+                hook = RankEqualPreciseBN(hook, self.model, self.cfg.TEST.EVAL_PERIOD)
+            hooks.append(hook)
         if comm.is_main_process():
             hooks.insert(-1, ProgressHook())
         return hooks
-
-    def _rank_equal(self, hook: HookBase) -> HookBase:
-        if isinstance(hook, PreciseBN):
-            return RankEqualPreciseBN(hook, self.model, self.cfg.TEST.EVAL_PERIOD)
-        return hook
 
 
 class CpuTrainer(Trainer):
@@ -229,22 +207,6 @@ class CpuTrainer(Trainer):
         self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
         self.register_hooks(self.build_hooks())
-
-
-class LateJSONWriter(EventWriter):
-    """Detectron2's JSONWriter, which opens its file at once; this one when it writes."""
-
-    def __init__(self, folder: str) -> None:
-        self._path = Path(folder) / METRICS_NAME
-        self._writer: JSONWriter | None = None
-
-    def write(self) -> None:
-        self._writer = self._writer or JSONWriter(str(self._path))
-        self._writer.write()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
 
 
 class ProgressHook(HookBase):
@@ -289,7 +251,7 @@ def _work(
     if cfg.TEST.AUG.ENABLED:
         metrics |= _augmented(cfg, model)
     if visualize and comm.is_main_process():
-        logger.info("drew predictions into %s", draw_predictions(cfg, model, visualize))
+        logger.info("plotted predictions into %s", plot_predictions(cfg, model, visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
 
 
@@ -297,6 +259,16 @@ def _train(
     cfg: CfgNode, weights: Converted | None, resume: bool, stop: StopRequest
 ) -> tuple[nn.Module, dict[str, float], Coverage | None, int]:
     """The model, metrics, coverage of the weights, and number of iterations."""
+    folder, content = Path(cfg.OUTPUT_DIR), {}
+    path = last_checkpoint(folder) if resume else None
+    if path is not None:
+        content = check_checkpoint(path)
+    elif resume:
+        logger.info("--resume: no checkpoint in %s yet, starting from scratch", folder)
+    comm.synchronize()  # all have read it
+    if resume and comm.is_main_process():  # before the trainer opens metrics.json
+        resume_from(folder, path, content.get("iteration", -1) + 1, cfg.SOLVER.MAX_ITER)
+    comm.synchronize()
     spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
     trainer = (CpuTrainer if spread else Trainer)(cfg)
     model: nn.Module = trainer.checkpointer.model
@@ -306,20 +278,12 @@ def _train(
     gc.collect()
     gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
-    path = None
-    if resume and trainer.checkpointer.has_checkpoint():
-        path = trainer.checkpointer.get_checkpoint_file()
-        standing = check_checkpoint(path).get(STANDING)
-        trainer.checkpoint_hook.resumed = usable(standing, path, trainer._trainer.data_loader)
+    if path is not None:
+        state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
+        trainer.checkpoint_hook.resumed = state
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
-    elif resume:
-        logger.info("--resume: no checkpoint in %s yet, starting anew", cfg.OUTPUT_DIR)
-    comm.synchronize()  # all have read it
-    if resume and comm.is_main_process():
-        folder, done = Path(cfg.OUTPUT_DIR), trainer.start_iter
-        resume_from(folder, Path(path) if path else None, done, trainer.max_iter)
-    comm.synchronize()
+    del content
     trainer.checkpoint_hook.stop = stop
     try:
         with counting(lambda: trainer.checkpoint_hook.done):
@@ -356,7 +320,7 @@ def _canonical(results: Mapping[str, float]) -> dict[str, float]:
     metrics = {}
     for name, value in results.items():
         # DensePose's AP is that of the geodesic point similarity (the paper's AP^dp); -1 times 100
-        # stands where there was nothing to measure.
+        # is written where there was nothing to measure.
         name = name.replace("densepose_gps/", "densepose/")
         if name.split("/")[0] in HEADLINE:
             metrics[name] = math.nan if value == -100 else value

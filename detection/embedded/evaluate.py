@@ -16,7 +16,7 @@ from detection.embedded.data import raise_on_all
 from detection.embedded.model import Model
 from detection.embedded.pipeline import build_evaluation
 from detection.evaluation.base import Prediction
-from detection.evaluation.evaluators import build_evaluator
+from detection.evaluation.evaluators import build_evaluator, evaluate_together
 from detection.evaluation.predictions import encode_mask
 from detection.evaluation.visualize import Visualizer
 from moco.common import distributed
@@ -47,12 +47,7 @@ def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str
             error = found
     raise_on_all(error)
     gathered = distributed.gather_objects(evaluator)
-    if not gathered:
-        return {}
-    whole, *others = gathered
-    for other in others:
-        whole.extend(other)
-    return whole.evaluate()
+    return evaluate_together(gathered) if gathered else {}
 
 
 def draw_predictions(model: Model, split: Split, cfg: CfgNode, folder: Path, number: int) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from convert.families.resnet_network import FEATURES, STAGES, is_bottleneck
-from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES
-from detection.config.task import check_basic_blocks
+from convert.families.resnet_network import FEATURES, STAGES
+from detection.config.checks import check_basic_blocks
+from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
 from moco.common.errors import UserError
 
 
@@ -22,37 +22,19 @@ def check_supported(cfg: CfgNode) -> None:
     choices = {key: (default,) for key, default in DETECTRON2_ONLY.items()} | EMBEDDED_CHOICES
     for key, allowed in choices.items():
         value = _get(cfg, key, default=allowed[0])
-        if not any(_same(value, choice) for choice in allowed):
+        if not any(same_value(value, choice) for choice in allowed):
             names = ", ".join(repr(c) if c == "" else str(c) for c in allowed)
             raise UserError(
                 f"{key} {value}: the embedded engine has only {names}; "
                 "change it, or use --engine detectron2"
             )
-    _check_backbone(cfg)
+    check_basic_blocks(cfg)
     maps = _maps(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         _check_segmenter(cfg, maps)
     else:
         _check_anchors(cfg, maps)
         _check_roi_heads(cfg, maps)
-
-
-def _check_backbone(cfg: CfgNode) -> None:
-    resnets = cfg.MODEL.RESNETS
-    if is_bottleneck(resnets.DEPTH):
-        return
-    if resnets.RES2_OUT_CHANNELS != resnets.STEM_OUT_CHANNELS:
-        raise UserError(
-            f"MODEL.RESNETS.RES2_OUT_CHANNELS {resnets.RES2_OUT_CHANNELS}: a ResNet-"
-            f"{resnets.DEPTH} keeps the channels of its stem; "
-            f"set it to {resnets.STEM_OUT_CHANNELS}"
-        )
-    if resnets.NUM_GROUPS != 1:
-        raise UserError(
-            f"MODEL.RESNETS.NUM_GROUPS {resnets.NUM_GROUPS}: a ResNet-{resnets.DEPTH} "
-            "has basic blocks without groups; set it to 1"
-        )
-    check_basic_blocks(cfg)
 
 
 def _maps(cfg: CfgNode) -> list[str]:
@@ -149,10 +131,3 @@ def _get(cfg: CfgNode, key: str, default: Any) -> Any:
             return default
         node = node[part]
     return node
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal, whether written as list or tuple; True is not 1."""
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return isinstance(a, bool) == isinstance(b, bool) and a == b

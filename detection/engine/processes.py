@@ -1,8 +1,12 @@
-"""The processes of one fine-tuning: how many, how they are started, stopped, and what they answer.
+"""The processes of one fine-tuning: their number, stop signals, and the result or first error.
 
 Both engines are given a number of processes by Detectron2's flags. The first process starts the
 others, passes signals on to them, and gets the result or the first error back through a file. With
 torchrun there is nothing to start: every process is one of them.
+
+torch's elastic launch is not used for it: told to stop, it kills after 30 seconds what may still
+be at an iteration, an evaluation or a checkpoint, and its error files do not say whether an error
+is the user's, the data's or the numbers'.
 """
 
 from __future__ import annotations
@@ -133,7 +137,7 @@ def run_in_others(
 
     Raises:
         UserError, DataError, NumericError: as the process that failed first.
-        Preempted, KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
@@ -143,33 +147,29 @@ def run_in_others(
         # It tells how it ends the others when one has failed, before that one's message.
         logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
         with _stop_signals(_ParentStop(outcome), saves) as stop:
+            failure = None
             try:
-                _launch(launch, outcome)
-                if outcome.is_file():
-                    return read_outcome(outcome)
-            except Preempted as error:
-                end(stop.received or signal.SIGTERM, str(error))
+                launch(outcome)
+            except KeyboardInterrupt:  # the second one: at once
+                kill_children()
+                raise
             except Exception as error:
-                # The message of the process that failed first is worth more than the launcher's.
-                if outcome.is_file():
+                failure = error
+            if outcome.is_file():  # of the process that failed first: worth more than `failure`
+                try:
                     return read_outcome(outcome)
+                except Preempted as error:
+                    end(stop.received or signal.SIGTERM, str(error))
+            if failure is not None:
                 if stop.received is None:
-                    raise
+                    raise failure
                 end(  # told to stop while they were still starting, which ended them
                     stop.received,
-                    f"stopped, and nothing was saved since the last checkpoint ({error}); run the "
-                    "same command with --resume to go on",
+                    f"stopped, and nothing was saved since the last checkpoint ({failure}); run "
+                    "the same command with --resume to continue",
                 )
     # The main process, and so the result, is on the first machine.
     return EngineResult({}, iterations, 0.0, None)
-
-
-def _launch(launch: Callable[[Path], None], outcome: Path) -> None:
-    try:
-        launch(outcome)
-    except KeyboardInterrupt:  # asked twice: now
-        kill_children()
-        raise
 
 
 def report(
@@ -184,7 +184,7 @@ def report(
     """Do one process's share; the main one leaves its result or error in `outcome`.
 
     Raises:
-        Exception: as `work`, but for a stop that was asked for.
+        Exception: as `work`, but for a stop that was requested.
     """
     try:
         with connect(), _stop_signals(_WorkerStop(outcome), saves) as stop:
@@ -193,24 +193,26 @@ def report(
         if local_rank == 0:  # on every machine; it has no message of its own to wait for
             atomic_write_json(outcome, {"preempted": str(error)})
         return
-    except UserError as error:
-        # That another one is gone says less than what that one says.
-        if not (isinstance(error, distributed.LostProcess) and outcome.is_file()):
-            content = {"error": str(error), "exit_code": error.exit_code, "rank": rank}
-            atomic_write_json(outcome, {**content, "iterations": iterations_before(error)})
-        raise
     except Exception as error:
-        logger.exception("process %d failed", rank)
-        if not outcome.is_file():  # the others fail after the first, because of it
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            content = {"error": text, "exit_code": 1, "rank": rank}
-            content["iterations"] = iterations_before(error)
-            atomic_write_json(outcome, {**content, "trace": traceback.format_exc()})
+        if isinstance(error, UserError):
+            text, exit_code = str(error), error.exit_code
+        else:
+            logger.exception("process %d failed", rank)
+            text, exit_code = " ".join(f"{type(error).__name__}: {error}".split()), None
+        # What follows from the end of another process says less than what that one says.
+        consequence = exit_code is None or isinstance(error, distributed.LostProcess)
+        if not (consequence and outcome.is_file()):
+            content = {
+                "error": f"{text} (process {rank})",
+                "exit_code": exit_code,
+                "trace": traceback.format_exc(),
+                "iterations": iterations_before(error),
+            }
+            atomic_write_json(outcome, content)
         raise
     if rank == 0:
-        fields = dataclasses.asdict(result)
         # JSON as Python writes it: NaN is allowed here, the file is read by the function below.
-        atomic_write_text(outcome, json.dumps(fields))
+        atomic_write_text(outcome, json.dumps(dataclasses.asdict(result)))
 
 
 def read_outcome(path: Path) -> EngineResult:
@@ -223,20 +225,16 @@ def read_outcome(path: Path) -> EngineResult:
     content = json.loads(path.read_text())
     if "preempted" in content:
         raise Preempted(content["preempted"])
-    if "trace" in content:
-        unexpected = RuntimeError(f"{content['error']} (process {content['rank']})")
-        unexpected.add_note(content["trace"])
-        set_iterations(unexpected, content["iterations"])
-        raise unexpected
     if "error" in content:
-        kind = {k.exit_code: k for k in (DataError, NumericError)}.get(
-            content["exit_code"], UserError
-        )
-        error = kind(f"{content['error']} (process {content['rank']})")
+        if content["exit_code"] is None:
+            error: Exception = RuntimeError(content["error"])
+            error.add_note(content["trace"])
+        else:
+            kinds = {kind.exit_code: kind for kind in (DataError, NumericError)}
+            error = kinds.get(content["exit_code"], UserError)(content["error"])
         set_iterations(error, content["iterations"])
         raise error
-    coverage = content.pop("coverage")
-    if coverage is not None:
+    if coverage := content.pop("coverage"):
         coverage = Coverage(coverage["loaded"], tuple(coverage["left_at_init"]))
     return EngineResult(**content, coverage=coverage)
 

@@ -11,8 +11,8 @@ import torch
 State = Mapping[str, Any]
 
 
-def draws_state() -> State:
-    """The streams from which the augmentation of an image draws: NumPy's and Python's."""
+def augmentation_state() -> State:
+    """The streams that augmentation samples from: NumPy's and Python's."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
@@ -20,29 +20,29 @@ def draws_state() -> State:
     }
 
 
-def restore_draws(state: State) -> None:
+def restore_augmentation(state: State) -> None:
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
 
 
 def random_state() -> State:
     """All streams; of the GPUs the one that this process uses."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    return {"torch": torch.get_rng_state(), "cuda": cuda, **draws_state()}
+    return {"torch": torch.get_rng_state(), "cuda": cuda, **augmentation_state()}
 
 
 def restore_random(state: State) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
-    restore_draws(state)
+    restore_augmentation(state)
 
 
 @contextmanager
 def private_random() -> Iterator[None]:
-    """What is drawn inside does not advance the training's streams."""
+    """What is sampled inside does not advance the training's streams."""
     before = random_state()
     try:
         yield

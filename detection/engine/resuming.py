@@ -60,7 +60,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
-    """Whether the evaluation that is due after so many iterations is not in metrics.json.
+    """Whether the evaluation that is due after `done` iterations is not in metrics.json.
 
     A stop or a kill came before it.
     """

@@ -1,5 +1,6 @@
 """The metric of a dataset, chosen by its `evaluator_type`; the same objects for both engines."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
@@ -9,6 +10,14 @@ from detection.evaluation import cityscapes, coco, sem_seg, voc  # noqa: F401  #
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric
 from moco.common.errors import UserError
 from moco.common.registry import lookup
+
+
+def evaluate_together(evaluators: Sequence[Evaluator]) -> dict[str, float]:
+    """Metrics of what all processes collected, by rank."""
+    whole, *others = evaluators
+    for other in others:
+        whole.extend(other)
+    return whole.evaluate()
 
 
 def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from convert.convert_to_d2 import convert_file, convert_in_memory
 from convert.detectron2_backbone import Detectron2Backbone
 from convert.families.resnet_network import FEATURES
 from convert.verify import Converted, build_backbone, check_features, fixed_image
-from detection.engine.detectron2_features import main
+from detection.backbone_features import main
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
 from tests.oracles.resnets import make_resnet

@@ -13,7 +13,7 @@ from tests.oracles.tiny_voc import write_voc
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = pytest.mark.skipif(
-    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="slow; set MOCO_SLOW_TESTS=1 to run it"
+    os.environ.get("MOCO_SLOW_TESTS") != "1", reason="minutes; set MOCO_SLOW_TESTS=1 to run it"
 )
 
 
@@ -30,6 +30,14 @@ def _catalogs_stay_detectron2s():
     for catalog, content in before:
         catalog.data.clear()
         catalog.data.update(content)
+
+
+@pytest.fixture(params=["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)])
+def engine(request) -> str:
+    """Each engine, Detectron2 where it is installed."""
+    if request.param == "detectron2":
+        request.getfixturevalue("detectron2")
+    return request.param
 
 
 @pytest.fixture

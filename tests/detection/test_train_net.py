@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from detection import train_net
+from detection.engine import run
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
@@ -32,15 +32,7 @@ def argv(small_config, small_options, tmp_path):
     return call
 
 
-def test_help_needs_neither_torch_nor_detectron2():
-    code = (
-        "import sys, detection.train_net as t; t.build_parser().format_help();"
-        "heavy = {'torch', 'detectron2', 'numpy', 'torchvision'} & set(sys.modules);"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
-
-
+@pytest.mark.detectron2
 def test_the_flags_are_detectron2s(detectron2):
     """Every flag of its default_argument_parser is here, with the same meaning of its defaults."""
     from detectron2.engine import default_argument_parser
@@ -56,10 +48,10 @@ def test_the_flags_are_detectron2s(detectron2):
 
 
 def test_flags_and_pairs_in_any_order():
-    words = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
-    words += ["--resume"]
-    words += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
-    args = parse_with_pairs(build_parser(), words)
+    arguments = ["SEED", "-1", "--config-file", "a.yaml", "OUTPUT_DIR=out", "DATASETS.VOC_DIR", ""]
+    arguments += ["--resume"]
+    arguments += ["MODEL.RPN.BOUNDARY_THRESH", "-1e-3", "--num-gpus", "2", "SOLVER.STEPS", "(1,)"]
+    args = parse_with_pairs(build_parser(), arguments)
     assert (args.config_file, args.resume, args.num_gpus) == ("a.yaml", True, 2)
     assert args.opts == [
         *("SEED", "-1", "OUTPUT_DIR", "out", "DATASETS.VOC_DIR", ""),
@@ -67,11 +59,12 @@ def test_flags_and_pairs_in_any_order():
     ]
 
 
+@pytest.mark.detectron2
 def test_the_engine_is_detectron2_where_it_can_be_imported(detectron2):
     engine, reason = choose_engine("auto")
     assert engine == "detectron2"
     assert "can be imported" in reason
-    assert choose_engine("embedded") == ("embedded", "asked for")
+    assert choose_engine("embedded") == ("embedded", "requested")
 
 
 def test_the_engine_without_detectron2(monkeypatch):
@@ -96,7 +89,7 @@ def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys)
     newest = max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert newest.name == "run.json"
     out = capsys.readouterr().out
-    assert out.splitlines()[1] == "engine: embedded (asked for)"
+    assert out.splitlines()[1] == "engine: embedded (requested)"
     assert "init random, seed 7, on cpu" in out
     assert "3 classes: blue, green, red" in out
     assert "shapes_test: AP " in out
@@ -125,7 +118,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     def fails(*_: object) -> None:
         raise NumericError("at once")
 
-    monkeypatch.setattr(train_net, "run_engine", fails)
+    monkeypatch.setattr(run, "run_engine", fails)
     with pytest.raises(NumericError):
         main(argv(flags=("--overwrite",)))
     assert not (folder / "last_checkpoint").exists()
@@ -137,12 +130,13 @@ def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
     def stopped(*_: object) -> None:
         raise Preempted("stopped by SIGTERM")
 
-    monkeypatch.setattr(train_net, "run_engine", stopped)
+    monkeypatch.setattr(run, "run_engine", stopped)
     with pytest.raises(Preempted):
         main(argv())
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_folder, small_config):
     """Whatever its own file says of the schedule; another test setting is another protocol."""
     main(argv("SOLVER.BASE_LR", "0.003"))
@@ -169,6 +163,7 @@ def test_evaluation_records_the_protocol_of_the_training(argv, tmp_path, voc_fol
     assert any("training data" in note for note in alone.notes)
 
 
+@pytest.mark.slow
 def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     """A folder that has only its test split."""
     main(argv())
@@ -201,7 +196,7 @@ def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):
         set_iterations(error, 5)
         raise error
 
-    monkeypatch.setattr(train_net, "run_engine", fails)
+    monkeypatch.setattr(run, "run_engine", fails)
     with pytest.raises(NumericError):
         main(argv())
     record = read_record(tmp_path / "run" / "run.json")
@@ -214,7 +209,7 @@ def test_a_failed_run_of_a_killed_process_counts_what_it_logged(argv, tmp_path, 
         (tmp_path / "run/metrics.json").write_text('{"iteration": 19}\n{"iteration": 39}\n{"it')
         raise RuntimeError("process 1 was killed")
 
-    monkeypatch.setattr(train_net, "run_engine", killed)
+    monkeypatch.setattr(run, "run_engine", killed)
     with pytest.raises(RuntimeError):
         main(argv())
     assert read_record(tmp_path / "run" / "run.json").iterations == 40
@@ -258,15 +253,17 @@ def test_torchrun_and_the_flags_exclude_each_other(argv):
         main(argv(flags=("--num-gpus", "2")))
 
 
+@pytest.mark.detectron2
 @pytest.mark.usefixtures("in_torchrun", "detectron2")
 def test_torchrun_cannot_start_detectron2(argv):
-    words = argv()
-    words[words.index("--engine") + 1] = "detectron2"
+    arguments = argv()
+    arguments[arguments.index("--engine") + 1] = "detectron2"
     with pytest.raises(UserError, match=r"--num-gpus 2 instead, or torchrun with --engine embed"):
-        main(words)
+        main(arguments)
 
 
-def test_started_again_by_torchrun_the_run_goes_on(argv, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_restarted_by_torchrun_the_run_continues(argv, tmp_path, monkeypatch):
     assert main(argv()) == 0
     longer = argv("SOLVER.MAX_ITER", 4)
     with pytest.raises(UserError, match="is not empty"):
@@ -312,6 +309,7 @@ def test_evaluation_takes_the_model_as_it_was_trained(argv, tmp_path, small_conf
         main(argv(*elsewhere, "INPUT.FORMAT", "RGB", flags=("--eval-only",)))
 
 
+@pytest.mark.slow
 def test_the_script_ends_with_one_line_and_its_code(small_config, small_options, tmp_path):
     options = [*small_options, "MODEL.WEIGHTS", "no.pth"]
     done = subprocess.run(

@@ -59,7 +59,7 @@ _ANSWERS = {
 
 
 def detections(net: nn.Module, samples: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-    """What the model says about each sample, in the embedded engine's words."""
+    """What the model says about each sample, with the embedded engine's names."""
     with torch.no_grad():
         outputs = net(inputs(samples))
     if "sem_seg" in outputs[0]:

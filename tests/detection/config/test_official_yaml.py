@@ -19,7 +19,11 @@ from tests.oracles.official_yaml import NAMES, write_official
 from tests.oracles.resnets import make_resnet
 from tests.oracles.small_tasks import SHORT, SMALL
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [
+    pytest.mark.detectron2,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("detectron2"),
+]
 
 NARROW = {
     "MODEL.RESNETS.STEM_OUT_CHANNELS": 16,
@@ -83,7 +87,7 @@ def official_model(file: Path, weights: Path, keys: dict[str, object], monkeypat
     ],
 )
 def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monkeypatch):
-    """State and outputs are equal to the bit, random layers included."""
+    """State and outputs are bitwise identical, random layers included."""
     from detectron2.modeling import build_model
 
     from detection.d2 import Res5ROIHeadsExtraNorm, with_process_norms

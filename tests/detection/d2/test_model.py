@@ -8,12 +8,11 @@ import torch
 
 from convert.verify import read_converted
 from detection.config.task import load_task
-from detection.embedded.build import build_model as build_embedded
 from detection.engine.weights import load_converted
 from moco.common.files import load_torch
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 @pytest.fixture
@@ -42,18 +41,6 @@ def build(cfg):
     return build_model(with_process_norms(cfg, 1))
 
 
-@pytest.mark.parametrize("shape", [[], NARROW_R50], ids=["R18", "R50"])
-def test_both_engines_build_the_same_detector_from_the_same_seed(shape, load):
-    """Names, shapes and random values: checkpoints pass in both directions."""
-    theirs = build(load(*shape)).state_dict()
-    torch.manual_seed(7)
-    ours = build_embedded(load(*shape, engine="embedded")).state_dict()
-    assert set(theirs) == set(ours)
-    for name, value in theirs.items():
-        assert torch.equal(value, ours[name]), name
-    assert "roi_heads.res5.norm.running_var" in theirs
-
-
 def test_the_extra_norm_is_the_official_one(load):
     """As facebookresearch/moco's class: Detectron2's res5 and a norm over its map, then pooling."""
     from detectron2.modeling.roi_heads import Res5ROIHeads
@@ -79,21 +66,6 @@ def test_r18_gets_basic_blocks(load):
         "BatchNorm2d",
     ]
     assert heads.box_predictor.cls_score.in_features == 512
-
-
-def test_norms_fit_the_processes(load):
-    from detection.d2 import with_process_norms
-
-    naive = load()
-    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"
-    assert with_process_norms(naive, 1).MODEL.RESNETS.NORM == "BN"
-    assert with_process_norms(naive, 2).MODEL.RESNETS.NORM == "naiveSyncBN"
-    assert naive.MODEL.RESNETS.NORM == "naiveSyncBN"  # the task stays what it is
-    torchs = load("MODEL.RESNETS.NORM", "SyncBN", "MODEL.FPN.NORM", "SyncBN")
-    several = with_process_norms(torchs, 2)
-    assert (several.MODEL.RESNETS.NORM, several.MODEL.FPN.NORM) == ("naiveSyncBN", "naiveSyncBN")
-    frozen = load("MODEL.RESNETS.NORM", "FrozenBN")
-    assert with_process_norms(frozen, 1).MODEL.RESNETS.NORM == "FrozenBN"
 
 
 def test_nothing_is_frozen_and_every_parameter_learns(load):
@@ -131,7 +103,7 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
         assert torch.equal(value, expected[name]), name
 
 
-def test_users_own_train_net_can_use_the_plugin(r18_file, voc_folder):
+def test_a_custom_train_net_can_use_the_plugin(r18_file, voc_folder):
     """The README's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg

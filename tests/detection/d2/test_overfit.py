@@ -16,7 +16,7 @@ from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import write_voc
 from tests.oracles.tiny_voc_seg import write_voc_seg
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
 SIDE_PX = 96
 COMMON = {

@@ -11,7 +11,7 @@ from tests.detection.conftest import ROOT, SLOW
 from tests.oracles.real_voc import few_images, with_links
 from tests.oracles.small_tasks import assert_same_run, run
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures("detectron2")]
 
 TASKS = (
     "voc/faster_rcnn_R_50_C4_9k",

@@ -76,6 +76,7 @@ def test_the_tables_name_every_task_file():
     assert set(NEW_LAYERS) == set(PAPER_TASKS)
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("task", [task for task in PAPER_TASKS if "densepose" not in task])
 def test_the_model_at_full_width(task, detectron2):
     """The numbers of parameters are those of Detectron2's models with the paper's layers added."""
@@ -90,6 +91,8 @@ def test_the_model_at_full_width(task, detectron2):
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.detectron2
+@pytest.mark.slow
 @pytest.mark.parametrize("task", PAPER_TASKS)
 def test_a_task_trains_and_evaluates_on_detectron2(task, task_run, detectron2, tmp_path):
     if "densepose" in task:
@@ -111,6 +114,7 @@ DISTINCT = [task for task in PAPER_TASKS if not re.search(r"_9k|_2x$|_6x|2x_f|de
 DISTINCT.append("coco/keypoint_rcnn_R_50_FPN_2x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DISTINCT)
 def test_a_task_trains_and_evaluates_on_the_embedded_engine(task, task_run):
     folder, record = task_run("embedded", task)
@@ -119,6 +123,8 @@ def test_a_task_trains_and_evaluates_on_the_embedded_engine(task, task_run):
     assert all(torch.isfinite(value).all() for value in state.values())
 
 
+@pytest.mark.detectron2
+@pytest.mark.slow
 @pytest.mark.parametrize("task", DISTINCT)
 def test_both_engines_give_the_same_run(task, task_run, detectron2):
     """Weights, statistics, coverage, predictions, metrics, protocol: no difference at all."""
@@ -130,11 +136,12 @@ def test_both_engines_give_the_same_run(task, task_run, detectron2):
         assert getattr(their_record, field) == getattr(our_record, field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task",
     ["coco/mask_rcnn_R_50_FPN_1x", "coco/keypoint_rcnn_R_50_FPN_2x", "voc/fcn16s_R_50_30k"],
 )
-def test_the_embedded_engine_evaluates_and_draws_a_trained_model(task, task_run, data_of, tmp_path):
+def test_the_embedded_engine_evaluates_and_plots_a_trained_model(task, task_run, data_of, tmp_path):
     """From the config.yaml beside it; the numbers are those of the training's end."""
     data_of(task)
     folder, trained = task_run("embedded", task)
@@ -152,8 +159,8 @@ def check_record(task: str, record: RunRecord) -> None:
     assert set(record.metrics) >= expected
     assert record.recipe is not None
     assert record.coverage is not None and record.coverage["loaded"] == 265  # all of an R50's
-    started_anew = {layer(name) for name in record.coverage["left_at_init"]}
-    assert started_anew == set(NEW_LAYERS[task])
+    from_scratch = {layer(name) for name in record.coverage["left_at_init"]}
+    assert from_scratch == set(NEW_LAYERS[task])
 
 
 def layer(name: str) -> str:

@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-pytestmark = pytest.mark.usefixtures("detectron2")
-
 SIZES = {0: [(8, 8), (16, 12), (8, 24)], 1: [(32, 8), (8, 8), (16, 16)]}
 
 
@@ -62,20 +60,24 @@ def of_all_pixels() -> tuple[torch.Tensor, torch.Tensor]:
     return flat.mean(dim=1).float(), flat.var(dim=1, unbiased=False).float()
 
 
-def test_ranks_end_alike_and_right(tmp_path):
+@pytest.mark.detectron2
+@pytest.mark.slow
+def test_ranks_end_alike_and_right(tmp_path, detectron2):
     first, second = two_ranks(tmp_path, upstream=False)
     for mine, theirs, true in zip(first, second, of_all_pixels(), strict=True):
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine, true, rtol=1e-4, atol=1e-5)
 
 
-def test_upstream_ends_differently_on_every_rank(tmp_path):
+@pytest.mark.detectron2
+@pytest.mark.slow
+def test_upstream_ends_differently_on_every_rank(tmp_path, detectron2):
     """facebookresearch/detectron2#5398; when this fails, the combination is not needed any more."""
     (mean, _), (other, _) = two_ranks(tmp_path, upstream=True)
     assert (mean - other).abs().max() > 0.5
 
 
-def test_one_process_is_left_alone(detectron2):
+def test_one_process_is_left_alone():
     from detection.engine.precise_bn import combine_statistics
 
     model = network()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from detection.config.task import default_task, scale_to_processes
+from detection.config.scaling import scale_to_processes
+from detection.config.task import default_task
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 

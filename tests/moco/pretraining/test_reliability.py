@@ -169,7 +169,7 @@ class TestPayloads:
             convert_file(path, tmp_path / "out.pth")
 
         def detector(path):
-            from detection.engine.weights import read_weights
+            from detection.config.weights import read_weights
 
             read_weights(str(path))
 

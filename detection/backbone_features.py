@@ -1,6 +1,6 @@
-"""Show the verification's image to Detectron2's own backbone, filled from a converted file.
+"""Features of the verification's image from Detectron2's own backbone, filled from a file.
 
-    python -m detection.engine.detectron2_features moco.pth features.pth
+    python -m detection.backbone_features moco.pth features.pth
 
 The backbone is built from the file's contract as for training, and Detectron2's own checkpointer
 fills it. Writes a dict of tensors for torch.load: stem, res2 .. res5, each (1, C, H, W).
@@ -22,9 +22,7 @@ from moco.common.files import atomic_torch_save
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m detection.engine.detectron2_features",
-        description="Show the verification's image to Detectron2's own backbone, filled from a "
-        "converted file.",
+        prog="python -m detection.backbone_features", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("weights", nargs="?", help="file that convert/convert_to_d2.py wrote")
     parser.add_argument(
@@ -35,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m detection.engine.detectron2_features`."""
+    """Run the command line; see `build_parser`."""
     args = build_parser().parse_args(argv)
     if (args.weights is None) != (args.output is None):
         raise UserError("output: missing; give WEIGHTS and OUTPUT, or neither")

@@ -14,8 +14,9 @@ from convert.families import keymap
 from convert.families.resnet_network import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
+from detection.config.weights import apply_contract
 from detection.embedded.build import build_model as build_embedded
-from detection.engine.weights import apply_contract, load_converted, read_trained
+from detection.engine.weights import load_converted, read_trained
 from detection.train_net import main
 from moco.common.errors import UserError
 from moco.common.run import read_record
@@ -23,7 +24,7 @@ from moco.modeling.encoder import EncoderSpec
 from moco.modeling.encoder import build_backbone as build_encoder
 from tests.oracles.resnets import randomize
 
-pytestmark = pytest.mark.usefixtures("detectron2")
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 class Arch(NamedTuple):
@@ -64,9 +65,11 @@ CONFIGS = {
     "dilated C5": "configs/voc/faster_rcnn_R_50_dilated_C5_24k.yaml",
     "FCN": "configs/voc/fcn16s_R_50_30k.yaml",
 }
+SMALL_STEMS = ("resnet18 cifar", "resnet50 stride2", "resnext50_32x8d cifar")
 # Deeper ones have no other kinds of blocks, and these tasks no other backbone than the first three.
 TASKS = [
-    *((n, t) for n, a in ARCHS.items() if a.depth <= 50 for t in ("C4", "FPN", "dilated C5")),
+    *((n, "C4") for n, a in ARCHS.items() if a.depth <= 50),
+    *((n, t) for n in ("resnet18", "resnet50", *SMALL_STEMS) for t in ("FPN", "dilated C5")),
     *((n, t) for n in ("resnet18 cifar", "resnet50 w2x") for t in ("C4 with masks", "FCN")),
     *(("resnet50 stride2", t) for t in ("C4 with masks", "FCN")),
 ]
@@ -232,7 +235,7 @@ def test_both_backbones_give_bitwise_equal_features_of_one_file(
 def test_detectron2s_builder_is_taken_wherever_it_can() -> None:
     from detectron2.modeling.backbone.resnet import BasicStem
 
-    from detection.d2.backbones import detectron2_has
+    from detection.d2.resnet import detectron2_has
 
     for name, arch in ARCHS.items():
         with torch.device("meta"):
@@ -268,7 +271,7 @@ def test_a_detector_of_each_task_is_built_filled_and_runs(
     weights = converted[name]
     stem, depth = weights.contract.stem, weights.contract.depth
     if task in ("dilated C5", "FCN") and depth < 50:
-        with pytest.raises(UserError, match=r"basic blocks of a ResNet-\d+ cannot be dilated"):
+        with pytest.raises(UserError, match=r"MODEL\.RESNETS\.RES5_DILATION 2"):
             config(weights.contract, task)
         return
     cfg = config(weights.contract, task)
@@ -335,7 +338,7 @@ def test_what_only_detectron2s_backbone_can_is_refused(
         config(converted["resnet18 cifar"].contract, "FPN", **keys)
 
 
-def test_ones_own_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
+def test_a_custom_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
     from detectron2.config import get_cfg
 
     from detection.d2 import add_transfer_config, apply_weights
@@ -349,6 +352,7 @@ def test_ones_own_train_net_gets_the_builder_with_the_weights(tmp_path) -> None:
     assert (cfg.MODEL.RESNETS.STEM, cfg.MODEL.RESNETS.STEM_OUT_CHANNELS) == ("cifar", 8)
 
 
+@pytest.mark.slow
 def test_a_run_trains_our_backbone_on_detectron2(small_options, tmp_path) -> None:
     """The whole command; its record keeps Detectron2's name of the builder."""
     torch.save(network(ARCHS["resnet18 cifar"]).state_dict(), tmp_path / "cifar.pth")

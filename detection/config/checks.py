@@ -1,0 +1,196 @@
+"""Checks of a resolved task: values, constraints between keys, the data, and a resumed folder."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from detection.config.keys import NOT_PROTOCOL, same_value
+from detection.config.trained import CONFIG_NAME
+from detection.config.weights import some
+from detection.datasets.base import Split, object_counts
+from detection.datasets.coco_json import require_polygons
+from moco.common.cfgnode import flatten, read_yaml
+from moco.common.errors import DataError, UserError
+
+_SMALLEST = {
+    "SOLVER.MAX_ITER": 1,
+    "SOLVER.IMS_PER_BATCH": 1,
+    "SOLVER.WARMUP_ITERS": 0,
+    "SOLVER.CHECKPOINT_PERIOD": 1,
+    "INPUT.SEM_SEG_CROP_SIZE": 0,
+    "TEST.EVAL_PERIOD": 0,
+    "TEST.PRECISE_BN.NUM_ITER": 1,
+    "TEST.DETECTIONS_PER_IMAGE": 1,
+    "DATALOADER.NUM_WORKERS": 0,
+    "INPUT.MIN_SIZE_TEST": 0,
+    "INPUT.MAX_SIZE_TRAIN": 1,
+    "INPUT.MAX_SIZE_TEST": 1,
+}
+# What a resumed run cannot change: the checkpoint brings optimizer and schedule along.
+_FIXED_BY_CHECKPOINT = (
+    "SOLVER.BASE_LR",
+    "SOLVER.IMS_PER_BATCH",
+    "SOLVER.GAMMA",
+    "SOLVER.STEPS",
+    "SOLVER.WARMUP_FACTOR",
+    "SOLVER.WARMUP_ITERS",
+    "SOLVER.WARMUP_METHOD",
+)
+
+
+def check_values(cfg: CfgNode) -> None:
+    """Raise UserError for a value out of its range or in contradiction with another one."""
+    flat, solver = flatten(cfg), cfg.SOLVER
+    for key, smallest in _SMALLEST.items():
+        if flat[key] < smallest:
+            raise UserError(f"{key}: got {flat[key]}, expected at least {smallest}")
+    if cfg.SEED >= 2**31:
+        raise UserError(f"SEED: got {cfg.SEED}, expected less than 2**31")
+    if not (math.isfinite(solver.BASE_LR) and solver.BASE_LR > 0):
+        raise UserError(f"SOLVER.BASE_LR: got {solver.BASE_LR}, expected more than 0")
+    steps = list(solver.STEPS)
+    if steps != sorted(set(steps)) or any(not 0 < step < solver.MAX_ITER for step in steps):
+        raise UserError(
+            f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
+            f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
+        )
+    low, high = cfg.INPUT.SEM_SEG_SCALE_RANGE
+    if not 0 < low <= high:
+        raise UserError(
+            f"INPUT.SEM_SEG_SCALE_RANGE: got {[low, high]}, expected two ratios above 0, the lower "
+            "one first"
+        )
+    if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
+        raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
+    sizes = cfg.INPUT.MIN_SIZE_TRAIN
+    sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)  # one number: in Detectron2
+    if not sizes or not all(_finite(size) and size >= 1 for size in sizes):
+        raise UserError(f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected sizes in pixels, e.g. (800,)")
+    if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2:
+        raise UserError(
+            f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected the smallest and the largest size, "
+            "because INPUT.MIN_SIZE_TRAIN_SAMPLING is range"
+        )
+    for key in ("PIXEL_MEAN", "PIXEL_STD"):
+        values = list(cfg.MODEL[key])
+        positive = key == "PIXEL_MEAN" or all(value > 0 for value in values if _finite(value))
+        if len(values) != 3 or not all(map(_finite, values)) or not positive:
+            raise UserError(f"MODEL.{key}: got {values}, expected 3 numbers of 0..255, std above 0")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def check_basic_blocks(cfg: CfgNode) -> None:
+    """Raise UserError for what a backbone of basic blocks (ResNet-10, 18, 34) cannot have."""
+    from convert.families.resnet_network import is_bottleneck  # imports torch
+
+    resnets = cfg.MODEL.RESNETS
+    if is_bottleneck(resnets.DEPTH):
+        return
+    for key, only in (
+        ("RES2_OUT_CHANNELS", resnets.STEM_OUT_CHANNELS),
+        ("NUM_GROUPS", 1),
+        ("RES5_DILATION", 1),
+    ):
+        if resnets[key] != only:
+            raise UserError(
+                f"MODEL.RESNETS.{key} {resnets[key]}: the basic blocks of a ResNet-{resnets.DEPTH} "
+                "keep the channels of the stem, have no groups and cannot be dilated; "
+                f"set it to {only}"
+            )
+    if cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+        # Its res5 is three bottlenecks whatever the backbone: R18 weights would load in part.
+        raise UserError(
+            "MODEL.ROI_HEADS.NAME Res5ROIHeads: its res5 is made of bottlenecks; with a "
+            f"ResNet-{resnets.DEPTH} use Res5ROIHeadsExtraNorm"
+        )
+
+
+def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[str]:
+    """Notes on the data.
+
+    Raises:
+        DataError: the splits do not fit each other or the model; nothing is learned or measured.
+    """
+    notes = []
+    for split in {split.name: split for split in (*train, test)}.values():
+        notes += [f"{split.name}: {note}" for note in split.notes]
+        if split.classes != test.classes:
+            raise DataError(
+                f"{split.name} has the classes {some(split.classes)}, {test.name} has "
+                f"{some(test.classes)}; they must be the same in the same order"
+            )
+    model = cfg.MODEL
+    for split in train:
+        for key, present, what in (
+            ("MASK_ON", split.has_masks, "a mask"),
+            ("KEYPOINT_ON", split.has_keypoints, "keypoints"),
+        ):
+            if model[key] and not present:
+                raise DataError(
+                    f"{split.name}: not every object has {what}, which MODEL.{key} needs; annotate "
+                    f"them, or set MODEL.{key} False"
+                )
+        if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon" and not split.from_catalog:
+            require_polygons(split)
+    if test.evaluator_type != "sem_seg":
+        notes += _absent_classes(train, test)
+    trained = {record["file_name"] for split in train for record in split.records}
+    shared = sum(record["file_name"] in trained for record in test.records)
+    if shared:
+        notes.append(f"{shared} of {len(test.records)} test images are also trained on")
+    return notes
+
+
+def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
+    """Notes on classes that are not learned, or not measured; DataError if that is all of them."""
+    notes = []
+    learned = {name for split in train for name in object_counts(split)}
+    if train and not learned:
+        raise DataError(f"{train[0].name}: no annotated objects in the training split")
+    unseen = [name for name in test.classes if name not in learned]
+    if train and unseen:
+        notes.append(f"no object to train on, so never detected: {some(unseen)}")
+    if test.from_catalog:
+        return notes  # its records need not have what its evaluator compares with
+    measured = object_counts(test, measured=True)
+    absent = [name for name in test.classes if name not in measured]
+    if len(absent) == len(test.classes):
+        raise DataError(f"{test.name}: no annotated objects in the test split to measure AP with")
+    if absent:
+        theirs = "; bbox/AP_detectron2 counts them, as Detectron2 does"
+        notes.append(
+            f"{test.name}: no object to test on: {some(absent)}; AP is the mean over the other "
+            f"{len(measured)} classes{theirs * (test.evaluator_type == 'pascal_voc')}"
+        )
+    return notes
+
+
+def changes_since(cfg: CfgNode) -> list[str]:
+    """A note if the folder was begun under another configuration.
+
+    Raises:
+        UserError: the checkpoint would overrule the change (it holds optimizer and schedule), or
+            the iterations done would count for something else.
+    """
+    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
+    if not earlier.is_file():
+        return []
+    before, now = flatten(read_yaml(earlier)), flatten(cfg)
+    changed = [
+        key
+        for key in sorted(before.keys() & now.keys())
+        if key not in NOT_PROTOCOL and not same_value(before[key], now[key])
+    ]
+    for key in changed:
+        if key in _FIXED_BY_CHECKPOINT:
+            raise UserError(
+                f"--resume: {key} is {now[key]}, but {cfg.OUTPUT_DIR} was begun with "
+                f"{before[key]}; keep it (and the number of processes, if "
+                "SOLVER.REFERENCE_WORLD_SIZE scales it), or start from scratch in another folder"
+            )
+    return [f"resumed with other values of {', '.join(changed)}"] if changed else []

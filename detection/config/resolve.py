@@ -1,0 +1,137 @@
+"""What the user left open in a task: device, seed, datasets and their number of classes."""
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from detection.config.trained import CONFIG_NAME
+from detection.datasets import custom_names, folder_sources
+from detection.datasets.base import Split
+from moco.common.cfgnode import read_yaml
+from moco.common.errors import DataError, UserError
+
+
+def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
+    """MODEL.DEVICE (in place): cuda where there is one, else cpu, unless it was set."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if "MODEL.DEVICE" not in explicit:
+        if num_processes > 1 and not available:
+            raise UserError(
+                f"{num_processes} processes (--num-gpus or torchrun) train on as many GPUs, but "
+                "torch sees no GPU; set MODEL.DEVICE cpu to let them share the CPU"
+            )
+        cfg.MODEL.DEVICE = "cuda" if available else "cpu"
+    kind = cfg.MODEL.DEVICE.split(":")[0]
+    if kind not in ("cuda", "cpu"):
+        raise UserError(f"MODEL.DEVICE: got {cfg.MODEL.DEVICE!r}, choices are cuda, cuda:N, cpu")
+    if kind == "cuda" and not available:
+        raise UserError("MODEL.DEVICE is cuda, but torch sees no GPU; set MODEL.DEVICE cpu")
+
+
+def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
+    """SEED (in place): the user's, the folder's, or a new one, and then a note that says so."""
+    if cfg.SEED >= 0:
+        return []
+    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
+    if resume and earlier.is_file():
+        cfg.SEED = int(read_yaml(earlier).get("SEED", -1))
+    if cfg.SEED >= 0:
+        return []
+    cfg.SEED = int.from_bytes(os.urandom(4), "little") >> 1
+    return [f"SEED was not set; {cfg.SEED} was sampled"]
+
+
+def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
+    """DATASETS.TRAIN and TEST (in place).
+
+    A custom dataset replaces that of the YAML file, but not what is on the command line.
+
+    Args:
+        given: keys of the command line.
+        needed: TRAIN, TEST or both.
+    """
+    datasets = cfg.DATASETS
+    own = custom_names(cfg)
+    if own and datasets.VOC_DIR:
+        raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
+    for key, name in own.items():
+        if f"DATASETS.{key}" not in given:
+            datasets[key] = (name,)
+    if own and (missing := [f"DATASETS.COCO_{key}_JSON" for key in needed if key not in own]):
+        raise UserError(f"{' and '.join(missing)} is not set, but the other one is; set both")
+    if datasets.VOC_DIR:
+        _resolve_voc_folder(cfg, given, needed)
+    elif list(datasets.VOC_CLASSES):
+        raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
+    if "TRAIN" in needed and not datasets.TRAIN:
+        raise UserError(
+            "DATASETS.TRAIN is empty; name a dataset, or set DATASETS.VOC_DIR or "
+            "DATASETS.COCO_TRAIN_JSON"
+        )
+    if len(datasets.TEST) != 1:
+        raise UserError(
+            f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one dataset, because a run is "
+            "one number of a table"
+        )
+
+
+def _resolve_voc_folder(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
+    """DATASETS.TRAIN, TEST and VOC_CLASSES (in place) from the splits of DATASETS.VOC_DIR."""
+    datasets = cfg.DATASETS
+    sources = {source.name: source for source in folder_sources(datasets)}
+    for key in needed:
+        names = tuple(datasets[key])
+        if names and all(name in sources for name in names):
+            continue
+        if names and f"DATASETS.{key}" in given:
+            raise UserError(
+                f"DATASETS.{key}: {', '.join(names)} is not in DATASETS.VOC_DIR "
+                f"{datasets.VOC_DIR}; choices are {', '.join(sources)}"
+            )
+        splits = {source.split: source.name for source in sources.values()}
+        for train, test in (("trainval", "test"), ("train", "test"), ("train", "val")):
+            chosen = {"TRAIN": train, "TEST": test}
+            if all(chosen[each] in splits for each in needed):
+                datasets[key] = (splits[chosen[key]],)
+                break
+        else:
+            raise DataError(
+                f"DATASETS.VOC_DIR {datasets.VOC_DIR}: ImageSets/Main has {', '.join(splits)}; "
+                "expected trainval or train, and test or val (or name the splits in "
+                "DATASETS.TRAIN and DATASETS.TEST)"
+            )
+    datasets.VOC_CLASSES = list(next(iter(sources.values())).classes)
+
+
+def resolve_classes(
+    cfg: CfgNode, test: Split, explicit: Collection[str], given: Collection[str]
+) -> None:
+    """NUM_CLASSES (in place) follows the dataset, unless it was set and contradicts it.
+
+    Args:
+        explicit: keys set anywhere.
+        given: keys of the command line.
+    """
+    semantic = test.evaluator_type == "sem_seg"
+    architecture = cfg.MODEL.META_ARCHITECTURE
+    if semantic != (architecture == "SemanticSegmentor"):
+        raise UserError(
+            f"MODEL.META_ARCHITECTURE {architecture} does not fit {test.name}, "
+            f"whose metric is {test.evaluator_type}"
+        )
+    heads = {"SemanticSegmentor": "SEM_SEG_HEAD", "RetinaNet": "RETINANET"}
+    head = heads.get(architecture, "ROI_HEADS")
+    node, key = cfg.MODEL[head], f"MODEL.{head}.NUM_CLASSES"
+    own = bool(cfg.DATASETS.VOC_DIR or custom_names(cfg) or test.from_catalog)
+    num_classes = len(test.classes)
+    if key not in (given if own else explicit):
+        node.NUM_CLASSES = num_classes
+    elif node.NUM_CLASSES != num_classes:
+        raise UserError(
+            f"{key}: got {node.NUM_CLASSES}, but {test.name} has {num_classes} classes; remove the "
+            "key"
+        )

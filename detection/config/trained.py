@@ -1,0 +1,124 @@
+"""A trained model under `--eval-only`: its file, and what the run that trained it says about it."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from detection.config.keys import NOT_PROTOCOL
+from detection.config.weights import RANDOM, apply_keys
+from moco.common.cfgnode import flatten, read_yaml
+from moco.common.errors import DataError, UserError
+from moco.common.run import RECORD_NAME, read_record
+
+CONFIG_NAME = "config.yaml"  # of a run, beside its record and its models
+_PIXEL_KEYS = (
+    "INPUT.FORMAT",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "MODEL.RESNETS.STRIDE_IN_1X1",
+)
+# What a model needs beside its tensors: the keys of the input contract and the head.
+_MODEL_KEYS = (
+    *_PIXEL_KEYS,
+    "MODEL.RESNETS.DEPTH",
+    "MODEL.RESNETS.STEM",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS",
+    "MODEL.RESNETS.RES2_OUT_CHANNELS",
+    "MODEL.RESNETS.NUM_GROUPS",
+    "MODEL.RESNETS.WIDTH_PER_GROUP",
+    "MODEL.ROI_HEADS.NAME",
+    "DATASETS.VOC_CLASSES",
+)
+# How it was trained. Evaluation does not need these, but its record is of that protocol.
+_TRAINING_KEYS = (
+    "SOLVER.",
+    "DATALOADER.",
+    "DATASETS.TRAIN",
+    "INPUT.MIN_SIZE_TRAIN",
+    "INPUT.MAX_SIZE_TRAIN",
+    "INPUT.RANDOM_FLIP",
+    "INPUT.CROP.",
+    "INPUT.SEM_SEG_",
+    "MODEL.BACKBONE.FREEZE_AT",
+)
+
+
+def trained_config(opts: Sequence[str], *, resume: bool) -> Path:
+    """The config.yaml beside the trained model that `--eval-only` names: the whole task is in it.
+
+    Args:
+        opts: `KEY VALUE` overrides.
+        resume: the model is the last one in OUTPUT_DIR, not MODEL.WEIGHTS.
+
+    Raises:
+        UserError: there is none.
+    """
+    given = dict(zip(opts[::2], opts[1::2], strict=False))
+    key = "OUTPUT_DIR" if resume else "MODEL.WEIGHTS"
+    folder = Path(given.get(key, ""))
+    folder = folder if resume else folder.parent
+    if key not in given or not (folder / CONFIG_NAME).is_file():
+        raise UserError(
+            f"--eval-only without --config-file takes the {CONFIG_NAME} beside the model, but "
+            f"{key} is {given.get(key, 'not set')!r} and there is none; give --config-file, e.g. "
+            f"the {CONFIG_NAME} of the run that trained it"
+        )
+    return folder / CONFIG_NAME
+
+
+def trained_file(cfg: CfgNode, *, resume: bool) -> Path:
+    """The trained model that MODEL.WEIGHTS or, with `resume`, OUTPUT_DIR's last_checkpoint names.
+
+    Raises:
+        UserError: MODEL.WEIGHTS names none; DataError: a file is missing.
+    """
+    path = Path(cfg.MODEL.WEIGHTS)
+    if resume:
+        pointer = Path(cfg.OUTPUT_DIR) / "last_checkpoint"
+        if not pointer.is_file():
+            raise DataError(f"{pointer} is missing, so there is no last checkpoint to evaluate")
+        path = pointer.parent / Path(pointer.read_text().strip()).name
+    elif cfg.MODEL.WEIGHTS in ("", RANDOM):
+        raise UserError(
+            f"MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; --eval-only needs a trained model such as "
+            "OUTPUT_DIR/model_final.pth, or --resume for the folder's last one"
+        )
+    if not path.is_file():
+        raise DataError(f"MODEL.WEIGHTS {path}: no such file; expected a trained model")
+    return path
+
+
+def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
+    """Set what the config.yaml beside MODEL.WEIGHTS says about the model (in place).
+
+    Args:
+        explicit: keys that were set; they must already agree.
+
+    Raises:
+        UserError: a contradiction, or nobody says how the model's pixels were normalized.
+    """
+    config = Path(cfg.MODEL.WEIGHTS).with_name(CONFIG_NAME)
+    trained: dict[str, Any] = flatten(read_yaml(config)) if config.is_file() else {}
+    unknown = [key for key in _PIXEL_KEYS if key not in trained and key not in explicit]
+    if unknown:
+        raise UserError(
+            f"{', '.join(unknown)}: not known for {cfg.MODEL.WEIGHTS}, which has no {CONFIG_NAME} "
+            "beside it; use --config-file with the one of the run that trained it, or set the keys"
+        )
+    model = {key: trained[key] for key in _MODEL_KEYS if key in trained}
+    apply_keys(cfg, model, explicit, f"the model {cfg.MODEL.WEIGHTS}")
+    for key in flatten(cfg).keys() & trained.keys():
+        if key == "SEED" or (key.startswith(_TRAINING_KEYS) and key not in NOT_PROTOCOL):
+            cfg.merge_from_list([key, trained[key]])
+
+
+def training_data(model: Path) -> list[tuple[str, str]] | None:
+    """(name, annotations_sha256) of what a model was trained on, None if no record says so."""
+    record = model.with_name(RECORD_NAME)
+    if record.is_file():
+        data = read_record(record).provenance.get("data")
+        if isinstance(data, list) and all(isinstance(x, list) and len(x) == 2 for x in data):
+            return [(str(name), str(sha256)) for name, sha256 in data[:-1]]
+    return None

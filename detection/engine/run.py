@@ -1,0 +1,174 @@
+"""One run of a task in its folder: description, record, and what is printed at its end."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from detection.config.engines import find_engine
+from detection.config.task import Task, protocol_sha256, resolved_config
+from detection.config.trained import CONFIG_NAME
+from detection.datasets.doctor import command as doctor_command
+from detection.engine.processes import Processes
+from detection.engine.resuming import iterations_before
+from detection.engine.weights import EngineResult
+from detection.evaluation.evaluators import metric_kinds
+from detection.evaluation.metrics import for_record, headline
+from moco.common.errors import Preempted
+from moco.common.files import atomic_write_text, sha256_file
+from moco.common.run import RunFolder, RunRecord, provenance, write_record
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command line says beside the task.
+
+    Attributes:
+        visualize: number of test images to plot the predictions on.
+    """
+
+    resume: bool
+    eval_only: bool
+    visualize: int
+    processes: Processes
+
+
+def describe(task: Task) -> str:
+    """What is about to run, line by line."""
+    data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
+    classes = task.test.classes
+    shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
+    number = len(task.recipe.deviations)
+    listed = f", {number} deviation{'s'[: number > 1]}:" if number else ""
+    lines = [
+        f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
+        f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
+        f"({len(task.test.records)} images), {len(classes)} classes: {shown}",
+        *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
+        *_weights_and_schedule(task),
+        *(f"note: {note}" for note in task.notes),
+        f"recipe: {task.recipe.label}{listed}",
+        *(f"  {deviation}" for deviation in task.recipe.deviations),
+    ]
+    return "\n".join(lines)
+
+
+def _weights_and_schedule(task: Task) -> list[str]:
+    """What a training starts from and how long it is; nothing for an evaluation."""
+    if not task.train:
+        return []
+    cfg, solver = task.cfg, task.cfg.SOLVER
+    source = task.weights.contract.source if task.weights else "random initialization"
+    mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
+    stride = "1x1 conv" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3 conv"
+    steps = ", ".join(map(str, solver.STEPS))
+    return [
+        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
+        f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
+        f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
+    ]
+
+
+def run_engine(task: Task, options: Options) -> EngineResult:
+    """Hand a task to its engine."""
+    imports = {"imports": task.imports} if task.imports else {}
+    result: EngineResult = find_engine(task.engine).run(
+        task.cfg,
+        weights=task.weights,
+        resume=options.resume,
+        eval_only=options.eval_only,
+        visualize=options.visualize,
+        processes=options.processes,
+        **imports,
+    )
+    return result
+
+
+def run_in_folder(task: Task, options: Options, description: str, *, overwrite: bool) -> None:
+    """Run a task on the main process: lock OUTPUT_DIR, write its record last, say what is next.
+
+    Raises:
+        Exception: as the engine; a failed run has a record, a preempted one has none.
+    """
+    # An evaluation leaves the run that it is about as it is.
+    keep = options.resume or options.eval_only
+    with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=overwrite) as folder:
+        results = folder.path / "inference" if options.eval_only else folder.path
+        if overwrite:
+            # Else a later --resume could continue the run that was overwritten.
+            for name in ("last_checkpoint", "log.txt"):
+                (folder.path / name).unlink(missing_ok=True)
+        if not (options.resume and (results / CONFIG_NAME).is_file()):
+            # A resumed run keeps its first one, so that what was changed since stays visible.
+            atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+        with (folder.path / "log.txt").open("a") as log:
+            log.write(f"{description}\n")
+        start = time.monotonic()
+        try:
+            result = run_engine(task, options)
+        except Preempted:
+            raise  # not over: --resume continues it
+        except Exception as error:
+            write_record(results, _failed(task, error, folder.path, time.monotonic() - start))
+            raise
+        record = _done(task, result)
+        path = write_record(results, record)
+    print(f"{task.test.name}: {headline(record.metrics)}")
+    if options.eval_only:
+        print(f"wrote {path}")
+        return
+    files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
+    present = [name for name in files if (path.parent / name).is_file()]
+    print(f"wrote {path.parent}: {', '.join(present)}")
+    print(f"next: python -m benchmarks.make_table {path.parent}")
+
+
+def _done(task: Task, result: EngineResult) -> RunRecord:
+    """The record of a finished run."""
+    metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
+    return _record(
+        task,
+        status="done",
+        iterations=result.iterations,
+        seconds=round(result.seconds, 3),
+        metrics=metrics,
+        coverage=result.coverage.to_dict() if result.coverage else None,
+        notes=[*task.notes, *notes],
+    )
+
+
+def _failed(task: Task, error: Exception, folder: Path, seconds: float) -> RunRecord:
+    """The record of a run that ended without numbers; the last note says why."""
+    return _record(
+        task,
+        status="failed",
+        iterations=iterations_before(error, folder) if task.train else 0,
+        seconds=round(seconds, 3),
+        metrics={},
+        coverage=None,
+        notes=[*task.notes, " ".join(f"{type(error).__name__}: {error}".split())],
+    )
+
+
+def _record(task: Task, **outcome: Any) -> RunRecord:
+    contract = task.weights.contract if task.weights else None
+    named = task.cfg.MODEL.WEIGHTS
+    sha256 = sha256_file(named) if Path(named).is_file() else None
+    if sha256 is None and contract is not None:
+        sha256 = contract.source_sha256  # one of Detectron2's names
+    config = resolved_config(task)
+    imports = {"imports": list(task.imports)} if task.imports else {}
+    return RunRecord(
+        kind="detection",
+        task=task.name,
+        engine=task.engine,
+        init=task.init,
+        weights_sha256=sha256,
+        weights_source=contract.source if contract else None,
+        seed=task.cfg.SEED,
+        config_sha256=protocol_sha256(config),
+        config=config,
+        recipe=task.recipe.to_dict(),
+        provenance={**provenance(), "data": [list(item) for item in task.data], **imports},
+        **outcome,
+    )

@@ -1,0 +1,62 @@
+"""What DensePose needs is missed before a training, in one line."""
+
+import socket
+import sys
+import time
+
+import pytest
+
+from detection.train_net import main
+from moco.common.errors import UserError
+from tests.detection.conftest import ROOT
+from tests.oracles.small_tasks import options
+
+pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
+
+DENSEPOSE = "coco/densepose_rcnn_R_50_FPN_s1x"
+
+
+@pytest.fixture
+def arguments(narrow_r50_file, data_of):
+    """The command line of the task cut down to seconds."""
+    data_of(DENSEPOSE)
+
+    def build(folder, *flags):
+        values = options(DENSEPOSE) | {"MODEL.WEIGHTS": narrow_r50_file, "OUTPUT_DIR": folder}
+        argv = ["--config-file", str(ROOT / "configs" / f"{DENSEPOSE}.yaml"), *flags]
+        return argv + [str(item) for pair in values.items() for item in pair]
+
+    return build
+
+
+def test_densepose_that_is_not_installed(arguments, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "densepose", None)
+    with pytest.raises(UserError, match=r"MODEL\.DENSEPOSE_ON needs .*DensePose project") as caught:
+        main(arguments(tmp_path / "run", "--engine", "detectron2"))
+    assert "python -m pip install" in str(caught.value)
+    assert "subdirectory=projects/DensePose" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_densepose_without_its_surface_and_without_a_network(arguments, tmp_path, monkeypatch):
+    pytest.importorskip("densepose", reason="Detectron2's DensePose project is not installed")
+    from detectron2.utils.file_io import PathManager
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    for handler in PathManager._path_handlers.values():
+        if hasattr(handler, "cache_map"):  # what another test has fetched
+            monkeypatch.setattr(handler, "cache_map", {})
+    begin = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        main(arguments(tmp_path / "run"))
+    assert time.monotonic() - begin < 20
+    message = str(caught.value)
+    assert "https://dl.fbaipublicfiles.com/densepose/data/UV_symmetry_transforms.mat" in message
+    assert str(tmp_path / "cache" / "densepose" / "data") in message
+    assert "Name or service not known" in message and "\n" not in message
+    assert not (tmp_path / "run").exists()
