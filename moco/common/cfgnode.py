@@ -73,7 +73,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
             a `_BASE_` that is remote or refers to itself.
     """
-    from moco.common.unpickler import Implausible, check_parts
+    from moco.common.limits import Implausible, check_parts
 
     path = Path(path).expanduser()
     if _depth > MAX_BASES:

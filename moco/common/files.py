@@ -145,7 +145,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     Raises:
         DataError: missing, empty, damaged, or claiming more than the file can hold.
     """
-    from moco.common.unpickler import Implausible
+    from moco.common.limits import Implausible
 
     def read(
         file: BinaryIO, size: int, objects: set[str]
@@ -202,7 +202,8 @@ def _load(
     objects: set[str] | None,
 ) -> _T:
     """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
-    from moco.common.unpickler import Implausible, Refused
+    from moco.common.limits import Implausible
+    from moco.common.unpickler import Refused
 
     _require_file(path)
     found: set[str] = set()

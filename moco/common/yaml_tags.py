@@ -66,7 +66,7 @@ def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
 
 
 def _literal(tag: str, node: yaml.Node) -> str | None:
-    from moco.common.unpickler import check_parts
+    from moco.common.limits import check_parts
 
     try:
         if tag in _SCALARS:
