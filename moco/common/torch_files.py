@@ -75,7 +75,7 @@ def _tensor(
         held = storage.data.nbytes()
         for claimed, limit in ((end, held), (math.prod(shape), max(held, MAX_EXPANDED_BYTES))):
             if claimed * dtype.itemsize > limit:
-                raise Implausible(f"a tensor of {list(shape)} claims more elements than the file holds")
+                raise Implausible(f"{list(shape)} claims more elements than the file holds")
     view = torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
     return view.requires_grad_(requires_grad is True)
 
