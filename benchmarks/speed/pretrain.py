@@ -27,7 +27,7 @@ from moco.data.views import Views
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 from moco.modeling.loss import info_nce
-from moco.modeling.mechanisms.base import Dictionary, LookUp
+from moco.modeling.mechanisms.base import Dictionary, KeyBatch
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 
 TITLE = "Pre-training"
@@ -182,7 +182,7 @@ class OurStep:
         x_q, x_k = (x.contiguous(memory_format=torch.channels_last) for x in (x_q, x_k[plan]))
         images = torch.arange(len(x_q))
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
-            dictionary = self.model.look_up(LookUp(x_k, plan, images, step=0))
+            dictionary = self.model.dictionary(KeyBatch(x_k, plan, images, step=0))
             out = self.model(x_q, dictionary)
         self.optimizer.zero_grad()
         out.loss.backward()

@@ -22,6 +22,7 @@ from moco.common.cfgnode import load_cfg
 from moco.common.distributed import local_processes, local_rank
 from moco.common.errors import UserError
 from moco.common.files import PathLike
+from moco.common.registry import lookup
 from moco.engine import config as common_config
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 AUG_KINDS = ("v1", "v2")
 ARCHS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x8d")
-MECHANISMS = ("momentum_queue", "end_to_end", "memory_bank")
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
 AUG_V2: dict[str, Any] = {
     "KIND": "v2",
@@ -198,11 +198,13 @@ def check_cfg(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
+    from moco.modeling.mechanisms import MECHANISMS  # imports torch
+
     common_config.check_common(cfg)
     check_choice(cfg, "AUG.KIND", AUG_KINDS)
     check_choice(cfg, "MODEL.ARCH", ARCHS)
     check_choice(cfg, "MODEL.STEM", ("imagenet", "stride2", "cifar"))
-    check_choice(cfg, "MOCO.MECHANISM", MECHANISMS)
+    lookup(MECHANISMS, cfg.MOCO.MECHANISM, "MOCO.MECHANISM")
     check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
     check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
     check_choice(cfg, "SOLVER.SCHEDULE", ("step", "cosine", "exponential"))

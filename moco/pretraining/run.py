@@ -20,6 +20,7 @@ from moco.common.cfgnode import cfg_sha256, flatten
 from moco.common.errors import DataError, UserError
 from moco.common.files import atomic_write_text
 from moco.common.progress import Progress
+from moco.common.registry import lookup
 from moco.common.run import RunFolder, RunRecord, provenance, write_record
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, check_present, labeled_sets, open_images
@@ -40,10 +41,8 @@ from moco.engine.training import (
 )
 from moco.knn import KnnInput, default_sizes, evaluate
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import Dictionary, LookUp, Mechanism
-from moco.modeling.mechanisms.end_to_end import EndToEnd
-from moco.modeling.mechanisms.memory_bank import MemoryBank
-from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.modeling.mechanisms import MECHANISMS
+from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Mechanism
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.pretraining.config import PLACES_AND_SPEED, check_processes, pick_device, scale_to_batch
 from moco.pretraining.initial_weights import InitialWeights, Start, load_weights, resumed_start
@@ -207,8 +206,8 @@ class PretrainRun:
         self._dictionaries, self._queries = [], []
         for number, (x_q, x_k, plan) in enumerate(self._views(batch, step)):
             with self._autocast():
-                looked_up = LookUp(x_k, plan, self._images, step, parts)
-                dictionary = self.model.look_up(looked_up)
+                keys = KeyBatch(x_k, plan, self._images, step, parts)
+                dictionary = self.model.dictionary(keys)
             queries = []
             for part in range(parts):
                 rows = slice(part * size, (part + 1) * size)
@@ -445,21 +444,8 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, E
     spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
     encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
-    if moco.MECHANISM == "momentum_queue":
-        return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T), spec
-    if moco.MECHANISM == "end_to_end":
-        return EndToEnd(encoder, moco.T, moco.SHARED_ENCODER), spec
-    bank = MemoryBank(
-        encoder,
-        moco.DIM,
-        num_images,
-        moco.K,
-        moco.BANK_MOMENTUM,
-        moco.T,
-        moco.LOSS,
-        cfg.SEED,
-    )
-    return bank, spec
+    build = lookup(MECHANISMS, moco.MECHANISM, "MOCO.MECHANISM")
+    return build(cfg, encoder, num_images), spec
 
 
 def _passes(cfg: CfgNode, model: Mechanism) -> tuple[Pass, ...]:

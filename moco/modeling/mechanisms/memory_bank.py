@@ -10,13 +10,15 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
+    MECHANISMS,
     Dictionary,
-    LookUp,
+    KeyBatch,
     Mechanism,
     StepOutput,
     gather_queries,
@@ -25,7 +27,6 @@ from moco.modeling.mechanisms.base import (
     unit_rows,
 )
 
-LOSSES = ("info_nce", "nce")
 _NEGATIVES = 16  # keeps these random numbers apart from those of order and shuffle
 
 
@@ -33,14 +34,14 @@ class MemoryBank(Mechanism):
     """Query encoder and bank (M, C).
 
     The positive of a query is what the bank has of its image, from when it was last seen; the
-    negatives are K entries drawn at random for the whole batch, the same on all processes. After
+    negatives are K entries sampled at random for the whole batch, the same on all processes. After
     the step the entry of each image moves towards its query: momentum on the representations,
     not on an encoder. BN needs no shuffling: query and keys come from different batches (sec. 3.3).
 
     Entry i is on process `i % W`, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
 
-    Deviation: InstDisc draws K negatives for each query; sec. 3.2 says "the dictionary for each
-    mini-batch is randomly sampled". They are drawn with replacement, as there, and may by chance
+    Deviation: InstDisc samples K negatives for each query; sec. 3.2 says "the dictionary for each
+    mini-batch is randomly sampled". They are sampled with replacement, as there, and may by chance
     hold a query's own entry.
 
     Args:
@@ -80,12 +81,12 @@ class MemoryBank(Mechanism):
         self.register_buffer("Z", torch.zeros(()))
 
     @torch.no_grad()
-    def look_up(self, batch: LookUp) -> Dictionary:
-        """Stored representations of the batch's images and of K images drawn at random."""
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
+        """Stored representations of the batch's images and of K images sampled at random."""
         rng = np.random.default_rng([self._seed, batch.step, _NEGATIVES])
-        drawn = torch.from_numpy(rng.integers(self.num_images, size=self.K))
+        sampled = torch.from_numpy(rng.integers(self.num_images, size=self.K))
         images = batch.images.cpu()
-        entries = self._entries(torch.cat([images, drawn]))
+        entries = self._entries(torch.cat([images, sampled]))
         positive, negatives = entries.split([len(images), self.K])
         return Dictionary(own_rows(positive, len(images) // world_size()), negatives.T)
 
@@ -147,3 +148,12 @@ class MemoryBank(Mechanism):
         return -(
             (own / (own + scale)).log().mean() + (scale / (noise + scale)).log().sum(dim=1).mean()
         )
+
+
+@MECHANISMS.register()
+def memory_bank(cfg: CfgNode, encoder: nn.Module, num_images: int) -> MemoryBank:
+    """A bank of all images, MOCO.K negatives per step, MOCO.BANK_MOMENTUM, MOCO.LOSS."""
+    moco = cfg.MOCO
+    return MemoryBank(
+        encoder, moco.DIM, num_images, moco.K, moco.BANK_MOMENTUM, moco.T, moco.LOSS, cfg.SEED
+    )

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
+    MECHANISMS,
     Dictionary,
-    LookUp,
+    KeyBatch,
     Mechanism,
     StepOutput,
     encode_keys,
@@ -52,7 +54,7 @@ class MomentumQueue(Mechanism):
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
 
     @torch.no_grad()
-    def look_up(self, batch: LookUp) -> Dictionary:
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The new keys as positives, the queue as negatives."""
         keys = gather_rows(encode_keys(self.encoder_k, batch, self.queue))  # (N, C)
         if batch.plan is not None:
@@ -86,7 +88,7 @@ class MomentumQueue(Mechanism):
         )
 
     def _enqueue(self, keys: Tensor) -> None:
-        """Overwrite the oldest N <= K columns, going on at column 0 after the last."""
+        """Overwrite the oldest N <= K columns, continuing at column 0 after the last."""
         N = keys.shape[0]
         assert N <= self.K, f"{N} keys in a queue of {self.K}"
         start = int(self.queue_ptr)
@@ -94,3 +96,10 @@ class MomentumQueue(Mechanism):
         self.queue[:, start : start + before_wrap] = keys[:before_wrap].T
         self.queue[:, : N - before_wrap] = keys[before_wrap:].T
         self.queue_ptr[0] = (start + N) % self.K
+
+
+@MECHANISMS.register()
+def momentum_queue(cfg: CfgNode, encoder: nn.Module, num_images: int) -> MomentumQueue:
+    """MoCo: a queue of MOCO.K keys, a key encoder with momentum MOCO.M."""
+    moco = cfg.MOCO
+    return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T)

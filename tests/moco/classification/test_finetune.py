@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.moco.classify_runs import MEAN, SPEC, STD, TINY, words, write_labeled, write_pretrained
 
 from moco.classification.config import default_cfg, learning_rate, load_classify_cfg
 from moco.classification.data import crop_and_flip
@@ -25,6 +24,15 @@ from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_che
 from moco.finetune import FINETUNE, main
 from moco.linear import LINEAR
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
+from tests.moco.classification.classify_runs import (
+    MEAN,
+    SPEC,
+    STD,
+    TINY,
+    words,
+    write_labeled,
+    write_pretrained,
+)
 from tests.oracles.processes import run_on
 
 COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}

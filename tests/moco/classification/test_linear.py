@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.moco.classify_runs import MEAN, STD, words, write_labeled, write_pretrained
 
 from moco.classification.run import ClassifyRun, build_classifier, fingerprint, require_unchanged
 from moco.classification.weights import read_weights
@@ -22,6 +21,13 @@ from moco.engine.checkpoint import (
     load_checkpoint,
 )
 from moco.linear import LINEAR, main
+from tests.moco.classification.classify_runs import (
+    MEAN,
+    STD,
+    words,
+    write_labeled,
+    write_pretrained,
+)
 from tests.oracles.processes import run_on
 
 COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}

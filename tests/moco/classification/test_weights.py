@@ -3,13 +3,13 @@
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.moco.classify_runs import MEAN, SPEC, STD, write_pretrained
 from torchvision.models import resnet18
 
 from moco.classification.config import IMAGENET_MEAN
 from moco.classification.weights import read_weights
 from moco.common.errors import DataError, UserError
 from moco.modeling.encoder import EncoderSpec, build_backbone
+from tests.moco.classification.classify_runs import MEAN, SPEC, STD, write_pretrained
 from tests.oracles.resnets import randomize
 
 IMAGENET = EncoderSpec("resnet10", "imagenet", 0.125)

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from tests.moco.classify_runs import write_labeled
 
 from moco.classification.data import open_labeled
 from moco.common.errors import DataError
 from moco.data.inaturalist import find_inaturalist
+from tests.moco.classification.classify_runs import write_labeled
 
 CATEGORIES = [{"id": 7, "name": "7"}, {"id": 2, "name": "2"}, {"id": 5, "name": "5"}]
 

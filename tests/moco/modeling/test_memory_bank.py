@@ -6,7 +6,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.base import KeyBatch
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from tests.oracles.mechanisms import MemoryBankOracle
 from tests.oracles.training import train_step
@@ -55,7 +55,7 @@ def test_follows_the_slow_transcription(loss):
 def drawn_by(model, images, step):
     """Which entries the negatives are, found by their values."""
     nothing = torch.empty(0, 3, 8, 8)
-    negatives = model.look_up(LookUp(nothing, None, torch.tensor(images), step)).negatives
+    negatives = model.dictionary(KeyBatch(nothing, None, torch.tensor(images), step)).negatives
     found = (negatives.T[:, None] - model.bank[None]).abs().sum(dim=2).argmin(dim=1)
     torch.testing.assert_close(model.bank[found].T, negatives)
     return found.tolist()

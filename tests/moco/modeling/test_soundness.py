@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.moco.classify_runs import write_pretrained
 
 from convert.convert_to_d2 import convert_in_memory
 from moco.classification.weights import read_weights
 from moco.common.errors import DataError, UserError
 from moco.knn import main as knn
 from moco.modeling.soundness import check_arch
+from tests.moco.classification.classify_runs import write_pretrained
 from tests.oracles.resnets import make_resnet
 
 Q = "module.encoder_q."

@@ -74,7 +74,10 @@ def test_what_can_be_divided(world_size, parts):
             {"MOCO__MECHANISM": "memory_bank", "MOCO__SYMMETRIC": True},
             "MOCO.SYMMETRIC: memory_bank encodes no keys",
         ),
-        ({"MOCO__MECHANISM": "simclr"}, "choices are momentum_queue, end_to_end, memory_bank"),
+        (
+            {"MOCO__MECHANISM": "simclr"},
+            "MOCO.MECHANISM: got 'simclr'.*end_to_end, memory_bank, momentum_queue",
+        ),
         ({"MOCO__BANK_MOMENTUM": 1}, "MOCO.BANK_MOMENTUM: got 1.0, expected 0 <= momentum < 1"),
         ({"MOCO__M": 1}, "MOCO.M: got 1.0, expected 0 <= m < 1"),
     ],

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.moco.classify_runs import words as classify_words
-from tests.moco.classify_runs import write_labeled, write_pretrained
 
 from moco import finetune, knn, linear
 from moco.common.errors import DataError, Preempted, UserError
@@ -29,6 +27,8 @@ from moco.engine.checkpoint import list_checkpoints, load_checkpoint, newest_che
 from moco.pretrain import main
 from moco.verify import changed_files, write_sums
 from moco.verify import main as verify
+from tests.moco.classification.classify_runs import words as classify_words
+from tests.moco.classification.classify_runs import write_labeled, write_pretrained
 from tests.oracles.launch import Fault, kill_while_saving, run_ranks, save_and_remove
 from tests.oracles.payloads import corpus, harmless
 
