@@ -9,7 +9,7 @@ MAX_DEPTH = 100
 MAX_BITS = 1000  # float() of it does not overflow, and Python prints it
 
 
-class Implausible(Exception):
+class Implausible(ValueError):
     """The file claims more than it can hold; the message says what."""
 
 
