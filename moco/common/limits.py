@@ -35,7 +35,7 @@ def check_parts(root: Any, limit: int) -> None:
                 count, levels = count + parts, max(levels, below + 1)
             done[id(value)] = count, levels
         if depth + levels > MAX_DEPTH:
-            raise Implausible(f"objects nested more than {MAX_DEPTH} deep")
+            raise Implausible(f"nested more than {MAX_DEPTH} levels deep")
         if count > limit:
             raise Implausible(f"more than {limit} parts, or one named again and again")
         return count, levels

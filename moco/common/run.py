@@ -29,7 +29,7 @@ from moco.common.files import (
     atomic_write_text,
     cannot_write,
 )
-from moco.common.limits import check_parts
+from moco.common.limits import Implausible, check_parts
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
@@ -213,7 +213,11 @@ class RunRecord:
             if value is not None and not _is_number(value):
                 found = f"{name[:80]}: got {shown(value)}"
                 raise ValueError(f"metrics: {found}, expected a number or null")
-        check_parts(vars(self), MAX_PARTS)
+        for name, value in vars(self).items():
+            try:
+                check_parts(value, MAX_PARTS)
+            except Implausible as error:
+                raise ValueError(f"{name}: {error}") from error
 
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
@@ -234,10 +238,14 @@ def read_record(path: PathLike) -> RunRecord:
         fields = json.loads(Path(path).read_text())
         if not isinstance(fields, dict):
             raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
+        unknown = fields.keys() - {field.name for field in dataclasses.fields(RunRecord)}
+        if unknown:
+            raise ValueError(f"{min(unknown)[:80]}: no such field")
         record = RunRecord(**fields)
-        for name, value in {"seconds": record.seconds, **record.metrics}.items():
+        metrics = {f"metrics: {name[:80]}": value for name, value in record.metrics.items()}
+        for name, value in {"seconds": record.seconds, **metrics}.items():
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"{name[:80]}: got {value}, expected a finite number")
+                raise ValueError(f"{name}: got {value}, expected a finite number")
         return record
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
