@@ -168,6 +168,7 @@ class Unpickler(pickle._Unpickler):
 
     def load(self) -> Any:
         value = super().load()
+        self.memo.clear()  # each value's text and bytes, which garbage collection may keep for long
         check_parts(value, max(self._size, MIN_PARTS))
         return value
 
@@ -260,8 +261,9 @@ class Unpickler(pickle._Unpickler):
             case _Dtype(), (3, "<" | ">" | "|" | "=" as order, None, None, None, -1, -1, 0):
                 value.dtype = value.dtype.newbyteorder(order)
             case np.ndarray(), (1, shape, _Dtype() as dtype, fortran, data):
-                array = self._array(data, dtype, shape, "F" if fortran else "C")
-                value.__setstate__(array.__reduce__()[2])
+                data = self._encode(data) if isinstance(data, str) else data
+                self._array(data, dtype, shape)  # checks them; numpy takes them without a copy
+                value.__setstate__((1, shape, dtype.dtype, bool(fortran), data))  # type: ignore[arg-type]
             case np.ndarray(), _:  # of objects or text: none of it is kept
                 value.__setstate__((1, (0,), np.dtype("V1"), False, b""))  # type: ignore[arg-type]
                 self._objects.add("numpy.ndarray of objects or text")
