@@ -13,6 +13,7 @@ import pickle
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pickle import _Unpickler  # noqa: TID251  # each step that touches an object is replaced
 from types import FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any, BinaryIO, ClassVar
 
@@ -112,7 +113,7 @@ def _reconstruct(subtype: Any, *_: Any) -> Any:
     return np.empty(0, np.uint8) if subtype is _ndarray else Inert("numpy.ndarray, a subclass")
 
 
-class Unpickler(pickle._Unpickler):
+class Unpickler(_Unpickler):
     """`Unpickler(file, size, objects).load()` reads one pickle and leaves the file behind it.
 
     Args:
@@ -130,7 +131,7 @@ class Unpickler(pickle._Unpickler):
     read: Callable[[int], bytes]
     readline: Callable[[], bytes]
     pop_mark: Callable[[], list[Any]]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Unpickler.dispatch)
 
     def __init__(
         self,
