@@ -21,7 +21,7 @@ from moco.common.files import PathLike
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
-# Words for one thing, in other projects' configs or in the other config of this one.
+# Names of one key, in other projects' configs or in the other config of this one.
 _SYNONYMS = (
     ("BASE_LR", "LEARNING_RATE", "LR"),
     ("BATCH_SIZE", "IMS_PER_BATCH"),
@@ -57,12 +57,12 @@ def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]
     return keys
 
 
-def split_assignments(words: Sequence[str]) -> list[str]:
-    """`KEY VALUE` pairs in which some are written as `KEY=VALUE`, as words of pairs."""
+def split_assignments(args: Sequence[str]) -> list[str]:
+    """`KEY VALUE` and `KEY=VALUE` arguments, all as `KEY VALUE`."""
     pairs: list[str] = []
-    for word in words:
-        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(word)
-        pairs += assignment.groups() if assignment else [word]
+    for arg in args:
+        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(arg)
+        pairs += assignment.groups() if assignment else [arg]
     return pairs
 
 
@@ -82,7 +82,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: expected a .yaml file")
     try:
         own = yaml.safe_load(path.read_text())
-        # Aliases may name one list so often that nobody could walk through it.
+        # Aliases may name one list so often that no walk through it would end.
         check_parts(own, MAX_PARTS)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error

@@ -139,7 +139,7 @@ def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
 
     Raises:
         DataError: missing, empty, damaged, a program, naming classes where there must be none, or
-            claiming more than the file can hold.
+            describing more than the file can hold.
     """
     from moco.common.torch_files import read_torch
 
@@ -157,7 +157,7 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     """The tensors of a safetensors file, and its metadata.
 
     Raises:
-        DataError: missing, empty, damaged, or claiming more than the file can hold.
+        DataError: missing, empty, damaged, or describing more than the file can hold.
     """
     from moco.common.limits import Implausible
 

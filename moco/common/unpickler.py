@@ -348,7 +348,7 @@ class Unpickler(_Unpickler):
         self.stack.append(bytearray(self.read(*struct.unpack("<Q", self.read(8)))))
 
     dispatch[pickle.BYTEARRAY8[0]] = _byte_array
-    # A view of a buffer: as one that is outside the file, nobody writes it here.
+    # A view of a buffer: as one that is outside the file, no writer here makes it.
     dispatch[pickle.READONLY_BUFFER[0]] = dispatch[pickle.NEXT_BUFFER[0]]
 
 

@@ -1,4 +1,4 @@
-"""Images: where they lie (files, shards, CIFAR-10's own files), and the order of an epoch.
+"""Datasets of images: files, tar shards, CIFAR-10's own files; the order of an epoch.
 
 H W pixels.
 """

@@ -62,6 +62,7 @@ errors.run_cli(lambda argv: fileio.atomic_write_text({str(path)!r}, "x" * 10**6)
 
 
 @pytest.mark.race
+@pytest.mark.slow
 def test_kill_while_writing_leaves_a_readable_file(tmp_path):
     path = tmp_path / "weights.pth"
     program = f"""

@@ -75,6 +75,7 @@ def in_a_process(code, *words, **options):
 
 
 @LINUX
+@pytest.mark.slow
 def test_claims_take_no_memory(tmp_path):
     """In a process of their own, which must not die, nor take half a gigabyte over its imports."""
     files = bombs()
@@ -98,6 +99,7 @@ def test_a_large_file_may_be_large(tmp_path):
 
 
 @LINUX
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -277,6 +279,7 @@ def fuzz():
 
 
 @LINUX
+@pytest.mark.slow
 def test_chance_finds_nothing_but_documented_errors(tmp_path):
     """Changed headers, cut files, and opcodes in any order; the same ones in every run."""
     code = f"from tests.moco.common.test_security import fuzz; fuzz(); {PEAK}"
@@ -284,6 +287,7 @@ def test_chance_finds_nothing_but_documented_errors(tmp_path):
     assert peak < 1000
 
 
+@pytest.mark.slow
 def test_every_cut_of_a_file(tmp_path):
     """Each beginning of each format is an error."""
     for content in seeds():
