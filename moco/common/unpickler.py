@@ -102,7 +102,9 @@ class _Dtype:
 
 
 def _dtype(name: Any, *flags: Any) -> Any:
-    return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name!s:.20}")
+    if not isinstance(name, str):  # whose hash or text could have no end
+        return Inert("numpy.dtype")
+    return _Dtype(name) if name in _NUMBERS else Inert(f"numpy.dtype {name[:20]}")
 
 
 def _ndarray(*args: Any) -> Inert:
@@ -222,12 +224,15 @@ class Unpickler(_Unpickler):
 
     def _encode(self, text: str, encoding: Any = "latin1") -> bytes:
         """Bytes as Python 2 and protocols below 3 write them."""
+        if not isinstance(text, str) or encoding != "latin1":
+            raise Implausible("bytes that are not made of text")
         self._take(len(text))
-        return str.encode(text, {"latin1": "latin-1"}[encoding])
+        return text.encode("latin-1")
 
     def _array(self, data: Any, dtype: Any, shape: Any, order: Any = "C", axes: Any = None) -> Any:
         """An array of numbers; numpy would believe what a pickle says of its bytes."""
-        if not isinstance(dtype, _Dtype):
+        # Not of another array, whose memory would go with a second state.
+        if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray | str):
             return Inert("numpy.ndarray", (data, dtype, shape))
         self._take(_OBJECT + len(data))
         data = self._encode(data) if isinstance(data, str) else data
@@ -261,7 +266,7 @@ class Unpickler(_Unpickler):
             # (version, byte order, subdtype, names, fields, itemsize, alignment, flags)
             case _Dtype(), (3, "<" | ">" | "|" | "=" as order, None, None, None, -1, -1, 0):
                 value.dtype = value.dtype.newbyteorder(order)
-            case np.ndarray(), (1, shape, _Dtype() as dtype, fortran, data):
+            case np.ndarray(), (1, shape, _Dtype() as dtype, fortran, bytes() | str() as data):
                 data = self._encode(data) if isinstance(data, str) else data
                 self._array(data, dtype, shape)  # checks them; numpy takes them without a copy
                 value.__setstate__((1, shape, dtype.dtype, bool(fortran), data))  # type: ignore[arg-type]

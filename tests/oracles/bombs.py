@@ -51,6 +51,9 @@ def _pickles() -> Iterator[tuple[str, bytes]]:
     yield "nested lists", b"]" * 200_000 + b"a" * 199_999 + b"."
     yield "nested tuples", b")" + b"\x85" * 200_000 + b"."
     yield "a nested key", b"})" + b"\x85" * 200_000 + b"Ns."
+    nested = b")" + b"\x85" * 200_000
+    yield "a nested name of a dtype", b"cnumpy\ndtype\n" + nested + b"\x89\x88\x87R."
+    yield "a nested encoding", b"c_codecs\nencode\n" + _text("a") + nested + b"\x86R."
     yield "a key of 2**60 parts", b"})" + b"2\x86" * 60 + b"Ns."
     yield "a list of 2**60 parts", b")" + b"2\x86" * 60 + b"."
     yield "a list that contains itself", b"]q\x00h\x00a."

@@ -33,7 +33,7 @@ HARMLESS = {
     *("an object that contains itself", "a path of many parts", "LONG_BINPUT", "PUT"),
     *("a key of a million letters", "two pickles", "copies of a state", "empty sets"),
     *("torch.Tensor of sizes", "torch.FloatTensor of sizes", "torch.Tensor by NEWOBJ"),
-    *("a meta tensor", "legacy, many of sparse_tensor"),
+    *("a meta tensor", "legacy, many of sparse_tensor", "a nested name of a dtype"),
     *("legacy, many of qtensor", "legacy, many of meta_tensor_no_storage"),
 }
 KIB = "int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"

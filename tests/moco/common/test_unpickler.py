@@ -121,6 +121,8 @@ def forged() -> list[Any]:
         Call(FROMBUFFER, POINTER, lookalike, (1,), "C"),
         Call(FROMBUFFER, POINTER, number(), (2**40,), "C"),
         Call(FROMBUFFER, 7, number("f8"), (1,), "C"),
+        # Its memory goes when the inner array is given another state.
+        Call(FROMBUFFER, state((1,), number("f8"), False, POINTER), number("f8"), (1,), "C"),
         Call(_codecs.encode, "x", "rot13"),
     ]
 
