@@ -279,10 +279,8 @@ class Unpickler(_Unpickler):
                     is_named = isinstance(part, dict) and all(type(key) is str for key in part)
                     self._take(_ITEM * len(part) if is_named else _ITEM)
                     value.update(part if is_named else {} if part is None else {"__state__": state})
-            case (
-                OrderedDict(),
-                dict(),
-            ):  # any other attribute than a state dict's could hide a method
+            case OrderedDict(), dict():
+                # Of a state dict; any other attribute could hide a method.
                 if isinstance(state.get("_metadata"), dict):
                     value._metadata = state["_metadata"]  # type: ignore[attr-defined]
             case _ if not hasattr(value, "requires_grad"):  # a parameter of torch 0.3, its hooks

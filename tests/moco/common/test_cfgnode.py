@@ -111,8 +111,8 @@ def test_the_key_that_was_meant(defaults, key, meant):
 
 
 def test_assignments_are_pairs():
-    words = ["DATA.ROOT=a=b", "SEED", "A=1", "SOLVER.STEPS=(1,2)", "data.root=", "x y=3"]
-    assert split_assignments(words) == [
+    args = ["DATA.ROOT=a=b", "SEED", "A=1", "SOLVER.STEPS=(1,2)", "data.root=", "x y=3"]
+    assert split_assignments(args) == [
         *("DATA.ROOT", "a=b", "SEED", "A=1", "SOLVER.STEPS", "(1,2)", "data.root", "", "x y=3"),
     ]
 

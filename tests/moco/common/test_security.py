@@ -1,4 +1,4 @@
-"""Files from strangers: what they may claim, what chance makes of them, and how they are read.
+"""Untrusted files: sizes beyond the file, random damage, and how the source reads them.
 
 What they may ask to be run is in tests/convert/test_refusals.py and
 tests/moco/pretraining/test_reliability.py (TestPayloads).
@@ -65,9 +65,9 @@ print({KIB} - imports)
 """
 
 
-def in_a_process(code, *words, **options):
+def in_a_process(code, *args, **options):
     """Lines that a process prints, and the peak of its memory in MB."""
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-c", code, *args]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     *lines, kib = done.stdout.splitlines()
@@ -76,7 +76,7 @@ def in_a_process(code, *words, **options):
 
 @LINUX
 @pytest.mark.slow
-def test_claims_take_no_memory(tmp_path):
+def test_impossible_sizes_take_no_memory(tmp_path):
     """In a process of their own, which must not die, nor take half a gigabyte over its imports."""
     files = bombs()
     for i, content in enumerate(files.values()):
@@ -284,7 +284,7 @@ def test_every_cut_of_a_file(tmp_path):
 
 
 def test_more_bytes_than_the_format_has(tmp_path):
-    """A file that goes on is not the one that was written."""
+    """Trailing bytes: it is not the file that was written."""
     for content in seeds():
         (tmp_path / "x").write_bytes(content)
         read_file(tmp_path / "x")

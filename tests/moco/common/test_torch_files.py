@@ -1,4 +1,4 @@
-"""torch.save's formats read without torch.load: what both read is the same, bit by bit."""
+"""torch.save's formats read without torch.load: what both read is bitwise identical."""
 
 import pickle
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""The unpickler of .pkl files: plain arrays of every protocol, and nothing that only claims to be.
+"""The unpickler of .pkl files: plain arrays of every protocol, no forged ones.
 
 A forged array would crash the interpreter when it is used or freed, so each is opened in a process
 of its own.
@@ -43,7 +43,7 @@ def values() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_arrays_come_back_bit_by_bit(protocol: int, tmp_path: Path) -> None:
+def test_arrays_are_bitwise_identical(protocol: int, tmp_path: Path) -> None:
     written = values()
     if protocol < 4:
         written.pop("containers")  # sets need the global builtins.set before protocol 4

@@ -196,7 +196,7 @@ class TestOrder:
         assert set().union(*shards_of) == set(range(5))
         assert whole != sorted(whole)
 
-    def test_is_fixed_for_ever(self, shards):
+    def test_is_fixed(self, shards):
         """Runs of earlier versions are resumed in it."""
         seed, epoch = 3, 5
         expected = []
@@ -398,7 +398,7 @@ class TestHostile:
             data.read(0)
 
 
-def test_a_scan_that_is_ended_goes_on_where_it_was(shards, tmp_path, monkeypatch):
+def test_an_interrupted_scan_continues(shards, tmp_path, monkeypatch):
     """It writes down now and then what it has found."""
     scanned = []
 

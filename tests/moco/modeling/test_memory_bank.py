@@ -61,7 +61,7 @@ def drawn_by(model, images, step):
     return found.tolist()
 
 
-def test_negatives_are_drawn_evenly_from_the_whole_bank_and_anew_each_step():
+def test_negatives_are_sampled_uniformly_and_independently_in_each_step():
     model = make_model(K=2200)
     counts = np.bincount(drawn_by(model, [0], 0), minlength=M)
     assert counts.min() > 150 and counts.max() < 250  # 200 expected, standard deviation 13.5
