@@ -1,4 +1,4 @@
-"""What the command lines of the training programs have in common.
+"""The command line that the training commands share.
 
 Flags of the official code are other names of keys; explicit `KEY VALUE` pairs come last.
 """

@@ -92,7 +92,7 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
 def kill_children() -> None:
     """End what multiprocessing has started, at the end of this process.
 
-    data-loader workers ignore SIGTERM: one that hangs, or that an error has left behind, would keep
+    Data-loader workers ignore SIGTERM: one that hangs, or that an error has left behind, would keep
     this process from ending.
     """
     if sys.platform != "win32":

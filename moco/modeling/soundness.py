@@ -1,4 +1,4 @@
-"""What is wrong with the weights of a ResNet: damaged, misnamed, never trained, or overflowing.
+"""Checks of a ResNet's weights: damaged, misnamed, never trained, or overflowing.
 
 The checks of the converter and of every other command that reads a checkpoint. Tensors have
 torchvision's names; `named` turns them into those of the file, for messages.
