@@ -98,7 +98,7 @@ _NAMES = {
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch.nn.parameter.Parameter": _parameter,
-    "torch.Tensor": Inert("torch.Tensor"),  # the class, where it has attributes
+    "torch.Tensor": lambda *args: Inert("torch.Tensor", args),
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.Size": lambda sizes=(): torch.Size(integers(sizes)),
     "torch.device": lambda kind, *index: torch.device(kind, *index),
