@@ -24,6 +24,7 @@ from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.registry import lookup
 from moco.engine import config as common_config
+from moco.modeling.mechanisms import MECHANISMS
 
 if TYPE_CHECKING:
     import torch
@@ -198,8 +199,6 @@ def check_cfg(cfg: CfgNode) -> None:
     Raises:
         UserError: naming the key, what it got and what it may be.
     """
-    from moco.modeling.mechanisms import MECHANISMS  # imports torch
-
     common_config.check_common(cfg)
     check_choice(cfg, "AUG.KIND", AUG_KINDS)
     check_choice(cfg, "MODEL.ARCH", ARCHS)

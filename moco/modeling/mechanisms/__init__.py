@@ -1,6 +1,5 @@
-"""Contrastive mechanisms (the paper's Figure 2), one file each, registered by name."""
+"""Contrastive mechanisms (the paper's Figure 2), one file each, registered by name in build.py."""
 
-from moco.modeling.mechanisms import end_to_end, memory_bank, momentum_queue
-from moco.modeling.mechanisms.base import MECHANISMS
+from moco.modeling.mechanisms.build import MECHANISMS
 
-__all__ = ["MECHANISMS", "end_to_end", "memory_bank", "momentum_queue"]
+__all__ = ["MECHANISMS"]

@@ -18,17 +18,9 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from fvcore.common.registry import Registry
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank
-
-MECHANISMS = Registry("MECHANISMS")
-MECHANISMS.__doc__ = """Builders of mechanisms, named as the values of MOCO.MECHANISM.
-
-Each is called as `builder(cfg, encoder, num_images)`: the configuration of the run, the query
-encoder, the number of images in the dataset; it returns a `Mechanism`.
-"""
 
 
 class KeyBatch(NamedTuple):

@@ -7,13 +7,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows_with_gradient, rank
 from moco.modeling.loss import contrastive_logits, pretext_accuracy
 from moco.modeling.mechanisms.base import (
-    MECHANISMS,
     Dictionary,
     KeyBatch,
     Mechanism,
@@ -62,9 +60,3 @@ class EndToEnd(Mechanism):
             positives = torch.zeros(len(q), dtype=torch.long, device=q.device)  # in column 0
             loss = F.cross_entropy(logits, positives)
         return StepOutput(loss, pretext_accuracy(logits.detach()), q.detach())
-
-
-@MECHANISMS.register()
-def end_to_end(cfg: CfgNode, encoder: nn.Module, num_images: int) -> EndToEnd:
-    """The keys of the batch are the dictionary; MOCO.SHARED_ENCODER."""
-    return EndToEnd(encoder, cfg.MOCO.T, cfg.MOCO.SHARED_ENCODER)

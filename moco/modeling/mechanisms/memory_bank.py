@@ -10,13 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_size
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
-    MECHANISMS,
     Dictionary,
     KeyBatch,
     Mechanism,
@@ -148,12 +146,3 @@ class MemoryBank(Mechanism):
         return -(
             (own / (own + scale)).log().mean() + (scale / (noise + scale)).log().sum(dim=1).mean()
         )
-
-
-@MECHANISMS.register()
-def memory_bank(cfg: CfgNode, encoder: nn.Module, num_images: int) -> MemoryBank:
-    """A bank of all images, MOCO.K negatives per step, MOCO.BANK_MOMENTUM, MOCO.LOSS."""
-    moco = cfg.MOCO
-    return MemoryBank(
-        encoder, moco.DIM, num_images, moco.K, moco.BANK_MOMENTUM, moco.T, moco.LOSS, cfg.SEED
-    )

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
-    MECHANISMS,
     Dictionary,
     KeyBatch,
     Mechanism,
@@ -96,10 +94,3 @@ class MomentumQueue(Mechanism):
         self.queue[:, start : start + before_wrap] = keys[:before_wrap].T
         self.queue[:, : N - before_wrap] = keys[before_wrap:].T
         self.queue_ptr[0] = (start + N) % self.K
-
-
-@MECHANISMS.register()
-def momentum_queue(cfg: CfgNode, encoder: nn.Module, num_images: int) -> MomentumQueue:
-    """MoCo: a queue of MOCO.K keys, a key encoder with momentum MOCO.M."""
-    moco = cfg.MOCO
-    return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T)
