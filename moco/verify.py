@@ -1,4 +1,4 @@
-"""Are the images whole? Decodes each as training does, and compares files with recorded hashes.
+"""Verify a dataset: decode each image as training does, compare files with recorded hashes.
 
     python -m moco.verify ROOT --write      # once, when the data are known to be good
     python -m moco.verify ROOT              # later, or on the copy
@@ -12,8 +12,9 @@ optional: without it the images are only decoded.
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 SUMS_NAME = "SHA256SUMS"
 MAX_NAMED = 20
-_CHUNK = 64  # items per message of a data-loader worker
+_CHUNK = 64  # items per message to a worker
+_function: Callable[[Any], str]  # of a worker
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 
@@ -117,41 +119,32 @@ def _sha256(root: PathLike, name: str) -> str:
     return sha256_file(Path(root, name))
 
 
-@dataclass(frozen=True)
-class _Results:
-    """`function` of each item, as a dataset; pickled where workers are spawned (macOS)."""
-
-    function: Callable[[Any], str]
-    items: Sequence[Any]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitems__(self, indices: list[int]) -> list[str]:
-        return [self.function(self.items[index]) for index in indices]
-
-
 def _each(
     function: Callable[[Any], str], items: Sequence[Any], what: str, workers: int
 ) -> list[str]:
-    """`function` of each item, in processes if wanted."""
-    from torch.utils.data import DataLoader
-
+    """`function` of each item, in worker processes if there are any."""
     from moco.common.progress import Progress
-    from moco.engine.loader import as_it_is, read_ahead
 
-    loader: Any = DataLoader(
-        _Results(function, items),  # type: ignore[arg-type]  # map-style by its methods
-        batch_size=_CHUNK,
-        num_workers=workers,
-        collate_fn=as_it_is,
-    )
     results: list[str] = []
-    with Progress(len(items), what, "files") as bar:
-        for chunk in read_ahead(loader):
-            results += chunk
-            bar.update(len(chunk))
+    with ExitStack() as stack:
+        each: Iterator[str] = map(function, items)
+        if workers:
+            pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
+            each = stack.enter_context(pool).map(_work, items, chunksize=_CHUNK)
+        bar = stack.enter_context(Progress(len(items), what, "files"))
+        for result in each:
+            results.append(result)
+            bar.update()
     return results
+
+
+def _start(function: Callable[[Any], str]) -> None:
+    global _function
+    _function = function  # sent once to each worker: it may hold a million paths
+
+
+def _work(item: Any) -> str:
+    return _function(item)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -162,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("root", metavar="ROOT", help="what DATA.ROOT is")
     parser.add_argument("--write", action="store_true", help=f"record hashes in ROOT/{SUMS_NAME}")
-    parser.add_argument("-j", "--workers", type=int, default=0, help="data-loader workers")
+    parser.add_argument("-j", "--workers", type=int, default=0, help="worker processes")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 

@@ -89,6 +89,12 @@ PRIVATE = (
         "the unpickler that is written in Python, whose every step can be replaced",
     ),
     Private(
+        "pickle._Unpickler",
+        "_instantiate",
+        "moco/common/unpickler.py",
+        "overridden: what two of its steps call to make an object",
+    ),
+    Private(
         "torch.storage",
         "_dtype_to_storage_type_map",
         "moco/common/torch_files.py",

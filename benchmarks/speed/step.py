@@ -20,7 +20,7 @@ from benchmarks.speed.results import Result, compare
 from moco.data.augment import V2, apply_colors, draw_colors
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.loss import info_nce
-from moco.modeling.mechanisms.base import Dictionary, LookUp
+from moco.modeling.mechanisms.base import Dictionary, KeyBatch
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 
 DIM, M, T, LR = 128, 0.999, 0.07, 0.03
@@ -65,7 +65,7 @@ class OurStep:
         x_q, x_k = (x.contiguous(memory_format=torch.channels_last) for x in (x_q, x_k[plan]))
         images = torch.arange(len(x_q))
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
-            dictionary = self.model.look_up(LookUp(x_k, plan, images, step=0))
+            dictionary = self.model.dictionary(KeyBatch(x_k, plan, images, step=0))
             out = self.model(x_q, dictionary)
         self.optimizer.zero_grad()
         out.loss.backward()

@@ -32,7 +32,7 @@ def check_range(cfg: CfgNode, key: str, low: float, high: float | None = None) -
 
 
 def check_numbers(cfg: CfgNode, key: str, count: int) -> list[float]:
-    """So many finite numbers, else UserError."""
+    """N finite numbers, else UserError."""
     value = list(get(cfg, key))
     if len(value) != count or not all(
         isinstance(v, int | float) and -math.inf < v < math.inf for v in value
@@ -50,7 +50,7 @@ def check_interval(cfg: CfgNode, key: str, high: float | None = None) -> None:
 
 
 def check_milestones(cfg: CfgNode, max_epochs: float | None) -> None:
-    """SOLVER.MILESTONES_EPOCHS rise and lie before `max_epochs`, else UserError.
+    """SOLVER.MILESTONES_EPOCHS rise and are below `max_epochs`, else UserError.
 
     Args:
         max_epochs: None where the length of the run in epochs is not known yet.

@@ -21,7 +21,7 @@ from moco.common.files import PathLike
 
 MAX_PARTS = 100_000
 MAX_BASES = 8
-# Words for one thing, in other projects' configs or in the other config of this one.
+# Names of one key, in other projects' configs or in the other config of this one.
 _SYNONYMS = (
     ("BASE_LR", "LEARNING_RATE", "LR"),
     ("BATCH_SIZE", "IMS_PER_BATCH"),
@@ -57,12 +57,12 @@ def explicit_keys(config_file: PathLike | None, opts: Sequence[str]) -> set[str]
     return keys
 
 
-def split_assignments(words: Sequence[str]) -> list[str]:
-    """`KEY VALUE` pairs in which some are written as `KEY=VALUE`, as words of pairs."""
+def split_assignments(args: Sequence[str]) -> list[str]:
+    """`KEY VALUE` and `KEY=VALUE` arguments, all as `KEY VALUE`."""
     pairs: list[str] = []
-    for word in words:
-        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(word)
-        pairs += assignment.groups() if assignment else [word]
+    for arg in args:
+        assignment = None if len(pairs) % 2 else _ASSIGNMENT.fullmatch(arg)
+        pairs += assignment.groups() if assignment else [arg]
     return pairs
 
 
@@ -73,24 +73,26 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
             a `_BASE_` that is remote or refers to itself.
     """
-    from moco.common.unpickler import Implausible, check_parts
+    from moco.common.limits import Implausible, check_parts
 
     path = Path(path).expanduser()
     if _depth > MAX_BASES:
         raise UserError(f"{path}: more than {MAX_BASES} levels of {BASE_KEY}; does it name itself?")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
-    text = ""
     try:
-        text = path.read_text()
-        own = yaml.safe_load(text)
-        # Aliases may name one list so often that nobody could walk through it.
+        own = yaml.safe_load(path.read_text())
+        # Aliases may name one list so often that no walk through it would end.
         check_parts(own, MAX_PARTS)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except yaml.constructor.ConstructorError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise UserError(
+            f"{path}: line {line}: a tag is not read ({error.problem}), because that would run "
+            "code; write the value that it gives"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, Implausible) as error:
-        if isinstance(error, yaml.constructor.ConstructorError):
-            _refuse_python_tag(path, text)
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({reason})") from error
     own = {} if own is None else own
@@ -129,19 +131,6 @@ def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def _refuse_python_tag(path: Path, text: str) -> None:
-    from moco.common.yaml_tags import python_tag
-
-    found = python_tag(text)
-    if found is not None:
-        line, tag, literal = found
-        instead = "the value that it gives" if literal is None else literal
-        raise UserError(
-            f"{path}: line {line}: {tag} is not read, because that would run code; "
-            f"write instead {instead}"
-        )
-
-
 def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     known = flatten(cfg)
     if key not in known:
@@ -177,14 +166,10 @@ def _nearest(key: str, known: Collection[str]) -> str:
 
 def _as_float(value: Any) -> Any:
     """Whole numbers and numerals as float; anything else is left for the type check."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    try:
+        return value if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _pairs(opts: Sequence[str]) -> Iterator[tuple[str, str]]:

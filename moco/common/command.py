@@ -1,4 +1,4 @@
-"""What the command lines of the training programs have in common.
+"""The command line that the training commands share.
 
 Flags of the official code are other names of keys; explicit `KEY VALUE` pairs come last.
 """
@@ -68,13 +68,13 @@ def parse_with_pairs(
 
     `KEY=VALUE` is a pair as well.
     """
-    words: list[str] = []
-    for word in sys.argv[1:] if argv is None else argv:
-        if words and _KEY.fullmatch(words[-1]) and _NEGATIVE.fullmatch(word):
-            words[-1] += f"={word}"  # argparse would take -1e-3 for a flag
+    joined: list[str] = []
+    for arg in sys.argv[1:] if argv is None else argv:
+        if joined and _KEY.fullmatch(joined[-1]) and _NEGATIVE.fullmatch(arg):
+            joined[-1] += f"={arg}"  # argparse would take -1e-3 for a flag
         else:
-            words.append(word)
-    args = parser.parse_intermixed_args(words)
+            joined.append(arg)
+    args = parser.parse_intermixed_args(joined)
     args.opts = split_assignments(args.opts)
     return args
 
@@ -86,9 +86,9 @@ def parse_training_args(
 ) -> argparse.Namespace:
     """Arguments with the flags of `values` turned into `opts`."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    for i, word in enumerate(argv[:-1]):
-        if word == "--resume" and _PAIR.fullmatch(argv[i + 1]):
-            argv[i] = f"--resume={AUTO}"  # the next word is a key, not a checkpoint
+    for i, arg in enumerate(argv[:-1]):
+        if arg == "--resume" and _PAIR.fullmatch(argv[i + 1]):
+            argv[i] = f"--resume={AUTO}"  # the next argument is a key, not a checkpoint
     args = parse_with_pairs(parser, argv)
     opts = []
     for key in values.values():
@@ -97,7 +97,7 @@ def parse_training_args(
     if getattr(args, "SOLVER.BASE_LR") is not None:  # meant as it is, whatever the batch
         opts += ["SOLVER.REFERENCE_BATCH_SIZE", "0"]
     if args.schedule is not None:
-        epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE words
+        epochs = list(takewhile(str.isdigit, args.schedule))  # what follows are KEY VALUE pairs
         args.opts += split_assignments(args.schedule[len(epochs) :])
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
     args.opts = opts + args.opts

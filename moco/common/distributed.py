@@ -1,4 +1,4 @@
-"""The processes of one run: who am I, and how rows and numbers get from one to another.
+"""Distributed helpers: session, rank, gather, all-reduce.
 
 One process is a normal case: every function then returns what it was given. N rows of all
 processes, n = N / W rows of this one, W processes.
@@ -115,7 +115,7 @@ def session(
     if launched_processes() == 1:
         yield
         return
-    # Imported while connected, as DistributedDataParallel does, it keeps the connection for ever.
+    # Imported while connected, as DistributedDataParallel does, it keeps the connection until exit.
     import torch.distributed.nn
     from torch.distributed import PrefixStore, rendezvous
 
@@ -145,7 +145,7 @@ def session(
             reason = (
                 f"{silent or 'another process'} of this run died or did not answer in "
                 f"{timeout_seconds:g} s{f' ({setting})' if setting else ''}; run the same command "
-                f"with --resume to go on ({_cause(error)})"
+                f"with --resume to continue ({_cause(error)})"
             )
         raise LostProcess(f"process {number} of {world}: {reason}") from error
     finally:
@@ -413,9 +413,8 @@ def _roll_call(store: Any, number: int, world: int) -> tuple[str, str]:
 
 
 def _named(processes: list[int]) -> str:
-    if not processes:
-        return ""
-    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+    numbers = ", ".join(map(str, processes))
+    return f"process{'es' if len(processes) > 1 else ''} {numbers}" if numbers else ""
 
 
 def _kill_sibling(pid: int) -> None:

@@ -16,7 +16,7 @@ MAX_UNEXPECTED = 500  # characters of an error that is not ours; some hold a who
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A stranger's value for a message: escaped, short, and without a look at what it contains."""
+    """An untrusted value for a message: escaped and short; of a container the type alone."""
     if isinstance(value, str | bytes):
         return repr(value[:limit])
     if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 1 << 64):
@@ -44,7 +44,7 @@ class UserError(Exception):
 
 
 class DataError(UserError):
-    """A file or dataset that is missing, damaged or not what it claims to be."""
+    """A file or dataset that is missing, damaged or not what its name says."""
 
     exit_code = 3
 
@@ -92,7 +92,7 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
 def kill_children() -> None:
     """End what multiprocessing has started, at the end of this process.
 
-    data-loader workers ignore SIGTERM: one that hangs, or that an error has left behind, would keep
+    Data-loader workers ignore SIGTERM: one that hangs, or that an error has left behind, would keep
     this process from ending.
     """
     if sys.platform != "win32":

@@ -4,40 +4,58 @@ Writing: a temporary file in the same folder, fsync, `os.replace`, fsync of the 
 or a full disk at any point leaves the old file or the new one, never a half.
 
 Reading: no file is trusted. One reader, moco/common/unpickler.py with moco/common/torch_files.py
-for what
-torch.save writes, reads weights and the project's own checkpoints alike. In weights an object of
-any class is inert data, and listed; the project's own files hold none, and one with any is refused.
+for what torch.save writes, reads weights and the project's own checkpoints alike. In weights an
+object of any class is inert data, and listed; the project's own files hold none, and one with any
+is refused.
 """
 
 import hashlib
 import json
 import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from uuid import uuid4
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PathLike = str | os.PathLike[str]
 TEMPORARY_PREFIX = ".tmp-"
-_SAFETENSORS_AT_ONCE = 16 << 20
 MAX_SAFETENSORS_HEADER = 16 << 20
 MIN_SAFETENSORS = 50_000  # tensors
-# What people take for weights: first bytes, and a sentence.
+# What people take for weights: its first bytes, and a sentence.
 _FOREIGN = (
     (
-        b"version https://git-lfs",
+        rb"version https://git-lfs",
         "a git-lfs pointer: get it with git lfs pull, or download it itself",
     ),
-    (b"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
-    (b"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
-    (b"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
+    (rb"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
+    (rb"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
+    (rb"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),
+    (
+        rb"(\xef\xbb\xbf)?\s*<(?i:!doctype html|html|head|!--|\?xml)",
+        "a web page: open the address in a browser",
+    ),
+    (
+        rb".{257}ustar",
+        "a tar archive: unpack it with tar -xf and give the file inside; where torch before "
+        "0.1.10 wrote it, load and save it with torch",
+    ),
+    (
+        rb"PK\x03\x04.{26}[^/]*\.npy",
+        "an archive of numpy arrays (.npz): torch.save a dict of named tensors",
+    ),
+    (
+        rb"PK\x03\x04.{26}(?![^/]*/(data|version|byteorder|\.))",
+        "a zip archive of other files: unpack it and give the file inside",
+    ),
+    (rb"[\t\n\r\x20-\x7e\x80-\xff]+\Z", "a text file, which holds no tensors"),
 )
 # What a pickle names to run a program, and no object in a file of weights needs.
 _HARMFUL = re.compile(
@@ -45,14 +63,12 @@ _HARMFUL = re.compile(
     r"|webbrowser)\.|\.(os|posix|subprocess|sys)\.|"
     r"\A(builtins|__builtin__)\.(__import__|compile|eval|exec|execfile|open)\Z"
 )
-_TEXT = re.compile(rb"[\t\n\r\x20-\x7e\x80-\xff]+")
-_HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|!--|\?xml)", re.IGNORECASE)
 # torch.serialization.MAGIC_NUMBER as a pickle holds it, in protocols 0 and 1 and in the others.
 _LEGACY_MAGIC = (b"L119547037146038801333356", bytes.fromhex("6cfc9c46f9206aa85019"))
 _T = TypeVar("_T")
 
 
-def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
+def atomic_write(path: PathLike, writer: Callable[[BinaryIO], object]) -> None:
     """Call `writer` on a temporary file, then move it to `path` in one step.
 
     Raises:
@@ -60,28 +76,27 @@ def atomic_write(path: PathLike, writer: Callable[[BinaryIO], None]) -> None:
             is untouched.
     """
     path = Path(path)
-    temporary = None
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             writer(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-        temporary = None
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
     except OSError as error:
-        written = os.path.getsize(temporary) if temporary and os.path.exists(temporary) else 0
+        written = temporary.stat().st_size if temporary.exists() else 0
         raise cannot_write(path, error, written) from error
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
-    """What is said when the disk is full or a folder is not ours, after so many bytes."""
+    """The error of a full disk or a read-only folder, after N bytes."""
     reason = error.strerror or str(error)
     return UserError(
         f"cannot write {path}: {reason} ({written} bytes written); "
@@ -91,8 +106,7 @@ def cannot_write(path: PathLike, error: OSError, written: int) -> UserError:
 
 def atomic_write_text(path: PathLike, text: str) -> None:
     """Write `text` as UTF-8, atomically."""
-    data = text.encode()
-    atomic_write(path, lambda file: _write_all(file, data))
+    atomic_write(path, lambda file: file.write(text.encode()))
 
 
 def atomic_write_json(path: PathLike, value: Any) -> None:
@@ -125,7 +139,7 @@ def load_torch(path: PathLike, objects: set[str] | None = None) -> Any:
 
     Raises:
         DataError: missing, empty, damaged, a program, naming classes where there must be none, or
-            claiming more than the file can hold.
+            describing more than the file can hold.
     """
     from moco.common.torch_files import read_torch
 
@@ -143,39 +157,24 @@ def load_safetensors(path: PathLike) -> tuple[dict[str, "Tensor"], dict[str, str
     """The tensors of a safetensors file, and its metadata.
 
     Raises:
-        DataError: missing, empty, damaged, or claiming more than the file can hold.
+        DataError: missing, empty, damaged, or describing more than the file can hold.
     """
-    from moco.common.unpickler import Implausible
+    from moco.common.limits import Implausible
 
     def read(
         file: BinaryIO, size: int, objects: set[str]
     ) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-        from safetensors import safe_open
+        from safetensors.torch import load
 
-        header = int.from_bytes(file.read(8), "little")
-        if header > min(size - 8, MAX_SAFETENSORS_HEADER):
-            raise Implausible(f"a header of {header} bytes")
-
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > min(size - 8, MAX_SAFETENSORS_HEADER):
+            raise Implausible(f"a header of {header_bytes} bytes")
+        header = json.loads(file.read(header_bytes))
         # Each takes some KB of memory, empty ones too, and perhaps a hundred bytes of the file.
-        def few(count: int) -> None:
-            if count > MIN_SAFETENSORS + size // 1024:
-                raise Implausible(f"{count} tensors in a file of {size} bytes")
-
-        few(file.read(header).count(b'"data_offsets"'))
-        with safe_open(path, framework="pt", device="cpu") as content:
-            names, metadata = list(content.keys()), content.metadata() or {}
-        few(len(names))  # JSON has other spellings of a word
-        tensors: dict[str, Tensor] = {}
-        while len(tensors) < len(names):
-            # What it gives is mapped: copied, because that changes or ends with the file, and
-            # opened anew now and then, because mapped pages are memory until it is closed.
-            with safe_open(path, framework="pt", device="cpu") as content:
-                copied = 0
-                while len(tensors) < len(names) and copied < _SAFETENSORS_AT_ONCE:
-                    name = names[len(tensors)]
-                    tensors[name] = content.get_tensor(name).clone()
-                    copied += tensors[name].nbytes
-        return tensors, metadata
+        if len(header) > MIN_SAFETENSORS + size // 1024:
+            raise Implausible(f"{len(header)} tensors in a file of {size} bytes")
+        file.seek(0)
+        return load(file.read()), header.get("__metadata__", {})
 
     return _load(path, read, "a safetensors file", None)
 
@@ -202,7 +201,8 @@ def _load(
     objects: set[str] | None,
 ) -> _T:
     """Open and read a file; whatever is wrong with it becomes a DataError of one line."""
-    from moco.common.unpickler import Implausible, Refused
+    from moco.common.limits import Implausible
+    from moco.common.unpickler import Refused
 
     _require_file(path)
     found: set[str] = set()
@@ -216,16 +216,14 @@ def _load(
     except Implausible as error:
         raise DataError(
             f"{path}: damaged or made to mislead ({error}); "
-            "get the file anew from somebody you trust"
+            "download it again from somebody you trust"
         ) from error
     except MemoryError as error:
         raise DataError(
             f"{path}: does not fit into memory ({Path(path).stat().st_size} bytes)"
         ) from error
     except Exception as error:
-        if foreign := _foreign(path):
-            raise DataError(f"{path}: this is {foreign}") from error
-        raise DataError(f"{path}: not {form} or damaged ({_reason(path, error)})") from error
+        raise DataError(f"{path}: {_reason(path, form, error)}") from error
     if objects is not None:
         objects |= found
     return value
@@ -244,39 +242,18 @@ def harmful_objects(objects: Collection[str]) -> list[str]:
     return sorted(name for name in objects if _HARMFUL.search(name))
 
 
-def _foreign(path: PathLike) -> str | None:
-    """What a file that could not be read is instead, where its bytes tell."""
-    with open(path, "rb") as file:
-        start = file.read(512)
-    for magic, sentence in _FOREIGN:
-        if start.startswith(magic):
-            return sentence
-    if _HTML.match(start):
-        return "a web page: open the address in a browser"
-    if start[257:262] == b"ustar":
-        return (
-            "a tar archive: unpack it with tar -xf and give the file inside; where torch before "
-            "0.1.10 wrote it, load and save it with torch"
-        )
-    if start.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
-        # Of the first part: the length of its name, then the name.
-        name = start[30 : 30 + int.from_bytes(start[26:28], "little")].decode("latin-1")
-        if name.endswith(".npy"):
-            return "an archive of numpy arrays (.npz): torch.save a dict of named tensors"
-        if not name.partition("/")[2].startswith(("data", "version", "byteorder", ".")):
-            return "a zip archive of other files: unpack it and give the file inside"
-    return "a text file, which holds no tensors" if _TEXT.fullmatch(start) else None
-
-
-def _reason(path: PathLike, error: Exception) -> str:
+def _reason(path: PathLike, form: str, error: Exception) -> str:
     """Why a file could not be read; nothing in it that a terminal obeys."""
     with open(path, "rb") as file:
-        is_zip = file.read(2) == b"PK"
+        start = file.read(512)
     # Only the end of a zip file says that it is whole.
-    if is_zip and not zipfile.is_zipfile(path):
-        return "cut off: copied or downloaded in part?"
+    if start.startswith(b"PK") and not zipfile.is_zipfile(path):
+        return f"not {form} or damaged (cut off: copied or downloaded in part?)"
+    for magic, what in _FOREIGN:
+        if re.match(magic, start, re.DOTALL):
+            return f"this is {what}"
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return "".join(letter if letter.isprintable() else "?" for letter in lines[0][:120])
+    return f"not {form} or damaged ({printable(lines[0][:120])})"
 
 
 def sha256_file(path: PathLike) -> str:
@@ -305,21 +282,3 @@ def _require_file(path: PathLike) -> None:
         raise DataError(f"{path}: {what}; expected a file")
     if path.stat().st_size == 0:
         raise DataError(f"{path}: the file is empty (0 bytes); was it copied completely?")
-
-
-def _write_all(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

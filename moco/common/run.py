@@ -29,13 +29,14 @@ from moco.common.files import (
     atomic_write_text,
     cannot_write,
 )
+from moco.common.limits import Implausible, check_parts
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOCK_NAME = ".lock"
-MAX_DEPTH = 20  # of lists and mappings in each other; what is written has at most four
+MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
 PACKAGES = ("torch", "torchvision", "detectron2", "fvcore", "numpy", "pillow")
 
@@ -47,12 +48,12 @@ class RunFolder:
         path: created if missing.
         resume: continue what is in the folder.
         overwrite: start from scratch; the files of the earlier run that would be mistaken for
-        this one's     (record, metrics, events) are removed, checkpoints are replaced as they come.
+            this one's (record, metrics, events) are removed, checkpoints are replaced as they come.
         owner: False for the other processes of a run, which neither lock it nor write to it.
 
     Raises:
         LockedError: another process holds the folder.
-        UserError: the folder holds files and neither `resume` nor `overwrite` was asked for.
+        UserError: the folder holds files and neither `resume` nor `overwrite` is set.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class RunFolder:
                 "wait for it or choose another OUTPUT_DIR"
             ) from error
         except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot be used as output folder ({error.strerror})"
-            ) from (error)
+            reason = f"{self.path}: cannot be used as output folder ({error.strerror})"
+            raise UserError(reason) from error
         try:
             self._prepare()
         except BaseException:
@@ -171,7 +171,7 @@ class RunRecord:
         provenance: see `provenance`.
         seconds: wall time of training and evaluation.
         metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
-        coverage: which tensors came from the weights and which started anew, or None.
+        coverage: which tensors came from the weights and which from initialization, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
     """
@@ -201,32 +201,23 @@ class RunRecord:
         Raises:
             ValueError: one has another type or an impossible value; the message names it.
         """
-        _choice("kind", self.kind, KINDS)
-        _choice("status", self.status, ("done", "failed"))
-        if self.schema != SCHEMA:
-            raise ValueError(f"schema: got {shown(self.schema)}, expected {SCHEMA}")
-        for name, (expected, valid) in _FIELDS.items():
-            value = getattr(self, name)
-            if not valid(value):
-                raise ValueError(f"{name}: got {shown(value)}, expected {expected}")
-            if _is_deeper(value, MAX_DEPTH):
-                raise ValueError(f"{name}: nested more than {MAX_DEPTH} levels deep")
+        for path, (expected, valid) in _CHECKS.items():
+            *parents, name = path
+            inside = vars(self)
+            for parent in parents:
+                inside = inside.get(parent) or {}
+            value = inside.get(name)
+            if not valid(value) and not (parents and value is None):
+                raise ValueError(f"{': '.join(path)}: got {shown(value)}, expected {expected}")
         for name, value in self.metrics.items():
             if value is not None and not _is_number(value):
                 found = f"{name[:80]}: got {shown(value)}"
                 raise ValueError(f"metrics: {found}, expected a number or null")
-        hardware = self.provenance.get("hardware") or {}
-        for where, inside, checks in (
-            ("config", self.config, _IN_CONFIG),
-            ("recipe", self.recipe or {}, _IN_RECIPE),
-            ("provenance", self.provenance, _IN_PROVENANCE),
-            ("provenance: hardware", hardware, _IN_HARDWARE),
-        ):
-            for name, (expected, valid) in checks.items():
-                value = inside.get(name)
-                if value is not None and not valid(value):
-                    found = f"{name}: got {shown(value)}, expected {expected}"
-                    raise ValueError(f"{where}: {found}")
+        for name, value in vars(self).items():
+            try:
+                check_parts(value, MAX_PARTS)
+            except Implausible as error:
+                raise ValueError(f"{name}: {error}") from error
 
 
 def write_record(folder: PathLike, record: RunRecord) -> Path:
@@ -247,24 +238,19 @@ def read_record(path: PathLike) -> RunRecord:
         fields = json.loads(Path(path).read_text())
         if not isinstance(fields, dict):
             raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
-        own = {field.name: field for field in dataclasses.fields(RunRecord)}
-        for name in fields:
-            if name not in own:
-                raise ValueError(f"{name[:80]}: no such field; choices are {', '.join(own)}")
-        for name in _REQUIRED:
-            if name not in fields:
-                raise ValueError(f"{name}: missing")
+        unknown = fields.keys() - {field.name for field in dataclasses.fields(RunRecord)}
+        if unknown:
+            raise ValueError(f"{min(unknown)[:80]}: no such field")
         record = RunRecord(**fields)
-        if not math.isfinite(record.seconds):
-            raise ValueError(f"seconds: got {record.seconds}, expected a finite number")
-        for name, value in record.metrics.items():
+        metrics = {f"metrics: {name[:80]}": value for name, value in record.metrics.items()}
+        for name, value in {"seconds": record.seconds, **metrics}.items():
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"metrics: {name[:80]}: got {value}, expected a finite number")
+                raise ValueError(f"{name}: got {value}, expected a finite number")
         return record
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a valid run record ({error})") from error
+    except (ValueError, TypeError, RecursionError) as error:  # TypeError names a missing field
+        raise UserError(f"{path}: not a valid run record ({str(error)[:300]})") from error
 
 
 def provenance() -> dict[str, Any]:
@@ -300,25 +286,8 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def _choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: got {shown(value)}, choices are {', '.join(choices)}")
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _is_integer(value: Any) -> bool:
@@ -329,39 +298,37 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return False
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in value)
-
-
-# What a record's fields hold, and what renderers take out of its mappings if it is there.
 _Check = tuple[str, Callable[[Any], bool]]
-_NAME, _LIST_OF_TEXTS = ("text", _is_name), ("a list of texts", _is_list_of_texts)
-_TEXT_OR_NULL = ("text or null", lambda value: value is None or _is_text(value))
-_MAPPING = ("a mapping", _is_mapping)
-_MAPPING_OR_NULL = ("a mapping or null", lambda value: value is None or _is_mapping(value))
-_INTEGER = ("an integer of at most 64 bits", _is_integer)
-_FIELDS: dict[str, _Check] = {
-    **dict.fromkeys(("task", "engine", "init", "config_sha256"), _NAME),
-    **dict.fromkeys(("weights_sha256", "weights_source"), _TEXT_OR_NULL),
-    **dict.fromkeys(("seed", "iterations"), _INTEGER),
-    "seconds": ("a number", _is_number),
-    **dict.fromkeys(("config", "provenance", "metrics"), _MAPPING),
-    **dict.fromkeys(("coverage", "recipe"), _MAPPING_OR_NULL),
-    "notes": _LIST_OF_TEXTS,
+_NAME: _Check = ("text", lambda value: _is_text(value) and value != "")
+_TEXT_OR_NULL: _Check = ("text or null", lambda value: value is None or _is_text(value))
+_INTEGER: _Check = ("an integer of at most 64 bits", _is_integer)
+_MAPPING: _Check = ("a mapping", lambda value: isinstance(value, dict))
+_MAPPING_OR_NULL: _Check = ("a mapping or null", lambda value: isinstance(value, dict | None))
+_TEXTS: _Check = (
+    "a list of texts",
+    lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
+)
+# Of a record's fields, and of what a report takes out of its mappings where they have it.
+_CHECKS: dict[tuple[str, ...], _Check] = {
+    ("schema",): (f"{SCHEMA}", lambda value: value == SCHEMA),
+    ("kind",): (f"one of {', '.join(KINDS)}", lambda value: value in KINDS),
+    ("status",): ("done or failed", lambda value: value in ("done", "failed")),
+    **dict.fromkeys([("task",), ("engine",), ("init",), ("config_sha256",)], _NAME),
+    **dict.fromkeys([("weights_sha256",), ("weights_source",)], _TEXT_OR_NULL),
+    **dict.fromkeys([("seed",), ("iterations",)], _INTEGER),
+    ("seconds",): ("a number", _is_number),
+    **dict.fromkeys([("config",), ("provenance",), ("metrics",)], _MAPPING),
+    **dict.fromkeys([("coverage",), ("recipe",)], _MAPPING_OR_NULL),
+    ("notes",): _TEXTS,
+    ("config", "DATASETS.TEST"): _TEXTS,
+    ("recipe", "label"): _TEXT_OR_NULL,
+    ("recipe", "deviations"): _TEXTS,
+    ("provenance", "versions"): _MAPPING,
+    ("provenance", "git"): _NAME,
+    ("provenance", "hardware"): _MAPPING,
+    ("provenance", "hardware", "cpu"): _NAME,
+    ("provenance", "hardware", "gpus"): _TEXTS,
 }
-_IN_CONFIG: dict[str, _Check] = {"DATASETS.TEST": _LIST_OF_TEXTS}
-_IN_RECIPE: dict[str, _Check] = {"label": _TEXT_OR_NULL, "deviations": _LIST_OF_TEXTS}
-_IN_PROVENANCE: dict[str, _Check] = {"versions": _MAPPING, "git": _NAME, "hardware": _MAPPING}
-_IN_HARDWARE: dict[str, _Check] = {"cpu": _NAME, "gpus": _LIST_OF_TEXTS}
-_REQUIRED = [
-    field.name
-    for field in dataclasses.fields(RunRecord)
-    if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-]
 
 
 def _git_revision() -> str | None:

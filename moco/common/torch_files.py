@@ -2,11 +2,8 @@
 
 Not by `torch.load`: with `weights_only` it refuses a file for any class that it does not know,
 believes the sizes in a file, and could be made to run code (CVE-2025-32434, CVE-2026-24747). What
-both read is equal, bit by bit (tests/moco/common/test_torch_files.py). The formats are those of
-torch/serialization.py: `_save` (zip) and `_legacy_save`.
-
-Tensors are on the CPU. What a tensor reaches is checked against its storage, and a storage against
-the file. Tensors that are not dense (sparse, quantized, on "meta") are `Inert`.
+both read is bitwise identical. The formats are those of torch/serialization.py: `_save` (zip) and
+`_legacy_save`. Tensors are on the CPU; those that are not dense (sparse, quantized) are `Inert`.
 """
 
 from __future__ import annotations
@@ -18,37 +15,19 @@ import pickle
 import struct
 import sys
 import zipfile
-import zlib
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from moco.common.unpickler import (
-    NAMES,
-    Implausible,
-    Inert,
-    Known,
-    Refused,
-    Source,
-    Unpickler,
-    integers,
-)
+from moco.common.limits import Implausible
+from moco.common.unpickler import Inert, Refused, Unpickler, integers, require_end
 
-_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-_LEGACY_PROTOCOL = 1001
-_ZIP_END = b"PK\5\6"
-_ZIP_END_BYTES = 22
-_ZIP64 = 0xFFFFFFFF  # in place of a size that another record has
+_LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 # A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
 MAX_LIST_BYTES = 16 << 20
-_CHUNK = 1 << 20  # still in the cache when its checksum is taken
-# An expanded tensor has few bytes in the file; more than this and than the file it must not claim.
-MIN_TENSOR_BYTES = 256 << 20
-
-_DTYPES = {
-    **{name: dtype for dtype, name in torch.storage._dtype_to_storage_type_map().items()},
-    "UntypedStorage": torch.uint8,
-}
+_CHUNK = 1 << 20  # still in the cache when it is copied into its storage
+MAX_EXPANDED_BYTES = 256 << 20  # an expanded tensor may claim more than its storage has
 
 
 class _Storage(NamedTuple):
@@ -66,7 +45,7 @@ def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
 
     Raises:
         Refused: a TorchScript archive.
-        Implausible: as said there.
+        Implausible: what the file claims cannot be.
         Exception: of many kinds where the file is damaged or in another format.
     """
     start = file.read(2)
@@ -74,113 +53,105 @@ def read_torch(file: BinaryIO, size: int, objects: set[str]) -> Any:
     return (_read_zip if start == b"PK" else _read_legacy)(file, size, objects)
 
 
-def _names(limit: int) -> dict[str, Any]:
-    """What torch's own pickles may name; a tensor may stand for `limit` bytes, repeated or not."""
-    limit = max(limit, MIN_TENSOR_BYTES)
-
-    def tensor(
-        storage: Any,
-        offset: Any,
-        shape: Any,
-        stride: Any,
-        requires_grad: Any = False,
-        hooks: Any = None,
-        *dtype_and_metadata: Any,
-    ) -> Any:
-        if not isinstance(storage, _Storage):
-            return Inert("torch.Tensor", (storage,))
-        rest = dtype_and_metadata
-        is_typed = bool(rest) and isinstance(rest[0], torch.dtype)
-        if any(rest[is_typed:]):  # negated or conjugated lazily
-            return Inert("torch.Tensor", (storage, *rest))
-        dtype = rest[0] if is_typed else storage.dtype
-        view = _view(storage.data, dtype, offset, shape, stride, limit)
-        return view.requires_grad_(requires_grad is True)
-
-    def parameter(data: Any, requires_grad: Any = True, *hooks_and_state: Any) -> Any:
-        if not isinstance(data, torch.Tensor):
-            return Inert("torch.nn.Parameter", (data,))
-        return torch.nn.Parameter(data.detach(), requires_grad is True)
-
-    def with_attributes(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
-        if function not in (tensors, parameters) or type(args) is not tuple:
-            return Inert("torch.Tensor", (function, args))
-        return function.make(*args)
-
-    tensors, parameters = Known(tensor), Known(parameter)
-    rebuilt = ("tensor", tensors), ("tensor_v2", tensors), ("tensor_v3", tensors)
-    return {
-        **NAMES,
-        **{f"torch._utils._rebuild_{name}": known for name, known in rebuilt},
-        "torch._utils._rebuild_parameter": parameters,
-        "torch._utils._rebuild_parameter_with_state": parameters,
-        "torch.nn.parameter.Parameter": parameters,
-        "torch.Tensor": Inert("torch.Tensor"),  # the class, where it has attributes
-        "torch._tensor._rebuild_from_type_v2": Known(with_attributes),
-        "torch.Size": Known(lambda sizes=(): torch.Size(integers(sizes))),
-        "torch.device": Known(lambda kind, *index: torch.device(kind, *index)),
-        **{f"torch.{k}": v for k, v in vars(torch).items() if isinstance(v, torch.dtype)},
-        **{
-            f"{module}.{name}": dtype
-            for name, dtype in _DTYPES.items()
-            for module in ("torch", "torch.cuda", "torch.storage")
-        },
-    }
-
-
-def _view(
-    data: torch.UntypedStorage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any, limit: int
-) -> torch.Tensor:
-    """A tensor over a storage; torch itself would let the storage grow to what is claimed."""
-    shape, stride = integers(shape), integers(stride)
-    (offset,) = integers((offset,))
+def _tensor(
+    storage: Any,
+    offset: Any,
+    shape: Any,
+    stride: Any,
+    requires_grad: Any = False,
+    hooks: Any = None,
+    *dtype_and_metadata: Any,
+) -> Any:
+    is_typed = dtype_and_metadata and isinstance(dtype_and_metadata[0], torch.dtype)
+    # Metadata: it is negated or conjugated lazily.
+    if not isinstance(storage, _Storage) or any(dtype_and_metadata[bool(is_typed) :]):
+        return Inert("torch.Tensor", (storage,))
+    dtype = dtype_and_metadata[0] if is_typed else storage.dtype
+    shape, stride, (offset,) = integers(shape), integers(stride), integers((offset,))
     if len(shape) != len(stride):
         raise Implausible("a tensor with more sizes than strides")
-    if 0 not in shape:
+    if 0 not in shape:  # torch itself would let the storage grow to what is claimed
         end = offset + 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-        for claimed, held in ((end, data.nbytes()), (math.prod(shape), limit)):
-            if claimed * dtype.itemsize > held:
-                raise Implausible(
-                    f"a tensor of shape {list(shape)} claims more elements than the file holds "
-                    f"for it ({claimed * dtype.itemsize} bytes of {held})"
-                )
-    return torch.empty(0, dtype=dtype).set_(data, offset, shape, stride)
+        held = storage.data.nbytes()
+        for claimed, limit in ((end, held), (math.prod(shape), max(held, MAX_EXPANDED_BYTES))):
+            if claimed * dtype.itemsize > limit:
+                raise Implausible(f"{list(shape)} claims more elements than the file holds")
+    view = torch.empty(0, dtype=dtype).set_(storage.data, offset, shape, stride)
+    return view.requires_grad_(requires_grad is True)
+
+
+def _parameter(data: Any, requires_grad: Any = True, *hooks_and_state: Any) -> Any:
+    if not isinstance(data, torch.Tensor):
+        return Inert("torch.nn.Parameter", (data,))
+    return torch.nn.Parameter(data.detach(), requires_grad is True)
+
+
+def _with_attributes(function: Any, cls: Any, args: Any, state: Any = None) -> Any:
+    if function not in (_tensor, _parameter) or not isinstance(args, tuple):
+        return Inert("torch.Tensor", (function, args))
+    return function(*args)
+
+
+_STORAGES = {name: dtype for dtype, name in torch.storage._dtype_to_storage_type_map().items()}
+_NAMES = {
+    **{f"torch._utils._rebuild_tensor{version}": _tensor for version in ("", "_v2", "_v3")},
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch.nn.parameter.Parameter": _parameter,
+    "torch.Tensor": lambda *args: Inert("torch.Tensor", args),
+    "torch._tensor._rebuild_from_type_v2": _with_attributes,
+    "torch.Size": lambda sizes=(): torch.Size(integers(sizes)),
+    "torch.device": lambda kind, *index: torch.device(kind, *index),
+    **{f"torch.{k}": v for k, v in vars(torch).items() if isinstance(v, torch.dtype)},
+    **{
+        f"{module}.{name}": dtype
+        for name, dtype in {**_STORAGES, "UntypedStorage": torch.uint8}.items()
+        for module in ("torch", "torch.cuda", "torch.storage")
+    },
+}
 
 
 def _identity(identity: Any) -> tuple[torch.dtype, str, int, Any]:
     """dtype, key, bytes and view of ("storage", type, key, device, elements[, view])."""
     match identity:
-        case ("storage", torch.dtype() as dtype, str() | int() as key, _, int(count), *view) if (
-            count >= 0
-        ):
+        case ("storage", torch.dtype() as dtype, str() | int() as key, _, int(count), *view):
+            (count,) = integers((count,))
             return dtype, str(key), count * dtype.itemsize, view[0] if view else None
     raise pickle.UnpicklingError("it refers to something that is not a storage")
 
 
-def _bytes(storage: torch.UntypedStorage) -> memoryview:
-    """A storage's memory."""
-    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
+def _fill(storage: torch.UntypedStorage, file: Any) -> None:
+    """Read a storage's bytes; raises UnpicklingError where the file has fewer."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().data
+    for start in range(0, len(memory), _CHUNK):
+        chunk = memory[start : start + _CHUNK]
+        if file.readinto(chunk) != len(chunk):
+            raise pickle.UnpicklingError("a storage ends too early")
 
 
 def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
     file.seek(-_ZIP_END_BYTES, os.SEEK_END)
-    end = file.read()
-    if end.startswith(_ZIP_END) and MAX_LIST_BYTES < int.from_bytes(end[12:16], "little") < _ZIP64:
+    signature, list_bytes = struct.unpack("<4s8xI6x", file.read())
+    if signature == _ZIP_END and MAX_LIST_BYTES < list_bytes < 2**32 - 1:
         raise Implausible(f"its list of parts claims more than {MAX_LIST_BYTES} bytes")
     with zipfile.ZipFile(file) as archive:
-        if not end.startswith(_ZIP_END):
+        if signature != _ZIP_END:
             raise Implausible("bytes follow its end")
-        names = archive.namelist()
-        pickles = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
+        members = {info.filename: info for info in archive.infolist()}
+        pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise pickle.UnpicklingError("a zip file, but not one of torch.save")
         root = pickles[0].removesuffix("data.pkl")
-        if f"{root}constants.pkl" in names:  # torch.serialization._is_torchscript_zip
+        if f"{root}constants.pkl" in members:  # torch.serialization._is_torchscript_zip
             raise Refused(
                 "it is a TorchScript archive, which is a program; where it is trusted, "
                 "torch.save(torch.jit.load(FILE).state_dict(), NEW_FILE) takes the weights out"
             )
-        members = _members(archive)
+        parts = sorted(archive.infolist(), key=lambda info: info.header_offset)
+        ends = [*(info.header_offset for info in parts[1:]), archive.start_dir]
+        for info, end in zip(parts, ends, strict=True):
+            if info.compress_type or info.header_offset + info.file_size > end:
+                raise Implausible(f"{info.filename[:60]!r} is compressed or overlaps another part")
         order = archive.read(f"{root}byteorder") if f"{root}byteorder" in members else b"little"
         if order != sys.byteorder.encode():
             raise pickle.UnpicklingError(f"its byte order is {order[:16]!r}, not this machine's")
@@ -191,59 +162,22 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
             if key not in storages:
                 info = members[f"{root}data/{key}"]
                 if info.file_size < count:
-                    raise Implausible(
-                        f"a storage claims {count} bytes where the file holds {info.file_size}"
-                    )
+                    raise Implausible(f"a storage claims {count} bytes and has {info.file_size}")
                 storages[key] = torch.UntypedStorage(info.file_size)
-                _read_member(file, info, _bytes(storages[key]))
+                with archive.open(info) as part:  # checks the CRC at its end
+                    _fill(storages[key], part)
             return _Storage(storages[key], dtype)
 
         content = archive.read(pickles[0])
-        source = Source(io.BytesIO(content), len(content))
-        return Unpickler(source, objects, _names(size), persistent).load()
-
-
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """An archive's members by name: none of them compressed, no two in one place."""
-    members: dict[str, zipfile.ZipInfo] = {}
-    end = 0
-    for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise Implausible(f"{info.filename[:60]!r} is compressed, which torch.save never does")
-        if info.header_offset < end or info.filename in members:
-            raise Implausible(f"{info.filename[:60]!r} overlaps with another of its parts")
-        end = info.header_offset + info.file_size
-        members[info.filename] = info
-    if end > archive.start_dir:
-        raise Implausible("its parts claim more bytes than the file has")
-    return members
-
-
-def _read_member(file: BinaryIO, info: zipfile.ZipInfo, target: memoryview) -> None:
-    """Fill memory with a member; zipfile's own reader would copy each byte twice."""
-    file.seek(info.header_offset)
-    *_, name_bytes, extra_bytes = struct.unpack("<4s5H3I2H", file.read(30))
-    file.seek(name_bytes + extra_bytes, os.SEEK_CUR)
-    checksum = 0
-    for start in range(0, len(target), _CHUNK):
-        chunk = target[start : start + _CHUNK]
-        file.readinto(chunk)  # type: ignore[attr-defined]
-        checksum = zlib.crc32(chunk, checksum)
-    if checksum != info.CRC:
-        raise zipfile.BadZipFile(f"Bad CRC-32 for {info.filename[:60]!r}")
+        return Unpickler(io.BytesIO(content), len(content), objects, _NAMES, persistent).load()
 
 
 def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
-    source = Source(file, size)
-
     def load() -> Any:
-        return Unpickler(source, objects).load()
+        return Unpickler(file, size, objects).load()
 
-    if load() != _LEGACY_MAGIC:
-        raise pickle.UnpicklingError("it does not start as torch.save's files do")
-    version = load()
-    if version != _LEGACY_PROTOCOL:
-        raise pickle.UnpicklingError("a version of torch's file format that is not known")
+    if load() != _LEGACY_MAGIC or load() != _LEGACY_PROTOCOL:
+        raise pickle.UnpicklingError("not a version of torch's file format that is known")
     load()  # about the machine that wrote it
     storages: dict[str, _Storage] = {}
     claimed = 0
@@ -258,16 +192,16 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
             if claimed > size:
                 raise Implausible(f"its storages claim {claimed} bytes where the file has {size}")
             storages[key] = _Storage(torch.UntypedStorage(count), dtype)
-        data, _ = storages[key]
+        data = storages[key].data
         if view is not None:
-            _, first, length = view
-            first, length = (n * dtype.itemsize for n in integers((first, length)))
+            _, *place = view
+            first, length = (n * dtype.itemsize for n in integers(tuple(place)))
             if first + length > data.nbytes():
                 raise Implausible("a view of a storage claims more elements than the file holds")
             data = data[first : first + length]
         return _Storage(data, dtype)
 
-    value = Unpickler(source, objects, _names(size), persistent).load()
+    value = Unpickler(file, size, objects, _NAMES, persistent).load()
     keys = load()
     # The text of anything else could be endless.
     if not isinstance(keys, list) or not all(isinstance(key, str | int) for key in keys):
@@ -276,9 +210,8 @@ def _read_legacy(file: BinaryIO, size: int, objects: set[str]) -> Any:
         raise pickle.UnpicklingError("its storages are not those that its tensors need")
     for key in map(str, keys):
         data, dtype = storages[key]
-        (count,) = struct.unpack("<q", source.read(8))
-        if count * dtype.itemsize != data.nbytes():
+        if struct.unpack("<q", file.read(8))[0] * dtype.itemsize != data.nbytes():
             raise pickle.UnpicklingError("a storage has another size than its tensors say")
-        source.claim(data.nbytes()).readinto(_bytes(data))  # type: ignore[attr-defined]
-    source.finish()
+        _fill(data, file)
+    require_end(file)
     return value

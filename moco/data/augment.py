@@ -1,8 +1,8 @@
-"""Two random views of an image (sec. 3.3), drawn per (seed, epoch, index).
+"""Two random views of an image (sec. 3.3), sampled per (seed, epoch, index).
 
 Each view is made in two parts. Crop, resizing and flip come first, image by image, on uint8:
 the only place where images of different sizes meet. The colors follow, a whole batch at once, on
-the training device. What is done to a view is drawn beforehand from a generator of its
+the training device. What is done to a view is sampled beforehand from a generator of its
 own, so neither the number of workers nor the batch changes it.
 
 N batch, P crop size in pixels, H W pixels.
@@ -11,7 +11,7 @@ N batch, P crop size in pixels, H W pixels.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ CHUNK_VALUES = 3 * 224 * 224  # pixel values that are worked on at a time on a C
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is drawn for a view. The operations' meaning is torchvision's.
+    """What is sampled for a view. The operations' meaning is torchvision's.
 
     Attributes:
         gray_first: v1's order: gray, jitter. Otherwise v2's: jitter, gray, blur.
@@ -69,18 +69,7 @@ V1 = Augmentation(
 # MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus): RandomResizedCrop(224, (.2, 1)),
 # ColorJitter(.4, .4, .4, .1) with p = .8, RandomGrayscale(.2), GaussianBlur(.1, 2.) with p = .5,
 # RandomHorizontalFlip.
-V2 = Augmentation(
-    gray_first=False,
-    crop_px=224,
-    crop_scale=(0.2, 1.0),
-    crop_ratio=(3 / 4, 4 / 3),
-    flip_prob=0.5,
-    jitter_prob=0.8,
-    jitter=(0.4, 0.4, 0.4, 0.1),
-    gray_prob=0.2,
-    blur_prob=0.5,
-    blur_sigma_px=(0.1, 2.0),
-)
+V2 = replace(V1, gray_first=False, jitter_prob=0.8, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5)
 
 
 def draw_box(

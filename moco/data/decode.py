@@ -1,4 +1,4 @@
-"""One policy for images of every kind of file: the result is 8-bit RGB.
+"""Image decoding: every file format becomes 8-bit RGB.
 
 Gray, palette and CMYK are converted by PIL; transparency is dropped; 16-bit gray is scaled to 8
 bits; of an animation the first frame is taken. EXIF orientation is ignored, as in torchvision's and

@@ -1,4 +1,4 @@
-"""Images: where they lie (files, shards, CIFAR-10's own files), and the order of an epoch.
+"""Datasets of images: files, tar shards, CIFAR-10's own files; the order of an epoch.
 
 H W pixels.
 """
@@ -68,7 +68,7 @@ class FileImages:
         return decode_pixels(self.name(index))
 
     def name(self, index: int) -> str:
-        """The path."""
+        """See `Images`."""
         return os.fsdecode(self._paths[index])
 
     def epoch_order(self, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -227,10 +227,8 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
     labels: list[int] = []
     names: list[str] = []
     for child in sorted(folder.iterdir()):
-        if child.name.startswith(".") or not child.is_dir():
-            continue
-        found = _walk(child)
-        if found:
+        is_class = child.is_dir() and not child.name.startswith(".")
+        if found := _walk(child) if is_class else []:
             labels += [len(names)] * len(found)
             images += found
             names.append(child.name)
@@ -245,16 +243,11 @@ def _walk(folder: Path) -> list[Path]:
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
-        if real in seen:
-            folders.clear()
-            continue
+        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
+        if real not in seen:
+            found = (name for name in files if name[0] != ".")
+            images += [Path(parent, name) for name in found if name.lower().endswith(SUFFIXES)]
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        images += [
-            Path(parent, name)
-            for name in files
-            if not name.startswith(".") and name.lower().endswith(SUFFIXES)
-        ]
     return sorted(images)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, printable
 from moco.common.files import PathLike, atomic_write_json
 from moco.common.progress import Progress
 from moco.data.decode import SUFFIXES, decode_pixels
@@ -127,7 +127,7 @@ class ShardImages:
 
 
 class ShardOrder:
-    """One epoch's order of images in shards, made window by window as slices ask for it.
+    """One epoch's order of images in shards, made window by window as slices need it.
 
     Args:
         starts: (number of shards + 1,) index of the first image of each shard, and the end.
@@ -226,11 +226,11 @@ def expand_braces(pattern: str) -> list[str]:
         count *= int(last) - int(first) + 1
         if count > MAX_PATTERN_SHARDS:
             raise UserError(f"{pattern}: more than {MAX_PATTERN_SHARDS} names")
-    numbers = [
-        [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)] for first, last in ranges
-    ]
+    template = "%s".join(piece.replace("%", "%%") for piece in pieces[::3])
+    numbers = (range(int(first), int(last) + 1) for first, last in ranges)
+    widths = [len(first) for first, _ in ranges]
     return [
-        "".join(itertools.chain(*zip(pieces[::3], [*chosen, ""], strict=True)))
+        template % tuple(f"{n:0{width}d}" for n, width in zip(chosen, widths, strict=True))
         for chosen in itertools.product(*numbers)
     ]
 
@@ -261,11 +261,8 @@ class _Shard:
         self._names = [member.name for member in found]
         self._places = np.array([member[1:] for member in found], dtype=np.int64)
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def name(self, number: int) -> str:
-        return f"{self._path}:{_printable(self._names[number])}"
+        return f"{self._path}:{printable(self._names[number])}"
 
     def content(self, number: int) -> bytes:
         offset, size = self._places[number].tolist()
@@ -303,7 +300,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
             # Sizes that are negative lead back (CVE-2025-8194).
             if not offset < found.offset_data <= found.offset_data + found.size <= end:
                 raise DataError(
-                    f"{path}:{_printable(found.name)}: a member of {found.size} bytes, which goes "
+                    f"{path}:{printable(found.name)}: a member of {found.size} bytes, which goes "
                     "beyond the end; damaged, or not copied completely?"
                 )
             offset = found.offset_data
@@ -313,7 +310,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
                 yield Member(found.name, found.offset_data, found.size)
             elif not found.isdir():
                 raise DataError(
-                    f"{path}:{_printable(found.name)}: a link or special file, which has no "
+                    f"{path}:{printable(found.name)}: a link or special file, which has no "
                     "content here; write the tar with the contents instead (tar -h)"
                 )
         rest = os.pread(file.fileno(), _PADDING, tar.offset)
@@ -326,11 +323,6 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
             f"{path}: at byte {tar.offset}: not a tar's member, and not its end; damaged, cut off, "
             "or joined by cat (tar -A joins)"
         )
-
-
-def _printable(name: str) -> str:
-    """A member's name for a message: what could move the cursor becomes `?`."""
-    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _repack(what: str) -> str:
@@ -363,10 +355,8 @@ def _counts(shards: Sequence[Path], index_file: Path | None) -> list[int]:
 
 
 def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
-    entries = [
-        {"url": name, "nsamples": count, "filesize": size} for (name, size), count in counts.items()
-    ]
-    atomic_write_json(path, {"wids_version": 1, "shardlist": entries})
+    shards = [{"url": name, "nsamples": n, "filesize": size} for (name, size), n in counts.items()]
+    atomic_write_json(path, {"wids_version": 1, "shardlist": shards})
 
 
 def _read_index(path: Path) -> dict[tuple[str, int], int]:
@@ -398,7 +388,7 @@ def _image_of(path: Path, group: Sequence[Member]) -> Member:
     for found in (group, plain):
         if len(found) == 1:
             return found[0]
-    names = ", ".join(_printable(member.name) for member in group[:3])
+    names = ", ".join(printable(member.name) for member in group[:3])
     raise DataError(
         f"{path}: {len(group)} images in one sample ({names}); names that agree up to the first "
         "dot belong together, so rename them without dots"

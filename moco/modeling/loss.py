@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # Vectors of unit length have logits within ± 1/T. Up to this size their exponentials and the sum of
-# billions of them fit into float32 and bfloat16 as they are, so that nobody has to look for the
-# largest one first.
+# billions of them fit into float32 and bfloat16 as they are, so that the
+# largest one need not be found first.
 LARGEST_LOGIT = 60.0
 # Logits that are worked on at a time: on a CPU they and their keys stay in the cache, on a GPU they
 # fill it.

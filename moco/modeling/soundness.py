@@ -1,4 +1,4 @@
-"""What is wrong with the weights of a ResNet: damaged, misnamed, never trained, or overflowing.
+"""Checks of a ResNet's weights: damaged, misnamed, never trained, or overflowing.
 
 The checks of the converter and of every other command that reads a checkpoint. Tensors have
 torchvision's names; `named` turns them into those of the file, for messages.
@@ -50,9 +50,7 @@ def read_spec(state: Mapping[Any, Any]) -> "EncoderSpec":
     from moco.modeling.encoder import EncoderSpec
 
     encoder = _part(state, "encoder")
-    arch: Any = encoder.get("arch")
-    stem: Any = encoder.get("stem")
-    width: Any = encoder.get("width")
+    arch, stem, width = (encoder.get(name) for name in ("arch", "stem", "width"))
     for name, value in (("arch", arch), ("stem", stem)):
         if not isinstance(value, str):
             raise _damaged(f"encoder.{name}", value, "a name")
@@ -70,9 +68,7 @@ def read_input(state: Mapping[Any, Any]) -> tuple[str, Triple, Triple]:
     Raises DataError: the record is missing or damaged.
     """
     image = _part(state, "input")
-    order: Any = image.get("channel_order")
-    mean: Any = image.get("mean")
-    std: Any = image.get("std")
+    order, mean, std = (image.get(name) for name in ("channel_order", "mean", "std"))
     if order not in CHANNEL_ORDERS:
         raise _damaged("input.channel_order", order, f"one of {list(CHANNEL_ORDERS)}")
     for name, values in (("mean", mean), ("std", std)):
@@ -126,7 +122,7 @@ def check_trained(
         raise DataError(
             f"{where}: all {len(norms)} batch norms have the statistics of initialization, and "
             f"{len(unmoved)} its scale and shift: this network was never trained; a random "
-            "initialization is the word random (MODEL.WEIGHTS random, --checkpoint random)"
+            "initialization has the name random (MODEL.WEIGHTS random, --checkpoint random)"
         )
     warnings = []
     if still and not folded:
@@ -211,7 +207,7 @@ def check_network(network: "torch.nn.Module", where: str) -> None:
         check_features(network(fixed_image()), where)
 
 
-def _part(state: Mapping[Any, Any], name: str) -> Mapping[Any, Any]:
+def _part(state: Mapping[Any, Any], name: str) -> Any:
     part = state.get(name)
     if not isinstance(part, Mapping):
         raise _damaged(name, part, "a dict")

@@ -20,11 +20,12 @@ from moco.common.cfgcheck import (
 from moco.common.cfgnode import load_cfg
 from moco.common.errors import UserError
 from moco.common.files import PathLike
+from moco.common.registry import lookup
 from moco.engine import config as common_config
 from moco.modeling.archs import ARCHS, STEMS
+from moco.modeling.mechanisms import MECHANISMS
 
 AUG_KINDS = ("v1", "v2")
-MECHANISMS = ("momentum_queue", "end_to_end", "memory_bank")
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
 AUG_V2: dict[str, Any] = {
     "KIND": "v2",
@@ -168,7 +169,7 @@ def check_cfg(cfg: CfgNode) -> None:
     common_config.check_common(cfg)
     check_choice(cfg, "MODEL.ARCH", tuple(ARCHS))
     check_choice(cfg, "MODEL.STEM", STEMS)
-    check_choice(cfg, "MOCO.MECHANISM", MECHANISMS)
+    lookup(MECHANISMS, cfg.MOCO.MECHANISM, "MOCO.MECHANISM")
     check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
     check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
     check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from moco.common import distributed
 from moco.common.errors import DataError
+from moco.common.registry import lookup
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, check_present, labeled_sets, open_images
@@ -31,10 +32,8 @@ from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
 from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
-from moco.modeling.mechanisms.base import Dictionary, LookUp, Mechanism
-from moco.modeling.mechanisms.end_to_end import EndToEnd
-from moco.modeling.mechanisms.memory_bank import MemoryBank
-from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+from moco.modeling.mechanisms import MECHANISMS
+from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Mechanism
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.pretraining.config import (
     MAY_CHANGE,
@@ -150,8 +149,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         dictionaries, queries = [], []
         for number, (x_q, x_k) in enumerate(self._pixels(batch, plan)):
             with self.autocast():
-                looked_up = LookUp(x_k, plan.shuffles[number], plan.images, plan.step, parts)
-                dictionary = self.model.look_up(looked_up)
+                keys = KeyBatch(x_k, plan.shuffles[number], plan.images, plan.step, parts)
+                dictionary = self.model.dictionary(keys)
             of_pass = []
             for part in range(parts):
                 rows = slice(part * size, (part + 1) * size)
@@ -282,21 +281,8 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, E
     spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
     encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
-    if moco.MECHANISM == "momentum_queue":
-        return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T), spec
-    if moco.MECHANISM == "end_to_end":
-        return EndToEnd(encoder, moco.T, moco.SHARED_ENCODER), spec
-    bank = MemoryBank(
-        encoder,
-        moco.DIM,
-        num_images,
-        moco.K,
-        moco.BANK_MOMENTUM,
-        moco.T,
-        moco.LOSS,
-        cfg.SEED,
-    )
-    return bank, spec
+    build = lookup(MECHANISMS, moco.MECHANISM, "MOCO.MECHANISM")
+    return build(cfg, encoder, num_images), spec
 
 
 def _passes(cfg: CfgNode, model: Mechanism) -> tuple[Pass, ...]:

@@ -32,9 +32,9 @@ TINY = {
 
 
 def options(**changes: object) -> list[str]:
-    """TINY with changes (`SOLVER__MAX_ITERS=3`) as `KEY VALUE` words."""
+    """TINY with changes (`SOLVER__MAX_ITERS=3`) as `KEY VALUE` arguments."""
     keys = TINY | {key.replace("__", "."): value for key, value in changes.items()}
-    return [str(word) for pair in keys.items() for word in pair]
+    return [str(part) for pair in keys.items() for part in pair]
 
 
 @pytest.fixture(scope="session")

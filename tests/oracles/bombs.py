@@ -1,4 +1,4 @@
-"""Files of a few KB that claim far more, and programs that read files from others."""
+"""Small files whose content takes far more memory or time than their size."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def _pickles() -> Iterator[tuple[str, bytes]]:
     yield "nested lists", b"]" * 200_000 + b"a" * 199_999 + b"."
     yield "nested tuples", b")" + b"\x85" * 200_000 + b"."
     yield "a nested key", b"})" + b"\x85" * 200_000 + b"Ns."
+    nested = b")" + b"\x85" * 200_000
+    yield "a nested name of a dtype", b"cnumpy\ndtype\n" + nested + b"\x89\x88\x87R."
+    yield "a nested encoding", b"c_codecs\nencode\n" + _text("a") + nested + b"\x86R."
     yield "a key of 2**60 parts", b"})" + b"2\x86" * 60 + b"Ns."
     yield "a list of 2**60 parts", b")" + b"2\x86" * 60 + b"."
     yield "a list that contains itself", b"]q\x00h\x00a."
@@ -83,7 +86,7 @@ def _number(value: int) -> bytes:
 
 
 def _quadratic() -> Iterator[tuple[str, bytes]]:
-    """What takes hours, or the square of its size, in readers and in whoever walks through it."""
+    """What takes hours, or the square of its size, in readers and in walks through the result."""
 
     def keys(some: Iterator[bytes], end: bytes = b"u") -> bytes:
         return b"\x80\x04}(" + b"".join(key + b"N" for key in some) + end + b"."
@@ -116,7 +119,7 @@ def _quadratic() -> Iterator[tuple[str, bytes]]:
     buffer = b"\x80\x04cnumpy.core.numeric\n_frombuffer\n(C\x04aaaa" + dtype
     yield "a buffer of many sizes", buffer + shape + b"X\x01\x00\x00\x00CtR."
     yield "a buffer of many axes", buffer + b"K\x01\x85X\x01\x00\x00\x00K" + shape + b"tR."
-    # Whoever reads it as a float fails otherwise than whoever wrote it expects.
+    # float() of it overflows.
     yield "10**400", pickle.dumps({"epoch": 10**400}, 2)
     yield "10**5000", pickle.dumps({"epoch": 10**5000}, 2)
 

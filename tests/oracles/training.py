@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moco.common.distributed import rank, world_size
-from moco.modeling.mechanisms.base import LookUp, Mechanism, StepOutput
+from moco.modeling.mechanisms.base import KeyBatch, Mechanism, StepOutput
 
 
 def train_step(
@@ -33,7 +33,7 @@ def train_step(
     order = torch.arange(N) if plan is None else plan
     if model.needs_key_view:
         x_k = x_k[order[mine]]
-    dictionary = model.look_up(LookUp(x_k, plan, numbers, step))
+    dictionary = model.dictionary(KeyBatch(x_k, plan, numbers, step))
     out: StepOutput = (parallel or model)(x_q[mine], dictionary)
     optimizer.zero_grad()
     out.loss.backward()

@@ -1,12 +1,12 @@
-"""What the paper's three mechanisms (Fig. 2) have in common: a look-up in a dictionary.
+"""What the paper's three mechanisms (Fig. 2) have in common: queries meet a contrastive dictionary.
 
 They differ in how the keys are maintained and how the key encoder is updated. One step is, for all
 of them::
 
-    dictionary = model.look_up(batch)         # what the queries are compared with
+    dictionary = model.dictionary(batch)      # what the queries are compared with
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
     out.loss.backward()
-    optimizer.step()                          # of model.trained_parameters()
+    optimizer.step()
     model.update([dictionary], [out.queries], images)
 
 N images of all processes, n of this one, C dimension, K negatives.
@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from moco.common.distributed import gather_rows, rank
 
 
-class LookUp(NamedTuple):
-    """What a mechanism makes its dictionary of.
+class KeyBatch(NamedTuple):
+    """What a mechanism makes its dictionary of in one pass over a batch.
 
     Attributes:
         x_k: key views (n, 3, H, W), in the order of `plan`; empty without key views.
-        plan: order (N,) in which the keys pass through BN
-        (`moco.modeling.shuffle_bn.shuffle_plan`);
-            None: that of the queries.
+        plan: order (N,) in which the keys pass through BN (`shuffle_plan`); None: the queries'.
         images: (N,) numbers of the images in the dataset, those of the first process first.
         step: number of the step, from 0.
         num_chunks: parts in which the encoder sees `x_k`, to save memory.
@@ -44,7 +42,7 @@ class LookUp(NamedTuple):
 
 
 class Dictionary(NamedTuple):
-    """What this process's queries are compared with.
+    """The contrastive dictionary: what this process's queries are compared with.
 
     Attributes:
         positive: (n, C), the key of each query.
@@ -94,8 +92,8 @@ class Mechanism(nn.Module, ABC):
         return getattr(self, "encoder_k", self.encoder_q) is not self.encoder_q
 
     @abstractmethod
-    def look_up(self, batch: LookUp) -> Dictionary:
-        """The dictionary for this step's queries. All processes have to call it together."""
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
+        """The dictionary for one pass's queries. All processes have to call it together."""
 
     @abstractmethod
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
@@ -108,7 +106,7 @@ class Mechanism(nn.Module, ABC):
 
         Args:
             dictionaries: of each pass over the batch; queries: (n, C) of each pass.
-            images: (N,), as in `LookUp`.
+            images: (N,), as in `KeyBatch`.
         """
 
     def gathered_state(self) -> dict[str, Tensor]:
@@ -121,12 +119,7 @@ class Mechanism(nn.Module, ABC):
 
     def queries(self, x_q: Tensor) -> Tensor:
         """Queries (n, C) of unit length (sec. 3.3)."""
-        return unit_rows(self.encoder_q(x_q), like=self.dtype_of)
-
-    @property
-    def dtype_of(self) -> Tensor:
-        """A parameter: queries and keys are compared in its precision, not in autocast's."""
-        return next(self.encoder_q.parameters())
+        return unit_rows(self.encoder_q(x_q), like=next(self.encoder_q.parameters()))
 
 
 def unit_rows(x: Tensor, like: Tensor) -> Tensor:
@@ -134,7 +127,7 @@ def unit_rows(x: Tensor, like: Tensor) -> Tensor:
     return F.normalize(x.to(like.dtype), dim=1)
 
 
-def encode_keys(encoder: nn.Module, batch: LookUp, like: Tensor) -> Tensor:
+def encode_keys(encoder: nn.Module, batch: KeyBatch, like: Tensor) -> Tensor:
     """Keys (n, C) of unit length of this process's key views, in the order of the plan."""
     parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
     return unit_rows(torch.cat(parts), like)

@@ -13,7 +13,7 @@ from moco.common.distributed import gather_rows_with_gradient, rank
 from moco.modeling.loss import contrastive_logits, pretext_accuracy
 from moco.modeling.mechanisms.base import (
     Dictionary,
-    LookUp,
+    KeyBatch,
     Mechanism,
     StepOutput,
     encode_keys,
@@ -40,7 +40,7 @@ class EndToEnd(Mechanism):
         super().__init__(encoder, T)
         self.encoder_k = encoder if shared else copy.deepcopy(encoder)
 
-    def look_up(self, batch: LookUp) -> Dictionary:
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The batch's keys, shuffled and encoded as in MoCo (sec. 3.3), with their gradient."""
         n = len(batch.x_k)
         like = next(self.encoder_k.parameters())

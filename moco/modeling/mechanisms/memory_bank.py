@@ -16,7 +16,7 @@ from moco.common.distributed import gather_rows, rank, sum_over_ranks, world_siz
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
-    LookUp,
+    KeyBatch,
     Mechanism,
     StepOutput,
     gather_queries,
@@ -25,7 +25,6 @@ from moco.modeling.mechanisms.base import (
     unit_rows,
 )
 
-LOSSES = ("info_nce", "nce")
 _NEGATIVES = 16  # keeps these random numbers apart from those of order and shuffle
 
 
@@ -33,14 +32,14 @@ class MemoryBank(Mechanism):
     """Query encoder and bank (M, C).
 
     The positive of a query is what the bank has of its image, from when it was last seen; the
-    negatives are K entries drawn at random for the whole batch, the same on all processes. After
+    negatives are K entries sampled at random for the whole batch, the same on all processes. After
     the step the entry of each image moves towards its query: momentum on the representations,
     not on an encoder. BN needs no shuffling: query and keys come from different batches (sec. 3.3).
 
     Entry i is on process `i % W`, so that 1.28M x 128 in fp32 take 655 MB / W of a process.
 
-    Deviation: InstDisc draws K negatives for each query; sec. 3.2 says "the dictionary for each
-    mini-batch is randomly sampled". They are drawn with replacement, as there, and may by chance
+    Deviation: InstDisc samples K negatives for each query; sec. 3.2 says "the dictionary for each
+    mini-batch is randomly sampled". They are sampled with replacement, as there, and may by chance
     hold a query's own entry.
 
     Args:
@@ -80,12 +79,12 @@ class MemoryBank(Mechanism):
         self.register_buffer("Z", torch.zeros(()))
 
     @torch.no_grad()
-    def look_up(self, batch: LookUp) -> Dictionary:
-        """Stored representations of the batch's images and of K images drawn at random."""
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
+        """Stored representations of the batch's images and of K images sampled at random."""
         rng = np.random.default_rng([self._seed, batch.step, _NEGATIVES])
-        drawn = torch.from_numpy(rng.integers(self.num_images, size=self.K))
+        sampled = torch.from_numpy(rng.integers(self.num_images, size=self.K))
         images = batch.images.cpu()
-        entries = self._entries(torch.cat([images, drawn]))
+        entries = self._entries(torch.cat([images, sampled]))
         positive, negatives = entries.split([len(images), self.K])
         return Dictionary(own_rows(positive, len(images) // world_size()), negatives.T)
 

@@ -14,7 +14,7 @@ from moco.common.distributed import gather_rows
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
-    LookUp,
+    KeyBatch,
     Mechanism,
     StepOutput,
     encode_keys,
@@ -52,7 +52,7 @@ class MomentumQueue(Mechanism):
         self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
 
     @torch.no_grad()
-    def look_up(self, batch: LookUp) -> Dictionary:
+    def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The new keys as positives, the queue as negatives."""
         keys = gather_rows(encode_keys(self.encoder_k, batch, self.queue))  # (N, C)
         if batch.plan is not None:
@@ -86,7 +86,7 @@ class MomentumQueue(Mechanism):
         )
 
     def _enqueue(self, keys: Tensor) -> None:
-        """Overwrite the oldest N <= K columns, going on at column 0 after the last."""
+        """Overwrite the oldest N <= K columns, continuing at column 0 after the last."""
         N = keys.shape[0]
         assert N <= self.K, f"{N} keys in a queue of {self.K}"
         start = int(self.queue_ptr)

@@ -21,7 +21,7 @@ from benchmarks.speed.shuffle import received_bytes
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.loss import info_nce
-from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.base import KeyBatch
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 
@@ -49,7 +49,7 @@ def test_the_reference_step_trains_as_ours():
         x_q, x_k, plan = views(step)
         images = torch.arange(4)
         before = copy.deepcopy(ours.encoder_k)
-        dictionary = ours.look_up(LookUp(x_k[plan], plan, images, step))
+        dictionary = ours.dictionary(KeyBatch(x_k[plan], plan, images, step))
         out = ours(x_q, dictionary)
         optimizer.zero_grad()
         out.loss.backward()

@@ -77,43 +77,18 @@ def test_yaml_tags_build_nothing(tmp_path, defaults):
     (tmp_path / "a.yaml").write_text(
         f"DATA: {{ROOT: !!python/object/apply:os.system ['touch {marker}']}}\n"
     )
-    with pytest.raises(UserError, match=r"line 1: !!python/object/apply:os\.system"):
+    with pytest.raises(UserError, match=r"line 1: .*python/object/apply:os\.system"):
         load_cfg(defaults, tmp_path / "a.yaml", [])
     assert not marker.exists()
 
 
 @pytest.mark.parametrize(
-    ("tagged", "literal"),
-    [
-        # Detectron2's Base-RetinaNet.yaml and panoptic_deeplab_….yaml.
-        (
-            """object/apply:eval ["[[x, x * 2**(1.0/3)] for x in [32, 64]]"]""",
-            "[[32, 40.31747359663594], [64, 80.63494719327188]]",
-        ),
-        (
-            """object/apply:eval ["[int(x * 0.1 * 640) for x in range(5, 8)]"]""",
-            "[320, 384, 448]",
-        ),
-        ("""object/apply:eval ["int(640 * 0.8)"]""", "512"),
-        ("""object/apply:eval ["[2**3, 7 // 2, (1, -1)]"]""", "[8, 3, (1, -1)]"),
-        ("""tuple [3, 4]""", "[3, 4]"),
-        (
-            """object/apply:eval ["[[y for y in range(99)] for x in range(99)]"]""",
-            "the value that it gives",
-        ),
-        ("""object/apply:eval ["[x for x in range(10**9)]"]""", "the value that it gives"),
-        ("""object/apply:eval ["9**9**9**9"]""", "the value that it gives"),
-        ("""object/apply:eval ["[0] * 10**11"]""", "the value that it gives"),
-        ("""object/apply:eval ["__import__('os').getpid()"]""", "the value that it gives"),
-        ("""name:os.system""", "the value that it gives"),
-    ],
+    "tagged", ["object/apply:eval ['1']", "tuple [3, 4]", "name:os.system", "object/new:eval ['1']"]
 )
-def test_a_python_tag_is_refused_with_the_literal_to_write(tmp_path, defaults, tagged, literal):
+def test_a_python_tag_is_refused_with_its_line(tmp_path, defaults, tagged):
     (tmp_path / "a.yaml").write_text(f"DATA:\n  ROOT: x\nSOLVER:\n  STEPS: !!python/{tagged}\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"line 4: .*python/{tagged.split()[0]}"):
         load_cfg(defaults, tmp_path / "a.yaml", [])
-    assert f"line 4: !!python/{tagged.split()[0]}" in str(caught.value)
-    assert str(caught.value).endswith(f"instead {literal}")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +111,8 @@ def test_the_key_that_was_meant(defaults, key, meant):
 
 
 def test_assignments_are_pairs():
-    words = ["DATA.ROOT=a=b", "SEED", "A=1", "SOLVER.STEPS=(1,2)", "data.root=", "x y=3"]
-    assert split_assignments(words) == [
+    args = ["DATA.ROOT=a=b", "SEED", "A=1", "SOLVER.STEPS=(1,2)", "data.root=", "x y=3"]
+    assert split_assignments(args) == [
         *("DATA.ROOT", "a=b", "SEED", "A=1", "SOLVER.STEPS", "(1,2)", "data.root", "", "x y=3"),
     ]
 

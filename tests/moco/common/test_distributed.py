@@ -19,6 +19,8 @@ from tests.oracles.connection import gloo_threads
 from tests.oracles.processes import run_on
 from tests.oracles.training import train_step
 
+pytestmark = pytest.mark.slow  # starts processes
+
 N, G, M, STEPS = 16, 4, 30, 4  # 4 groups of 4, on 1, 2 or 4 processes
 MECHANISMS = ("queue", "queue_unshuffled", "end_to_end", "two_encoders", "bank", "bank_nce")
 

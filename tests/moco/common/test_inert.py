@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import datetime
 import enum
-import importlib
 import pathlib
 import pickle
 import subprocess
@@ -137,42 +136,6 @@ def test_omegaconf(read):
         assert (one["_val"], text["_val"], none["_val"]) == (1, "x", None)
 
 
-def test_omegaconf_with_types(read):
-    omegaconf = pytest.importorskip("omegaconf")
-    nodes = importlib.import_module("omegaconf.nodes")
-    config = omegaconf.OmegaConf.create(
-        {
-            "int": nodes.IntegerNode(3),
-            "text": nodes.StringNode("x"),
-            "path": nodes.PathNode("/x"),
-            "bytes": nodes.BytesNode(b"x"),
-            "float": nodes.FloatNode(1.5),
-            "bool": nodes.BooleanNode(True),
-        }
-    )
-    for loaded in read(config):
-        values = {key: node["_val"] for key, node in loaded["_content"].items()}
-        assert values.pop("path").args == ("/", "x")
-        expected = {"int": 3, "text": "x", "bytes": b"x", "float": 1.5, "bool": True}
-        assert values == expected
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "pytorch_lightning.utilities.parsing.AttributeDict",
-        "fvcore.common.config.CfgNode",
-        "yacs.config.CfgNode",
-    ],
-)
-def test_dictionaries_of_installed_packages(read, name):
-    module, cls = name.rsplit(".", 1)
-    written = getattr(pytest.importorskip(module), cls)({"lr": 0.1, "depth": 50})
-    # yacs has attributes that are no items; they come as items too.
-    for loaded in read(written):
-        assert {**loaded, "lr": 0.1, "depth": 50} == loaded
-
-
 @pytest.mark.parametrize(
     ("name", "like"),
     [
@@ -280,6 +243,7 @@ def test_plain_containers_are_themselves(read):
         assert loaded.name == "datetime.timedelta" and loaded.args == (0, 3, 0)
 
 
+@pytest.mark.slow
 def test_the_classes_are_not_imported(tmp_path):
     """Even where they are installed; and a class's own code cannot run in a process without it."""
     omegaconf = pytest.importorskip("omegaconf")

@@ -1,5 +1,6 @@
-"""torch.save's formats read without torch.load: what both read is the same, bit by bit."""
+"""torch.save's formats read without torch.load: what both read is bitwise identical."""
 
+import contextlib
 import pickle
 from collections import OrderedDict
 
@@ -11,6 +12,7 @@ from torch import nn
 from moco.common.errors import DataError
 from moco.common.files import load_pickle, load_torch
 from moco.common.unpickler import Inert
+from tests.oracles.payloads import zip_of
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64),
@@ -152,3 +154,13 @@ def test_a_flipped_bit_is_found(tmp_path):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(DataError, match=r"damaged \(Bad CRC-32"):
         load_torch(tmp_path / "x")
+
+
+def test_one_file_does_not_change_what_another_reads(tmp_path):
+    """A state for the class itself, which every pickle of the process may name."""
+    named = b"\x80\x02ctorch\nTensor\n"
+    for i, rest in enumerate((b"}X\x01\x00\x00\x00aK\x01sb.", b".", b")R.")):
+        (tmp_path / f"{i}").write_bytes(zip_of({"data.pkl": named + rest}))
+        with contextlib.suppress(DataError):
+            value = load_torch(tmp_path / f"{i}", set())
+            assert not isinstance(value, Inert) or (dict(value), value.args) == ({}, ())

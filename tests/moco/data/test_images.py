@@ -82,7 +82,7 @@ def test_images_are_read_and_named(tmp_path):
 
 
 def test_the_order_of_an_epoch_of_files(tmp_path):
-    """Fixed for ever: runs of earlier versions are resumed in it."""
+    """Fixed: runs of earlier versions are resumed in it."""
     save(tmp_path / "0.png")
     (tmp_path / "list.txt").write_text("0.png\n" * 10)
     order = open_images(tmp_path / "list.txt").epoch_order(seed=3, epoch=5)

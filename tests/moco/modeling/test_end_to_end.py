@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.base import KeyBatch
 from moco.modeling.mechanisms.end_to_end import EndToEnd
 from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.mechanisms import EndToEndOracle
@@ -51,7 +51,7 @@ def test_follows_the_slow_transcription(shared):
 def test_every_key_gets_a_gradient():
     model = make_model(shared=False)
     x_q, x_k = views(0, 5)
-    dictionary = model.look_up(LookUp(x_k, None, torch.arange(5), 0))
+    dictionary = model.dictionary(KeyBatch(x_k, None, torch.arange(5), 0))
     dictionary.keys.retain_grad()
     out = model(x_q, dictionary)
     out.loss.backward()
@@ -64,7 +64,9 @@ def test_shuffling_changes_what_a_key_is_normalized_with_and_nothing_else():
 
     def loss(model, plan):
         shuffled = x_k if plan is None else x_k[plan]
-        return model(x_q, model.look_up(LookUp(shuffled, plan, torch.arange(6), 0))).loss.item()
+        return model(
+            x_q, model.dictionary(KeyBatch(shuffled, plan, torch.arange(6), 0))
+        ).loss.item()
 
     assert loss(make_model(True), None) == pytest.approx(loss(make_model(True), plan))
     in_groups = [loss(make_model(True, bn_splits=3), p) for p in (None, plan)]

@@ -70,6 +70,7 @@ def test_a_batch_that_does_not_divide_is_refused():
         GroupedBatchNorm2d(3, 2)(torch.randn(5, 3, 2, 2))
 
 
+@pytest.mark.slow
 def test_compiled_it_is_the_same():
     """A compiler gets other operations (SOLVER.COMPILE)."""
     torch.manual_seed(0)

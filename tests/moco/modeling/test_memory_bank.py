@@ -6,7 +6,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.base import KeyBatch
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from tests.oracles.mechanisms import MemoryBankOracle
 from tests.oracles.training import train_step
@@ -55,13 +55,13 @@ def test_follows_the_slow_transcription(loss):
 def drawn_by(model, images, step):
     """Which entries the negatives are, found by their values."""
     nothing = torch.empty(0, 3, 8, 8)
-    negatives = model.look_up(LookUp(nothing, None, torch.tensor(images), step)).negatives
+    negatives = model.dictionary(KeyBatch(nothing, None, torch.tensor(images), step)).negatives
     found = (negatives.T[:, None] - model.bank[None]).abs().sum(dim=2).argmin(dim=1)
     torch.testing.assert_close(model.bank[found].T, negatives)
     return found.tolist()
 
 
-def test_negatives_are_drawn_evenly_from_the_whole_bank_and_anew_each_step():
+def test_negatives_are_sampled_uniformly_and_independently_in_each_step():
     model = make_model(K=2200)
     counts = np.bincount(drawn_by(model, [0], 0), minlength=M)
     assert counts.min() > 150 and counts.max() < 250  # 200 expected, standard deviation 13.5

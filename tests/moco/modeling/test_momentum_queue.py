@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import LookUp
+from moco.modeling.mechanisms.base import KeyBatch
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.algorithm1 import Algorithm1
@@ -28,7 +28,7 @@ def views(step, N):
 def keys(model, plan, num_chunks=1):
     _, x_k = views(0, 6)
     x_k = x_k if plan is None else x_k[plan]
-    return model.look_up(LookUp(x_k, plan, torch.arange(6), 0, num_chunks)).keys
+    return model.dictionary(KeyBatch(x_k, plan, torch.arange(6), 0, num_chunks)).keys
 
 
 def oldest_first(model):
@@ -71,7 +71,7 @@ def test_the_official_order_encodes_the_same(monkeypatch):
         x_q, x_k = views(step, 4)
         a = train_step(ours, optimizers[0], x_q, x_k)
         official._follow_query_encoder()  # main_moco.py: in forward, before the keys
-        dictionary = official.look_up(LookUp(x_k, None, torch.arange(4), step))
+        dictionary = official.dictionary(KeyBatch(x_k, None, torch.arange(4), step))
         b = official(x_q, dictionary)
         optimizers[1].zero_grad()
         b.loss.backward()

@@ -58,7 +58,7 @@ def weights(change):
 
 @COMMANDS
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "reason"),
     [
         (record("encoder", arch=["resnet10"]), "arch"),
         (record("encoder", arch="vit_small"), "arch"),
@@ -87,9 +87,9 @@ def weights(change):
         (weights(lambda key, value: value * 1e30 if key == "bn1.weight" else value), "features"),
     ],
 )  # fmt: skip
-def test_refused(command, change, words, tmp_path):
+def test_refused(command, change, reason, tmp_path):
     path = changed(tmp_path, change)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=reason) as caught:
         command(path)
     assert str(path) in str(caught.value) and len(str(caught.value).splitlines()) == 1
 

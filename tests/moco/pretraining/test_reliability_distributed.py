@@ -284,7 +284,7 @@ class TestLostProcess:
         assert done.codes != [0]
         expected = "process 0 of 2: process 1 of this run died or did not answer in 5 s"
         assert expected in done.err
-        assert re.search(r"--resume to go on \(.*imed out", done.err)  # as gloo says it
+        assert re.search(r"--resume to continue \(.*imed out", done.err)  # as gloo says it
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
         assert not processes_of(str(tmp_path))
 

@@ -1,0 +1,45 @@
+"""The registry of mechanisms; imports torch only to build one, so that keys are checked without.
+
+A builder is named as its value of MOCO.MECHANISM and called as `builder(cfg, encoder, num_images)`
+with the run's configuration, the query encoder and the number of images in the dataset.
+"""
+
+from typing import TYPE_CHECKING
+
+from fvcore.common.config import CfgNode
+from fvcore.common.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from moco.modeling.mechanisms.base import Mechanism
+
+MECHANISMS = Registry("MECHANISMS")
+
+
+@MECHANISMS.register()
+def momentum_queue(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
+    """MoCo: a queue of MOCO.K keys, a key encoder with momentum MOCO.M."""
+    from moco.modeling.mechanisms.momentum_queue import MomentumQueue
+
+    moco = cfg.MOCO
+    return MomentumQueue(encoder, moco.DIM, moco.K, moco.M, moco.T)
+
+
+@MECHANISMS.register()
+def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
+    """The keys of the batch are the dictionary; MOCO.SHARED_ENCODER."""
+    from moco.modeling.mechanisms.end_to_end import EndToEnd
+
+    return EndToEnd(encoder, cfg.MOCO.T, cfg.MOCO.SHARED_ENCODER)
+
+
+@MECHANISMS.register()
+def memory_bank(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
+    """A bank of all images, MOCO.K negatives per step, MOCO.BANK_MOMENTUM, MOCO.LOSS."""
+    from moco.modeling.mechanisms.memory_bank import MemoryBank
+
+    moco = cfg.MOCO
+    return MemoryBank(
+        encoder, moco.DIM, num_images, moco.K, moco.BANK_MOMENTUM, moco.T, moco.LOSS, cfg.SEED
+    )
