@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.files import is_array, read_file, to_tensor
-from convert.networks import unwrapped
+from convert.files import is_array, read_file, to_tensor, unwrapped
 from convert.sources import Given
 from convert.translate import translate
 from moco.common.errors import UserError
@@ -42,7 +41,8 @@ def read_initial_weights(path: Path, stem: str) -> InitialWeights:
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
-    if contract.channel_order != "RGB" or contract.stride_in_1x1 or contract.bn_folded:
+    unlike = contract.architecture.in_torchvision() or contract.bn_folded
+    if contract.pixels.channel_order != "RGB" or unlike:
         raise UserError(
             f"MODEL.WEIGHTS {path}: {contract.source}, {contract.convention()}; pre-training has "
             "RGB pixels, the stride in the 3x3 conv, and batch norm with statistics"
@@ -52,10 +52,10 @@ def read_initial_weights(path: Path, stem: str) -> InitialWeights:
     backbone = {f"encoder_q.{name}": tensor for name, tensor in found.state.items()}
     return InitialWeights(
         path=path,
-        network=contract.architecture(),
+        network=str(contract.architecture),
         tensors={**beside, **backbone},
-        mean=tuple(round(value / 255, 6) for value in contract.pixel_mean),
-        std=tuple(round(value / 255, 6) for value in contract.pixel_std),
+        mean=tuple(round(value / 255, 6) for value in contract.pixels.mean),
+        std=tuple(round(value / 255, 6) for value in contract.pixels.std),
         init=init_name(path),
         sha256=sha256_file(path),
         source=contract.source,

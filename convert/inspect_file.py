@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.files import about_objects, is_converted, names, read_file
+from convert.files import about_objects, flatten, is_array, is_converted, names, read_file
 from convert.lookalikes import source_file
-from convert.networks import network_names
-from convert.sources import Given, Recognized, count
-from convert.translate import fine_tune_command, script, translate
+from convert.networks import all_networks
+from convert.report import COMMAND, fine_tune_command, script
+from convert.sources import Given, Recognized
+from convert.translate import translate
 from convert.verify import Converted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects, sha256_file
 from moco.common.unpickler import Inert
 
-COMMAND = "convert/convert_to_d2.py"
 # How many entries of a file are shown.
 MAX_ENTRIES = 12
 
@@ -65,7 +66,8 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]],
     except UserError as error:
         problem, found = error, []
         try:
-            choices = [] if is_converted(raw) else network_names(raw, str(path))
+            entries = flatten(raw, str(path))
+            choices = [] if is_converted(raw) else [*all_networks(raw, entries, str(path))[1]]
         except DataError:
             choices = []
     for choice in choices:
@@ -92,7 +94,7 @@ def _describe(
         which = f"; --encoder {one.encoder}" if number or problem else "; default"
         which = which if found[1:] or problem else ""
         lines.append(
-            f"network       {one.encoder}: {its.contract.architecture()}, "
+            f"network       {one.encoder}: {its.contract.architecture}, "
             f"{len(its.model)} tensors, {parameters:,} parameters{which}"
         )
     lines.append(f"contract      {contract.convention()}")
@@ -117,19 +119,14 @@ def _entries(raw: Any) -> list[str]:
 
 def _summary(value: Any) -> str:
     """A value in a few words; what a stranger wrote is escaped and cut."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Inert):
         return f"an object, made by {named_objects([value.name])}"
     if not isinstance(value, Mapping):
         return shown(value)
-    arrays = [item for item in value.values() if isinstance(item, torch.Tensor | np.ndarray)]
+    arrays = [item for item in value.values() if is_array(item)]
     if not arrays:
         return f"a dict of {len(value)}"
-    types: dict[str, int] = {}
-    for item in arrays:
-        count(types, str(item.dtype).removeprefix("torch."))
+    types = Counter(str(item.dtype).removeprefix("torch.") for item in arrays)
     return f"{len(arrays)} tensors ({', '.join(f'{n} {t}' for t, n in types.items())})"

@@ -57,6 +57,7 @@ _INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
 
 def other_network(keys: Collection[str]) -> str | None:
     """What OTHER_NETWORKS calls the owner of these keys, or None."""
+    keys = {key.replace("/", ".") for key in keys}
     for what, first, second in OTHER_NETWORKS:
         prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
         if any(prefix + second in keys for prefix in prefixes):

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from convert.families import keymap
+from convert.families import resnet
 from convert.sources import Given, Recognized, recognize
 from moco.common.errors import DataError, UserError
 
 
 def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
     """The backbone is this network's, bit by bit, and has so many tensors."""
-    state = {k: v for k, v in network.state_dict().items() if keymap.to_detectron2(k)}
+    state = {k: v for k, v in network.state_dict().items() if resnet.to_detectron2(k)}
     assert len(state) == tensors
     assert found.state.keys() == state.keys()
     for key, value in state.items():

@@ -20,7 +20,7 @@ from torch import Tensor
 from convert import convert_to_d2, targets, verify
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file, main
-from convert.families import keymap
+from convert.families import resnet
 from convert.families import resnet_network as backbone
 from convert.inspect_file import inspect_file
 from convert.sources import recognize
@@ -70,9 +70,13 @@ def test_official_moco(
     contract = converted.contract
     assert contract == report.contract
     assert (contract.source, contract.encoder) == ("facebookresearch/moco", "query")
-    assert (contract.pixel_mean, contract.pixel_std) == (IMAGENET_MEAN, IMAGENET_STD)
-    assert (contract.channel_order, contract.stride_in_1x1) == ("RGB", False)
-    assert (contract.depth, contract.stem, contract.stem_out_channels) == (18, "imagenet", 8)
+    assert (contract.pixels.mean, contract.pixels.std) == (IMAGENET_MEAN, IMAGENET_STD)
+    assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("RGB", False)
+    assert (
+        contract.architecture.depth,
+        contract.architecture.stem,
+        contract.architecture.stem_out_channels,
+    ) == (18, "imagenet", 8)
     assert contract.source_sha256 == sha256_file(src)
     assert report.epoch == 200
     assert report.head == {1: "linear head", 2: "MLP head"}[version]
@@ -135,8 +139,8 @@ def test_torchvision(
     assert (converted.contract.source, converted.contract.encoder) == ("torchvision", "single")
     assert (report.head, report.epoch) == ("linear head" if head else "no fc", None)
     assert ("head" in report.dropped) == head
-    assert converted.contract.res2_out_channels == {18: 8, 50: 32}[depth]
-    assert converted.contract.width_per_group == {18: 64, 50: 8}[depth]
+    assert converted.contract.architecture.res2_out_channels == {18: 8, 50: 32}[depth]
+    assert converted.contract.architecture.width_per_group == {18: 64, 50: 8}[depth]
 
 
 @pytest.mark.parametrize(
@@ -148,10 +152,14 @@ def test_own_checkpoint_says_its_stem_and_input(
     src = save(own(depth=depth, stem=stem, base=base))
     report = convert_file(src, tmp_path / "out.pth")
     contract = report.contract
-    assert (contract.source, contract.depth, contract.stem) == ("moco-transfer", depth, stem)
-    assert contract.stem_out_channels == base
-    assert contract.pixel_mean == pytest.approx((102.0, 127.5, 153.0))
-    assert contract.pixel_std == pytest.approx((51.0, 63.75, 76.5))
+    assert (contract.source, contract.architecture.depth, contract.architecture.stem) == (
+        "moco-transfer",
+        depth,
+        stem,
+    )
+    assert contract.architecture.stem_out_channels == base
+    assert contract.pixels.mean == pytest.approx((102.0, 127.5, 153.0))
+    assert contract.pixels.std == pytest.approx((51.0, 63.75, 76.5))
     assert report.notes == []
     assert report.features["stem"].stride == {"cifar": 1, "stride2": 2, "imagenet": 4}[stem]
 
@@ -206,9 +214,9 @@ def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
     src = save(make_resnet(stem="stride2").state_dict())
     assert main([str(src), str(tmp_path / "out.pth")]) == 0
     assert "assumed 'cifar'" in capsys.readouterr().out
-    assert read_converted(tmp_path / "out.pth").contract.stem == "cifar"
+    assert read_converted(tmp_path / "out.pth").contract.architecture.stem == "cifar"
     report = convert_file(src, tmp_path / "out.pth", stem="stride2")
-    assert report.contract.stem == "stride2"
+    assert report.contract.architecture.stem == "stride2"
     assert report.notes[-1] == "replaced a file of that name"
     assert [warning.split(" is ")[0] for warning in report.warnings] == [
         "a network with a 3x3 stem"
@@ -218,14 +226,14 @@ def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
 def test_overrides(official: Make, save: Save, tmp_path: Path) -> None:
     src, dst = save(official()), tmp_path / "out.pth"
     contract = convert_file(src, dst, channel_order="BGR").contract
-    assert contract.channel_order == "BGR"
-    assert contract.pixel_mean == IMAGENET_MEAN[::-1], "a mean stays with its color"
-    assert contract.pixel_std == IMAGENET_STD[::-1]
+    assert contract.pixels.channel_order == "BGR"
+    assert contract.pixels.mean == IMAGENET_MEAN[::-1], "a mean stays with its color"
+    assert contract.pixels.std == IMAGENET_STD[::-1]
     report = convert_file(src, dst, channel_order="BGR", mean=[1, 2, 3], std=[4, 5, 6])
-    assert report.contract.pixel_mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
-    assert report.contract.pixel_std == (4.0, 5.0, 6.0)
+    assert report.contract.pixels.mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
+    assert report.contract.pixels.std == (4.0, 5.0, 6.0)
     assert sum("command line" in note for note in report.notes) == 3
-    assert convert_file(src, dst, channel_order="RGB").contract.pixel_mean == IMAGENET_MEAN
+    assert convert_file(src, dst, channel_order="RGB").contract.pixels.mean == IMAGENET_MEAN
     with pytest.raises(UserError, match=r"pixel_mean.*scale 0\.\.1"):
         convert_file(src, dst, mean=[0.485, 0.456, 0.406])
 
@@ -304,8 +312,8 @@ def test_a_wrong_row_of_the_table_is_seen_in_the_features(
     converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both have the same shape, and swapping them both ways survives the round trip.
-    swapped = {**keymap.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
-    monkeypatch.setattr(keymap, "BLOCK_MODULES", swapped)
+    swapped = {**resnet.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
+    monkeypatch.setattr(resnet, "BLOCK_MODULES", swapped)
     assert_fails_without_a_trace(
         converted_before, tmp_path, "failed at res2 of the embedded backbone: features differ"
     )
@@ -335,26 +343,18 @@ def test_a_wrong_contract_is_seen_in_the_features(
     change: dict[str, Any], where: str | None, make_resnet: Any
 ) -> None:
     found = recognize(make_resnet(50).state_dict(), "x")
-    contract = InputContract(
-        pixel_mean=found.mean,
-        pixel_std=found.std,
-        channel_order="RGB",
-        stride_in_1x1=False,
-        source="x",
-        source_sha256="x",
-        encoder="single",
-        **found.shape,
-    )
-    model = {keymap.to_detectron2(key) or "": value for key, value in found.state.items()}
+    right = found.architecture
+    contract = InputContract(found.pixels, found.family, right, "x", "x", "single")
+    model = found.model()
     good = verify.Converted(model, contract)
-    assert verify.check_features(found.state, good, "x")["res5"].bitwise
-    wrong = dataclasses.replace(contract, **change)
+    assert verify.check_features(found.state, right, good, "x")["res5"].bitwise
+    wrong = dataclasses.replace(contract, architecture=dataclasses.replace(right, **change))
     if where is None:
         with pytest.raises(DataError, match="shape"):
             verify.check_model(model, wrong, "x")
     else:
         with pytest.raises(DataError, match=f"verification failed at {where}"):
-            verify.check_features(found.state, verify.Converted(model, wrong), "x")
+            verify.check_features(found.state, right, verify.Converted(model, wrong), "x")
 
 
 def test_a_wrong_stride_is_seen_in_the_features(

@@ -17,7 +17,7 @@ from torchvision.models import resnet as tv
 
 from convert import translate, verify
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families import keymap
+from convert.families import resnet
 from convert.files import read_file
 from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
@@ -68,9 +68,13 @@ def test_msra_with_statistics(
     assert_backbone(converted.model, net, official_names)
     contract = converted.contract
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
-    assert (contract.pixel_mean, contract.pixel_std) == (MSRA_MEAN, MSRA_STD)
-    assert (contract.channel_order, contract.stride_in_1x1) == ("BGR", True)
-    assert (contract.depth, contract.num_groups, contract.width_per_group) == (50, 1, 8)
+    assert (contract.pixels.mean, contract.pixels.std) == (MSRA_MEAN, MSRA_STD)
+    assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("BGR", True)
+    assert (
+        contract.architecture.depth,
+        contract.architecture.num_groups,
+        contract.architecture.width_per_group,
+    ) == (50, 1, 8)
     assert not contract.bn_folded and converted.notes == ()
     assert report.mapped == 265
     record = {"training record": 1} if wrapped else {}  # the author's name
@@ -95,10 +99,13 @@ def test_msra_with_folded_statistics(
     assert_backbone(converted.model, net, official_names, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
-    assert (converted.contract.channel_order, converted.contract.stride_in_1x1) == ("BGR", True)
+    assert (
+        converted.contract.pixels.channel_order,
+        converted.contract.architecture.stride_in_1x1,
+    ) == ("BGR", True)
     assert "BN statistics start at 0 and 1" in converted.notes[0]
     assert report.mapped == 265 - 2 * 53
-    assert report.left == {keymap.FOLDED_RULE: 106, "batch counter": 53}
+    assert report.left == {"BN statistics (0 and 1)": 106, "batch counter": 53}
     assert "BN statistics start at 0 and 1 (106 tensors)" in report.text()
     # In eval mode it is the network with its statistics, up to the epsilon of a BN.
     kept = convert_in_memory(save_pickle(caffe2(net)))
@@ -182,21 +189,22 @@ def test_msras_convention_is_not_extended_to_a_resnext(
 def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
     path = save_pickle(caffe2(make_resnet(50)))
     found = recognize(read_file(path), "x")
-    assert found.stride_in_1x1
+    assert found.architecture.stride_in_1x1
     converted = convert_in_memory(path)
+    in_3x3 = dataclasses.replace(found.architecture, stride_in_1x1=False)
     wrong = dataclasses.replace(
-        converted, contract=dataclasses.replace(converted.contract, stride_in_1x1=False)
+        converted, contract=dataclasses.replace(converted.contract, architecture=in_3x3)
     )
-    verify.check_features(found.state, converted, "x", stride_in_1x1=True)
+    verify.check_features(found.state, found.architecture, converted, "x")
     with pytest.raises(DataError, match="verification failed at res3"):
-        verify.check_features(found.state, wrong, "x", stride_in_1x1=True)
+        verify.check_features(found.state, found.architecture, wrong, "x")
 
 
 @pytest.mark.parametrize("folded", [False, True])
 def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
     from detectron2.checkpoint.c2_model_loading import convert_basic_c2_names
 
-    ours = keymap.from_caffe2_folded if folded else keymap.from_caffe2
+    ours = resnet.SCHEMES["caffe2 folded" if folded else "caffe2"].rename
     tensors = ("w", "bn_s", "bn_b") if folded else ("w", "bn_gamma", "bn_running_var")
     names = ["conv1_w", *(f"res_conv1_{tensor}" for tensor in tensors[1:])]
     for stage, blocks in zip((2, 3, 4, 5), (3, 8, 36, 3), strict=True):  # ResNet-152
@@ -204,7 +212,7 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
             for part in ("1", "2a", "2b", "2c"):
                 names += [f"res{stage}_{block}_branch{part}_{tensor}" for tensor in tensors]
     for key, theirs in zip(names, convert_basic_c2_names(names), strict=True):
-        assert keymap.to_detectron2(ours(key) or "") == theirs
+        assert resnet.to_detectron2(ours(key) or "") == theirs
 
 
 @pytest.mark.parametrize(
@@ -238,15 +246,19 @@ def test_detectron2s_layout_of_known_authors(
     backbone = {k: v for k, v in state.items() if not k.startswith("fc")}
     assert len(converted.model) == 265
     for key, value in converted.model.items():
-        assert torch.equal(value, backbone[keymap.from_detectron2(key) or ""])
-        assert key == official_names(keymap.from_detectron2(key) or "")
+        assert torch.equal(value, backbone[resnet.from_detectron2(key) or ""])
+        assert key == official_names(resnet.from_detectron2(key) or "")
     contract = converted.contract
-    assert (contract.source, contract.channel_order, contract.stride_in_1x1) == (
+    assert (
+        contract.source,
+        contract.pixels.channel_order,
+        contract.architecture.stride_in_1x1,
+    ) == (
         source,
         "RGB",
         False,
     )
-    assert (contract.pixel_mean, contract.pixel_std) == (RGB_MEAN, RGB_STD)
+    assert (contract.pixels.mean, contract.pixels.std) == (RGB_MEAN, RGB_STD)
     assert report.head == {"linear": "linear head", "mlp": "MLP head", None: "no fc"}[head]
     assert report.dropped.get("head", 0) == {"linear": 2, "mlp": 4, None: 0}[head]
     assert report.dropped["batch counter"] == 53

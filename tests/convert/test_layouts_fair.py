@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from convert.convert_to_d2 import convert_file
-from convert.families import keymap
+from convert.families import resnet
 from convert.files import read_file
 from convert.sources import Given, recognize
 from convert.verify import read_converted
@@ -169,9 +169,9 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     dropped = expected.dropped | counters
     assert found.dropped == {rule: count for rule, count in dropped.items() if count}
     assert found.epoch == expected.epoch
-    assert (found.mean, found.std) == expected.pixels
-    assert (found.channel_order, found.stride_in_1x1) == ("RGB", False)
-    assert (found.shape["depth"], found.shape["stem"]) == (50, "imagenet")
+    assert (found.pixels.mean, found.pixels.std) == expected.pixels
+    assert (found.pixels.channel_order, found.architecture.stride_in_1x1) == ("RGB", False)
+    assert (found.architecture.depth, found.architecture.stem) == (50, "imagenet")
     assert found.warnings == []
     assert len(found.notes) == bool(expected.note)
     assert all(expected.note in note for note in found.notes)
@@ -210,7 +210,7 @@ def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path)
     contract = read_converted(tmp_path / "out.pth").contract
     assert contract == report.contract
     assert (contract.source, contract.source_sha256) == (expected.source, sha256_file(src))
-    assert (contract.pixel_mean, contract.pixel_std) == expected.pixels
+    assert (contract.pixels.mean, contract.pixels.std) == expected.pixels
     assert contract.encoder == next(iter(made(name).networks))
     assert report.epoch == expected.epoch
 
@@ -226,7 +226,7 @@ def test_state_dict_in_usual_order_is_not_simclrs() -> None:
     state = made("linear classifier").checkpoint["state_dict"]
     found = recognize({"state_dict": state}, "a.file")
     assert found.source == "state dict"
-    assert (found.mean, found.std) == IMAGENET
+    assert (found.pixels.mean, found.pixels.std) == IMAGENET
     assert "does not say how its pixels were normalized" in found.warnings[0]
 
 
@@ -308,4 +308,4 @@ def test_an_index_of_something_else(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_simclr_v2_are_not_guessed(key: str) -> None:
-    assert keymap.from_simclr_v2(key) is None
+    assert resnet.SCHEMES["simclr v2"].rename(key) is None

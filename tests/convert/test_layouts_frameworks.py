@@ -15,7 +15,7 @@ from torch import nn
 from torchvision import models
 
 from convert.convert_to_d2 import convert_file
-from convert.families import keymap
+from convert.families import resnet
 from convert.files import read_file
 from convert.sources import Given, Recognized, recognize
 from convert.verify import read_converted
@@ -176,8 +176,8 @@ def timm() -> Any:
 
 
 def assert_has_pixels(found: Recognized) -> None:
-    assert (found.mean, found.std) == IMAGENET
-    assert (found.channel_order, found.stride_in_1x1) == ("RGB", False)
+    assert (found.pixels.mean, found.pixels.std) == IMAGENET
+    assert (found.pixels.channel_order, found.architecture.stride_in_1x1) == ("RGB", False)
 
 
 def test_every_layout_is_expected() -> None:
@@ -197,7 +197,7 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     assert found.dropped == {"batch counter": COUNTERS, **expected.dropped}
     assert found.epoch == expected.epoch
     assert_has_pixels(found)
-    assert (found.shape["depth"], found.shape["stem"]) == (18, "imagenet")
+    assert (found.architecture.depth, found.architecture.stem) == (18, "imagenet")
     assert found.warnings == []
     if expected.source in (OLD_MM, NEW_MM, ANY_MM, "WXinlong/DenseCL", "mmpretrain"):
         assert found.notes == ["meta's configuration names no mean and std: ImageNet's are assumed"]
@@ -263,7 +263,7 @@ def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path)
     contract = read_converted(tmp_path / "out.pth").contract
     assert contract.source == EXPECTED[name].source
     assert contract.encoder == next(iter(made(name).networks))
-    assert (contract.pixel_mean, contract.pixel_std) == IMAGENET
+    assert (contract.pixels.mean, contract.pixels.std) == IMAGENET
     assert report.epoch == EXPECTED[name].epoch
 
 
@@ -357,7 +357,7 @@ def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
     """Its children have other numbers and its shortcuts another name than torchvision's."""
     net = layouts_frameworks.lightly_own_resnet(tmp_path / "some.file")
     found = recognize(read_file(tmp_path / "some.file"), "a.file")
-    assert (found.source, found.shape["stem"]) == ("lightly", "cifar")
+    assert (found.source, found.architecture.stem) == ("lightly", "cifar")
     state = {key.replace("shortcut", "downsample"): v for key, v in net.state_dict().items()}
     assert len(found.state) == TENSORS
     for key, value in found.state.items():
@@ -411,7 +411,7 @@ def test_timms_saver(ema: bool, timm: Any, tmp_path: Path) -> None:
     for choice, network in networks.items():
         found = recognize(raw, "a.file", Given(encoder=choice))
         state = network.state_dict()
-        assert found.state.keys() == {key for key in state if keymap.to_detectron2(key)}
+        assert found.state.keys() == {key for key in state if resnet.to_detectron2(key)}
         assert all(torch.equal(value, state[key]) for key, value in found.state.items())
     of_task = raw | {"task_state": {"projection": torch.ones(1)}}  # as its distillation has
     assert recognize(of_task, "a.file").dropped["training record"] == 7
@@ -431,7 +431,7 @@ def test_timm_from_the_hub(timm: Any, tmp_path: Path) -> None:
     randomize(net)
     safetensors.save_file(net.state_dict(), tmp_path / "some.file", metadata={"format": "pt"})
     found = recognize(read_file(tmp_path / "some.file"), "a.file")
-    assert (found.source, found.shape["depth"]) == ("torchvision", 50)
+    assert (found.source, found.architecture.depth) == ("torchvision", 50)
     assert_is(found, net, tensors=53 * 5)
     assert_has_pixels(found)
 
@@ -487,9 +487,9 @@ def test_mmpretrains_deep_stem_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["2.0.weight", "04.0.conv1.weight", "4.0.downsample.0.bias", ""])
 def test_numbers_that_no_resnet_has(key: str) -> None:
-    assert keymap.from_numbered(key) is None
+    assert resnet.SCHEMES["numbered"].rename(key) is None
 
 
 @pytest.mark.parametrize("key", ["6.0.conv1.weight", "2.0.downsample.0.weight", "0.bias", ""])
 def test_names_that_lightlys_resnet_has_not(key: str) -> None:
-    assert keymap.from_lightly(key) is None
+    assert resnet.SCHEMES["lightly"].rename(key) is None

@@ -125,7 +125,7 @@ def test_our_classifiers_backbone(own: Any) -> None:
     content = {**checkpoint, "state_dict": state, "format": "moco-transfer-classifier/1"}
     found = recognize({**content, "statistics": torch.ones(1, 3)}, "x")
     assert (found.source, found.encoder) == ("moco-transfer classifier", "single")
-    assert found.mean == (102.0, 127.5, 153.0)
+    assert found.pixels.mean == (102.0, 127.5, 153.0)
     assert torch.equal(found.state["bn1.bias"], state["module.bn1.bias"])
 
 

@@ -181,7 +181,7 @@ def test_only_a_key_encoder(official: Any, refuse: Callable[..., str], save: Any
     checkpoint["state_dict"] = {
         key: value for key, value in checkpoint["state_dict"].items() if not key.startswith(Q)
     }
-    message = refuse(checkpoint, r"no query encoder \(encoder_q\.\*\)")
+    message = refuse(checkpoint, r"no query encoder \(state_dict/encoder_q\.\*\)")
     assert "--encoder key takes what is there" in message
     src = save(checkpoint)
     assert convert_file(src, src.parent / "key.pth", encoder="key").contract.encoder == "key"
@@ -224,7 +224,7 @@ def test_an_unknown_arch_is_decided_by_the_tensors(
     official: Any, save: Any, tmp_path: Path
 ) -> None:
     report = convert_file(save({**official(), "arch": "rn18"}), tmp_path / "out.pth")
-    assert report.contract.depth == 18
+    assert report.contract.architecture.depth == 18
     assert report.notes == ["the file names arch 'rn18'; the tensors decide"]
 
 
@@ -274,7 +274,7 @@ def test_other_resnets(refuse: Callable[..., str]) -> None:
 def test_unknown_layout_lists_what_was_seen_and_what_is_known(
     make_resnet: Any, refuse: Callable[..., str]
 ) -> None:
-    ours = {"trunk/" + key: value for key, value in make_resnet().state_dict().items()}
+    ours = {"backbone/" + key: value for key, value in make_resnet().state_dict().items()}
     message = refuse({"epoch": 1, "state_dict": ours}, "unknown layout")
     for text in ("'epoch', 'state_dict'", "'backbone/conv1.weight'", "and 116 more"):
         assert text in message
