@@ -92,7 +92,7 @@ def convert_file(
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(
             found.state,
-            found.architecture,
+            contract.architecture,
             converted,
             str(src),
             real.features if real is not None else None,
@@ -138,11 +138,12 @@ def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None =
     raw = read_file(src, objects) if raw is None else raw
     found, converted = translate.translate(src, raw, Given(), objects)
     verify.check_round_trip(found.state, converted, str(src))
-    features = verify.check_features(found.state, found.architecture, converted, str(src))
-    encoder = "" if found.encoder == "single" else f", {found.encoder} encoder"
+    contract = found.contract
+    features = verify.check_features(found.state, contract.architecture, converted, str(src))
+    encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
-        f"MODEL.WEIGHTS converted in memory: {found.source} checkpoint{encoder}, "
-        f"{found.architecture}, {len(converted.model) - found.filled} tensors; "
+        f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
+        f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)}"
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes))

@@ -52,7 +52,7 @@ def inspect_file(path: PathLike) -> str:
     if converted:
         lines.append(f"next          {fine_tune_command(found[0][1].contract, path)}")
     else:
-        encoder = f" --encoder {found[0][0].encoder}" if problem is not None else ""
+        encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
         lines.append(f"next          {script(COMMAND)} {quoted} weights.pth{encoder}")
     return "\n".join(lines)
 
@@ -62,7 +62,8 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]],
     problem = None
     try:
         default = translate(path, raw, Given())
-        found, choices = [default], [c for c in default[0].encoders if c != default[0].encoder]
+        taken = default[0].contract.encoder
+        found, choices = [default], [name for name in default[0].encoders if name != taken]
     except UserError as error:
         problem, found = error, []
         try:
@@ -84,17 +85,17 @@ def _describe(
     recognized, model = found[0]
     contract = model.contract
     epoch = "" if recognized.epoch is None else f", epoch {recognized.epoch}"
-    lines = [f"source        {recognized.source}{epoch}, {recognized.head}"]
+    lines = [f"source        {contract.source}{epoch}, {recognized.head}"]
     for number, (one, its) in enumerate(found):
         parameters = sum(
             value.numel()
             for key, value in its.model.items()
             if not key.endswith(("running_mean", "running_var"))
         )
-        which = f"; --encoder {one.encoder}" if number or problem else "; default"
+        which = f"; --encoder {one.contract.encoder}" if number or problem else "; default"
         which = which if found[1:] or problem else ""
         lines.append(
-            f"network       {one.encoder}: {its.contract.architecture}, "
+            f"network       {one.contract.encoder}: {its.contract.architecture}, "
             f"{len(its.model)} tensors, {parameters:,} parameters{which}"
         )
     lines.append(f"contract      {contract.convention()}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convert.contract import FOLDED, InputContract, Pixels
-from convert.families.base import PLAIN_DETECTRON2, Architecture, Family, Hints, first_rule
+from convert.families.base import PLAIN_DETECTRON2, Hints, first_rule
 from convert.files import Entry, at, flatten, is_array, names, to_tensor, unwrapped
 from convert.layouts import Layout
 from convert.networks import Choice, Network, choose_network, rule_of
@@ -57,38 +57,50 @@ class Given:
         fields = ("mean", "std", "channel_order", "stride_in_1x1")
         return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
 
+    def pixels(self, source: Pixels, where: str) -> Pixels:
+        """How pixels reach the network: as in the source, unless given; raises UserError."""
+        try:
+            source = source.in_order(self.channel_order or source.channel_order)
+            return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+
 
 @dataclasses.dataclass(frozen=True)
 class Recognized:
-    """The backbone of a recognized checkpoint and what the file says about it."""
+    """The backbone of a recognized checkpoint and what the file says about it.
 
-    source: str
-    encoder: str
-    encoders: tuple[str, ...]  # every choice of --encoder that this file has
-    state: dict[str, Tensor]  # the family's names
-    dropped: dict[str, int]  # rule -> number of entries
-    filled: int  # tensors of `state` that are not in the file: folded BN statistics, 0 and 1
-    epoch: int | None
-    head: str  # for people
-    family: Family
-    architecture: Architecture
-    pixels: Pixels
-    named: Callable[[str], str]  # a name of `state`, also of what is missing -> as in the file
-    notes: list[str]
-    warnings: list[str]
+    Attributes:
+        contract: where the backbone comes from, what it is, and how it sees pixels.
+        state: its tensors, by the family's names.
+        encoders: every choice of --encoder that this file has.
+        named: what the family's names are called in the file, also those of missing tensors.
+        dropped: rule -> number of entries of the file.
+        filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
+        epoch: epochs finished.
+        head, notes, warnings: for people.
+    """
 
-    def model(self) -> dict[str, Tensor]:
-        """The tensors by Detectron2's names."""
-        return {self.family.to_detectron2(k) or k: value for k, value in self.state.items()}
+    contract: InputContract
+    state: dict[str, Tensor]
+    encoders: tuple[str, ...]
+    named: Callable[[str], str]
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    filled: int = 0
+    epoch: int | None = None
+    head: str = "already converted"
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
 
-def recognize(raw: Any, where: str, given: Given = Given()) -> Recognized:
+def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unknown") -> Recognized:
     """Find the layout of an opened checkpoint and take its backbone.
 
     Args:
         raw: what `read_file` returned.
         where: the file's name, for error messages.
         given: what to take instead of what the file or its layout says.
+        sha256: of the file.
 
     Raises:
         DataError: not a known layout, or damaged: keys, shapes, or records that disagree.
@@ -111,39 +123,37 @@ def recognize(raw: Any, where: str, given: Given = Given()) -> Recognized:
     if recorded.note:
         notes.append(recorded.note)
     _to_float32(backbone, named, warnings)
-    stride_in_1x1 = given.stride_in_1x1
-    if stride_in_1x1 is None:
-        stride_in_1x1 = recorded.stride_in_1x1
+    strides = (given.stride_in_1x1, recorded.stride_in_1x1, layout.stride_in_1x1)
     hints = Hints(
         arch=recorded.arch or at(raw, ("arch",)),
         stem=recorded.stem,
         width=recorded.width,
         asked_stem=given.stem,
-        stride_in_1x1=layout.stride_in_1x1 if stride_in_1x1 is None else stride_in_1x1,
+        stride_in_1x1=next(stride for stride in strides if stride is not None),
         assumed_pixels="" if recorded.mean or given.mean is not None else layout.name,
         no_3x3_stem=layout.no_3x3_stem,
     )
     architecture = network.family.recognize(backbone, hints, where, named, notes, warnings)
+    pixels = Pixels(
+        recorded.mean or layout.mean,
+        recorded.std or layout.std,
+        recorded.channel_order or layout.channel_order,
+    )
+    source = layout.name.replace("MSRA", recorded.owner or "MSRA")
     keys = {entry.name for entry in entries}
     heads = (text for key, text in network.family.heads.items() if network.start + key in keys)
     epoch = at(raw, layout.epoch.split("/"))
     return Recognized(
-        source=layout.name.replace("MSRA", recorded.owner or "MSRA"),
-        encoder=choice.name,
-        encoders=tuple(choice.networks),
+        contract=InputContract(
+            given.pixels(pixels, where), network.family, architecture, source, sha256, choice.name
+        ),
         state=backbone,
+        encoders=tuple(choice.networks),
+        named=named,
         dropped=dict(taken.dropped),
         filled=filled,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         head=next(heads, network.family.heads[""]),
-        family=network.family,
-        architecture=architecture,
-        pixels=Pixels(
-            recorded.mean or layout.mean,
-            recorded.std or layout.std,
-            recorded.channel_order or layout.channel_order,
-        ),
-        named=named,
         notes=notes,
         warnings=warnings,
     )
@@ -161,23 +171,15 @@ def from_contract(
         raise UserError(
             f"--encoder {given.encoder}: {where} was converted with encoder {contract.encoder}"
         )
+    architecture = family.with_options(
+        contract.architecture, given.stem, given.stride_in_1x1, where
+    )
+    pixels = given.pixels(contract.pixels, where)
     return Recognized(
-        source=contract.source,
-        encoder=contract.encoder,
-        encoders=(contract.encoder,),
+        contract=dataclasses.replace(contract, pixels=pixels, architecture=architecture),
         state={family.from_detectron2(key) or key: value for key, value in model.items()},
-        dropped={},
-        filled=0,
-        epoch=None,
-        head="already converted",
-        family=family,
-        architecture=family.with_options(
-            contract.architecture, given.stem, given.stride_in_1x1, where
-        ),
-        pixels=contract.pixels,
+        encoders=(contract.encoder,),
         named=lambda name: family.to_detectron2(name) or name,
-        notes=[],
-        warnings=[],
     )
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from convert import verify
-from convert.contract import InputContract, Pixels
 from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
 from convert.verify import Converted
-from moco.common.errors import UserError
 from moco.common.files import sha256_file
 from moco.modeling.soundness import check_trained
 
@@ -34,13 +32,12 @@ def translate(
     Raises UserError or DataError, in one line.
     """
     where = str(src)
-    sha256 = source_sha256 = sha256_file(src)
+    sha256 = sha256_file(src)
     if is_converted(raw):
         earlier = verify.read_converted(src, raw)
-        source_sha256 = earlier.contract.source_sha256
         found = from_contract(earlier.model, earlier.contract, where, given)
     else:
-        found = recognize(raw, where, given)
+        found = recognize(raw, where, given, sha256)
     notes, warnings = about_objects(objects)
     found.notes.extend(notes)
     found.warnings.extend(warnings)
@@ -52,21 +49,12 @@ def translate(
     for name in ("mean", "std", "channel_order", "stride_in_1x1"):
         if getattr(given, name) is not None:
             found.notes.append(f"{name.replace('_', ' ')} is the command line's, not the source's")
-    pixels = found.pixels.in_order(given.channel_order or found.pixels.channel_order)
-    try:
-        contract = InputContract(
-            Pixels(given.mean or pixels.mean, given.std or pixels.std, pixels.channel_order),
-            found.family,
-            found.architecture,
-            found.source,
-            source_sha256,
-            found.encoder,
-        )
-    except UserError as error:
-        raise UserError(f"{src}: {error}") from error
-    model = found.model()
+    family = found.contract.family
+    model = {family.to_detectron2(key) or key: value for key, value in found.state.items()}
     # Before the numbers: a network that starts with scales of zero is called untrained.
-    found.warnings.extend(check_trained(found.state, where, found.named, folded=contract.bn_folded))
-    original = found.family.from_detectron2
-    verify.check_model(model, contract, where, lambda key: found.named(original(key) or key))
-    return found, Converted(model, contract, (*found.notes, *found.warnings))
+    folded = found.contract.bn_folded
+    found.warnings.extend(check_trained(found.state, where, found.named, folded=folded))
+    verify.check_model(
+        model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
+    )
+    return found, Converted(model, found.contract, (*found.notes, *found.warnings))

@@ -24,7 +24,7 @@ def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:
 def check_encoder(source: Any, choice: str, tensors: int) -> None:
     """One choice of --encoder gives that network's very tensors and counts the others."""
     found = recognize(source.checkpoint, "a.file", Given(encoder=choice))
-    assert found.encoder == choice
+    assert found.contract.encoder == choice
     assert_is(found, source.networks[choice], tensors)
     others = source.networks.keys() - {choice}
     assert {f"{other} encoder" for other in others} <= found.dropped.keys()

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from convert import convert_to_d2, targets, verify
-from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file, main
 from convert.families import resnet
 from convert.families import resnet_network as backbone
@@ -343,9 +342,8 @@ def test_a_wrong_contract_is_seen_in_the_features(
     change: dict[str, Any], where: str | None, make_resnet: Any
 ) -> None:
     found = recognize(make_resnet(50).state_dict(), "x")
-    right = found.architecture
-    contract = InputContract(found.pixels, found.family, right, "x", "x", "single")
-    model = found.model()
+    contract, right = found.contract, found.contract.architecture
+    model = {resnet.to_detectron2(key) or "": value for key, value in found.state.items()}
     good = verify.Converted(model, contract)
     assert verify.check_features(found.state, right, good, "x")["res5"].bitwise
     wrong = dataclasses.replace(contract, architecture=dataclasses.replace(right, **change))

@@ -189,15 +189,15 @@ def test_msras_convention_is_not_extended_to_a_resnext(
 def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
     path = save_pickle(caffe2(make_resnet(50)))
     found = recognize(read_file(path), "x")
-    assert found.architecture.stride_in_1x1
+    assert found.contract.architecture.stride_in_1x1
     converted = convert_in_memory(path)
-    in_3x3 = dataclasses.replace(found.architecture, stride_in_1x1=False)
+    in_3x3 = dataclasses.replace(found.contract.architecture, stride_in_1x1=False)
     wrong = dataclasses.replace(
         converted, contract=dataclasses.replace(converted.contract, architecture=in_3x3)
     )
-    verify.check_features(found.state, found.architecture, converted, "x")
+    verify.check_features(found.state, found.contract.architecture, converted, "x")
     with pytest.raises(DataError, match="verification failed at res3"):
-        verify.check_features(found.state, found.architecture, wrong, "x")
+        verify.check_features(found.state, found.contract.architecture, wrong, "x")
 
 
 @pytest.mark.parametrize("folded", [False, True])

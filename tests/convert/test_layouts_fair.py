@@ -161,17 +161,20 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     with layouts_fair.pickles_as_main():
         path = save(source.checkpoint)
     found = recognize(read_file(path), "a.file")
-    assert found.source == expected.source
+    assert found.contract.source == expected.source
     choice, network = next(iter(source.networks.items()))
-    assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
+    assert (found.contract.encoder, found.encoders) == (choice, tuple(source.networks))
     assert_is(found, network, TENSORS)
     counters = {"batch counter": COUNTERS + expected.dropped.get("batch counter", 0)}
     dropped = expected.dropped | counters
     assert found.dropped == {rule: count for rule, count in dropped.items() if count}
     assert found.epoch == expected.epoch
-    assert (found.pixels.mean, found.pixels.std) == expected.pixels
-    assert (found.pixels.channel_order, found.architecture.stride_in_1x1) == ("RGB", False)
-    assert (found.architecture.depth, found.architecture.stem) == (50, "imagenet")
+    assert (found.contract.pixels.mean, found.contract.pixels.std) == expected.pixels
+    assert (found.contract.pixels.channel_order, found.contract.architecture.stride_in_1x1) == (
+        "RGB",
+        False,
+    )
+    assert (found.contract.architecture.depth, found.contract.architecture.stem) == (50, "imagenet")
     assert found.warnings == []
     assert len(found.notes) == bool(expected.note)
     assert all(expected.note in note for note in found.notes)
@@ -225,8 +228,8 @@ def test_state_dict_in_usual_order_is_not_simclrs() -> None:
     """Only the order of the keys tells the converter's file; without it pixels are unknown."""
     state = made("linear classifier").checkpoint["state_dict"]
     found = recognize({"state_dict": state}, "a.file")
-    assert found.source == "state dict"
-    assert (found.pixels.mean, found.pixels.std) == IMAGENET
+    assert found.contract.source == "state dict"
+    assert (found.contract.pixels.mean, found.contract.pixels.std) == IMAGENET
     assert "does not say how its pixels were normalized" in found.warnings[0]
 
 
@@ -234,7 +237,7 @@ def test_weights_before_statistics_are_not_always_byols() -> None:
     net = made("linear classifier").networks["single"]
     state = dict(net.named_parameters()) | dict(net.named_buffers())
     found = recognize(state, "a.file")
-    assert found.source == "torchvision"
+    assert found.contract.source == "torchvision"
     assert not any("TensorFlow" in note for note in found.notes)
 
 
@@ -242,7 +245,7 @@ def test_shortcuts_first_are_not_always_simclrs() -> None:
     """Detectron2's blocks create them first, too; its networks have no fc."""
     state = made("simclr v1").checkpoint["state_dict"]
     state = {key: value for key, value in state.items() if not key.startswith("fc.")}
-    assert recognize({"state_dict": state}, "a.file").source == "state dict"
+    assert recognize({"state_dict": state}, "a.file").contract.source == "state dict"
 
 
 def test_one_network_of_two() -> None:

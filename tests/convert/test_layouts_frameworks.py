@@ -176,8 +176,11 @@ def timm() -> Any:
 
 
 def assert_has_pixels(found: Recognized) -> None:
-    assert (found.pixels.mean, found.pixels.std) == IMAGENET
-    assert (found.pixels.channel_order, found.architecture.stride_in_1x1) == ("RGB", False)
+    assert (found.contract.pixels.mean, found.contract.pixels.std) == IMAGENET
+    assert (found.contract.pixels.channel_order, found.contract.architecture.stride_in_1x1) == (
+        "RGB",
+        False,
+    )
 
 
 def test_every_layout_is_expected() -> None:
@@ -190,14 +193,14 @@ def test_default(name: str, save: Callable[..., Path]) -> None:
     with layouts_frameworks.pickles_as_mmengine():
         path = save(source.checkpoint)
     found = recognize(read_file(path), "a.file")
-    assert found.source == expected.source
+    assert found.contract.source == expected.source
     choice, network = next(iter(source.networks.items()))
-    assert (found.encoder, found.encoders) == (choice, tuple(source.networks))
+    assert (found.contract.encoder, found.encoders) == (choice, tuple(source.networks))
     assert_is(found, network, TENSORS)
     assert found.dropped == {"batch counter": COUNTERS, **expected.dropped}
     assert found.epoch == expected.epoch
     assert_has_pixels(found)
-    assert (found.architecture.depth, found.architecture.stem) == (18, "imagenet")
+    assert (found.contract.architecture.depth, found.contract.architecture.stem) == (18, "imagenet")
     assert found.warnings == []
     if expected.source in (OLD_MM, NEW_MM, ANY_MM, "WXinlong/DenseCL", "mmpretrain"):
         assert found.notes == ["meta's configuration names no mean and std: ImageNet's are assumed"]
@@ -290,7 +293,7 @@ def test_converted_by_the_projects(
 ) -> None:
     net = headless(seed=0)
     found = recognize(detectron2_layout(net, author), "a.file")
-    assert (found.source, found.encoder) == (source, "single")
+    assert (found.contract.source, found.contract.encoder) == (source, "single")
     assert_is(found, net, TENSORS)
     assert_has_pixels(found)
 
@@ -300,7 +303,7 @@ def test_converted_by_the_projects(
 def test_wrapped_state_dict(wrappers: tuple[str, ...], container: str | None) -> None:
     net = make_resnet()
     found = recognize(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")
-    assert found.source == ("state dict" if container else "torchvision")
+    assert found.contract.source == ("state dict" if container else "torchvision")
     assert_is(found, net, TENSORS)
     assert_has_pixels(found)
 
@@ -312,7 +315,7 @@ def test_numbered_state_dict(prefix: str) -> None:
     numbered = nn.Sequential(*list(net.children())[:-1])
     state = layouts_frameworks.wrapped(numbered, prefix, container="resnet18_parameters")
     found = recognize(state, "a.file")
-    assert found.source == "state dict"
+    assert found.contract.source == "state dict"
     assert_is(found, net, TENSORS)
 
 
@@ -344,7 +347,11 @@ def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Pa
     networks = layouts_frameworks.lightly(kind, tmp_path / "some.file")
     raw = read_file(tmp_path / "some.file")
     found = recognize(raw, "a.file")
-    assert (found.source, found.encoder, found.encoders) == ("lightly", choices[0], choices)
+    assert (found.contract.source, found.contract.encoder, found.encoders) == (
+        "lightly",
+        choices[0],
+        choices,
+    )
     for choice in choices:
         assert_is(recognize(raw, "a.file", Given(encoder=choice)), networks[choice], TENSORS)
     counts = len(raw["state_dict"]) + len(raw) - 1
@@ -357,7 +364,7 @@ def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
     """Its children have other numbers and its shortcuts another name than torchvision's."""
     net = layouts_frameworks.lightly_own_resnet(tmp_path / "some.file")
     found = recognize(read_file(tmp_path / "some.file"), "a.file")
-    assert (found.source, found.architecture.stem) == ("lightly", "cifar")
+    assert (found.contract.source, found.contract.architecture.stem) == ("lightly", "cifar")
     state = {key.replace("shortcut", "downsample"): v for key, v in net.state_dict().items()}
     assert len(found.state) == TENSORS
     for key, value in found.state.items():
@@ -374,7 +381,7 @@ def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
     (during,) = (tmp_path / "checkpoints").iterdir()  # what ModelCheckpoint wrote in between
     for path in (tmp_path / "some.file", during):
         found = recognize(read_file(path), "a.file")
-        assert (found.source, found.dropped["head"]) == ("state dict", 2)
+        assert (found.contract.source, found.dropped["head"]) == ("state dict", 2)
         assert_is(found, module.net, TENSORS)
 
 
@@ -393,7 +400,7 @@ def test_lightnings_average_is_taken(lightning: Any, tmp_path: Path) -> None:
     key = "backbone.conv1.weight"
     assert not torch.equal(raw["state_dict"][key], raw["current_model_state"][key])
     found = recognize(raw, "a.file")
-    assert found.source == "lightly"
+    assert found.contract.source == "lightly"
     assert torch.equal(found.state["conv1.weight"], raw["state_dict"][key])
     assert found.dropped["weights before averaging"] == 1
     # The trainer's own "epoch" is 0 during and 1 after the first.
@@ -406,7 +413,7 @@ def test_timms_saver(ema: bool, timm: Any, tmp_path: Path) -> None:
     path, networks = layouts_frameworks.timm_saver(tmp_path, ema=ema)
     raw = read_file(path)
     found = recognize(raw, "a.file")
-    assert (found.source, found.encoders, found.epoch) == ("timm", tuple(networks), EPOCH)
+    assert (found.contract.source, found.encoders, found.epoch) == ("timm", tuple(networks), EPOCH)
     assert_has_pixels(found)
     for choice, network in networks.items():
         found = recognize(raw, "a.file", Given(encoder=choice))
@@ -431,7 +438,7 @@ def test_timm_from_the_hub(timm: Any, tmp_path: Path) -> None:
     randomize(net)
     safetensors.save_file(net.state_dict(), tmp_path / "some.file", metadata={"format": "pt"})
     found = recognize(read_file(tmp_path / "some.file"), "a.file")
-    assert (found.source, found.architecture.depth) == ("torchvision", 50)
+    assert (found.contract.source, found.contract.architecture.depth) == ("torchvision", 50)
     assert_is(found, net, tensors=53 * 5)
     assert_has_pixels(found)
 

@@ -114,7 +114,7 @@ def test_tensors_beside_the_network(name: str, encoder: str | None, official: An
         assert ignored(found) == [name] or (name, found.dropped[name]) == ("head", 1)
     moco = official()
     found = recognize({**moco, name: BESIDE[name]}, "a.file", Given(encoder=encoder and "query"))
-    assert found.source == "facebookresearch/moco"
+    assert found.contract.source == "facebookresearch/moco"
     assert ignored(found) == [name]
 
 
@@ -124,7 +124,7 @@ def test_one_more_head_in_a_moco_checkpoint(where: str, head: str, official: Any
     checkpoint = official()
     checkpoint["state_dict"][where + head] = torch.ones(4, 4)
     found = recognize(checkpoint, "a.file")
-    assert (found.source, found.encoder, len(found.state)) == (
+    assert (found.contract.source, found.contract.encoder, len(found.state)) == (
         "facebookresearch/moco",
         "query",
         100,
@@ -171,7 +171,7 @@ def test_every_listed_name_works(official: Any, save: Save) -> None:
         assert names[:2] == ["query", "key"] and len(names) == 3
         for name in names:
             found = recognize(raw, "a.file", Given(encoder=name))
-            assert found.encoder == name
+            assert found.contract.encoder == name
             assert any(f"{other} encoder" in found.dropped for other in names if other != name)
         taken(raw, third, names[2])
         out = inspect_file(save(raw))
@@ -219,7 +219,7 @@ def test_an_average_beside_its_model(model: str, average: str, beside: dict[str,
     if beside:
         raw = {key: raw[key] for key in [*list(raw)[1:], next(iter(raw))]}  # in any order
     found = taken(raw, nets[average])
-    assert found.encoder == average
+    assert found.contract.encoder == average
     (other,) = {*found.encoders} - {average}
     assert any("average" in note and f"--encoder {other}" in note for note in found.notes)
     taken(raw, nets[model], other)
@@ -233,7 +233,7 @@ def test_an_average_among_the_keys_of_its_model() -> None:
         state |= wrapped(net, f"{name}.")
     found = taken({"ema": state}, nets["ema_model"])
     assert sorted(ignored(found)) == ["initted", "step"]
-    assert found.encoder == "ema.ema_model"
+    assert found.contract.encoder == "ema.ema_model"
     taken({"ema": state}, nets["online_model"], "ema.online_model")
 
 
@@ -245,9 +245,13 @@ def test_the_official_cifar_notebook(choice: str, save: Save, tmp_path: Path) ->
     made = layouts_frameworks.cifar_notebook()
     raw = read_file(save(made.checkpoint))
     found = recognize(raw, "a.file", Given(encoder=choice))
-    assert found.source == "facebookresearch/moco (CIFAR notebook)"
-    assert (found.encoder, found.encoders) == (choice, ("query", "key"))
-    assert (found.pixels.mean, found.pixels.std, found.architecture.stem) == (*CIFAR, "cifar")
+    assert found.contract.source == "facebookresearch/moco (CIFAR notebook)"
+    assert (found.contract.encoder, found.encoders) == (choice, ("query", "key"))
+    assert (
+        found.contract.pixels.mean,
+        found.contract.pixels.std,
+        found.contract.architecture.stem,
+    ) == (*CIFAR, "cifar")
     assert (found.epoch, found.head, found.warnings, found.notes) == (200, "linear head", [], [])
     state = made.networks[choice].state_dict()
     assert found.state.keys() == {
@@ -289,7 +293,8 @@ def test_wrappers_at_any_level(wrapper: str, official: Any) -> None:
         state = {change(key): value for key, value in plain["state_dict"].items()}
         found = recognize({**plain, "state_dict": state}, "a.file")
         expected = recognize(plain, "a.file")
-        assert (found.source, found.dropped) == (expected.source, expected.dropped)
+        assert found.contract.source == expected.contract.source
+        assert found.dropped == expected.dropped
         assert found.state.keys() == expected.state.keys()
         assert all(torch.equal(found.state[key], value) for key, value in expected.state.items())
 

@@ -182,7 +182,7 @@ def test_only_a_key_encoder(official: Any, refuse: Callable[..., str], save: Any
         key: value for key, value in checkpoint["state_dict"].items() if not key.startswith(Q)
     }
     message = refuse(checkpoint, r"no query encoder \(state_dict/encoder_q\.\*\)")
-    assert "--encoder key takes what is there" in message
+    assert "--encoder key" in message
     src = save(checkpoint)
     assert convert_file(src, src.parent / "key.pth", encoder="key").contract.encoder == "key"
 
