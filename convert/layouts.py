@@ -38,16 +38,18 @@ TOP_DROPPED = {
     "loss scaling": "scaler grad_scaler loss_scaler amp amp_scaler fp16_scaler",
     "training record": "callbacks loops rng_state random_state",
 }
+
+
+def _beside(prefixes: str, **others: str) -> dict[str, str]:
+    """A rule for each start of keys, called as it; `others`: rules of another name."""
+    rules = {prefix.replace("_", " "): f"{prefix}.*" for prefix in prefixes.split()}
+    return rules | {rule.replace("_", " "): patterns for rule, patterns in others.items()}
+
+
 # Heads under the names that people give them, dropped from a plain state dict.
 PLAIN_DROPPED = {
     "Detectron2's head": "stem.fc.*",
-    "head": "head.*",
-    "classifier": "classifier.*",
-    "projector": "projector.*",
-    "projection head": "projection_head.*",
-    "predictor": "predictor.*",
-    "prediction head": "prediction_head.*",
-    "neck": "neck.*",
+    **_beside("head classifier projector projection_head predictor prediction_head neck"),
     "queue": "queue*",
     "batch counter": "*.num_batches_tracked",
 }
@@ -126,48 +128,32 @@ _LIGHTNING_DROPPED = {
 }
 # What is beside a backbone in OpenSelfSup, MMSelfSup and mmpretrain. The modules of a list
 # (encoder_q = [backbone, neck]) have a second name there.
-_MM_DROPPED = {
-    "neck": "neck.*",
-    "head": "head.*",
-    "queue": "queue*",
-    "memory bank": "memory_bank.*",
-    "class weights": "loss_weight*",
-    "list of the encoder": "encoder.*",
-    "EMA counter": "steps*",
-    "training record": "message_hub meta",
-    "schedule": "param_schedulers",
-}
-_SOLO_DROPPED = {
-    **_LIGHTNING_DROPPED,
-    "classifier": "classifier.*",
-    "momentum classifier": "momentum_classifier.*",
-    "projector": "projector.*",
-    "momentum projector": "momentum_projector.*",
-    "predictor": "predictor*",
-    "head": "head.*",
-    "momentum head": "momentum_head.*",
-    "prototypes": "prototypes.*",
-    "loss": "dino_loss_func.*",
-    "queue": "queue*",
-    "memory bank": "local_memory_*",
-    "transformer": "transformer_encoder.*",
-    "position code": "pos_enc.*",
-}
-_LIGHTLY_DROPPED = {
-    **_LIGHTNING_DROPPED,
-    "projection head": "projection_head*",
-    "local projection head": "local_projection_head.*",
-    "key projection head": "key_projection_head.*",
-    "teacher projection head": "teacher_projection_head.*",
-    "student projection head": "student_projection_head.*",
-    "teacher head": "teacher_head.*",
-    "student head": "student_head.*",
-    "prediction head": "prediction_head.*",
-    "classifier": "online_classifier.*",
-    "loss": "criterion*",
-    "prototypes": "prototypes.*",
-    "groups": "smog.*",
-}
+_MM_DROPPED = _beside(
+    "neck head memory_bank",
+    queue="queue*",
+    class_weights="loss_weight*",
+    list_of_the_encoder="encoder.*",
+    EMA_counter="steps*",
+    training_record="message_hub meta",
+    schedule="param_schedulers",
+)
+_SOLO_DROPPED = _LIGHTNING_DROPPED | _beside(
+    "classifier momentum_classifier projector momentum_projector head momentum_head prototypes",
+    predictor="predictor*",
+    loss="dino_loss_func.*",
+    queue="queue*",
+    memory_bank="local_memory_*",
+    transformer="transformer_encoder.*",
+    position_code="pos_enc.*",
+)
+_LIGHTLY_DROPPED = _LIGHTNING_DROPPED | _beside(
+    "local_projection_head key_projection_head teacher_projection_head student_projection_head "
+    "teacher_head student_head prediction_head prototypes",
+    projection_head="projection_head*",
+    classifier="online_classifier.*",
+    loss="criterion*",
+    groups="smog.*",
+)
 
 _VISSL_TRUNK = "classy_state_dict/base_model/model/trunk/_feature_blocks."
 _VISSL: dict[str, Any] = {
@@ -457,20 +443,17 @@ LAYOUTS: tuple[Layout, ...] = (
     # mocov3.py:55}, open-mmlab/mmpretrain@ee7f2e8 mmpretrain/models/selfsup/{moco.py:65,byol.py:55,
     # mocov3.py:180}; the dict: open-mmlab/mmengine@2543429 mmengine/runner/runner.py:2229; pixels:
     # configs/_base_/datasets/imagenet_bs32_mocov2.py:6.
-    _mm(
-        "MMSelfSup 1.x / mmpretrain", ("encoder_k.",), query="backbone.", key="encoder_k.module.0."
-    ),
-    _mm(
-        "MMSelfSup 1.x / mmpretrain",
-        ("target_net.",),
-        online="backbone.",
-        target="target_net.module.0.",
-    ),
-    _mm(
-        "MMSelfSup 1.x / mmpretrain",
-        ("momentum_encoder.",),
-        base="backbone.",
-        momentum="momentum_encoder.module.0.",
+    *(
+        _mm(
+            "MMSelfSup 1.x / mmpretrain",
+            (f"{average}.",),
+            **{choice: "backbone.", other: f"{average}.module.0."},
+        )
+        for choice, other, average in (
+            ("query", "key", "encoder_k"),
+            ("online", "target", "target_net"),
+            ("base", "momentum", "momentum_encoder"),
+        )
     ),
     # mmengine/hooks/ema_hook.py:165 and 215: the EMA weights are in "state_dict", the trained ones
     # in "ema_state_dict".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,12 +70,17 @@ class ConversionReport:
             ("output", f"{self.output_path} sha256 {self.output_sha256}"),
             ("next", self.next_command()),
         ]
-        return "\n".join(f"{name:14}{text}" for name, text in rows)
+        return lines(rows)
 
     def next_command(self) -> str:
         """Fine-tune a detector from these weights, or classify with them."""
         make = classify_command if self.to == "torchvision" else fine_tune_command
         return make(self.contract, self.output_path)
+
+
+def lines(rows: Iterable[tuple[str, str]]) -> str:
+    """A report of named lines."""
+    return "\n".join(f"{name:14}{text}" for name, text in rows)
 
 
 def agreement(features: dict[str, FeatureCheck]) -> str:

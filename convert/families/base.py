@@ -102,47 +102,26 @@ class Hints:
     no_3x3_stem: str = ""
 
 
-class Recognize(Protocol):
-    def __call__(
-        self,
-        state: Mapping[str, Tensor],
-        hints: Hints,
-        where: str,
-        named: Callable[[str], str],
-        notes: list[str],
-        warnings: list[str],
-    ) -> Any:
-        """The architecture of tensors with the family's names, from their shapes.
-
-        Args:
-            where: the file's name, for messages.
-            named: what the family's names are called in the file, for messages.
-            notes, warnings: for people; appended here.
-
-        Raises:
-            DataError: not this family, or not what the file says.
-            UserError: the options do not fit the tensors.
-        """
-
-
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A backbone family.
 
     Attributes:
-        name: as input contracts have it.
         architecture: its class of `Architecture`.
         schemes: how its tensors are named, by the name that rows of convert/layouts.py use.
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
         heads: a head's tensor -> what a report calls the head; "": there is none.
         to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.
-        recognize: see `Recognize`.
-        with_options: a converted architecture under --stem and --stride-in-1x1 (None: not given)
-            for the file `where`; raises UserError where they contradict it.
-        build: the backbone as Detectron2 has it, with all features; random weights. Called with an
-            image it returns the features by name, and its `strides` are theirs.
+        recognize: (tensors by the family's names, hints, file's name, what the names are called in
+            the file, notes, warnings) -> architecture, from the shapes; notes and warnings for
+            people are appended. Raises DataError: not this family, or not what the file says;
+            UserError: options that do not fit.
+        with_options: (converted architecture, --stem, --stride-in-1x1, file's name) -> the same
+            under these options; None: not given. Raises UserError where they contradict it.
+        build: the backbone as Detectron2 has it, with all features; random weights. It returns the
+            features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
-            family's names, and the modules whose outputs are the features, by Detectron2's names.
+            family's names; and the modules whose outputs are the features, by Detectron2's names.
     """
 
     name: str
@@ -152,7 +131,9 @@ class Family:
     heads: Mapping[str, str]
     to_detectron2: Callable[[str], str | None]
     from_detectron2: Callable[[str], str | None]
-    recognize: Recognize
+    recognize: Callable[
+        [Mapping[str, Tensor], Hints, str, Callable[[str], str], list[str], list[str]], Any
+    ]
     with_options: Callable[[Any, str | None, bool | None, str], Any]
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]

@@ -243,7 +243,7 @@ def recognize(
     notes: list[str],
     warnings: list[str],
 ) -> ResNetArchitecture:
-    """See `convert.families.base.Recognize`."""
+    """Recognize a ResNet by its shapes, see `convert.families.base.Family`."""
 
     def shape(key: str, count: int = 4) -> tuple[int, ...]:
         name = shown(named(key), _MAX_NAME)
