@@ -1,4 +1,4 @@
-"""Convert a pre-trained ResNet checkpoint into weights for Detectron2, and prove it.
+"""Convert a pre-trained checkpoint into weights for Detectron2, and prove it.
 
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
     python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
@@ -159,7 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="convert_to_d2.py",
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
-        epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a ResNet "
+        epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
         "under any one prefix. docs/converting.md has the command for each.",
     )
     parser.add_argument(
@@ -216,7 +216,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stride-in-1x1",
         choices=YES_NO,
-        help="whether a bottleneck's stride sits in its first 1x1 (MSRA) or in its 3x3 "
+        help="whether a bottleneck's stride is in its first 1x1 (MSRA) or in its 3x3 "
         "(torchvision) (default: the source's)",
     )
     parser.add_argument(

@@ -15,7 +15,7 @@ from typing import Any
 from convert.families.base import Family, Scheme, families, first_rule
 from convert.files import Entry, at, describe, is_converted, names, unwrapped
 from convert.layouts import LAYOUTS, PLAIN_DROPPED, TOP_DROPPED, Layout
-from convert.lookalikes import SUPPORTED, other_network, refuse_detector
+from convert.lookalikes import other_network, refuse_detector, supported
 from moco.common.errors import DataError, UserError, shown
 
 PLAIN_DEPTH = 3
@@ -129,7 +129,7 @@ def all_networks(
         networks = _present(layout, set(known))
     elif any(key.startswith("res2_0_branch") for key in known):
         raise DataError(
-            f"{where}: Caffe2 weights, but not of MSRA's ResNets ({names(raw)}); how its input is "
+            f"{where}: Caffe2 weights, but not of MSRA's networks ({names(raw)}); how its input is "
             "normalized is not known"
         )
     elif plain:
@@ -141,7 +141,7 @@ def all_networks(
     else:
         what = other_network(known)
         seen = f": it looks like {what}" if what else f" ({describe(raw)})"
-        raise DataError(f"{where}: unknown layout{seen}; {SUPPORTED}")
+        raise DataError(f"{where}: unknown layout{seen}; {supported()}")
     for name, network in plain:
         if not _belongs(network, layout, networks.values()):
             while name in networks:

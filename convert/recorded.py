@@ -132,7 +132,7 @@ def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
             continue
         bias = to_tensor(key, value, "").abs()
         if bool(bias.any()) and key != "conv1_b":
-            raise DataError(f"{shown(key)} is not zero, and no ResNet has a place for it")
+            raise DataError(f"{shown(key)} is not zero, and the network has no place for it")
         if bool(bias.any()):
             note = (
                 f"conv1_b (up to {float(bias.max()):.2g}) is dropped, as Detectron2 does: its "

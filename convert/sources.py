@@ -225,7 +225,7 @@ def _check_convention(layout: Layout, given: Given, where: str, warnings: list[s
     if missing and set(missing) != {"--stride-in-1x1"}:
         warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
-            f"assumed, as torchvision's ResNets have them; else give {' '.join(missing[:3])}"
+            f"assumed, as torchvision's networks have them; else give {' '.join(missing[:3])}"
         )
 
 

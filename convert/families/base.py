@@ -107,6 +107,7 @@ class Family:
     """A backbone family.
 
     Attributes:
+        networks: which it has, for messages.
         architecture: its class of `Architecture`.
         schemes: how its tensors are named, by the name that rows of convert/layouts.py use.
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
@@ -125,6 +126,7 @@ class Family:
     """
 
     name: str
+    networks: str
     architecture: type[Any]
     schemes: Mapping[str, Scheme]
     dropped: Mapping[str, str]

@@ -353,6 +353,7 @@ def resnet() -> Family:
 
     return Family(
         name="resnet",
+        networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
         architecture=ResNetArchitecture,
         schemes=SCHEMES,
         dropped=DROPPED,
