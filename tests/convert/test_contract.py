@@ -51,6 +51,7 @@ def test_detectron2_keys() -> None:
     }
 
 
+@pytest.mark.detectron2
 def test_the_keys_are_detectron2s() -> None:
     pytest.importorskip("detectron2", reason="Detectron2 is not installed")
     from detectron2.config import get_cfg

@@ -46,9 +46,7 @@ def assert_backbone(
             assert torch.equal(model[key], value), key
 
 
-@pytest.mark.parametrize("protocol", [2, 5])
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("suffix", [".pth", ".pkl"])
+@pytest.mark.parametrize(("suffix", "wrapped", "protocol"), [(".pth", False, 2), (".pkl", True, 5)])
 def test_msra_with_statistics(
     suffix: str,
     wrapped: bool,
@@ -200,6 +198,7 @@ def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_p
         verify.check_features(found.state, found.contract.architecture, wrong, "x")
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
 def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
     from detectron2.checkpoint.c2_model_loading import convert_basic_c2_names
@@ -333,6 +332,7 @@ def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
     assert any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
 def test_detectron2_loads_the_same_tensors(
     folded: bool, caffe2: Any, save_pickle: Any, detectron2: Any

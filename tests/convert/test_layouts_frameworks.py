@@ -109,8 +109,15 @@ def test_converted_by_the_projects(
     assert_has_pixels(found)
 
 
-@pytest.mark.parametrize("wrappers", [("module.",), ("_orig_mod.",), ("module.", "_orig_mod.")])
-@pytest.mark.parametrize("container", [None, "model", "state_dict", "resnet18_parameters"])
+@pytest.mark.parametrize(
+    ("wrappers", "container"),
+    [
+        (("module.",), None),
+        (("_orig_mod.",), "model"),
+        (("module.", "_orig_mod."), "state_dict"),
+        (("module.",), "resnet18_parameters"),
+    ],
+)
 def test_wrapped_state_dict(wrappers: tuple[str, ...], container: str | None) -> None:
     net = make_resnet()
     found = recognize(layouts_frameworks.wrapped(net, *wrappers, container=container), "a.file")

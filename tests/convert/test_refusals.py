@@ -334,7 +334,7 @@ def test_files_that_are_no_checkpoint(
     refuse(tmp_path / "x.pth.tar", reason)
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_truncated_files(
     fraction: float, zipped: bool, official: Any, save: Any, refuse: Callable[..., str]
@@ -385,7 +385,7 @@ def test_read_converted_is_strict(
 # Payloads.
 
 
-@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("protocol", [0, 2, 5])
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("write", WRITERS)
 def test_payloads_do_not_run(
@@ -459,6 +459,7 @@ def test_a_payload_in_the_optimizer_of_a_good_checkpoint(
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
     as_zip(Payload(tmp_path / "marker", "reduce"), tmp_path / "x.pth", 2)
     done = subprocess.run(
@@ -526,13 +527,13 @@ def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: A
         ),
     ],
 )
-@pytest.mark.parametrize("container", [None, "state_dict"])
 def test_what_an_unknown_layout_looks_like(
-    keys: tuple[str, ...], words: str, container: str | None, refuse: Callable[..., str]
+    keys: tuple[str, ...], words: str, refuse: Callable[..., str]
 ) -> None:
     state = {key: torch.ones(4, 3, 3, 3) for key in keys}
-    message = refuse({container: state} if container else state, f"unknown layout: .*{words}")
-    assert "supported are ResNets" in message and "docs/converting.md" in message
+    for raw in (state, {"state_dict": state}):
+        message = refuse(raw, f"unknown layout: .*{words}")
+        assert "supported are ResNets" in message and "docs/converting.md" in message
 
 
 def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -553,11 +554,10 @@ def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path)
         ("backbone.conv1.weight", "rpn_head.rpn_conv.weight"),
     ],
 )
-@pytest.mark.parametrize("container", [None, "model", "state_dict"])
 def test_detectors_of_others_are_not_sent_to_an_evaluation(
-    keys: tuple[str, ...], container: str | None, make_resnet: Any, refuse: Callable[..., str]
+    keys: tuple[str, ...], make_resnet: Any, refuse: Callable[..., str]
 ) -> None:
     start = keys[0].removesuffix("conv1.weight")
     state = wrapped(make_resnet(), start) | {key: torch.ones(2, 2, 3, 3) for key in keys[1:]}
-    message = refuse({container: state} if container else state, "a whole detector")
-    assert "--eval-only" not in message
+    for raw in (state, {"model": state}, {"state_dict": state}):
+        assert "--eval-only" not in refuse(raw, "a whole detector")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -272,82 +273,65 @@ def lightly(kind: str, path: Path) -> dict[str, tv.ResNet]:
     from lightly.utils.benchmarking import KNNClassifier, OnlineLinearClassifier
 
     one, other = headless(seed=0), headless(seed=1)
-    parts: dict[str, nn.Module]
-    if kind == "moco example":  # moco.py:25-34
-        parts = {
-            "backbone": _children(one),
-            "projection_head": modules.MoCoProjectionHead(64, 64, DIM),
-            "backbone_momentum": _children(other),
-            "projection_head_momentum": modules.MoCoProjectionHead(64, 64, DIM),
-            "criterion": NTXentLoss(memory_bank_size=(32, DIM)),
-        }
-        networks = {"online": one, "momentum": other}
-    elif kind == "dino example":  # dino.py:33-41
-        parts = {
-            "student_backbone": _children(other),
-            "student_head": modules.DINOProjectionHead(64, 16, 8, DIM, freeze_last_layer=1),
-            "teacher_backbone": _children(one),
-            "teacher_head": modules.DINOProjectionHead(64, 16, 8, DIM),
-        }
-        networks = {"teacher": one, "student": other}
-    elif kind == "smog example":  # smog.py:28-48
-        parts = {
-            "backbone": _children(one),
-            "projection_head": modules.heads.SMoGProjectionHead(64, 16, DIM),
-            "prediction_head": modules.heads.SMoGPredictionHead(DIM, 16, DIM),
-            "backbone_momentum": _children(other),
-            "projection_head_momentum": modules.heads.SMoGProjectionHead(64, 16, DIM),
-            "smog": modules.heads.SMoGPrototypes(torch.randn(4, DIM), 0.99),
-        }
-        networks = {"online": one, "momentum": other}
-    elif kind == "vicregl example":  # vicregl.py:25-28
-        parts = {
-            "backbone": _children(one),
-            "projection_head": modules.BarlowTwinsProjectionHead(64, 16, DIM),
-            "local_projection_head": modules.heads.VicRegLLocalProjectionHead(64, 16, DIM),
-        }
-        networks = {"single": one}
-    elif kind == "swav":  # swav.py:29-47
-        parts = {
-            "backbone": one,
-            "projection_head": modules.SwaVProjectionHead(64, 16, DIM),
-            "prototypes": modules.SwaVPrototypes(DIM, 4),
-        }
-        networks = {"single": one}
-    elif kind == "simclr":  # simclr.py:27-41
-        parts = {
-            "backbone": one,
-            "projection_head": modules.SimCLRProjectionHead(64, 64, DIM),
-            "criterion": NTXentLoss(temperature=0.1),
-        }
-        networks = {"single": one}
-    elif kind == "mocov2":  # mocov2.py:30-42
-        parts = {
-            "backbone": one,
-            "projection_head": modules.MoCoProjectionHead(64, 64, DIM),
-            "key_backbone": other,
-            "key_projection_head": modules.MoCoProjectionHead(64, 64, DIM),
-            "criterion": NTXentLoss(temperature=0.2, memory_bank_size=(32, DIM)),
-        }
-        networks = {"query": one, "key": other}
-    elif kind == "byol":  # byol.py:25-34
-        parts = {
-            "backbone": one,
-            "projection_head": modules.BYOLProjectionHead(64, 16, DIM),
-            "prediction_head": modules.BYOLPredictionHead(DIM, 16, DIM),
-            "teacher_backbone": other,
-            "teacher_projection_head": modules.BYOLProjectionHead(64, 16, DIM),
-        }
-        networks = {"online": one, "teacher": other}
-    else:  # dino.py:31-39
-        parts = {
-            "backbone": one,
-            "projection_head": modules.DINOProjectionHead(64, 16, 8, DIM),
-            "student_backbone": other,
-            "student_projection_head": modules.DINOProjectionHead(64, 16, 8, DIM),
-            "criterion": DINOLoss(output_dim=DIM),
-        }
-        networks = {"teacher": one, "student": other}
+    moco = functools.partial(modules.MoCoProjectionHead, 64, 64, DIM)
+    dino = functools.partial(modules.DINOProjectionHead, 64, 16, 8, DIM)
+    byol = functools.partial(modules.BYOLProjectionHead, 64, 16, DIM)
+    smog = functools.partial(modules.heads.SMoGProjectionHead, 64, 16, DIM)
+    # The encoders' names and their networks; then the parts in the module's order.
+    networks, parts = {
+        "moco example": lambda: (  # moco.py:25-34
+            {"online": one, "momentum": other},
+            {"backbone": _children(one), "projection_head": moco()}
+            | {"backbone_momentum": _children(other), "projection_head_momentum": moco()}
+            | {"criterion": NTXentLoss(memory_bank_size=(32, DIM))},
+        ),
+        "dino example": lambda: (  # dino.py:33-41
+            {"teacher": one, "student": other},
+            {"student_backbone": _children(other), "student_head": dino(freeze_last_layer=1)}
+            | {"teacher_backbone": _children(one), "teacher_head": dino()},
+        ),
+        "smog example": lambda: (  # smog.py:28-48
+            {"online": one, "momentum": other},
+            {"backbone": _children(one), "projection_head": smog()}
+            | {"prediction_head": modules.heads.SMoGPredictionHead(DIM, 16, DIM)}
+            | {"backbone_momentum": _children(other), "projection_head_momentum": smog()}
+            | {"smog": modules.heads.SMoGPrototypes(torch.randn(4, DIM), 0.99)},
+        ),
+        "vicregl example": lambda: (  # vicregl.py:25-28
+            {"single": one},
+            {"backbone": _children(one)}
+            | {"projection_head": modules.BarlowTwinsProjectionHead(64, 16, DIM)}
+            | {"local_projection_head": modules.heads.VicRegLLocalProjectionHead(64, 16, DIM)},
+        ),
+        "swav": lambda: (  # swav.py:29-47
+            {"single": one},
+            {"backbone": one, "projection_head": modules.SwaVProjectionHead(64, 16, DIM)}
+            | {"prototypes": modules.SwaVPrototypes(DIM, 4)},
+        ),
+        "simclr": lambda: (  # simclr.py:27-41
+            {"single": one},
+            {"backbone": one, "projection_head": modules.SimCLRProjectionHead(64, 64, DIM)}
+            | {"criterion": NTXentLoss(temperature=0.1)},
+        ),
+        "mocov2": lambda: (  # mocov2.py:30-42
+            {"query": one, "key": other},
+            {"backbone": one, "projection_head": moco()}
+            | {"key_backbone": other, "key_projection_head": moco()}
+            | {"criterion": NTXentLoss(temperature=0.2, memory_bank_size=(32, DIM))},
+        ),
+        "byol": lambda: (  # byol.py:25-34
+            {"online": one, "teacher": other},
+            {"backbone": one, "projection_head": byol()}
+            | {"prediction_head": modules.BYOLPredictionHead(DIM, 16, DIM)}
+            | {"teacher_backbone": other, "teacher_projection_head": byol()},
+        ),
+        "dino": lambda: (  # dino.py:31-39
+            {"teacher": one, "student": other},
+            {"backbone": one, "projection_head": dino()}
+            | {"student_backbone": other, "student_projection_head": dino()}
+            | {"criterion": DINOLoss(output_dim=DIM)},
+        ),
+    }[kind]()
     if "example" not in kind:
         parts["online_classifier"] = OnlineLinearClassifier(feature_dim=64, num_classes=16)
     if kind == "simclr":
