@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from convert.families.base import DEFAULT_FAMILY, FAMILIES, Architecture, Family
+from convert.families.base import DEFAULT_FAMILY, Architecture, Family, family_named
 from moco.common.errors import DataError, UserError, shown
-from moco.common.registry import lookup
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
 VERSION = 1
@@ -96,7 +95,7 @@ class InputContract:
 
         Raises UserError naming what is missing, unknown or wrong.
         """
-        family = lookup(FAMILIES, str(values.pop("family", DEFAULT_FAMILY)), "family")()
+        family = family_named(str(values.pop("family", DEFAULT_FAMILY))[:80])
         pixels = ("pixel_mean", "pixel_std", "channel_order")
         network = tuple(field.name for field in dataclasses.fields(family.architecture))
         origin = ("source", "source_sha256", "encoder")

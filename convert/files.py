@@ -92,7 +92,7 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         raise DataError(f"{where}: {shown(key)} is not a dense tensor with values ({value.layout})")
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{where}: {shown(key)} claims more elements than the file holds for it")
+        raise DataError(f"{where}: {shown(key)} has more elements than the file holds for it")
     value = value.detach().contiguous()
     if value.untyped_storage().nbytes() > value.numel() * value.element_size():
         # A view would drag its whole storage into the output.
@@ -119,7 +119,7 @@ def describe(raw: Any) -> str:
 
 
 def names(keys: Iterable[Any], limit: int = 6) -> str:
-    """Keys for an error message; escaped, because they come from a stranger's file."""
+    """Keys for an error message; escaped, because they come from an untrusted file."""
     every = list(keys)
     text = ", ".join(shown(key) for key in every[:limit])
     return f"{text} and {len(every) - limit} more" if len(every) > limit else text or "nothing"

@@ -103,7 +103,7 @@ def _describe(
 
 
 def _entries(raw: Any) -> list[str]:
-    """What lies at the top of a file, one text for each entry."""
+    """The entries at the top of a file, one text for each."""
     if not isinstance(raw, Mapping):
         return [f"a {type(raw).__name__}, not a dict"]
     if not any(isinstance(value, Mapping) for value in raw.values()):
@@ -115,7 +115,7 @@ def _entries(raw: Any) -> list[str]:
 
 
 def _summary(value: Any) -> str:
-    """A value in a few words; what a stranger wrote is escaped and cut."""
+    """A value in a few words; untrusted text is escaped and cut."""
     if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Inert):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Heads of a plain state dict that are linear where the backbone is a classifier's.
 _FLAT_HEADS = ("classifier", "head")
 _MAX_SHARED_BYTES = 64 << 20
-# What is beside a backbone and belongs to no network. Notes name at most so many.
+# What is beside a backbone and belongs to no network. Notes name at most `_MAX_IGNORED`.
 IGNORED = "ignored"
 _MAX_IGNORED = 12
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
 from convert.files import read_file, to_tensor
@@ -62,7 +63,8 @@ def write(path: Path, converted: Converted, to: str) -> None:
         texts = {"__author__": AUTHOR, "contract": json.dumps(beside["contract"])}
         _write_safetensors(path, model, texts)
     else:
-        _write_pickle(path, {"model": {k: v.numpy() for k, v in model.items()}, **beside})
+        content = {"model": {k: v.numpy() for k, v in model.items()}, **beside}
+        atomic_write(path, lambda file: pickle.dump(content, file, protocol=4))
 
 
 def read_back(path: Path, contract: InputContract, to: str) -> Converted:
@@ -115,12 +117,3 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[st
         written = path.stat().st_size if path.exists() else 0
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise cannot_write(path, OSError(reason[:200]), written) from error
-
-
-def _write_pickle(path: Path, content: Any) -> None:
-    import pickle
-
-    def write_to(file: BinaryIO) -> None:
-        pickle.dump(content, file, protocol=4)
-
-    atomic_write(path, write_to)

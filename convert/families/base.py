@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fvcore.common.registry import Registry
 
+from moco.common.registry import lookup
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -139,6 +141,16 @@ class Family:
     with_options: Callable[[Any, str | None, bool | None, str], Any]
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
+
+    def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
+        """Another process that is handed a contract looks its family up."""
+        return family_named, (self.name,)
+
+
+def family_named(name: str) -> Family:
+    """A registered family; raises UserError."""
+    family: Family = lookup(FAMILIES, name, "family")()
+    return family
 
 
 def families() -> list[Family]:

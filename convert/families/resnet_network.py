@@ -118,7 +118,7 @@ class BasicBlock(nn.Module):
 class BottleneckBlock(nn.Module):
     """1x1, 3x3, 1x1 and a shortcut; ResNet-50, 101 and 152.
 
-    With stride > 1 the stride sits in the first 1x1 (`stride_in_1x1`: MSRA's models, Detectron2's
+    With stride > 1 the stride is in the first 1x1 (`stride_in_1x1`: MSRA's models, Detectron2's
     default) or in the 3x3 (torchvision's, so every MoCo model).
     """
 
@@ -184,7 +184,7 @@ def make_stage(
     """One stage of a ResNet of `depth`: "res2" .. "res5", (N, in_channels, H, W) -> (N, C, H', W').
 
     C doubles from stage to stage, starting at `res2_out_channels`. The stride is 1 in res2 and in
-    a dilated stage, else 2, and sits in the first block. Detectron2's C4 box head is the res5 of
+    a dilated stage, else 2, and is in the first block. Detectron2's C4 box head is the res5 of
     this function with `in_channels` = the channels of res4 (Res5ROIHeads._build_res5_block).
     """
     index = STAGES.index(stage)

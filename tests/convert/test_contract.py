@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ def test_round_trip() -> None:
     assert written["version"] == 1
     assert written["pixel_mean"] == [123.675, 116.28, 103.53]
     assert InputContract.from_dict(written) == value
+    # As when training starts another process.
+    assert pickle.loads(pickle.dumps(value)) == value
 
 
 def test_detectron2_keys() -> None:

@@ -255,7 +255,7 @@ def test_views_do_not_drag_their_storage_along(
 # Existing files.
 
 
-def test_output_is_never_the_input_or_a_strangers_file(
+def test_output_is_never_the_input_or_a_thesiss_file(
     official: Make, save: Save, tmp_path: Path
 ) -> None:
     src = save(official(), "in.pth")
@@ -265,10 +265,10 @@ def test_output_is_never_the_input_or_a_strangers_file(
     for name in ("in.pth", "link.pth", "hard.pth"):
         with pytest.raises(UserError, match="is the input itself"):
             convert_file(src, tmp_path / name)
-    stranger = tmp_path / "thesis.pth"
-    stranger.write_text("chapter 1")
+    thesis = tmp_path / "thesis.pth"
+    thesis.write_text("chapter 1")
     other = save(official(1), "other.pth")
-    for path in (stranger, other):
+    for path in (thesis, other):
         content = path.read_bytes()
         with pytest.raises(UserError, match="not the output of an earlier conversion"):
             convert_file(src, path)

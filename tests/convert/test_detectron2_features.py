@@ -1,4 +1,4 @@
-"""Detectron2's own backbone as a witness: the command, the process, and what it must find."""
+"""Detectron2's own backbone as a reference: the command, the process, and what it must find."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from tests.oracles.resnets import make_resnet
 
 @pytest.fixture(autouse=True)
 def detectron2_as_a_witness() -> None:
-    """Here it is asked."""
+    """Here it is compared."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Files of odd shape: what a stranger's dict may hold around, inside or instead of a network."""
+"""Files of odd shape: what an untrusted dict may hold around, inside or instead of a network."""
 
 from __future__ import annotations
 

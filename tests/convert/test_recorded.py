@@ -143,7 +143,7 @@ def test_fairs_resnext(caffe2: Any) -> None:
     assert found.contract.pixels.std == (57.375, 57.12, 58.395)
 
 
-# What stands beside a backbone, and what is missing.
+# What is beside a backbone, and what is missing.
 
 
 @pytest.mark.parametrize("key", ["last_linear.weight", "linear.bias", "n_averaged"])

@@ -145,7 +145,7 @@ def test_all_problems_are_listed_at_once(official: Any, refuse: Callable[..., st
 
 def test_a_tensor_larger_than_its_storage(official: Any, refuse: Callable[..., str]) -> None:
     huge = torch.zeros(1).expand(2**40)
-    refuse(edit(official(), bn1__weight=huge), "claims more elements than the file holds")
+    refuse(edit(official(), bn1__weight=huge), "has more elements than the file holds")
 
 
 def test_keys_outside_the_encoders(official: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every format that is written: round trips bit by bit, and what a format cannot hold."""
+"""Every format that is written: bitwise round trips, and what a format cannot hold."""
 
 from __future__ import annotations
 
