@@ -11,6 +11,7 @@ from torchvision.models import resnet as tv
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.families import resnet
+from convert.families.base import LEFT_AT_INIT, first_rule
 from convert.families.resnet_network import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
@@ -117,8 +118,9 @@ def converted(tmp_path_factory) -> dict[str, Converted]:
         torch.save(network(arch).state_dict(), folder / "weights")
         found = convert_in_memory(folder / "weights")
         # The tensors of a 3x3 stem do not say its stride.
+        architecture = dataclasses.replace(found.contract.architecture, stem=arch.stem)
         return dataclasses.replace(
-            found, contract=dataclasses.replace(found.contract, stem=arch.stem)
+            found, contract=dataclasses.replace(found.contract, architecture=architecture)
         )
 
     return {name: convert(narrow(arch)) for name, arch in ARCHS.items()}
@@ -187,9 +189,13 @@ def test_at_full_width_both_engines_have_torchvisions_tensors(name: str) -> None
         theirs = backbone(contract).state_dict()
         source = network(arch).state_dict()
     assert shapes(theirs) == shapes(target_tensors(contract))
-    trained = {key: value for key, value in theirs.items() if not resnet.left_rule(key)}
+    trained = {key: value for key, value in theirs.items() if not first_rule(key, LEFT_AT_INIT)}
     assert shapes(trained) == shapes(
-        {resnet.to_detectron2(key): v for key, v in source.items() if not resnet.drop_rule(key)}
+        {
+            resnet.to_detectron2(key): value
+            for key, value in source.items()
+            if not first_rule(key, resnet.DROPPED)
+        }
     )
 
 
@@ -214,7 +220,7 @@ def test_both_backbones_give_bitwise_equal_features_of_one_file(
     for net in (theirs, ours):
         missing = net.load_state_dict(weights.model, strict=False)
         assert not missing.unexpected_keys
-        assert all(map(resnet.left_rule, missing.missing_keys))
+        assert all(first_rule(key, LEFT_AT_INIT) for key in missing.missing_keys)
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         expected, actual = theirs(image), ours(image)
