@@ -1,6 +1,6 @@
 """Files from strangers: what they may claim, what chance makes of them, and how they are read.
 
-What they may ask to be run is in tests/convert/test_refusals.py and
+What they may ask to be run is in tests/convert/test_payloads.py and
 tests/moco/pretraining/test_reliability.py (TestPayloads).
 """
 
