@@ -18,7 +18,7 @@ from convert.files import read_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, assert_is
-from tests.oracles import layouts_frameworks
+from tests.oracles import layouts_frameworks, layouts_lightning
 from tests.oracles.layouts_fair import EPOCH, Made
 from tests.oracles.resnets import headless, make_resnet, randomize
 
@@ -162,7 +162,7 @@ def test_two_networks_without_a_row_are_ambiguous() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Path) -> None:
     """Lightning's own trainer writes a module of lightly's own heads."""
-    networks = layouts_frameworks.lightly(kind, tmp_path / "some.file")
+    networks = layouts_lightning.lightly(kind, tmp_path / "some.file")
     raw = read_file(tmp_path / "some.file")
     found = recognize(raw, "a.file")
     assert (found.contract.source, found.contract.encoder, found.encoders) == (
@@ -180,7 +180,7 @@ def test_lightly(kind: str, choices: tuple[str, ...], lightly: Any, tmp_path: Pa
 @pytest.mark.filterwarnings("ignore")
 def test_lightlys_own_resnet(lightly: Any, tmp_path: Path) -> None:
     """Its children have other numbers and its shortcuts another name than torchvision's."""
-    net = layouts_frameworks.lightly_own_resnet(tmp_path / "some.file")
+    net = layouts_lightning.lightly_own_resnet(tmp_path / "some.file")
     found = recognize(read_file(tmp_path / "some.file"), "a.file")
     assert (found.contract.source, found.contract.architecture.stem) == ("lightly", "cifar")
     state = {key.replace("shortcut", "downsample"): v for key, v in net.state_dict().items()}
@@ -194,8 +194,8 @@ def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
     """Any LightningModule with one ResNet, and omegaconf's nodes among its hyper-parameters."""
     omegaconf = pytest.importorskip("omegaconf", reason="comes with hydra, which lightly needs")
     config = omegaconf.OmegaConf.create({"lr": 0.1, "data": {"sizes": [224, 96]}})
-    module = layouts_frameworks.lightning_module({"net": make_resnet()}, config)
-    layouts_frameworks.write_lightning(module, tmp_path / "some.file", fit=True)
+    module = layouts_lightning.lightning_module({"net": make_resnet()}, config)
+    layouts_lightning.write_lightning(module, tmp_path / "some.file", fit=True)
     (during,) = (tmp_path / "checkpoints").iterdir()  # what ModelCheckpoint wrote in between
     for path in (tmp_path / "some.file", during):
         found = recognize(read_file(path), "a.file")
@@ -207,8 +207,8 @@ def test_lightning_after_training(lightning: Any, tmp_path: Path) -> None:
 def test_lightnings_average_is_taken(lightning: Any, tmp_path: Path) -> None:
     callbacks = pytest.importorskip("pytorch_lightning.callbacks")
     parts = {"backbone": headless(seed=0), "projection_head": nn.Linear(64, 8)}
-    layouts_frameworks.write_lightning(
-        layouts_frameworks.lightning_module(parts),
+    layouts_lightning.write_lightning(
+        layouts_lightning.lightning_module(parts),
         tmp_path / "some.file",
         fit=True,
         callbacks=[callbacks.EMAWeightAveraging(decay=0.5)],
@@ -228,7 +228,7 @@ def test_lightnings_average_is_taken(lightning: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ema", [False, True])
 def test_timms_saver(ema: bool, timm: Any, tmp_path: Path) -> None:
-    path, networks = layouts_frameworks.timm_saver(tmp_path, ema=ema)
+    path, networks = layouts_lightning.timm_saver(tmp_path, ema=ema)
     raw = read_file(path)
     found = recognize(raw, "a.file")
     assert (found.contract.source, found.encoders, found.epoch) == ("timm", tuple(networks), EPOCH)
