@@ -1,1 +1,1 @@
-"""From any recognized ResNet checkpoint to verified Detectron2 weights."""
+"""From any recognized checkpoint to verified Detectron2 weights."""

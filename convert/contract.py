@@ -1,6 +1,6 @@
 """The input contract: how pixels must reach a backbone, and which backbone it is.
 
-It travels inside the converted file, so that no configuration has to be chosen to fit the weights:
+It is saved in the converted file, so that no configuration has to be chosen to fit the weights:
 `d2_keys` turns it into Detectron2's keys.
 """
 
@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convert.families.base import DEFAULT_FAMILY, Architecture, Family, family_named
 from moco.common.errors import DataError, UserError, shown
+from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
 VERSION = 1
-DEPTHS = (10, 18, 34, 50, 101, 152)
-STEMS = ("imagenet", "cifar", "stride2")
-CHANNEL_ORDERS = ("RGB", "BGR")
 # The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -25,69 +24,108 @@ FOLDED = " (BN folded)"
 
 
 @dataclasses.dataclass(frozen=True)
+class Pixels:
+    """How pixels are normalized; raises UserError when a value is out of its range."""
+
+    mean: Triple  # 0..255, in channel order
+    std: Triple  # > 0, same units and order
+    channel_order: str  # "RGB" or "BGR"
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _three(f"pixel_{name}", getattr(self, name)))
+        if not all(0 <= value <= 255 for value in self.mean):
+            raise UserError(f"pixel_mean: got {list(self.mean)}, expected 0..255")
+        if 0 < max(self.mean) <= 1:
+            raise UserError(
+                f"pixel_mean: got {list(self.mean)}, which looks like the scale 0..1; "
+                "expected 0..255 (multiply mean and std by 255)"
+            )
+        if not all(0 < value <= 255 for value in self.std):
+            raise UserError(f"pixel_std: got {list(self.std)}, expected more than 0, at most 255")
+        if self.channel_order not in CHANNEL_ORDERS:
+            raise UserError(
+                f"channel_order: got {shown(self.channel_order)}, expected one of "
+                f"{list(CHANNEL_ORDERS)}"
+            )
+
+    def in_order(self, channel_order: str) -> Pixels:
+        """The same in another channel order: a mean stays with its color."""
+        if channel_order == self.channel_order:
+            return self
+        (a, b, c), (d, e, f) = self.mean, self.std
+        return Pixels((c, b, a), (f, e, d), channel_order)
+
+    def __str__(self) -> str:
+        mean, std = numbers(self.mean), numbers(self.std)
+        return f"{self.channel_order}, scale 0..255, mean {mean}, std {std}"
+
+
+@dataclasses.dataclass(frozen=True)
 class InputContract:
     """What a detector has to do to feed and to build this backbone.
+
+    Attributes:
+        pixels: how the backbone sees images.
+        family: of the backbone.
+        architecture: the family's own.
+        source: which layout the weights were found in.
+        source_sha256: of the file that was converted.
+        encoder: "query", "key", or "single" where the source has only one network.
 
     Raises UserError when a value is out of its range.
     """
 
-    pixel_mean: tuple[float, float, float]  # 0..255, in channel order
-    pixel_std: tuple[float, float, float]  # > 0, same units and order
-    channel_order: str  # "RGB" or "BGR"
-    stride_in_1x1: bool  # False: a bottleneck's stride is in its 3x3 (torchvision)
-    depth: int  # 10, 18, 34, 50, 101 or 152
-    stem: str  # "imagenet" 7x7/2 + max-pool, "cifar" 3x3/1, "stride2" 3x3/2
-    stem_out_channels: int
-    res2_out_channels: int
-    num_groups: int
-    width_per_group: int  # channels per group of res2's 3x3; 64 where there are no bottlenecks
-    source: str  # which layout the weights were found in
-    source_sha256: str  # of the file that was converted
-    encoder: str  # "query", "key", or "single" where the source has only one network
+    pixels: Pixels
+    family: Family
+    architecture: Architecture
+    source: str
+    source_sha256: str
+    encoder: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pixel_mean", _three("pixel_mean", self.pixel_mean))
-        object.__setattr__(self, "pixel_std", _three("pixel_std", self.pixel_std))
-        if not all(0 <= value <= 255 for value in self.pixel_mean):
-            raise UserError(f"pixel_mean: got {list(self.pixel_mean)}, expected 0..255")
-        if 0 < max(self.pixel_mean) <= 1:
-            raise UserError(
-                f"pixel_mean: got {list(self.pixel_mean)}, which looks like the scale 0..1; "
-                "expected 0..255 (multiply mean and std by 255)"
-            )
-        if not all(0 < value <= 255 for value in self.pixel_std):
-            raise UserError(
-                f"pixel_std: got {list(self.pixel_std)}, expected more than 0, at most 255"
-            )
-        for name, choices in (
-            ("channel_order", CHANNEL_ORDERS),
-            ("depth", DEPTHS),
-            ("stem", STEMS),
-            ("stride_in_1x1", (False, True)),
-        ):
-            value = getattr(self, name)
-            if not any(type(value) is type(c) and value == c for c in choices):
-                raise UserError(f"{name}: got {shown(value)}, expected one of {list(choices)}")
-        for name in ("stem_out_channels", "res2_out_channels", "num_groups", "width_per_group"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 2**16:
-                raise UserError(f"{name}: got {shown(value)}, expected a whole number, 1..65536")
-        if self.depth < 50 and self.num_groups != 1:
-            raise UserError(
-                f"num_groups: got {self.num_groups}, but ResNet-{self.depth} has basic blocks, "
-                "which have no groups"
-            )
         for name in ("source", "source_sha256", "encoder"):
             value = getattr(self, name)
             if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
                 raise UserError(f"{name}: got {shown(value)}, expected a text of one line")
 
+    @classmethod
+    def of(cls, **values: Any) -> InputContract:
+        """The contract of the flat fields that files have; a missing `family` is the first one's.
+
+        Raises UserError naming what is missing, unknown or wrong.
+        """
+        family = family_named(str(values.pop("family", DEFAULT_FAMILY))[:80])
+        pixels = ("pixel_mean", "pixel_std", "channel_order")
+        network = tuple(field.name for field in dataclasses.fields(family.architecture))
+        origin = ("source", "source_sha256", "encoder")
+        expected = {*pixels, *network, *origin}
+        if values.keys() != expected:
+            raise UserError(
+                f"missing {sorted(expected - values.keys())}, "
+                f"unknown {sorted(map(shown, values.keys() - expected))[:6]}"
+            )
+        return cls(
+            Pixels(*(values[name] for name in pixels)),
+            family,
+            family.architecture(**{name: values[name] for name in network}),
+            *(values[name] for name in origin),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts; `from_dict` is the inverse."""
-        values = dataclasses.asdict(self)
-        values["pixel_mean"] = list(self.pixel_mean)
-        values["pixel_std"] = list(self.pixel_std)
-        return {"version": VERSION, **values}
+        family = {} if self.family.name == DEFAULT_FAMILY else {"family": self.family.name}
+        return {
+            "version": VERSION,
+            **family,
+            "pixel_mean": list(self.pixels.mean),
+            "pixel_std": list(self.pixels.std),
+            "channel_order": self.pixels.channel_order,
+            **dataclasses.asdict(self.architecture),  # type: ignore[call-overload]
+            "source": self.source,
+            "source_sha256": self.source_sha256,
+            "encoder": self.encoder,
+        }
 
     @classmethod
     def from_dict(cls, values: Any) -> InputContract:
@@ -99,22 +137,17 @@ class InputContract:
                 f"contract: version {shown(values.get('version'))}, this program reads {VERSION}; "
                 "convert the checkpoint again"
             )
-        expected = {field.name for field in dataclasses.fields(cls)}
-        got = set(values) - {"version"}
-        if got != expected:
-            raise DataError(
-                f"contract: missing {sorted(expected - got)}, "
-                f"unknown {sorted(map(shown, got - expected))[:6]}"
-            )
-        if not re.fullmatch("'[0-9a-f]{64}'", shown(values["source_sha256"])):
-            raise DataError(
-                f"contract: source_sha256: got {shown(values['source_sha256'])}, expected 64 "
-                "hexadecimal digits"
-            )
         try:
-            return cls(**{name: values[name] for name in expected})
+            fields = {str(name): value for name, value in values.items() if name != "version"}
+            contract = cls.of(**fields)
         except UserError as error:
             raise DataError(f"contract: {error}") from error
+        if not re.fullmatch("[0-9a-f]{64}", contract.source_sha256):
+            raise DataError(
+                f"contract: source_sha256: got {shown(contract.source_sha256)}, expected 64 "
+                "hexadecimal digits"
+            )
+        return contract
 
     @property
     def bn_folded(self) -> bool:
@@ -122,38 +155,17 @@ class InputContract:
         return self.source.endswith(FOLDED)
 
     def d2_keys(self) -> dict[str, Any]:
-        """Keys of Detectron2's configuration; MODEL.RESNETS.STEM is this project's own."""
+        """Keys of Detectron2's configuration, and this project's own ones of the architecture."""
         return {
-            "INPUT.FORMAT": self.channel_order,
-            "MODEL.PIXEL_MEAN": list(self.pixel_mean),
-            "MODEL.PIXEL_STD": list(self.pixel_std),
-            "MODEL.RESNETS.STRIDE_IN_1X1": self.stride_in_1x1,
-            "MODEL.RESNETS.DEPTH": self.depth,
-            "MODEL.RESNETS.STEM": self.stem,
-            "MODEL.RESNETS.STEM_OUT_CHANNELS": self.stem_out_channels,
-            "MODEL.RESNETS.RES2_OUT_CHANNELS": self.res2_out_channels,
-            "MODEL.RESNETS.NUM_GROUPS": self.num_groups,
-            "MODEL.RESNETS.WIDTH_PER_GROUP": self.width_per_group,
+            "INPUT.FORMAT": self.pixels.channel_order,
+            "MODEL.PIXEL_MEAN": list(self.pixels.mean),
+            "MODEL.PIXEL_STD": list(self.pixels.std),
+            **self.architecture.d2_keys(),
         }
 
     def convention(self) -> str:
         """For people: how pixels must come, and where bottlenecks have their stride."""
-        place = "1x1" if self.stride_in_1x1 else "3x3"
-        return (
-            f"{self.channel_order}, scale 0..255, mean {numbers(self.pixel_mean)}, "
-            f"std {numbers(self.pixel_std)}, stride in the {place}"
-        )
-
-    def architecture(self) -> str:
-        """For people, e.g. "ResNet-50" or "ResNet-18, cifar stem, 24 stem channels"."""
-        text = f"ResNet-{self.depth}"
-        if self.stem != "imagenet":
-            text += f", {self.stem} stem"
-        if self.stem_out_channels != 64:
-            text += f", {self.stem_out_channels} stem channels"
-        if self.num_groups != 1 or (self.depth >= 50 and self.width_per_group != 64):
-            text += f", {self.num_groups} groups of {self.width_per_group}"
-        return text
+        return f"{self.pixels}, {self.architecture.details()}"
 
 
 def numbers(values: Sequence[float]) -> str:
@@ -161,14 +173,12 @@ def numbers(values: Sequence[float]) -> str:
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
 
 
-def _three(name: str, values: Any) -> tuple[float, float, float]:
+def _three(name: str, values: Any) -> Triple:
     if not (
         isinstance(values, list | tuple)
         and len(values) == 3
         and all(type(v) in (int, float) and abs(v) < 1e9 for v in values)
     ):
-        texts = (
-            [shown(v) for v in values[:3]] if isinstance(values, list | tuple) else shown(values)
-        )
-        raise UserError(f"{name}: got {texts}, expected three finite numbers")
+        got = [shown(v) for v in values[:3]] if isinstance(values, list | tuple) else shown(values)
+        raise UserError(f"{name}: got {got}, expected three finite numbers")
     return (float(values[0]), float(values[1]), float(values[2]))

@@ -1,4 +1,4 @@
-"""Convert a pre-trained ResNet checkpoint into weights for Detectron2, and prove it.
+"""Convert a pre-trained checkpoint into weights for Detectron2, and prove it.
 
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
     python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
@@ -17,6 +17,7 @@ import dataclasses
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,78 +27,22 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from convert import targets
-from convert.contract import CHANNEL_ORDERS, STEMS, InputContract
-from convert.families import keymap
+from convert.detectron2_backbone import Detectron2Backbone
+from convert.families.base import LEFT_AT_INIT, first_rule
+from convert.families.resnet_architecture import STEMS
 from convert.files import is_converted, read_file
 from convert.layouts import LAYOUTS
 from convert.lookalikes import source_file
+from convert.report import ConversionReport, agreement
 from convert.sources import Given
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
+from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
-    from convert.verify import Converted, FeatureCheck
+    from convert.verify import Converted
 
 YES_NO = {"yes": True, "no": False}
-
-
-@dataclasses.dataclass(frozen=True)
-class ConversionReport:
-    """What one conversion found, did and checked."""
-
-    source_path: Path
-    epoch: int | None  # as written in the file: epochs finished
-    head: str
-    contract: InputContract
-    mapped: int
-    dropped: dict[str, int]  # rule -> number of entries of the source
-    left: dict[str, int]  # rule -> number of tensors of the target
-    features: dict[str, FeatureCheck]
-    notes: list[str]
-    warnings: list[str]
-    encoders: tuple[str, ...]  # every choice of --encoder that the source has
-    to: str  # "detectron2" or "torchvision"
-    not_checked: str  # why Detectron2's own backbone was not asked; "" when it was
-    output_path: Path
-    output_sha256: str
-
-    def text(self) -> str:
-        """The report for people, ending in the next command."""
-        c = self.contract
-        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
-        difference = max(check.max_abs_diff for check in self.features.values())
-        bitwise = all(check.bitwise for check in self.features.values())
-        strides = ", ".join(f"{name} /{check.stride}" for name, check in self.features.items())
-        asked = "the embedded backbone" if self.not_checked else "both engines' backbones"
-        others = [choice for choice in self.encoders if choice != c.encoder]
-        lines = [
-            f"source        {self.source_path}: {c.source} checkpoint{epoch}, {self.head}",
-            f"sha256        {c.source_sha256}",
-            f"encoder       {c.encoder}"
-            + (f" (--encoder takes {' or '.join(others)} instead)" if others else ""),
-            f"architecture  {c.architecture()}",
-            f"tensors       {self.mapped} mapped; dropped: {_counts(self.dropped)}; "
-            f"left at init: {_counts(self.left)}",
-            f"contract      {c.convention()}",
-            *(f"note          {note}" for note in self.notes),
-            *(f"warning       {warning}" for warning in self.warnings),
-            "verified      read back and inverted: bitwise equal",
-            f"verified      features of one image in {asked} beside torchvision's network at "
-            f"{strides}: {'bitwise equal' if bitwise else 'equal within rounding'} "
-            f"(max abs difference {difference:g})",
-            *([f"not verified  {self.not_checked}"] if self.not_checked else []),
-            f"output        {self.output_path} sha256 {self.output_sha256}",
-            f"next          {self.next_command()}",
-        ]
-        return "\n".join(lines)
-
-    def next_command(self) -> str:
-        """Fine-tune a detector from these weights, or classify with them."""
-        from convert import translate
-
-        if self.to == "torchvision":
-            return translate.classify_command(self.contract, self.output_path)
-        return translate.fine_tune_command(self.contract, self.output_path)
 
 
 def convert_file(
@@ -105,13 +50,8 @@ def convert_file(
     dst: PathLike,
     *,
     to: str = "detectron2",
-    encoder: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channel_order: str | None = None,
-    stride_in_1x1: bool | None = None,
-    stem: str | None = None,
     overwrite: bool = False,
+    **given: Any,
 ) -> ConversionReport:
     """Convert, verify, and only then put the file at `dst`.
 
@@ -121,28 +61,12 @@ def convert_file(
         dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
-        encoder: one of the layout's networks, e.g. "query" or "key"; None: the layout's default.
-        mean, std: three numbers, 0..255 in channel order, instead of the source's.
-        channel_order: "RGB" or "BGR" instead of the source's; a mean and std that are not given
-            stay with their colors.
-        stride_in_1x1: where the source's bottlenecks have their stride, if not where its layout
-            says.
-        stem: "cifar" or "stride2" for a 3x3 stem of a source that does not say.
+        given: fields of `convert.sources.Given`, for what the file does not say.
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
     """
-    from convert.detectron2_backbone import Detectron2Backbone
-
     src, dst = source_file(Path(src)), Path(dst)
     _check_output(src, dst, to, overwrite)
-    given = Given(
-        encoder=encoder,
-        stem=stem,
-        mean=None if mean is None else _triple(mean),
-        std=None if std is None else _triple(std),
-        channel_order=channel_order,
-        stride_in_1x1=stride_in_1x1,
-    )
     with contextlib.ExitStack() as stack:
         # Started first: importing Detectron2 takes as long as everything here.
         real = stack.enter_context(Detectron2Backbone()) if to == "detectron2" else None
@@ -150,11 +74,13 @@ def convert_file(
         raw = read_file(src, objects)
         from convert import translate, verify  # after the file is known to be readable: torchvision
 
-        found, model = translate.translate(src, raw, given, objects)
-
+        found, model = translate.translate(src, raw, Given(**given), objects)
         contract, notes = model.contract, list(found.notes)
-        if to == "torchvision":
-            notes += targets.lost_in_torchvision(contract)
+        if to == "torchvision" and (options := targets.lost_options(contract)):
+            notes.append(
+                "a plain state dict does not hold the input contract; to convert this one to "
+                f"Detectron2, give {' '.join(options)}"
+            )
         folder = stack.enter_context(_scratch_folder(dst))
         scratch = Path(folder) / dst.name
         targets.write(scratch, model, to)
@@ -166,20 +92,20 @@ def convert_file(
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(
             found.state,
+            contract.architecture,
             converted,
             str(src),
-            stride_in_1x1=found.stride_in_1x1,
-            detectron2=real.features if real is not None else None,
+            real.features if real is not None else None,
         )
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
         os.replace(scratch, dst)
 
-    left: dict[str, int] = {keymap.FOLDED_RULE: found.filled} if found.filled else {}
-    for key in verify.target_tensors(contract):
-        if rule := keymap.left_rule(key):
-            left[rule] = left.get(rule, 0) + 1
+    rules = (first_rule(key, LEFT_AT_INIT) for key in verify.target_tensors(contract))
+    left = Counter(rule for rule in rules if rule)
+    if found.filled:
+        left["BN statistics (0 and 1)"] = found.filled
     return ConversionReport(
         source_path=src,
         epoch=found.epoch,
@@ -187,7 +113,7 @@ def convert_file(
         contract=contract,
         mapped=len(model.model) - found.filled,
         dropped=found.dropped,
-        left=left,
+        left=dict(left),
         features=features,
         notes=notes,
         warnings=found.warnings,
@@ -212,15 +138,13 @@ def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None =
     raw = read_file(src, objects) if raw is None else raw
     found, converted = translate.translate(src, raw, Given(), objects)
     verify.check_round_trip(found.state, converted, str(src))
-    features = verify.check_features(
-        found.state, converted, str(src), stride_in_1x1=found.stride_in_1x1
-    )
-    bitwise = all(check.bitwise for check in features.values())
-    encoder = "" if found.encoder == "single" else f", {found.encoder} encoder"
+    contract = found.contract
+    features = verify.check_features(found.state, contract.architecture, converted, str(src))
+    encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
-        f"MODEL.WEIGHTS converted in memory: {found.source} checkpoint{encoder}, "
-        f"{converted.contract.architecture()}, {len(converted.model) - found.filled} tensors; "
-        f"features of one image {'bitwise equal' if bitwise else 'equal within rounding'}"
+        f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
+        f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
+        f"features of one image {agreement(features)}"
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes))
 
@@ -235,7 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="convert_to_d2.py",
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
-        epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a ResNet "
+        epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
         "under any one prefix. docs/converting.md has the command for each.",
     )
     parser.add_argument(
@@ -269,20 +193,14 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"which network of a checkpoint that has several: {encoders}, or what the error "
         "message of an unknown layout lists (default: the one that the project itself transfers)",
     )
-    parser.add_argument(
-        "--mean",
-        nargs=3,
-        type=float,
-        metavar="X",
-        help="pixel mean, in channel order (default: the source's)",
-    )
-    parser.add_argument(
-        "--std",
-        nargs=3,
-        type=float,
-        metavar="X",
-        help="pixel standard deviation, in channel order (default: the source's)",
-    )
+    for name, what in (("mean", "mean"), ("std", "standard deviation")):
+        parser.add_argument(
+            f"--{name}",
+            nargs=3,
+            type=float,
+            metavar="X",
+            help=f"pixel {what}, in channel order (default: the source's)",
+        )
     parser.add_argument(
         "--scale",
         type=int,
@@ -298,7 +216,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stride-in-1x1",
         choices=YES_NO,
-        help="whether a bottleneck's stride sits in its first 1x1 (MSRA) or in its 3x3 "
+        help="whether a bottleneck's stride is in its first 1x1 (MSRA) or in its 3x3 "
         "(torchvision) (default: the source's)",
     )
     parser.add_argument(
@@ -330,21 +248,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             "INPUT and OUTPUT are needed, e.g. checkpoint_0199.pth.tar weights.pth; "
             "--inspect FILE only describes a file"
         )
-    pixels = {
-        name: None if values is None else [value * 255 / args.scale for value in values]
-        for name, values in (("mean", args.mean), ("std", args.std))
-    }
+    scale = 255 / args.scale
     _announce(args.input)
     report = convert_file(
         args.input,
         args.output,
         to=args.to,
+        overwrite=args.overwrite,
         encoder=args.encoder,
+        mean=args.mean and [value * scale for value in args.mean],
+        std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
         stride_in_1x1=YES_NO[args.stride_in_1x1] if args.stride_in_1x1 else None,
         stem=args.stem,
-        overwrite=args.overwrite,
-        **pixels,
     )
     print(report.text())
     return 0
@@ -391,15 +307,6 @@ def _scratch_folder(dst: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=dst.parent)
     except OSError as error:
         raise UserError(f"cannot write {dst}: {error.strerror or error}") from error
-
-
-def _triple(values: Sequence[float]) -> tuple[float, float, float]:
-    first, second, third = values
-    return (first, second, third)
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{number} {rule}" for rule, number in counts.items()) or "nothing"
 
 
 if __name__ == "__main__":

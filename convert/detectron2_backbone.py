@@ -1,8 +1,8 @@
-"""Detectron2's own backbone as a witness of a conversion, in a process of its own.
+"""Detectron2's own backbone as a reference implementation, in a process of its own.
 
-This folder knows nothing of Detectron2 and imports nothing of detection/: the process is the
-command `python -m detection.backbone_features`. Importing Detectron2 takes as long as everything
-else in a conversion, so the process starts early and is shown the file when there is one.
+The process is the command `python -m detection.backbone_features`, because convert/ imports nothing
+of detection/ or Detectron2. Importing Detectron2 takes as long as everything else in a conversion,
+so the process starts early and is shown the file when there is one.
 """
 
 from __future__ import annotations

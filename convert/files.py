@@ -1,4 +1,4 @@
-"""Files of weights as plain values, and words about what is in them."""
+"""Files of weights: read them, flatten what is in them, describe it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moco.common.errors import DataError, shown
 from moco.common.files import (
@@ -26,9 +26,17 @@ if TYPE_CHECKING:
 
 # tensorflow/core/lib/io/format.h, kTableMagicNumber: the last bytes of a checkpoint's index.
 _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
-
-
 _TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)\Z")
+# At the start of a key: DistributedDataParallel.
+_WRAPPERS = re.compile(r"^(module\.)+")
+# At any level: torch.compile, FSDP (torch 2.11 torch/distributed/fsdp/_common_utils.py,
+# FSDP_WRAPPED_MODULE) and activation checkpointing.
+_INNER_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+# Keys above a tensor in files of the known layouts, and limits of what else a file may hold.
+MAX_DEPTH = 4
+MAX_ENTRIES = 1_000_000
 
 
 def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
@@ -84,7 +92,7 @@ def to_tensor(key: str, value: Any, where: str) -> Tensor:
     if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
         raise DataError(f"{where}: {shown(key)} is not a dense tensor with values ({value.layout})")
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
-        raise DataError(f"{where}: {shown(key)} claims more elements than the file holds for it")
+        raise DataError(f"{where}: {shown(key)} has more elements than the file holds for it")
     value = value.detach().contiguous()
     if value.untyped_storage().nbytes() > value.numel() * value.element_size():
         # A view would drag its whole storage into the output.
@@ -102,12 +110,16 @@ def describe(raw: Any) -> str:
     if not isinstance(raw, Mapping):
         return f"the file holds a {type(raw).__name__}, not a dict"
     parts = [f"top level: {names(raw)}"]
-    parts += [f"{shown(key)}: {names(value)}" for key, value in raw.items() if is_state(value)]
+    parts += [
+        f"{shown(key)}: {names(value)}"
+        for key, value in raw.items()
+        if isinstance(value, Mapping) and any(map(is_array, value.values()))
+    ]
     return "; ".join(parts[:4])
 
 
 def names(keys: Iterable[Any], limit: int = 6) -> str:
-    """Keys for an error message; escaped, because they come from a stranger's file."""
+    """Keys for an error message; escaped, because they come from an untrusted file."""
     every = list(keys)
     text = ", ".join(shown(key) for key in every[:limit])
     return f"{text} and {len(every) - limit} more" if len(every) > limit else text or "nothing"
@@ -123,24 +135,81 @@ def is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def is_state(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(is_array(item) for item in value.values())
+class Entry(NamedTuple):
+    """One value of a file.
 
-
-def holds_arrays(value: Any, seen: set[int] | None = None) -> bool:
-    """Whether there is a tensor anywhere in a value; `seen`: what was looked into already.
-
-    Not in an object, as a scheduler with its optimizer: it is no network, and listed by itself.
-    A stranger's lists may hold themselves, or each other so often that every path is too many.
+    Attributes:
+        name: keys of the dicts it is in, joined by "/", the last one without the wrappers of
+            training: "state_dict/encoder_q.conv1.weight". A "/" of a key's own is ":". There is
+            none ("") inside a list and where a key is no text.
+        keys: the same keys as they are in the file.
+        value: a tensor, an array, an object, or a plain value.
     """
-    seen = set() if seen is None else seen
-    if isinstance(value, Inert) or not isinstance(value, Mapping | list | tuple):
-        return is_array(value)
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    items = value.values() if isinstance(value, Mapping) else value
-    return any(holds_arrays(item, seen) for item in items)
+
+    name: str
+    keys: tuple[Any, ...]
+    value: Any
+
+
+def flatten(raw: Any, where: str) -> list[Entry]:
+    """Every value of nested dicts and lists, in the order of the file.
+
+    An object of some class is one value: what it holds is no part of a file's networks. So is a
+    list of plain values, and an empty dict or list.
+
+    Raises DataError: so many values that the file was made to take memory.
+    """
+    entries: list[Entry] = []
+    # A file's dicts may hold themselves, or each other so often that every path is too many.
+    seen: set[int] = set()
+    stack: list[tuple[str, tuple[Any, ...], Any]] = [("", (), raw)]
+    while stack:
+        name, keys, value = stack.pop()
+        if not _is_nested(value):
+            entries.append(Entry(name, keys, value))
+            continue
+        if isinstance(value, Mapping) and len(keys) <= MAX_DEPTH and bool(name) == bool(keys):
+            # Every time it is met: a network may be saved under two keys.
+            start = f"{'/'.join(keys)}/" if keys else ""
+            inside = [
+                (start + short if (short := unwrapped(key)) else "", (*keys, key), item)
+                for key, item in value.items()
+            ]
+        elif id(value) not in seen:
+            seen.add(id(value))
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            inside = [("", (*keys, key), item) for key, item in items]
+        else:
+            inside = []
+            entries.append(Entry(name, keys, None))
+        stack += reversed(inside)
+        if len(entries) + len(stack) > MAX_ENTRIES:
+            raise DataError(f"{where}: more than {MAX_ENTRIES:,} values in nested dicts")
+    return entries
+
+
+def _is_nested(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and not isinstance(value, Inert)
+    return isinstance(value, list | tuple) and any(
+        is_array(item) or isinstance(item, Mapping | list | tuple) for item in value
+    )
+
+
+def at(raw: Any, path: Iterable[Any]) -> Any:
+    """What is at a path of keys, or None."""
+    for key in path:
+        if not isinstance(raw, Mapping):
+            return None
+        raw = raw.get(key)
+    return raw
+
+
+def unwrapped(key: Any) -> str:
+    """A key as a part of a name: without the wrappers of training; "" for what is no text."""
+    if not isinstance(key, str):
+        return ""
+    return _WRAPPERS.sub("", _INNER_WRAPPERS.sub("", key)).replace("/", ":")
 
 
 def _with_contract(path: PathLike, tensors: dict[str, Tensor], texts: Mapping[str, str]) -> Any:

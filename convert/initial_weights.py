@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convert.families.resnet_architecture import ResNetArchitecture
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
+from moco.modeling.archs import EncoderSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +41,6 @@ def read_initial_weights(
     from convert.translate import translate
     from moco.common.files import sha256_file
     from moco.engine.weights import InitialWeights, init_name, random_weights
-    from moco.modeling.archs import EncoderSpec
     from moco.modeling.encoder import load_backbone
     from moco.modeling.soundness import check_network
 
@@ -53,29 +54,24 @@ def read_initial_weights(
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
-    if contract.channel_order != "RGB" or contract.stride_in_1x1 or contract.bn_folded:
+    unlike = contract.architecture.in_torchvision() or contract.bn_folded
+    if contract.pixels.channel_order != "RGB" or unlike:
         raise UserError(
             f"{path}: {contract.source}, {contract.convention()}; an encoder here has RGB pixels, "
             "the stride in the 3x3 conv, and batch norm with statistics"
         )
-    if not stem and contract.stem == "cifar" and _can_be_stride2(path, raw):
-        raise UserError(
-            f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
-            "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
-        )
     try:
-        spec = EncoderSpec.of_shape(
-            contract.stem,
-            contract.depth,
-            contract.num_groups,
-            contract.width_per_group,
-            contract.stem_out_channels,
-        )
+        spec = encoder_spec(contract.architecture)
         network = load_backbone(spec, found.state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except RuntimeError as error:  # other channels in a later stage
-        raise DataError(f"{path}: not a whole {contract.architecture()}") from error
+        raise DataError(f"{path}: not a whole {contract.architecture}") from error
+    if not stem and spec.stem == "cifar" and _can_be_stride2(path, raw):
+        raise UserError(
+            f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
+            "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
+        )
     for key, requested, got in (
         ("ARCH", arch, spec.arch),
         ("STEM", stem, spec.stem),
@@ -90,13 +86,27 @@ def read_initial_weights(
         spec=spec,
         state=network.state_dict(),
         beside=_beside(raw, str(path)),
-        mean=tuple(round(value / 255, 8) for value in contract.pixel_mean),
-        std=tuple(round(value / 255, 8) for value in contract.pixel_std),
+        mean=tuple(round(value / 255, 8) for value in contract.pixels.mean),
+        std=tuple(round(value / 255, 8) for value in contract.pixels.std),
         sha256=sha256_file(path),
         source=contract.source,
         notes=converted.notes,
         config=raw["config"] if own else {},
         seed=raw["seed"] if own and type(raw.get("seed")) is int else 0,
+    )
+
+
+def encoder_spec(architecture: Any) -> EncoderSpec:
+    """The encoder of `moco.modeling` that an input contract's architecture describes.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not isinstance(architecture, ResNetArchitecture):
+        raise UserError(f"{architecture}: the encoders here are ResNets")
+    a = architecture
+    return EncoderSpec.of_shape(
+        a.stem, a.depth, a.num_groups, a.width_per_group, a.stem_out_channels
     )
 
 
@@ -113,8 +123,7 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
 
 def _beside(raw: Any, where: str) -> dict[str, Tensor]:
     """Tensors of a mechanism beside its query encoder's backbone; raises DataError."""
-    from convert.files import is_array, to_tensor
-    from convert.networks import unwrapped
+    from convert.files import is_array, to_tensor, unwrapped
     from moco.pretraining.initial_weights import check_queue
 
     state = raw.get("state_dict") if isinstance(raw, Mapping) else None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from convert.files import about_objects, is_converted, names, read_file
+from convert.files import about_objects, flatten, is_array, is_converted, names, read_file
 from convert.lookalikes import source_file
-from convert.networks import network_names
-from convert.sources import Given, Recognized, count
-from convert.translate import fine_tune_command, script, translate
+from convert.networks import all_networks
+from convert.report import COMMAND, fine_tune_command, lines, script
+from convert.sources import Given, Recognized
+from convert.translate import translate
 from convert.verify import Converted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects, sha256_file
 from moco.common.unpickler import Inert
 
-COMMAND = "convert/convert_to_d2.py"
 # How many entries of a file are shown.
 MAX_ENTRIES = 12
 
@@ -31,29 +32,26 @@ def inspect_file(path: PathLike) -> str:
     path = source_file(Path(path))
     objects: set[str] = set()
     raw = read_file(path, objects)
-    lines = [
-        f"file          {path}: {path.stat().st_size:,} bytes",
-        f"sha256        {sha256_file(path)}",
-        *(f"holds         {entry}" for entry in _entries(raw)),
+    notes, warnings = about_objects(objects)
+    rows = [
+        ("file", f"{path}: {path.stat().st_size:,} bytes"),
+        ("sha256", sha256_file(path)),
+        *(("holds", entry) for entry in _entries(raw)),
+        *(("note", note) for note in notes),
+        *(("warning", warning) for warning in warnings),
     ]
-    for kind, lines_of_it in zip(("note", "warning"), about_objects(objects), strict=True):
-        lines += [f"{kind:14}{line}" for line in lines_of_it]
     found, problem = _networks(path, raw)
     converted = is_converted(raw)
     if found:
-        lines += _describe(found, converted, problem is not None)
+        rows += _describe(found, converted, problem is not None)
     if problem is not None:
-        reason = str(problem).removeprefix(f"{path}: ")
-        lines.append(f"{'problem       ' if found else 'no use        '}{reason}")
-    if not found:
-        return "\n".join(lines)
-    quoted = shlex.quote(str(path))
-    if converted:
-        lines.append(f"next          {fine_tune_command(found[0][1].contract, path)}")
-    else:
-        encoder = f" --encoder {found[0][0].encoder}" if problem is not None else ""
-        lines.append(f"next          {script(COMMAND)} {quoted} weights.pth{encoder}")
-    return "\n".join(lines)
+        rows.append(("problem" if found else "no use", str(problem).removeprefix(f"{path}: ")))
+    if found and converted:
+        rows.append(("next", fine_tune_command(found[0][1].contract, path)))
+    elif found:
+        encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
+        rows.append(("next", f"{script(COMMAND)} {shlex.quote(str(path))} weights.pth{encoder}"))
+    return lines(rows)
 
 
 def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
@@ -61,11 +59,13 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]],
     problem = None
     try:
         default = translate(path, raw, Given())
-        found, choices = [default], [c for c in default[0].encoders if c != default[0].encoder]
+        taken = default[0].contract.encoder
+        found, choices = [default], [name for name in default[0].encoders if name != taken]
     except UserError as error:
         problem, found = error, []
         try:
-            choices = [] if is_converted(raw) else network_names(raw, str(path))
+            entries = flatten(raw, str(path))
+            choices = [] if is_converted(raw) else [*all_networks(raw, entries, str(path))[1]]
         except DataError:
             choices = []
     for choice in choices:
@@ -78,33 +78,32 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]],
 
 def _describe(
     found: list[tuple[Recognized, Converted]], converted: bool, problem: bool
-) -> list[str]:
-    recognized, model = found[0]
-    contract = model.contract
+) -> list[tuple[str, str]]:
+    recognized, contract = found[0][0], found[0][1].contract
     epoch = "" if recognized.epoch is None else f", epoch {recognized.epoch}"
-    lines = [f"source        {recognized.source}{epoch}, {recognized.head}"]
-    for number, (one, its) in enumerate(found):
-        parameters = sum(
-            value.numel()
-            for key, value in its.model.items()
-            if not key.endswith(("running_mean", "running_var"))
+    rows = [("source", f"{contract.source}{epoch}, {recognized.head}")]
+    for number, (_, its) in enumerate(found):
+        statistics = ("running_mean", "running_var")
+        parameters = sum(v.numel() for k, v in its.model.items() if not k.endswith(statistics))
+        which = ""
+        if found[1:] or problem:
+            which = f"; --encoder {its.contract.encoder}" if number or problem else "; default"
+        rows.append(
+            (
+                "network",
+                f"{its.contract.encoder}: {its.contract.architecture}, {len(its.model)} tensors, "
+                f"{parameters:,} parameters{which}",
+            )
         )
-        which = f"; --encoder {one.encoder}" if number or problem else "; default"
-        which = which if found[1:] or problem else ""
-        lines.append(
-            f"network       {one.encoder}: {its.contract.architecture()}, "
-            f"{len(its.model)} tensors, {parameters:,} parameters{which}"
-        )
-    lines.append(f"contract      {contract.convention()}")
+    rows.append(("contract", contract.convention()))
     if converted:
-        lines.append(f"from          a file with sha256 {contract.source_sha256}")
-    lines += [f"note          {note}" for note in recognized.notes]
-    lines += [f"warning       {warning}" for warning in recognized.warnings]
-    return lines
+        rows.append(("from", f"a file with sha256 {contract.source_sha256}"))
+    rows += [("note", note) for note in recognized.notes]
+    return rows + [("warning", warning) for warning in recognized.warnings]
 
 
 def _entries(raw: Any) -> list[str]:
-    """What lies at the top of a file, one text for each entry."""
+    """The entries at the top of a file, one text for each."""
     if not isinstance(raw, Mapping):
         return [f"a {type(raw).__name__}, not a dict"]
     if not any(isinstance(value, Mapping) for value in raw.values()):
@@ -116,20 +115,15 @@ def _entries(raw: Any) -> list[str]:
 
 
 def _summary(value: Any) -> str:
-    """A value in a few words; what a stranger wrote is escaped and cut."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor | np.ndarray):
+    """A value in a few words; untrusted text is escaped and cut."""
+    if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Inert):
         return f"an object, made by {named_objects([value.name])}"
     if not isinstance(value, Mapping):
         return shown(value)
-    arrays = [item for item in value.values() if isinstance(item, torch.Tensor | np.ndarray)]
+    arrays = [item for item in value.values() if is_array(item)]
     if not arrays:
         return f"a dict of {len(value)}"
-    types: dict[str, int] = {}
-    for item in arrays:
-        count(types, str(item.dtype).removeprefix("torch."))
+    types = Counter(str(item.dtype).removeprefix("torch.") for item in arrays)
     return f"{len(arrays)} tensors ({', '.join(f'{n} {t}' for t, n in types.items())})"

@@ -1,11 +1,12 @@
-"""THE table of checkpoint layouts: who writes which keys, and how its networks see pixels.
+"""The table of checkpoint layouts: who writes which keys, and how its networks see pixels.
 
 One row per layout, most specific first; the first row that fits a file is taken. A file is known by
-what is in it, never by its name. convert/sources.py reads the table, convert/families/keymap.py
-has the
-names of tensors. Above each row: the code that writes the file and that normalizes its pixels.
+what is in it, never by its name. convert/networks.py and convert/sources.py read the table; the
+names inside a network are a scheme of its family (convert/families/). Above each row: the code that
+writes the file and that normalizes its pixels.
 
-Wrappers are taken off the keys before they are compared, so no row has them.
+Wrappers are taken off the keys before they are compared, so no row has them. A rule is what a
+report calls the dropped tensors -> patterns of their keys.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
-from convert.families import keymap
-from convert.recorded import Recorded, mm_configuration, own_record, timm_arguments
+from convert.families.base import USUAL
+from convert.recorded import Recorded, caffe2_record, mm_configuration, own_record, timm_arguments
+from moco.modeling.soundness import Triple
 
 # The CIFAR notebook's pixels (0..255, RGB), as configs/pretrain/cifar10_r18_200ep.yaml has them.
 CIFAR_MEAN = (125.307, 122.961, 113.8575)
@@ -25,81 +27,86 @@ CIFAR_STD = (51.5865, 50.847, 51.255)
 # MSRA's networks take BGR; their std is inside conv1 (detectron2/config/defaults.py, PIXEL_STD).
 MSRA_MEAN = (103.53, 116.28, 123.675)
 MSRA_STD = (1.0, 1.0, 1.0)
-FAIR_STD = (57.375, 57.12, 58.395)  # BGR
 # Where pixels are only scaled to 0..1.
 ZERO_MEAN = (0.0, 0.0, 0.0)
 ZERO_TO_ONE_STD = (255.0, 255.0, 255.0)
 
-# At the start of a key: DistributedDataParallel. At any level: torch.compile, FSDP (torch 2.11
-# torch/distributed/fsdp/_common_utils.py, FSDP_WRAPPED_MODULE) and activation checkpointing.
-WRAPPERS = ("module.",)
-INNER_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# Keys beside a network that no layout needs.
+TOP_DROPPED = {
+    "optimizer": "optimizer optimizers optimizer_states optim",
+    "schedule": "lr_scheduler lr_schedulers scheduler schedulers",
+    "loss scaling": "scaler grad_scaler loss_scaler amp amp_scaler fp16_scaler",
+    "training record": "callbacks loops rng_state random_state",
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """Where one network of a layout is."""
+def _beside(prefixes: str, **others: str) -> dict[str, str]:
+    """A rule for each start of keys, called as it; `others`: rules of another name."""
+    rules = {prefix.replace("_", " "): f"{prefix}.*" for prefix in prefixes.split()}
+    return rules | {rule.replace("_", " "): patterns for rule, patterns in others.items()}
 
-    prefix: str = ""  # start of its keys
-    at: tuple[str, ...] = ("state_dict",)  # keys from the top of the file to its state dict
+
+# Heads under the names that people give them, dropped from a plain state dict.
+PLAIN_DROPPED = {
+    "Detectron2's head": "stem.fc.*",
+    **_beside("head classifier projector projection_head predictor prediction_head neck"),
+    "queue": "queue*",
+    "batch counter": "*.num_batches_tracked",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One checkpoint layout: how it is recognized and which of its tensors are the backbone."""
+    """One checkpoint layout: how it is recognized and which of its tensors are the backbone.
+
+    Attributes:
+        networks: choice of --encoder -> start of its tensors in the flattened file, as
+            "state_dict/encoder_q."; the first is the one that the project itself transfers.
+        dropped: rules for keys beside the networks.
+        has: starts of keys that must be in a network's dict; they tell it from layouts alike.
+        marks: paths ("a/b") to plain values of the file: this value, ... for any, None for none.
+        scheme: of the family's schemes of names.
+        epoch: path to the number of epochs finished; `epoch_offset`: 1 where the file numbers its
+            epochs from 0.
+        order: keys of the default network in the order of the file. Converters from other
+            frameworks leave one that no PyTorch module has.
+        note: what every user of this source has to know.
+        no_3x3_stem: why a 3x3 stem of this source is refused.
+        recorded: what a file says of its pixels and strides, see convert/recorded.py.
+        channel_order, mean, std, stride_in_1x1: what the network was trained with, where the file
+            does not say.
+        plain: made for a plain state dict, which no row of the table fits.
+    """
 
     name: str
-    # Choice of --encoder -> network; the first is the one that the project itself transfers.
-    networks: Mapping[str, Network]
-    # Rule -> (start, end) of keys of the state dicts that belong to no network.
-    dropped: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
-    # Starts of keys that must be in a network's state dict; they tell it from layouts alike.
+    networks: Mapping[str, str]
+    dropped: Mapping[str, str] = dataclasses.field(default_factory=dict)
     has: tuple[str, ...] = ()
-    # Paths ("a/b") to plain values of the file: this value, ... for any, None for none.
     marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Rule -> keys at the top of the file whose tensors are not needed; see keymap.TOP_DROPPED.
-    top: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    # Two tensors (after the prefix) that show that a network is there.
-    first: tuple[str, str] = ("conv1.weight", "layer1.0.conv1.weight")
-    # Its names -> torchvision's, None for everything that is not the backbone.
-    rename: Callable[[str], str | None] = keymap.keep_torchvision
-    epoch: tuple[str, ...] = ("epoch",)  # path to the number of epochs finished
-    epoch_offset: int = 0  # 1 where the file numbers its epochs from 0
-    # Two keys of the default network in the order of the file. Converters from other frameworks
-    # leave one that no PyTorch module has.
-    order: tuple[str, str] | None = None
-    note: str = ""  # what every user of this source has to know
-    no_3x3_stem: str = ""  # why a 3x3 stem of this source is refused
-    # What a file of this layout says of its pixels and strides, see convert/recorded.py.
+    scheme: str = USUAL
+    epoch: str = "epoch"
+    epoch_offset: int = 0
+    order: tuple[str, ...] = ()
+    note: str = ""
+    no_3x3_stem: str = ""
     recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
-    # What the network was trained with, where the file does not say.
     channel_order: str = "RGB"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: Triple = IMAGENET_MEAN
+    std: Triple = IMAGENET_STD
     stride_in_1x1: bool = False
+    plain: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this project's own, versioned format."""
+        return isinstance(self.marks.get("format"), str)
 
 
-_MOCO_DROPPED = {
-    "queue": ("queue", ""),
-    "memory bank": ("bank", ""),
-    "NCE's constant": ("Z", ""),
-}
+_MOCO_DROPPED = {"queue": "queue*", "memory bank": "bank*", "NCE's constant": "Z*"}
 _D2_LAYOUT: dict[str, Any] = {
-    "networks": {"single": Network("", ("model",))},
-    "dropped": {"head": ("stem.fc.", "")},
-    "first": ("stem.conv1.weight", "res2.0.conv1.weight"),
-    "rename": keymap.from_detectron2,
-}
-_MSRA: dict[str, Any] = {
-    "dropped": {
-        "head": ("fc1000_", ""),
-        "momentum": ("", "_momentum"),  # as detectron2/checkpoint/detection_checkpoint.py
-        "convolution bias": ("", "_b"),
-    },
-    "channel_order": "BGR",
-    "mean": MSRA_MEAN,
-    "std": MSRA_STD,
-    "stride_in_1x1": True,
+    "networks": {"single": "model/"},
+    "dropped": {"head": "stem.fc.*"},
+    "scheme": "detectron2",
 }
 
 # google-research/simclr@383d414 resnet.py:594; resnet_wider.py and resnet.py:105 of the converters.
@@ -113,69 +120,53 @@ _SAME_POOL = (
 # (the averaged weights are in "state_dict"). Its "epoch" is the current one, finished or not.
 _LIGHTNING: dict[str, Any] = {
     "marks": {"pytorch-lightning_version": ...},
-    "top": {
-        "weights before averaging": ("current_model_state",),
-        "training record": ("averaging_state",),
-    },
-    "epoch": ("loops", "fit_loop", "epoch_progress", "current", "processed"),
+    "epoch": "loops/fit_loop/epoch_progress/current/processed",
 }
-# What stands beside a backbone in OpenSelfSup, MMSelfSup and mmpretrain. The modules of a list
+_LIGHTNING_DROPPED = {
+    "weights before averaging": "current_model_state",
+    "training record": "averaging_state",
+}
+# What is beside a backbone in OpenSelfSup, MMSelfSup and mmpretrain. The modules of a list
 # (encoder_q = [backbone, neck]) have a second name there.
-_MM_DROPPED = {
-    "neck": ("neck.", ""),
-    "head": ("head.", ""),
-    "queue": ("queue", ""),
-    "memory bank": ("memory_bank.", ""),
-    "class weights": ("loss_weight", ""),
-    "list of the encoder": ("encoder.", ""),
-    "EMA counter": ("steps", ""),
-}
-_MM_TOP = {"training record": ("message_hub", "meta"), "schedule": ("param_schedulers",)}
-_SOLO_DROPPED = {
-    "classifier": ("classifier.", ""),
-    "momentum classifier": ("momentum_classifier.", ""),
-    "projector": ("projector.", ""),
-    "momentum projector": ("momentum_projector.", ""),
-    "predictor": ("predictor", ""),
-    "head": ("head.", ""),
-    "momentum head": ("momentum_head.", ""),
-    "prototypes": ("prototypes.", ""),
-    "loss": ("dino_loss_func.", ""),
-    "queue": ("queue", ""),
-    "memory bank": ("local_memory_", ""),
-    "transformer": ("transformer_encoder.", ""),
-    "position code": ("pos_enc.", ""),
-}
-_LIGHTLY_DROPPED = {
-    "projection head": ("projection_head", ""),
-    "local projection head": ("local_projection_head.", ""),
-    "key projection head": ("key_projection_head.", ""),
-    "teacher projection head": ("teacher_projection_head.", ""),
-    "student projection head": ("student_projection_head.", ""),
-    "teacher head": ("teacher_head.", ""),
-    "student head": ("student_head.", ""),
-    "prediction head": ("prediction_head.", ""),
-    "classifier": ("online_classifier.", ""),
-    "loss": ("criterion", ""),
-    "prototypes": ("prototypes.", ""),
-    "groups": ("smog.", ""),
-}
+_MM_DROPPED = _beside(
+    "neck head memory_bank",
+    queue="queue*",
+    class_weights="loss_weight*",
+    list_of_the_encoder="encoder.*",
+    EMA_counter="steps*",
+    training_record="message_hub meta",
+    schedule="param_schedulers",
+)
+_SOLO_DROPPED = _LIGHTNING_DROPPED | _beside(
+    "classifier momentum_classifier projector momentum_projector head momentum_head prototypes",
+    predictor="predictor*",
+    loss="dino_loss_func.*",
+    queue="queue*",
+    memory_bank="local_memory_*",
+    transformer="transformer_encoder.*",
+    position_code="pos_enc.*",
+)
+_LIGHTLY_DROPPED = _LIGHTNING_DROPPED | _beside(
+    "local_projection_head key_projection_head teacher_projection_head student_projection_head "
+    "teacher_head student_head prediction_head prototypes",
+    projection_head="projection_head*",
+    classifier="online_classifier.*",
+    loss="criterion*",
+    groups="smog.*",
+)
 
-_VISSL_TRUNK = Network("_feature_blocks.", ("classy_state_dict", "base_model", "model", "trunk"))
+_VISSL_TRUNK = "classy_state_dict/base_model/model/trunk/_feature_blocks."
 _VISSL: dict[str, Any] = {
-    # The loss's own (MoCo's queue, DINO's center) and its network's head.
+    # Also the loss's own (MoCo's queue, DINO's center) and its network's head.
     "dropped": {
-        "queue": ("queue", ""),
-        "center of the loss": ("center", ""),
-        "head": ("moco_encoder.heads.", ""),
-        "teacher's head": ("momentum_teacher.module.heads.", ""),
+        "queue": "queue*",
+        "center of the loss": "center*",
+        "head": "heads moco_encoder.heads.*",
+        "teacher's head": "momentum_teacher.module.heads.*",
+        "loss": "loss",
+        "training record": "meters ema_meters",
     },
-    "top": {
-        "head": ("heads",),
-        "loss": ("loss",),
-        "training record": ("meters", "ema_meters"),
-    },
-    "epoch": ("train_phase_idx",),
+    "epoch": "train_phase_idx",
     "epoch_offset": 1,
 }
 
@@ -184,64 +175,61 @@ def _mm(name: str, has: tuple[str, ...] = (), **networks: str) -> Layout:
     """A training checkpoint of mmcv's or mmengine's runner: choice of --encoder -> prefix."""
     dropped = {}
     if "backbone." not in networks.values():
-        dropped["second name of the encoder"] = ("backbone.", "")
+        dropped["second name of the encoder"] = "backbone.*"
     # Beside a list's backbone: encoder_q.1. or encoder_k.module.1. is its neck, encoder_k.steps a
     # counter of the average.
     for choice, prefix in networks.items():
         if prefix.endswith(".0."):
-            dropped[f"{choice} neck"] = (prefix.replace(".0.", ".1."), "")
-            dropped[f"{choice} EMA counter"] = (prefix.split(".", 1)[0] + ".steps", "")
+            dropped[f"{choice} neck"] = prefix.replace(".0.", ".1.") + "*"
+            dropped[f"{choice} EMA counter"] = prefix.split(".", 1)[0] + ".steps*"
     return Layout(
         name,
-        {choice: Network(prefix) for choice, prefix in networks.items()},
+        {choice: f"state_dict/{prefix}" for choice, prefix in networks.items()},
         {**dropped, **_MM_DROPPED},
         has=has,
         marks={"meta": ...},
-        top=_MM_TOP,
-        epoch=("meta", "epoch"),
+        epoch="meta/epoch",
         recorded=mm_configuration,
     )
 
 
-def _lightly(
-    networks: Mapping[str, str], has: tuple[str, ...] = ("projection_head",)
-) -> tuple[Layout, ...]:
-    """A LightningModule under the three naming schemes of its backbone; choice -> prefix."""
-    schemes = (
-        (("conv1.weight", "layer1.0.conv1.weight"), keymap.keep_torchvision),
-        # "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own, so
-        # lightly's comes first.
-        (("0.weight", "2.0.conv1.weight"), keymap.from_lightly),
-        (("0.weight", "4.0.conv1.weight"), keymap.from_numbered),
-    )
+def _lightly(has: str = "projection_head", **networks: str) -> tuple[Layout, ...]:
+    """A LightningModule under the three schemes of its backbone: choice of --encoder -> prefix."""
+    # "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own, so lightly's
+    # comes first.
     return tuple(
         Layout(
             "lightly",
-            {choice: Network(prefix) for choice, prefix in networks.items()},
+            {choice: f"state_dict/{prefix}" for choice, prefix in networks.items()},
             _LIGHTLY_DROPPED,
-            has=has,
-            first=first,
-            rename=rename,
+            has=tuple(has.split()),
+            scheme=scheme,
             **_LIGHTNING,
         )
-        for first, rename in schemes
+        for scheme in (USUAL, "lightly", "numbered")
     )
 
 
-def _caffe2(name: str, norm_tensor: str, rename: Callable[[str], str | None]) -> tuple[Layout, ...]:
+def _caffe2(name: str, scheme: str) -> tuple[Layout, ...]:
     """Two rows: blobs at the top, and as Detectron2 also keeps them, under "model"."""
-    first = ("conv1_w", f"res2_0_branch2a_bn_{norm_tensor}")
-    rows = (((), None), (("model",), "Caffe2"))
     return tuple(
         Layout(
             name,
-            {"single": Network("", at)},
+            {"single": start},
+            {
+                "head": "fc1000_*",
+                "momentum": "*_momentum",  # as detectron2/checkpoint/detection_checkpoint.py
+                "convolution bias": "*_b",
+            },
             marks={"__author__": author},
-            first=first,
-            rename=rename,
-            **_MSRA,
+            scheme=scheme,
+            recorded=caffe2_record,
+            channel_order="BGR",
+            mean=MSRA_MEAN,
+            std=MSRA_STD,
+            stride_in_1x1=True,
         )
-        for at, author in rows
+        for start, author in (("", None), ("model/", "Caffe2"))
     )
 
 
@@ -249,7 +237,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # moco/engine/checkpoint.py
     Layout(
         "moco-transfer",
-        {"query": Network("encoder_q."), "key": Network("encoder_k.")},
+        {"query": "state_dict/encoder_q.", "key": "state_dict/encoder_k."},
         _MOCO_DROPPED,
         marks={"format": "moco-transfer/1"},
         recorded=own_record,
@@ -257,7 +245,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # moco/classification/run.py: what moco.linear and moco.finetune write.
     Layout(
         "moco-transfer classifier",
-        {"single": Network()},
+        {"single": "state_dict/"},
         marks={"format": "moco-transfer-classifier/1"},
         recorded=own_record,
     ),
@@ -265,7 +253,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # has fc.*, v2 fc.0.* and fc.2.*.
     Layout(
         "facebookresearch/moco",
-        {"query": Network("encoder_q."), "key": Network("encoder_k.")},
+        {"query": "state_dict/encoder_q.", "key": "state_dict/encoder_k."},
         _MOCO_DROPPED,
         # Others name their encoders so, too: Lightning's are plain state dicts here.
         marks={"format": None, "pytorch-lightning_version": None},
@@ -275,10 +263,9 @@ LAYOUTS: tuple[Layout, ...] = (
     # last cell (the dict, model_last.pth). SplitBatchNorm has BatchNorm2d's tensors.
     Layout(
         "facebookresearch/moco (CIFAR notebook)",
-        {"query": Network("encoder_q.net."), "key": Network("encoder_k.net.")},
+        {"query": "state_dict/encoder_q.net.", "key": "state_dict/encoder_k.net."},
         _MOCO_DROPPED,
-        first=("0.weight", "3.0.conv1.weight"),
-        rename=keymap.from_unpooled,
+        scheme="unpooled",
         recorded=lambda raw: Recorded(stem="cifar", mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # --- A: self-supervised projects
@@ -286,32 +273,32 @@ LAYOUTS: tuple[Layout, ...] = (
     # moco/builder.py:27 (the names); main_lincls.py:181 takes base_encoder.
     Layout(
         "facebookresearch/moco-v3",
-        {"query": Network("base_encoder."), "key": Network("momentum_encoder.")},
-        {"predictor": ("predictor.", "")},
+        {"query": "state_dict/base_encoder.", "key": "state_dict/momentum_encoder."},
+        {"predictor": "predictor.*"},
         marks={"pytorch-lightning_version": None},
     ),
     # facebookresearch/simsiam@a7bc177 main_simsiam.py:264 (the dict), :225 (the pixels) and
     # simsiam/builder.py:24 (the names).
     Layout(
         "facebookresearch/simsiam",
-        {"single": Network("encoder.")},
-        {"predictor": ("predictor.", "")},
+        {"single": "state_dict/encoder."},
+        {"predictor": "predictor.*"},
         has=("encoder.fc.6.", "predictor.3."),
     ),
     # facebookresearch/moco-v3@c349e6e main_lincls.py:319 and :268, the same in moco and simsiam;
     # pytorch/examples@77f55b9 imagenet/main.py:299, from which they come, has the same keys.
     Layout(
         "pytorch/examples imagenet",
-        {"single": Network()},
+        {"single": "state_dict/"},
+        {"training record": "best_acc1"},
         marks={"arch": ..., "best_acc1": ...},
-        top={"training record": ("best_acc1",)},
     ),
     # google-research/simclr@383d414 (TensorFlow) by tonylins/simclr-converter@139d3cb
     # convert.py:84 and resnet_wider.py, whose blocks create the shortcut first. Pixels are 0..1
     # and no more: simclr data_util.py:515; eval.py, "the original model do not have normalization".
     Layout(
         "google-research/simclr v1 (tonylins/simclr-converter)",
-        {"single": Network()},
+        {"single": "state_dict/"},
         has=("fc.bias", "bn1.num_batches_tracked"),
         marks={"epoch": None, "arch": None, "optimizer": None},
         order=("layer1.0.downsample.0.weight", "layer1.0.conv1.weight"),
@@ -323,10 +310,9 @@ LAYOUTS: tuple[Layout, ...] = (
     # names) and verify.py:18 (the pixels). Selective kernels (sk1) have keys that no rule knows.
     Layout(
         "google-research/simclr v2 (Separius/SimCLRv2-Pytorch)",
-        {"single": Network("", ("resnet",))},
-        top={"projection head": ("head",)},
-        first=("net.0.0.weight", "net.1.blocks.0.net.0.weight"),
-        rename=keymap.from_simclr_v2,
+        {"single": "resnet/"},
+        {"projection head": "head"},
+        scheme="simclr v2",
         mean=ZERO_MEAN,
         std=ZERO_TO_ONE_STD,
         note=_SAME_POOL,
@@ -336,7 +322,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # Pixels: byol/utils/dataset.py:63; padding: byol/utils/networks.py:106.
     Layout(
         "google-deepmind/byol (ajtejankar/byol-convert)",
-        {"single": Network("", ())},
+        {"single": ""},
         marks={"bn1.num_batches_tracked": None},
         order=("fc.weight", "bn1.running_mean"),
         note=(
@@ -348,8 +334,8 @@ LAYOUTS: tuple[Layout, ...] = (
     # names). Its resnet50.pth (main.py:151) is torchvision's without fc.
     Layout(
         "facebookresearch/barlowtwins",
-        {"single": Network("backbone.", ("model",))},
-        {"projector": ("projector.", ""), "loss": ("bn.", "")},
+        {"single": "model/backbone."},
+        {"projector": "projector.*", "loss": "bn.*"},
         has=("projector.0.", "bn.running_mean"),
     ),
     # facebookresearch/vicreg@4e12602 main_vicreg.py:157 (the dict), :189 (the names),
@@ -357,8 +343,8 @@ LAYOUTS: tuple[Layout, ...] = (
     # 1 and 2 (resnet.py:163,186) is conv1's 3.
     Layout(
         "facebookresearch/vicreg",
-        {"single": Network("backbone.", ("model",))},
-        {"projector": ("projector.", "")},
+        {"single": "model/backbone."},
+        {"projector": "projector.*"},
         has=("projector.0.bias",),
     ),
     # facebookresearch/swav@06b1b7c main_swav.py:239 (the dict; released files are its state dict,
@@ -367,12 +353,12 @@ LAYOUTS: tuple[Layout, ...] = (
     *(
         Layout(
             "facebookresearch/swav",
-            {"single": Network("", at)},
-            {"projection head": ("projection_head.", ""), "prototypes": ("prototypes.", "")},
+            {"single": start},
+            {"projection head": "projection_head.*", "prototypes": "prototypes.*"},
             has=("projection_head.", "prototypes."),
             std=(58.14, 57.12, 57.375),
         )
-        for at in (("state_dict",), ())
+        for start in ("state_dict/", "")
     ),
     # facebookresearch/dino@7c446df main_dino.py:278 (the dict), :431 (the pixels), utils.py:606
     # (the names); eval_linear.py:264 takes the teacher. Its dino_resnet50_pretrain.pth
@@ -380,12 +366,11 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "facebookresearch/dino",
         {
-            "teacher": Network("backbone.", ("teacher",)),
-            "student": Network("backbone.", ("student",)),
+            "teacher": "teacher/backbone.",
+            "student": "student/backbone.",
         },
-        {"head": ("head.", "")},
+        {"head": "head.*", "loss": "dino_loss"},
         marks={"dino_loss": ...},
-        top={"loss": ("dino_loss",)},
     ),
     # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
     # base_ssl_model.py:414 and backbones/resnext.py:144 (the names),
@@ -396,7 +381,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "facebookresearch/vissl",
         {
-            "teacher": Network("momentum_teacher.module.trunk._feature_blocks.", ("loss",)),
+            "teacher": "loss/momentum_teacher.module.trunk._feature_blocks.",
             "student": _VISSL_TRUNK,
         },
         has=("momentum_teacher.",),
@@ -406,7 +391,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "facebookresearch/vissl",
         {
             "query": _VISSL_TRUNK,
-            "key": Network("moco_encoder.trunk._feature_blocks.", ("loss",)),
+            "key": "loss/moco_encoder.trunk._feature_blocks.",
         },
         has=("moco_encoder.",),
         **_VISSL,
@@ -416,9 +401,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "facebookresearch/vissl",
         {
             "base": _VISSL_TRUNK,
-            "ema": Network(
-                "_feature_blocks.", ("classy_state_dict", "ema_model", "model", "trunk")
-            ),
+            "ema": "classy_state_dict/ema_model/model/trunk/_feature_blocks.",
         },
         marks={"classy_state_dict/ema_model": ...},
         **_VISSL,
@@ -428,7 +411,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # convert_vissl_to_torchvision.py:46.
     Layout(
         "facebookresearch/vissl (converted)",
-        {"single": Network("_feature_blocks.", ("model_state_dict",))},
+        {"single": "model_state_dict/_feature_blocks."},
     ),
     # --- B: frameworks and packages
     # HobbitLong/PyContrast@84f94ea pycontrast/learning/contrast_trainer.py:113 (the dict),
@@ -436,18 +419,16 @@ LAYOUTS: tuple[Layout, ...] = (
     # detection/convert_pretrained.py takes "model" unless told --ema.
     Layout(
         "HobbitLong/PyContrast",
-        {"model": Network("encoder.", ("model",)), "ema": Network("encoder.", ("model_ema",))},
-        {"head": ("head", "")},
+        {"model": "model/encoder.", "ema": "model_ema/encoder."},
+        {"head": "head*", "memory bank": "contrast"},
         has=("head.",),
-        top={"memory bank": ("contrast",)},
     ),
     # CMC, build_backbone.py:89: one network sees L, the other ab, so neither takes RGB.
     Layout(
         "HobbitLong/PyContrast (CMC)",
-        {"L": Network("encoder1.", ("model",)), "ab": Network("encoder2.", ("model",))},
-        {"head": ("head", "")},
+        {"L": "model/encoder1.", "ab": "model/encoder2."},
+        {"head": "head*", "memory bank": "contrast", "EMA network": "model_ema"},
         has=("head1.",),
-        top={"memory bank": ("contrast",), "EMA network": ("model_ema",)},
     ),
     # WXinlong/DenseCL@b64bbb6 openselfsup/models/densecl.py:28; pixels: configs/selfsup/densecl/
     # densecl_imagenet_200ep.py:31. Every list's backbone has the second name "backbone.".
@@ -462,28 +443,25 @@ LAYOUTS: tuple[Layout, ...] = (
     # mocov3.py:55}, open-mmlab/mmpretrain@ee7f2e8 mmpretrain/models/selfsup/{moco.py:65,byol.py:55,
     # mocov3.py:180}; the dict: open-mmlab/mmengine@2543429 mmengine/runner/runner.py:2229; pixels:
     # configs/_base_/datasets/imagenet_bs32_mocov2.py:6.
-    _mm(
-        "MMSelfSup 1.x / mmpretrain", ("encoder_k.",), query="backbone.", key="encoder_k.module.0."
-    ),
-    _mm(
-        "MMSelfSup 1.x / mmpretrain",
-        ("target_net.",),
-        online="backbone.",
-        target="target_net.module.0.",
-    ),
-    _mm(
-        "MMSelfSup 1.x / mmpretrain",
-        ("momentum_encoder.",),
-        base="backbone.",
-        momentum="momentum_encoder.module.0.",
+    *(
+        _mm(
+            "MMSelfSup 1.x / mmpretrain",
+            (f"{average}.",),
+            **{choice: "backbone.", other: f"{average}.module.0."},
+        )
+        for choice, other, average in (
+            ("query", "key", "encoder_k"),
+            ("online", "target", "target_net"),
+            ("base", "momentum", "momentum_encoder"),
+        )
     ),
     # mmengine/hooks/ema_hook.py:165 and 215: the EMA weights are in "state_dict", the trained ones
     # in "ema_state_dict".
     dataclasses.replace(
         _mm("mmpretrain", single="backbone."),
         networks={
-            "ema": Network("backbone."),
-            "model": Network("backbone.", ("ema_state_dict",)),
+            "ema": "state_dict/backbone.",
+            "model": "ema_state_dict/backbone.",
         },
         marks={"meta": ..., "ema_state_dict": ...},
     ),
@@ -494,7 +472,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # What their tools/extract_backbone_weights.py write, of OpenSelfSup@1db69ec:19,
     # WXinlong/DenseCL@b64bbb6 and mmselfsup@6faad81 tools/model_converters/.
     *(
-        Layout(f"{name} (extracted)", {"single": Network()}, marks={"author": author})
+        Layout(f"{name} (extracted)", {"single": "state_dict/"}, marks={"author": author})
         for name, author in (
             ("OpenSelfSup", "OpenSelfSup"),
             ("MMSelfSup", "MMSelfSup"),
@@ -521,7 +499,7 @@ LAYOUTS: tuple[Layout, ...] = (
     *(
         Layout(
             "vturrisi/solo-learn",
-            {"online": Network(f"{word}."), "momentum": Network(f"momentum_{word}.")},
+            {"online": f"state_dict/{word}.", "momentum": f"state_dict/momentum_{word}."},
             _SOLO_DROPPED,
             has=("classifier.", beside),
             no_3x3_stem="solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels (solo/methods/"
@@ -535,14 +513,15 @@ LAYOUTS: tuple[Layout, ...] = (
     # resnet50/{dino.py:33,byol.py:27,mocov2.py:32} keep torchvision's names,
     # examples/pytorch_lightning/{moco.py:26,dino.py:33} have nn.Sequential's numbers.
     *_lightly(
-        {"teacher": "teacher_backbone.", "student": "student_backbone."},
-        ("teacher_backbone.", "student_backbone."),
+        "teacher_backbone. student_backbone.",
+        teacher="teacher_backbone.",
+        student="student_backbone.",
     ),
-    *_lightly({"teacher": "backbone.", "student": "student_backbone."}, ("student_backbone.",)),
-    *_lightly({"online": "backbone.", "teacher": "teacher_backbone."}, ("teacher_backbone.",)),
-    *_lightly({"query": "backbone.", "key": "key_backbone."}, ("key_backbone.",)),
-    *_lightly({"online": "backbone.", "momentum": "backbone_momentum."}, ("backbone_momentum.",)),
-    *_lightly({"single": "backbone."}),
+    *_lightly("student_backbone.", teacher="backbone.", student="student_backbone."),
+    *_lightly("teacher_backbone.", online="backbone.", teacher="teacher_backbone."),
+    *_lightly("key_backbone.", query="backbone.", key="key_backbone."),
+    *_lightly("backbone_momentum.", online="backbone.", momentum="backbone_momentum."),
+    *_lightly(single="backbone."),
     # huggingface/pytorch-image-models@aa4b585 timm/utils/checkpoint_saver.py:90 and, of a task,
     # timm/task/task.py:207; EMA first as in timm/models/_helpers.py:120; pixels: timm/models/
     # resnet.py:801. Epochs are numbered from 0 (train.py:1197).
@@ -550,31 +529,31 @@ LAYOUTS: tuple[Layout, ...] = (
         Layout(
             "timm",
             networks,
+            {"training record": "task_state task_state_ema"},
             marks={"version": 2, "arch": ..., **marks},
-            top={"training record": ("task_state", "task_state_ema")},
             epoch_offset=1,
             recorded=timm_arguments,
         )
         for networks, marks in (
             (
-                {"ema": Network("", ("state_dict_ema",)), "model": Network()},
+                {"ema": "state_dict_ema/", "model": "state_dict/"},
                 {"state_dict_ema": ...},
             ),
-            ({"single": Network()}, {}),
+            ({"single": "state_dict/"}, {}),
         )
     ),
     # pytorch/vision@017e9b9 references/classification/train.py, main() (the dict; EMA is what
     # --test-only evaluates), utils.py, ExponentialMovingAverage; pixels: presets.py.
     Layout(
         "torchvision references",
-        {"ema": Network("", ("model_ema",)), "model": Network("", ("model",))},
-        {"EMA counter": ("n_averaged", "")},
+        {"ema": "model_ema/", "model": "model/"},
+        {"EMA counter": "n_averaged*"},
         marks={"lr_scheduler": ..., "args": ..., "model_ema": ...},
         epoch_offset=1,
     ),
     Layout(
         "torchvision references",
-        {"single": Network("", ("model",))},
+        {"single": "model/"},
         marks={"lr_scheduler": ..., "args": ...},
         epoch_offset=1,
     ),
@@ -582,7 +561,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # torchvision/models/resnet.py: net.state_dict(), with or without fc.
     Layout(
         "torchvision",
-        {"single": Network("", ())},
+        {"single": ""},
         note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
         "anti-aliased and caffe-style networks have the same ones",
     ),
@@ -594,8 +573,8 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("facebookresearch/moco (converted)", **_D2_LAYOUT, marks={"__author__": "MOCO"}),
     # detectron2://ImageNetPretrained/MSRA/: Caffe2's names with BN statistics (MODEL_ZOO.md, "we do
     # not fuse BatchNorm"; the keys are printed in detectron2#1688).
-    *_caffe2("detectron2/MSRA", "gamma", keymap.from_caffe2),
+    *_caffe2("detectron2/MSRA", "caffe2"),
     # catalog://ImageNetPretrained/MSRA/ of Detectron: the statistics are folded into scale and bias
     # (detectron2/checkpoint/catalog.py: "only load them to a model with FrozenBN").
-    *_caffe2("detectron/MSRA" + FOLDED, "s", keymap.from_caffe2_folded),
+    *_caffe2("detectron/MSRA" + FOLDED, "caffe2 folded"),
 )

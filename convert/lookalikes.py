@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from convert.families.base import families
 from moco.common.errors import DataError
 
 _DEEP_STEM = (
@@ -13,11 +14,10 @@ _DEEP_STEM = (
     "one convolution"
 )
 _CLIP = "CLIP's ResNet, whose stem is three 3x3 convolutions and whose pooling is attention"
-_TRANSFORMER = "a vision transformer, not a ResNet"
+_TRANSFORMER, _CONVNEXT, _REGNET = "a vision transformer", "a ConvNeXt", "a RegNet"
 _TRANSFORMERS_RESNET = (
     "a ResNet or RegNet in transformers' names; timm and torchvision have ResNets"
 )
-_CONVNEXT, _REGNET = "a ConvNeXt, not a ResNet", "a RegNet, not a ResNet"
 # What a network is -> two of its keys, after one prefix. The first row that fits is taken.
 OTHER_NETWORKS = (
     (_CLIP, "conv3.weight", "attnpool.positional_embedding"),  # openai/CLIP, open_clip
@@ -27,7 +27,7 @@ OTHER_NETWORKS = (
     (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
     (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
     (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
-    (f"CLIP's {_TRANSFORMER[2:]}", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
+    ("CLIP's vision transformer", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
     (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
     (_CONVNEXT, "stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),  # timm
     (_CONVNEXT, "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),  # facebookresearch
@@ -41,12 +41,6 @@ OTHER_NETWORKS = (
         "encoder.stages.0.layers.0.layer.0.convolution.weight",
     ),
 )
-SUPPORTED = (
-    "supported are ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width); "
-    "docs/converting.md has the known ones, and a ResNet with torchvision's or Detectron2's names "
-    "under any one prefix is known, too"
-)
-
 # Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
 _DETECTRON2 = re.compile(
     r"proposal_generator\.|roi_heads\.|sem_seg_head\.|backbone\.(stem|bottom_up)\."
@@ -56,12 +50,22 @@ _INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
 
 
 def other_network(keys: Collection[str]) -> str | None:
-    """What OTHER_NETWORKS calls the owner of these keys, or None."""
+    """What OTHER_NETWORKS calls the owner of these names of a flattened file, or None."""
+    keys = {key.replace("/", ".") for key in keys}
     for what, first, second in OTHER_NETWORKS:
         prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
         if any(prefix + second in keys for prefix in prefixes):
             return what
     return None
+
+
+def supported() -> str:
+    """The networks that are converted, for messages."""
+    networks = ", ".join(family.networks for family in families())
+    return (
+        f"supported are {networks}; docs/converting.md has the known ones, and one with "
+        "torchvision's or Detectron2's names under any one prefix is known, too"
+    )
 
 
 def refuse_detector(top: Iterable[str], every: Iterable[str], where: str) -> None:

@@ -1,4 +1,4 @@
-"""What files say about their own networks: pixels, strides, stem."""
+"""What files record of their own networks: pixels, strides, stem."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
-from moco.common.errors import DataError
+from convert.files import is_array, to_tensor
+from moco.common.errors import DataError, shown
 from moco.modeling.soundness import Triple, read_input, read_spec
 
+FAIR_STD = (57.375, 57.12, 58.395)  # BGR
 # A configuration of mmcv's or mmengine's as text.
 _NUMBERS = r"\s*=\s*\[([^\]]{1,80})\]"
 _MM_MEAN, _MM_STD = re.compile(r"\bmean" + _NUMBERS), re.compile(r"\bstd" + _NUMBERS)
@@ -25,7 +27,10 @@ class Recorded:
     Attributes:
         arch, stem, width: of this project's encoders (moco/modeling/encoder.py).
         channel_order, mean, std: 0..255, in that order.
+        stride_in_1x1: where a bottleneck's stride is.
+        owner: whose network it is, instead of the one in the layout's name.
         other: ways in which the file's network is not what its layout is documented to be.
+        note: what a reader of the report has to know.
     """
 
     arch: str | None = None
@@ -34,8 +39,10 @@ class Recorded:
     channel_order: str | None = None
     mean: Triple | None = None
     std: Triple | None = None
+    stride_in_1x1: bool | None = None
+    owner: str = ""
     other: tuple[str, ...] = ()
-    note: str = ""  # what had to be assumed
+    note: str = ""
 
 
 def own_record(raw: Mapping[Any, Any]) -> Recorded:
@@ -97,6 +104,42 @@ def mm_configuration(raw: Mapping[Any, Any]) -> Recorded:
     said = _MM_MEAN.search(text)
     note = "" if said else "meta's configuration names no mean and std: ImageNet's are assumed"
     return Recorded(other=tuple(other), note=note)
+
+
+def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
+    """The convention of the network that a Caffe2 file holds, whose biases have to be zero.
+
+    MSRA's is documented for MSRA's networks; of others, FAIR's X-101-32x8d is
+    (detectron2's configs/COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x.yaml).
+    """
+    model = raw.get("model")
+    blobs: Mapping[Any, Any] = model if isinstance(model, Mapping) else raw
+    first: Any = blobs.get("res2_0_branch2a_w")
+    second: Any = blobs.get("res2_0_branch2b_w")
+    found = Recorded()
+    if is_array(first) and is_array(second) and first.shape[0] != second.shape[1] > 0:
+        groups, width = first.shape[0] // second.shape[1], second.shape[1]
+        deep = "res4_22_branch2a_w" in blobs and "res3_4_branch2a_w" not in blobs
+        if not (deep and (groups, width) == (32, 8)):
+            raise DataError(
+                "a ResNeXt in Caffe2's names; its std and the place of its stride are not MSRA's "
+                "(detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
+            )
+        found = Recorded(owner="FAIR X-101-32x8d", std=FAIR_STD, stride_in_1x1=False)
+    for key, value in blobs.items():
+        norms = ("_bn_b",) if "res_conv1_bn_s" in blobs else ()  # folded statistics
+        if not str(key).endswith("_b") or str(key).endswith(("fc1000_b", *norms)):
+            continue
+        bias = to_tensor(key, value, "").abs()
+        if bool(bias.any()) and key != "conv1_b":
+            raise DataError(f"{shown(key)} is not zero, and the network has no place for it")
+        if bool(bias.any()):
+            note = (
+                f"conv1_b (up to {float(bias.max()):.2g}) is dropped, as Detectron2 does: its "
+                "networks have no place for it"
+            )
+            found = dataclasses.replace(found, note=note)
+    return found
 
 
 def _is(values: Triple, usual: Triple) -> bool:

@@ -1,36 +1,25 @@
-"""Recognize a checkpoint by what is in it, and take the backbone of one network out of it.
+"""Recognize a checkpoint by its contents, and take the backbone of one network out of it.
 
-convert/networks.py says which network; file names and extensions are never looked at. Every key of
-the file is mapped by convert/families/keymap.py, dropped by a rule with a name, or, where it can
-be no part
-of the backbone and of no second network, ignored and listed; anything else is an error. The result
-is in torchvision's names, tensors on the CPU.
+convert/networks.py says which network; file names and endings are never looked at. Every value of
+the file is a part of the backbone, dropped by a rule with a name, or, where it can be no part of
+the backbone and of no second network, ignored and listed; anything else is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convert.contract import FOLDED, InputContract
-from convert.families import keymap
-from convert.families.resnet import choose_stem, shape_of
-from convert.files import holds_arrays, is_array, names, to_tensor
-from convert.layouts import FAIR_STD, Layout, Network
-from convert.networks import (
-    PLAIN,
-    PLAIN_DETECTRON2,
-    Choice,
-    at,
-    choose_network,
-    states,
-    top_rule,
-    unwrapped,
-)
+from convert.contract import FOLDED, InputContract, Pixels
+from convert.families.base import PLAIN_DETECTRON2, Hints, first_rule
+from convert.files import Entry, at, flatten, is_array, names, to_tensor, unwrapped
+from convert.layouts import Layout
+from convert.networks import Choice, Network, choose_network, rule_of
 from convert.recorded import Recorded
-from moco.common.errors import DataError, UserError, shown
-from moco.modeling.soundness import check_arch
+from moco.common.errors import DataError, UserError
+from moco.modeling.soundness import Triple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
 # Heads of a plain state dict that are linear where the backbone is a classifier's.
 _FLAT_HEADS = ("classifier", "head")
 _MAX_SHARED_BYTES = 64 << 20
-# What is beside a backbone and belongs to no network. Notes name at most so many.
+# What is beside a backbone and belongs to no network. Notes name at most `_MAX_IGNORED`.
 IGNORED = "ignored"
 _MAX_IGNORED = 12
 
@@ -52,147 +41,119 @@ class Given:
         encoder: one of the layout's networks, e.g. "query", "key", "teacher".
         stem: where shapes cannot tell (3x3: "cifar" or "stride2").
         mean, std: 0..255 in the order of `channel_order`.
-        channel_order: "RGB" or "BGR".
-        stride_in_1x1: where the stride of a bottleneck sits.
+        channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
+        stride_in_1x1: where the stride of a bottleneck is.
     """
 
     encoder: str | None = None
     stem: str | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
+    mean: Triple | None = None
+    std: Triple | None = None
     channel_order: str | None = None
     stride_in_1x1: bool | None = None
 
     def missing_convention(self) -> list[str]:
         """Options that would have to be given for weights whose convention nobody wrote down."""
-        values = {
-            "--mean": self.mean,
-            "--std": self.std,
-            "--channel-order": self.channel_order,
-            "--stride-in-1x1": self.stride_in_1x1,
-        }
-        return [flag for flag, value in values.items() if value is None]
+        fields = ("mean", "std", "channel_order", "stride_in_1x1")
+        return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
+
+    def pixels(self, source: Pixels, where: str) -> Pixels:
+        """How pixels reach the network: as in the source, unless given; raises UserError."""
+        try:
+            source = source.in_order(self.channel_order or source.channel_order)
+            return Pixels(self.mean or source.mean, self.std or source.std, source.channel_order)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class Recognized:
-    """The backbone of a recognized checkpoint and what the file says about it."""
+    """The backbone of a recognized checkpoint and what the file says about it.
 
-    source: str
-    encoder: str
-    encoders: tuple[str, ...]  # every choice of --encoder that this file has
-    state: dict[str, Tensor]  # torchvision's names
-    dropped: dict[str, int]  # rule -> number of entries
-    filled: int  # tensors of `state` that are not in the file: folded BN statistics, 0 and 1
-    epoch: int | None
-    head: str  # for people
-    shape: dict[str, Any]  # InputContract's depth, stem, *_channels, num_groups, width_per_group
-    channel_order: str
-    mean: tuple[float, float, float]  # 0..255, in channel order
-    std: tuple[float, float, float]
-    stride_in_1x1: bool
-    named: Callable[[str], str]  # a name of `state`, also of what is missing -> as in the file
-    notes: list[str]
-    warnings: list[str]
+    Attributes:
+        contract: where the backbone comes from, what it is, and how it sees pixels.
+        state: its tensors, by the family's names.
+        encoders: every choice of --encoder that this file has.
+        named: what the family's names are called in the file, also those of missing tensors.
+        dropped: rule -> number of entries of the file.
+        filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
+        epoch: epochs finished.
+        head, notes, warnings: for people.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """What torchvision's names are called in a file; of a missing tensor, what it would be."""
-
-    layout: Layout
-    network: Network
-    keys: Mapping[str, Any]
-
-    def __call__(self, name: str) -> str:
-        if name in self.keys:
-            return str(self.keys[name])
-        first = str(self.keys.get("conv1.weight", ""))
-        start = first.removesuffix(self.layout.first[0])
-        shortcut = any(".shortcut." in str(key) for key in self.keys.values())
-        name = keymap.original(self.layout.rename, name, shortcut)
-        return (start if start != first else self.network.prefix) + name
+    contract: InputContract
+    state: dict[str, Tensor]
+    encoders: tuple[str, ...]
+    named: Callable[[str], str]
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    filled: int = 0
+    epoch: int | None = None
+    head: str = "already converted"
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
 
-def recognize(raw: Any, where: str, given: Given = Given()) -> Recognized:
+def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unknown") -> Recognized:
     """Find the layout of an opened checkpoint and take its backbone.
 
     Args:
         raw: what `read_file` returned.
         where: the file's name, for error messages.
         given: what to take instead of what the file or its layout says.
+        sha256: of the file.
 
     Raises:
-        DataError: not a known layout, or damaged: keys, shapes, or claims that disagree.
+        DataError: not a known layout, or damaged: keys, shapes, or records that disagree.
         UserError: `given` does not fit this checkpoint.
     """
-    chosen = choose_network(raw, given.encoder, where)
-    layout, network = chosen.layout, chosen.network
-    state = at(raw, network.at)
-    notes = [note for note in (layout.note, chosen.note) if note]
+    entries = flatten(raw, where)
+    choice = choose_network(raw, entries, given.encoder, where)
+    network, layout = choice.network, choice.network.layout
+    notes = [note for note in (layout.note, choice.note) if note]
     warnings: list[str] = []
-    if layout.name in (PLAIN, PLAIN_DETECTRON2):
+    if layout.plain:
         _check_convention(layout, given, where, warnings)
-    found, dropped, *more = _take(chosen, raw, where, given.encoder is not None)
-    notes += more[0]
-    warnings += more[1]
-    _check_shared([value for _, value in found.values()], where)
-    backbone = {new: to_tensor(key, value, where) for new, (key, value) in found.items()}
-    named = _Names(layout, network, {new: key for new, (key, _) in found.items()})
+    taken = _take(choice, entries, where, given.encoder is not None)
+    notes += taken.notes
+    warnings += taken.warnings
+    backbone = {new: to_tensor(e.keys[-1], e.value, where) for new, e in taken.backbone.items()}
+    named = _names_in_file(network, {new: str(e.keys[-1]) for new, e in taken.backbone.items()})
     filled = _fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
-
-    try:
-        recorded = layout.recorded(raw) if layout.recorded else Recorded()
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+    recorded = _recorded(layout, raw, given, where)
     if recorded.note:
         notes.append(recorded.note)
-    missing = given.missing_convention()
-    if recorded.other and missing:
-        raise DataError(
-            f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
-            f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
-        )
-    shape = shape_of(backbone, where, named)
-    if layout.channel_order == "BGR":
-        layout = _caffe2_convention(layout, state, shape, where, notes)
     _to_float32(backbone, named, warnings)
-    check_arch(recorded.arch or at(raw, ("arch",)), shape, where, notes, warnings)
-    if recorded.width is not None and 64 * recorded.width != shape["stem_out_channels"]:
-        raise DataError(
-            f"{where}: says width {recorded.width!r}, but {shown(named('conv1.weight'), 200)} has "
-            f"{shape['stem_out_channels']} channels instead of 64 x width"
-        )
-    kernel_size = shape.pop("kernel_size")
-    shape["stem"] = choose_stem(kernel_size, recorded.stem, given.stem, where, warnings)
-    if kernel_size == 3 and layout.no_3x3_stem:
-        raise DataError(f"{where}: a CIFAR network; {layout.no_3x3_stem}")
-    if kernel_size == 3 and not recorded.mean and given.mean is None:
-        warnings.append(
-            f"a network with a 3x3 stem is seldom trained on {layout.name}'s usual pixels, which "
-            "are assumed: else give --mean, --std"
-        )
-    keys = {unwrapped(key) for key in state}
-    heads = [text for key, text in _HEADS.items() if network.prefix + key in keys]
-    epoch = at(raw, layout.epoch)
-    stride_in_1x1 = layout.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
-    if stride_in_1x1 and shape["depth"] < 50:
-        raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
+    strides = (given.stride_in_1x1, recorded.stride_in_1x1, layout.stride_in_1x1)
+    hints = Hints(
+        arch=recorded.arch or at(raw, ("arch",)),
+        stem=recorded.stem,
+        width=recorded.width,
+        asked_stem=given.stem,
+        stride_in_1x1=next(stride for stride in strides if stride is not None),
+        assumed_pixels="" if recorded.mean or given.mean is not None else layout.name,
+        no_3x3_stem=layout.no_3x3_stem,
+    )
+    architecture = network.family.recognize(backbone, hints, where, named, notes, warnings)
+    pixels = Pixels(
+        recorded.mean or layout.mean,
+        recorded.std or layout.std,
+        recorded.channel_order or layout.channel_order,
+    )
+    source = layout.name.replace("MSRA", recorded.owner or "MSRA")
+    keys = {entry.name for entry in entries}
+    heads = (text for key, text in network.family.heads.items() if network.start + key in keys)
+    epoch = at(raw, layout.epoch.split("/"))
     return Recognized(
-        source=layout.name,
-        encoder=chosen.name,
-        encoders=tuple(chosen.networks),
+        contract=InputContract(
+            given.pixels(pixels, where), network.family, architecture, source, sha256, choice.name
+        ),
         state=backbone,
-        dropped=dropped,
+        encoders=tuple(choice.networks),
+        named=named,
+        dropped=dict(taken.dropped),
         filled=filled,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
-        head=heads[0] if heads else "no fc",
-        shape=shape,
-        channel_order=recorded.channel_order or layout.channel_order,
-        mean=recorded.mean or layout.mean,
-        std=recorded.std or layout.std,
-        stride_in_1x1=stride_in_1x1,
-        named=named,
+        head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,
     )
@@ -205,38 +166,51 @@ def from_contract(
 
     Raises UserError: `given` contradicts what the contract says about the network.
     """
-    for flag, asked, recorded in (
-        ("encoder", given.encoder, contract.encoder),
-        ("stem", given.stem, contract.stem),
-    ):
-        if asked not in (None, recorded):
-            raise UserError(f"--{flag} {asked}: {where} was converted with {flag} {recorded}")
-    stride_in_1x1 = contract.stride_in_1x1 if given.stride_in_1x1 is None else given.stride_in_1x1
-    shape = {
-        field: getattr(contract, field)
-        for field in (
-            *("depth", "stem", "stem_out_channels", "res2_out_channels"),
-            *("num_groups", "width_per_group"),
+    family = contract.family
+    if given.encoder not in (None, contract.encoder):
+        raise UserError(
+            f"--encoder {given.encoder}: {where} was converted with encoder {contract.encoder}"
         )
-    }
-    return Recognized(
-        source=contract.source,
-        encoder=contract.encoder,
-        encoders=(contract.encoder,),
-        state={keymap.from_detectron2(key) or key: value for key, value in model.items()},
-        dropped={},
-        filled=0,
-        epoch=None,
-        head="already converted",
-        shape=shape,
-        channel_order=contract.channel_order,
-        mean=contract.pixel_mean,
-        std=contract.pixel_std,
-        stride_in_1x1=stride_in_1x1,
-        named=lambda name: keymap.to_detectron2(name) or name,
-        notes=[],
-        warnings=[],
+    architecture = family.with_options(
+        contract.architecture, given.stem, given.stride_in_1x1, where
     )
+    pixels = given.pixels(contract.pixels, where)
+    return Recognized(
+        contract=dataclasses.replace(contract, pixels=pixels, architecture=architecture),
+        state={family.from_detectron2(key) or key: value for key, value in model.items()},
+        encoders=(contract.encoder,),
+        named=lambda name: family.to_detectron2(name) or name,
+    )
+
+
+def _recorded(layout: Layout, raw: Any, given: Given, where: str) -> Recorded:
+    """What the file says of its pixels and strides; raises DataError where that needs options."""
+    try:
+        recorded = layout.recorded(raw) if layout.recorded else Recorded()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    if recorded.other and (missing := given.missing_convention()):
+        raise DataError(
+            f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
+            f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
+        )
+    return recorded
+
+
+def _names_in_file(network: Network, keys: Mapping[str, str]) -> Callable[[str], str]:
+    """What the family's names are called in a file; of a missing tensor, what it would be."""
+    scheme = network.scheme
+    first = keys.get(scheme.rename(scheme.first[0]) or "", "")
+    start = first.removesuffix(scheme.first[0]) if first else network.prefix
+    shortcut = any(".shortcut." in key for key in keys.values())
+
+    def named(name: str) -> str:
+        original = start + scheme.original(name)
+        if shortcut:
+            original = original.replace(".downsample.", ".shortcut.")
+        return keys.get(name, original)
+
+    return named
 
 
 def _check_convention(layout: Layout, given: Given, where: str, warnings: list[str]) -> None:
@@ -251,145 +225,139 @@ def _check_convention(layout: Layout, given: Given, where: str, warnings: list[s
     if missing and set(missing) != {"--stride-in-1x1"}:
         warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
-            f"assumed, as torchvision's ResNets have them; else give {' '.join(missing[:3])}"
+            f"assumed, as torchvision's networks have them; else give {' '.join(missing[:3])}"
         )
 
 
-def _take(
-    chosen: Choice, raw: Any, where: str, explicit: bool
-) -> tuple[dict[str, tuple[Any, Any]], dict[str, int], list[str], list[str]]:
+@dataclasses.dataclass
+class _Taken:
+    """Where every value of a file went."""
+
+    backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the family's names
+    dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+
+def _take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) -> _Taken:
     """Find the backbone's tensors, and a rule for everything else in the file.
 
     Args:
         explicit: the user named this network, so what else there is cannot be meant.
 
-    Returns torchvision's name -> (key, value); counts by rule; notes; warnings.
-
     Raises DataError: keys of the backbone that its names do not have; or convolutions beside it
     that could be a second network.
     """
-    layout, network = chosen.layout, chosen.network
-    found: dict[str, tuple[Any, Any]] = {}
-    dropped: dict[str, int] = {}
+    network, layout = choice.network, choice.network.layout
+    own, rename = network.scheme.own, network.scheme.rename
+    taken = _Taken()
     unknown: list[Any] = []
     ignored: list[Any] = []
     second: list[Any] = []
-
-    def set_aside(key: Any, value: Any, rule: str | None) -> None:
-        """What is beside the backbone: under its rule, else ignored by its name."""
-        if rule is None:
-            (second if _holds_convolutions(value, key) else ignored).append(key)
-        count(dropped, rule or IGNORED)
-
-    state = at(raw, network.at)
-    for key, value in state.items():
-        if network.at == () and not is_array(value):
-            set_aside(key, value, _rule_outside(chosen, (key,), value))
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    for entry in entries:
+        depth = _shared(entry.keys, network.keys)
+        is_inside = depth == len(network.keys) == len(entry.keys) - 1
+        if not is_inside or (not depth and not is_array(entry.value)):
+            groups.setdefault(entry.keys[: depth + 1], []).append(entry)
             continue
-        short = unwrapped(key)
-        owner = _owner(chosen, short)
-        name = short.removeprefix(network.prefix) if owner == chosen.name else ""
-        rule = keymap.drop_rule(name) or keymap.first_rule(short, layout.dropped)
-        new = layout.rename(name)
-        if new in found:
+        key, short = entry.keys[-1], unwrapped(entry.keys[-1])
+        owner = _owner(choice, short)
+        name = short.removeprefix(network.prefix) if owner == choice.name else ""
+        rule = first_rule(name, network.family.dropped) or rule_of(short, layout)
+        new = rename(name)
+        if new in taken.backbone:
             raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
-            found[new] = (key, value)
-        elif owner not in (None, chosen.name):
-            count(dropped, f"{owner} encoder")
-        elif rule in _FLAT_HEADS and _is_convolution(value):
+            taken.backbone[new] = entry
+        elif owner not in (None, choice.name):
+            taken.dropped[f"{owner} encoder"] += 1
+        elif rule in _FLAT_HEADS and is_array(entry.value) and entry.value.ndim > 2:
             unknown.append(key)  # of a segmentation network, whose backbone is dilated
-        elif rule or (network.at == () and (rule := top_rule(layout, key))):
-            count(dropped, rule)
-        elif not isinstance(value, Mapping) and keymap.is_own(layout.rename, name):
+        elif rule:
+            taken.dropped[rule] += 1
+        elif own.match(name):
             unknown.append(key)
         else:
-            inside = isinstance(value, Mapping)
-            rule = _rule_outside(chosen, (*network.at, key), value) if inside else None
-            set_aside(key, value, rule)
+            (second if _is_large_convolution(entry) else ignored).append(key)
+            taken.dropped[IGNORED] += 1
     if unknown:
         raise DataError(
             f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
-            f"{names(unknown, limit=50)}; not the ResNet of a {layout.name} checkpoint"
+            f"{names(unknown, limit=50)}; not the network of a {layout.name} checkpoint"
         )
-    for depth in range(len(network.at)):
-        above = network.at[:depth]
-        for key, value in at(raw, above).items():
-            if key != network.at[depth]:
-                set_aside(key, value, _rule_outside(chosen, (*above, key), value))
+    for path, group in groups.items():
+        rule = _rule_beside(choice, path, group)
+        if rule is None:
+            (second if any(map(_is_large_convolution, group)) else ignored).append(path[-1])
+        taken.dropped[rule or IGNORED] += 1
+    _check_shared([entry.value for entry in taken.backbone.values()], where)
     if second and not explicit:
         raise DataError(
             f"{where}: {names(second)}: convolutions beside the backbone of this {layout.name} "
             "checkpoint, of another network, or of a segmentation or detection network, whose "
             "backbone may be dilated; it is ambiguous what is meant; give --encoder with one of "
-            f"{', '.join(chosen.networks)}"
+            f"{', '.join(choice.networks)}"
         )
-    notes, warnings = [], []
     if ignored + second:
         text = names([*ignored, *second], limit=_MAX_IGNORED)
-        notes.append(f"{IGNORED}, because the backbone has no place for it: {text}")
+        taken.notes.append(f"{IGNORED}, because the backbone has no place for it: {text}")
     if second:
-        warnings.append(
+        taken.warnings.append(
             f"{names(second)} are convolutions, too: if they are a segmentation or detection "
             "network's, its backbone may be dilated, and this one is not"
         )
-    return found, dropped, notes, warnings
+    return taken
 
 
-def _owner(chosen: Choice, key: str) -> str | None:
-    """The network of the same dict whose key this is: the one with the longest prefix."""
+def _shared(keys: Sequence[Any], path: Sequence[str]) -> int:
+    """How many keys two paths have in common at their start."""
+    both = zip(keys, path, strict=False)
+    return next((i for i, (a, b) in enumerate(both) if a != b), min(len(keys), len(path)))
+
+
+def _owner(choice: Choice, key: str) -> str | None:
+    """The network of the chosen one's dict whose key this is: the one with the longest prefix."""
+    chosen = choice.network
+    starts = {**chosen.layout.networks, **{n: net.start for n, net in choice.networks.items()}}
     here = {
-        name: network.prefix
-        for name, network in {**chosen.layout.networks, **chosen.networks}.items()
-        if network.at == chosen.network.at and key.startswith(network.prefix)
+        name: start
+        for name, start in starts.items()
+        if start.startswith(chosen.directory)
+        and "/" not in (prefix := start.removeprefix(chosen.directory))
+        and key.startswith(prefix)
     }
-    if chosen.name in here and here[chosen.name] == max(here.values(), key=len):
-        return chosen.name
-    # Without a prefix every key would be its own.
-    rest = {name: prefix for name, prefix in here.items() if prefix}
-    if rest:
-        return max(rest, key=lambda name: len(rest[name]))
-    if chosen.name in here:
-        return chosen.name
-    other = next((name for name in here if chosen.layout.rename(key)), None)
-    return other
+    longest = max(here.values(), key=len, default="")
+    if longest == chosen.directory and choice.name not in here:
+        # Without a prefix every key would be its own.
+        return next((name for name in here if chosen.scheme.rename(key)), None)
+    if here.get(choice.name) == longest:
+        return choice.name
+    return next((name for name, start in here.items() if start == longest), None)
 
 
-def _rule_outside(chosen: Choice, path: tuple[str, ...], value: Any) -> str | None:
-    """The rule for what is beside the state dict, at a path of keys; None: there is none."""
-    for name, network in chosen.networks.items():
-        if network.at[: len(path)] == path and name != chosen.name:
+def _rule_beside(choice: Choice, path: tuple[Any, ...], group: Sequence[Entry]) -> str | None:
+    """The rule for what is at a path of keys beside the backbone; None: there is none."""
+    for name, network in choice.networks.items():
+        if network.keys[: len(path)] == path and name != choice.name:
             return f"{name} encoder"
-    if rule := top_rule(chosen.layout, path[-1]):
+    if rule := rule_of(path[-1], choice.network.layout):
         return rule
-    if isinstance(chosen.layout.marks.get("format"), str) or not holds_arrays(value):
+    arrays = [entry.keys for entry in group if is_array(entry.value)]
+    if choice.network.layout.is_own or not arrays:
         return "training record"  # the project's own format is versioned
-    return "optimizer" if _is_optimizer(value) else None
+    # The state dict of a torch optimizer, or several.
+    every = [e.keys[: e.keys.index("param_groups")] for e in group if "param_groups" in e.keys]
+    if all(any(keys[: len(one)] == one for one in every) for keys in arrays):
+        return "optimizer"
+    return None
 
 
-def _is_optimizer(value: Any, depth: int = 2) -> bool:
-    """Whether a value is the state dict of a torch optimizer, or holds nothing else than some."""
-    if isinstance(value, Mapping) and "param_groups" in value:
-        return True
-    inside = list(value.values()) if isinstance(value, Mapping) else value
-    if not depth or not isinstance(inside, list | tuple):
-        return False
-    known = [_is_optimizer(item, depth - 1) for item in inside]
-    return any(known) and not any(
-        holds_arrays(item) for item, one in zip(inside, known, strict=True) if not one
-    )
-
-
-def _holds_convolutions(value: Any, key: Any) -> bool:
-    """Whether a value is a convolution's weight, larger than 1x1, or a dict that has one."""
-    if is_array(value):
-        name = key.rpartition(".")[2] if isinstance(key, str) else ""
-        return name == "weight" and value.ndim == 4 and max(value.shape[2:]) > 1
-    return any(
-        _holds_convolutions(item, key)
-        for _, state in states(value)
-        for key, item in state.items()
-        if is_array(item)
+def _is_large_convolution(entry: Entry) -> bool:
+    """Whether an entry is a convolution's weight, larger than 1x1."""
+    named = str(entry.keys[-1]).rpartition(".")[2] == "weight" and entry.name
+    return bool(
+        named and is_array(entry.value) and entry.value.ndim == 4 and max(entry.value.shape[2:]) > 1
     )
 
 
@@ -415,15 +383,6 @@ def _check_shared(values: Iterable[Any], where: str) -> None:
         )
 
 
-def _is_convolution(value: Any) -> bool:
-    return is_array(value) and value.ndim > 2
-
-
-def count(counts: dict[str, int], rule: str) -> None:
-    """One more entry under a rule (in place)."""
-    counts[rule] = counts.get(rule, 0) + 1
-
-
 def _fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
     """Give every BN without statistics those it starts with (in place); their number."""
     import torch
@@ -440,46 +399,6 @@ def _fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
         "into scale and bias, which is right for FrozenBN only"
     )
     return len(missing)
-
-
-def _caffe2_convention(
-    layout: Layout,
-    state: Mapping[Any, Any],
-    shape: Mapping[str, Any],
-    where: str,
-    notes: list[str],
-) -> Layout:
-    """The layout with the convention of the network that a Caffe2 file holds.
-
-    MSRA's is documented for MSRA's networks; of others, FAIR's X-101-32x8d is
-    (detectron2's configs/COCO-InstanceSegmentation/mask_rcnn_X_101_32x8d_FPN_3x.yaml).
-    """
-    if (shape["depth"], shape["num_groups"], shape["width_per_group"]) == (101, 32, 8):
-        layout = dataclasses.replace(
-            layout,
-            name=layout.name.replace("MSRA", "FAIR X-101-32x8d"),
-            std=FAIR_STD,
-            stride_in_1x1=False,
-        )
-    elif shape["num_groups"] != 1:
-        raise DataError(
-            f"{where}: a ResNeXt in Caffe2's names; its std and the place of its stride are not "
-            "MSRA's (detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
-        )
-    for key in state:
-        rule = keymap.first_rule(str(key), layout.dropped)
-        if layout.rename(str(key)) or rule != "convolution bias":
-            continue
-        values = to_tensor(key, state[key], where)
-        if not bool(values.any()):
-            continue
-        if key != "conv1_b":
-            raise DataError(f"{where}: {shown(key)} is not zero, and no ResNet has a place for it")
-        notes.append(
-            f"conv1_b (up to {float(values.abs().max()):.2g}) is dropped, as Detectron2 does: its "
-            "networks have no place for it"
-        )
-    return layout
 
 
 def _to_float32(
@@ -500,13 +419,3 @@ def _to_float32(
                 f"{len(keys)} of {len(backbone)} tensors are {dtype} in the file, {how}: "
                 f"{names(map(named, keys))}"
             )
-
-
-_HEADS = {
-    "fc.weight": "linear head",
-    "fc.0.weight": "MLP head",
-    "stem.fc.weight": "linear head",
-    "stem.fc.0.weight": "MLP head",
-    "fc1000_w": "linear head",
-    "9.weight": "linear head",
-}

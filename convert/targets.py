@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract, numbers
-from convert.families import keymap
+from convert.files import read_file, to_tensor
 from moco.common.errors import UserError
 from moco.common.files import atomic_torch_save, atomic_write, cannot_write
 
@@ -30,7 +31,7 @@ SUFFIXES = {
     "torchvision": (".pth", ".safetensors"),
 }
 AUTHOR = "moco-transfer"
-NOT_FOR_DETECTRON2 = "Detectron2's own backbone was not asked: the file is not for it"
+NOT_FOR_DETECTRON2 = "Detectron2's own backbone was not compared: the file is not for it"
 
 
 def write(path: Path, converted: Converted, to: str) -> None:
@@ -40,13 +41,10 @@ def write(path: Path, converted: Converted, to: str) -> None:
     """
     model, contract = converted.model, converted.contract
     if to == "torchvision":
-        if contract.stride_in_1x1:
-            raise UserError(
-                f"--to torchvision: the stride of this {contract.architecture()} sits in the 1x1, "
-                "and torchvision has no such network: its own would load these tensors and "
-                "compute something else"
-            )
-        state = {keymap.from_detectron2(key) or key: value for key, value in model.items()}
+        if problem := contract.architecture.in_torchvision():
+            raise UserError(f"--to torchvision: {problem}")
+        original = contract.family.from_detectron2
+        state = {original(key) or key: value for key, value in model.items()}
         if path.suffix == ".pth":
             atomic_torch_save(path, state)
         else:
@@ -65,7 +63,8 @@ def write(path: Path, converted: Converted, to: str) -> None:
         texts = {"__author__": AUTHOR, "contract": json.dumps(beside["contract"])}
         _write_safetensors(path, model, texts)
     else:
-        _write_pickle(path, {"model": {k: v.numpy() for k, v in model.items()}, **beside})
+        content = {"model": {k: v.numpy() for k, v in model.items()}, **beside}
+        atomic_write(path, lambda file: pickle.dump(content, file, protocol=4))
 
 
 def read_back(path: Path, contract: InputContract, to: str) -> Converted:
@@ -74,12 +73,11 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
     Raises DataError: unreadable or unsound.
     """
     from convert import verify
-    from convert.files import read_file, to_tensor
 
     if to == "detectron2":
         return verify.read_converted(path)
     state = {
-        keymap.to_detectron2(key) or key: to_tensor(key, value, str(path))
+        contract.family.to_detectron2(key) or key: to_tensor(key, value, str(path))
         for key, value in read_file(path).items()
     }
     verify.check_model(state, contract, str(path))
@@ -88,29 +86,16 @@ def read_back(path: Path, contract: InputContract, to: str) -> Converted:
 
 def lost_options(contract: InputContract) -> list[str]:
     """Options of the converter that say again what a plain state dict does not say."""
-    options = []
-    if contract.channel_order != "RGB":
-        options.append(f"--channel-order {contract.channel_order}")
+    pixels, options = contract.pixels, []
+    if pixels.channel_order != "RGB":
+        options.append(f"--channel-order {pixels.channel_order}")
     for name, values, usual in (
-        ("mean", contract.pixel_mean, IMAGENET_MEAN),
-        ("std", contract.pixel_std, IMAGENET_STD),
+        ("mean", pixels.mean, IMAGENET_MEAN),
+        ("std", pixels.std, IMAGENET_STD),
     ):
         if values != usual:
             options.append(f"--{name} {numbers(values).strip('[]').replace(',', '')}")
-    if contract.stem == "stride2":
-        options.append("--stem stride2")
-    return options
-
-
-def lost_in_torchvision(contract: InputContract) -> list[str]:
-    """Notes on what a plain state dict does not say, with the options that say it again."""
-    options = lost_options(contract)
-    if not options:
-        return []
-    return [
-        "a plain state dict does not hold the input contract; to convert this one to Detectron2, "
-        f"give {' '.join(options)}"
-    ]
+    return options + contract.architecture.lost_options()
 
 
 def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -132,12 +117,3 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[st
         written = path.stat().st_size if path.exists() else 0
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise cannot_write(path, OSError(reason[:200]), written) from error
-
-
-def _write_pickle(path: Path, content: Any) -> None:
-    import pickle
-
-    def write_to(file: BinaryIO) -> None:
-        pickle.dump(content, file, protocol=4)
-
-    atomic_write(path, write_to)

@@ -1,36 +1,31 @@
 """Proof that a converted file is what it says: read back, inverted, and shown an image.
 
 `read_converted` is also how the detection room opens converted weights. The source network of the
-feature check is torchvision's own ResNet, the target convert/families/resnet_network.py, which
-share no code.
-
-Shapes: N = 1 image, C channels, H W pixels.
+feature check is the family's reference implementation, the target its own backbone, which share no
+code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import resnet as tv
 
 from convert.contract import InputContract
-from convert.families import keymap
-from convert.families.resnet_network import FEATURES, NUM_BLOCKS, ResNet, is_bottleneck
+from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.files import describe, is_converted, names, read_file, to_tensor
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.modeling import soundness
 from moco.modeling.soundness import IMAGE_SIZE_PX, fixed_image
 
-# Both networks do the same operations in the same order, so equality is expected bit by bit; a
-# backend that is not deterministic may differ by rounding, relative to the largest feature.
+# Both networks do the same operations in the same order, so their features are expected to be
+# bitwise equal; a backend that is not deterministic may differ by rounding, relative to the largest
+# feature.
 TOLERANCE = 1e-5
-
-Net = TypeVar("Net", bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +73,7 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
         contract = InputContract.from_dict(raw["contract"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    # What a pickle holds is not what becomes of it: both need not be in memory at once.
+    # The arrays of a pickle become tensors one by one: both need not be in memory at once.
     values: dict[Any, Any] = raw["model"] if own else dict(raw["model"])
     model = {key: to_tensor(key, values.pop(key), str(path)) for key in list(values)}
     check_model(model, contract, str(path))
@@ -86,17 +81,9 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
     return Converted(model, contract, notes)
 
 
-def build_backbone(contract: InputContract) -> ResNet:
+def build_backbone(contract: InputContract) -> nn.Module:
     """The backbone that a contract describes, with all features."""
-    return ResNet(
-        contract.depth,
-        stem=contract.stem,
-        stem_out_channels=contract.stem_out_channels,
-        res2_out_channels=contract.res2_out_channels,
-        num_groups=contract.num_groups,
-        width_per_group=contract.width_per_group,
-        stride_in_1x1=contract.stride_in_1x1,
-    )
+    return contract.family.build(contract.architecture)
 
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
@@ -117,38 +104,37 @@ def check_model(
 
     Raises DataError with the names of all offending tensors.
     """
-    expected = {k: v for k, v in target_tensors(contract).items() if not keymap.left_rule(k)}
-    problems: dict[str, list[str]] = {}
-
-    def add(problem: str, key: Any) -> None:
-        problems.setdefault(problem, []).append(named(key))
-
-    for key in expected.keys() - model.keys():
-        add("missing", key)
+    targets = target_tensors(contract).items()
+    expected = {key: value for key, value in targets if not first_rule(key, LEFT_AT_INIT)}
+    problems = {"missing": [named(key) for key in expected.keys() - model.keys()]}
     for key, value in model.items():
+        problem: str | None
         if key not in expected:
-            add("unknown", key)
+            problem = "unknown"
         elif value.dtype != expected[key].dtype:
-            add(f"{value.dtype} where {expected[key].dtype} is expected", key)
+            problem = f"{value.dtype} where {expected[key].dtype} is expected"
         elif value.shape != expected[key].shape:
-            add(f"shape {list(value.shape)} where {list(expected[key].shape)} is expected", key)
-        elif wrong := soundness.problem(key, value):
-            add(wrong, key)
-    if problems:
-        texts = [f"{what}: {names(sorted(keys), limit=50)}" for what, keys in problems.items()]
-        raise DataError(f"{where}: not a sound {contract.architecture()} ({'; '.join(texts)})")
+            problem = f"shape {list(value.shape)} where {list(expected[key].shape)} is expected"
+        else:
+            problem = soundness.problem(key, value)
+        if problem is not None:
+            problems.setdefault(problem, []).append(named(key))
+    texts = [f"{what}: {names(sorted(keys), 50)}" for what, keys in problems.items() if keys]
+    if texts:
+        raise DataError(f"{where}: not a sound {contract.architecture} ({'; '.join(texts)})")
 
 
 def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: str) -> None:
-    """Invert the converted names and compare with the source (torchvision's names), bit by bit.
+    """Invert the converted names and compare bitwise with the source (the family's names).
 
     Raises DataError with the names that differ.
     """
-    back = {keymap.from_detectron2(key) or key: value for key, value in converted.model.items()}
+    original = converted.contract.family.from_detectron2
+    back = {original(key) or key: value for key, value in converted.model.items()}
     wrong = [
         key
         for key in source.keys() | back.keys()
-        if key not in source or key not in back or not _same_bits(source[key], back[key])
+        if key not in source or key not in back or not _is_bitwise_equal(source[key], back[key])
     ]
     if wrong:
         raise DataError(
@@ -159,39 +145,41 @@ def check_round_trip(source: Mapping[str, Tensor], converted: Converted, where: 
 
 def check_features(
     source: Mapping[str, Tensor],
+    architecture: Architecture,
     converted: Converted,
     where: str,
-    *,
-    stride_in_1x1: bool = False,
     detectron2: Callable[[], Mapping[str, Tensor] | None] | None = None,
 ) -> dict[str, FeatureCheck]:
     """Show one fixed image to the source's network and to the target backbones, in eval mode.
 
     Args:
-        stride_in_1x1: the source's, from its documentation; the contract may not decide it.
-        detectron2: `Detectron2Backbone.features` where Detectron2's own backbone is asked, too.
+        architecture: the source's; the contract may not decide it.
+        detectron2: `Detectron2Backbone.features` where Detectron2's own backbone is compared, too.
 
     Returns the agreement at the stem and res2..res5, of the worse one where there are two target
     backbones. Raises DataError at the first feature whose stride or values differ.
     """
     contract, image = converted.contract, fixed_image()
     with torch.no_grad():
-        expected = _features(_filled(lambda: _torchvision(contract, stride_in_1x1), source), image)
-        backbone = _filled(lambda: build_backbone(contract), converted.model)
+        expected = _reference_features(contract.family, architecture, source, image)
+        with torch.device("meta"):
+            backbone: Any = build_backbone(contract)
+        _fill(backbone, converted.model)
         targets: dict[str, Mapping[str, Tensor]] = {"the embedded backbone": backbone(image)}
     theirs = detectron2() if detectron2 is not None else None
     if theirs is not None:
         targets["Detectron2's backbone"] = theirs
     worst: dict[str, FeatureCheck] = {}
     for target, actual in targets.items():
-        for name in FEATURES:
+        for name, stride in backbone.strides.items():
             failed = f"{where}: verification failed at {name} of {target}"
-            check = _compare(expected[name], actual[name], backbone.strides[name], failed)
+            check = _compare(expected[name], actual[name], stride, failed)
             worst[name] = check.worse(worst.get(name, check))
     return worst
 
 
 def _compare(expected: Tensor, actual: Tensor, stride: int, failed: str) -> FeatureCheck:
+    """Compare two feature maps, (1, C, H, W); `failed`: how the message of a DataError begins."""
     size = [pixels // stride for pixels in IMAGE_SIZE_PX]
     if not list(expected.shape[2:]) == list(actual.shape[2:]) == size:
         raise DataError(
@@ -207,68 +195,31 @@ def _compare(expected: Tensor, actual: Tensor, stride: int, failed: str) -> Feat
     # Written so that a NaN fails.
     if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
         raise DataError(f"{failed}: features differ by up to {difference:g}")
-    return FeatureCheck(stride, difference, _same_bits(expected, actual))
+    return FeatureCheck(stride, difference, _is_bitwise_equal(expected, actual))
 
 
-def _same_bits(a: Tensor, b: Tensor) -> bool:
+def _is_bitwise_equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     # As integers: 0.0 == -0.0 and NaN != NaN are questions of value, not of bits.
     return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 
 
-def _filled(build: Callable[[], Net], state: Mapping[str, Tensor]) -> Net:
-    """Build a network without memory of its own and give it `state`'s tensors; eval mode."""
-    with torch.device("meta"):
-        net = build()
-    counters = {
-        key: torch.zeros((), dtype=torch.int64) for key in net.state_dict() if keymap.left_rule(key)
-    }
+def _fill(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a network without memory of its own `state`'s tensors; eval mode."""
+    left = [key for key in net.state_dict() if first_rule(key, LEFT_AT_INIT)]
+    counters = {key: torch.zeros((), dtype=torch.int64) for key in left}
     net.load_state_dict({**state, **counters}, strict=True, assign=True)
-    return net.eval()
+    net.eval()
 
 
-def _torchvision(contract: InputContract, stride_in_1x1: bool) -> tv.ResNet:
-    """torchvision's ResNet of a contract's architecture, without fc."""
-    block: type[tv.Bottleneck | tv.BasicBlock]
-    block = tv.Bottleneck if is_bottleneck(contract.depth) else tv.BasicBlock
-    blocks = NUM_BLOCKS[contract.depth]
-    planes = contract.res2_out_channels // block.expansion
-    # torchvision counts the width of a group for 64 planes.
-    width, rest = 64, 0
-    if is_bottleneck(contract.depth):
-        width, rest = divmod(64 * contract.width_per_group, planes)
-    if rest or contract.res2_out_channels % block.expansion:
-        raise DataError(
-            f"cannot verify: no torchvision ResNet has {contract.res2_out_channels} channels in "
-            f"res2 beside {contract.num_groups} groups of {contract.width_per_group}"
-        )
-    net = tv.ResNet(block, list(blocks), groups=contract.num_groups, width_per_group=width)
-    net.fc = nn.Identity()
-    channels = contract.stem_out_channels
-    if contract.stem != "imagenet":
-        stride = {"cifar": 1, "stride2": 2}[contract.stem]
-        net.conv1 = nn.Conv2d(3, channels, 3, stride, 1, bias=False)
-        net.maxpool = nn.Identity()
-    elif channels != 64:
-        net.conv1 = nn.Conv2d(3, channels, 7, 2, 3, bias=False)
-    if (channels, planes) != (64, 64):
-        # torchvision has no argument for the number of channels, only this builder of stages.
-        net.bn1 = nn.BatchNorm2d(channels)
-        net.inplanes = channels
-        for i, count in enumerate(blocks):
-            stage = net._make_layer(block, planes * 2**i, count, stride=1 if i == 0 else 2)
-            setattr(net, f"layer{i + 1}", stage)
-    if stride_in_1x1:
-        # As in He et al.'s first ResNets; torchvision has no argument for it.
-        for module in net.modules():
-            if isinstance(module, tv.Bottleneck):
-                module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
-    return net
-
-
-def _features(net: tv.ResNet, image: Tensor) -> dict[str, Tensor]:
-    """Outputs of torchvision's own forward, under Detectron2's names of the stages."""
+def _reference_features(
+    family: Family, architecture: Architecture, state: Mapping[str, Tensor], image: Tensor
+) -> dict[str, Tensor]:
+    """Outputs of the reference implementation's modules, by Detectron2's names of the features."""
+    with torch.device("meta"):
+        net, modules = family.reference(architecture)
+    _fill(net, state)
     features: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -277,8 +228,7 @@ def _features(net: tv.ResNet, image: Tensor) -> dict[str, Tensor]:
 
         return hook
 
-    net.maxpool.register_forward_hook(keep("stem"))
-    for layer, stage in keymap.STAGES.items():
-        net.get_submodule(layer).register_forward_hook(keep(stage))
+    for module, name in modules.items():
+        net.get_submodule(module).register_forward_hook(keep(name))
     net(image)
     return features

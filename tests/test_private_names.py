@@ -121,7 +121,7 @@ PRIVATE = (
     Private(
         "torchvision.models.ResNet",
         "_make_layer",
-        "convert/verify.py",
+        "convert/families/resnet_network.py",
         "a stage of another width than torchvision's constructors build",
     ),
 )

@@ -40,7 +40,7 @@ sys.modules["detectron2"] = None
 def peak_bytes():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-import convert.inspect_file, convert.targets, convert.translate, convert.verify
+import convert.families.resnet_network, convert.inspect_file, convert.verify
 import safetensors.torch
 from convert.convert_to_d2 import convert_file
 before = peak_bytes()

@@ -1,1 +1,3 @@
-"""Backbone families, one file each: shapes, names of the tensors, the network."""
+"""Backbone families, one file each; importing them here registers them."""
+
+from convert.families import resnet as resnet

@@ -1,44 +1,263 @@
-"""Which ResNet tensors are, from their shapes and what the user says of the stem."""
+"""ResNets and ResNeXts: the names of their tensors, and how their shapes are recognized.
+
+The family's own names are torchvision's. What the tables do not know is never guessed.
+
+Names: torchvision/models/resnet.py and detectron2/modeling/backbone/resnet.py; the same mapping as
+the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectron2.py.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from convert.families import keymap
+from convert.families.base import FAMILIES, PLAIN, PLAIN_DETECTRON2, USUAL, Family, Hints, Scheme
+from convert.families.resnet_architecture import (
+    NUM_BLOCKS,
+    STEMS,
+    ResNetArchitecture,
+    is_bottleneck,
+)
 from moco.common.errors import DataError, UserError, shown
+from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
+# torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
+STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
+STAGES = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
+BLOCK_MODULES = {
+    "conv1": "conv1",
+    "bn1": "conv1.norm",
+    "conv2": "conv2",
+    "bn2": "conv2.norm",
+    "conv3": "conv3",
+    "bn3": "conv3.norm",
+    "downsample.0": "shortcut",
+    "downsample.1": "shortcut.norm",
+}
+CONV_TENSORS = ("weight",)
+NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
+# "01" would be read as block 1 and could not be read back.
+_INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
+
+# Others' names -> Detectron2's, and from there torchvision's.
+# nn.Sequential(*list(torchvision_resnet.children())[:-1]): 2 and 3 are ReLU and max-pool.
+NUMBERED_STEM = {"0": "stem.conv1", "1": "stem.conv1.norm"}
+NUMBERED_STAGES = {"4": "res2", "5": "res3", "6": "res4", "7": "res5"}
+# The same of lightly's own ResNet (lightly/models/resnet.py), whose ReLU is no module, which has no
+# max-pool and whose shortcuts have another name.
+LIGHTLY_STAGES = {"2": "res2", "3": "res3", "4": "res4", "5": "res5"}
+# Also what CIFAR ResNets call theirs: kuangliu/pytorch-cifar@49b7aa9 models/resnet.py.
+SHORTCUT_BLOCK_MODULES = {
+    name.replace("downsample", "shortcut"): new for name, new in BLOCK_MODULES.items()
+}
+# The children without the max-pool: 2 is ReLU (facebookresearch/moco, branch colab-notebook).
+UNPOOLED_STAGES = {"3": "res2", "4": "res3", "5": "res4", "6": "res5"}
+
+# Separius/SimCLRv2-Pytorch@f4c2f41 resnet.py -> torchvision. A block's module is
+# net.<stage>.blocks.<block>.<module>; batch norms are the first of two in a Sequential.
+SIMCLR_V2_STEM = {"net.0.0": "conv1", "net.0.1.0": "bn1"}
+SIMCLR_V2_BLOCK_MODULES = {
+    "net.0": "conv1",
+    "net.1.0": "bn1",
+    "net.2": "conv2",
+    "net.3.0": "bn2",
+    "net.4": "conv3",
+    "net.5.0": "bn3",
+    "projection.shortcut": "downsample.0",
+    "projection.bn.0": "downsample.1",
+}
+_SIMCLR_V2_BLOCK = re.compile(r"net\.([1-4])\.blocks\.(\w+)\.([\w.]+)")
+
+# Caffe2 -> torchvision, bottlenecks only: detectron2/checkpoint/c2_model_loading.py,
+# convert_basic_c2_names. A name is res<stage>_<block>_<branch>_w or ..._bn_<tensor>; the stem's are
+# conv1_w and res_conv1_bn_<tensor>.
+CAFFE2_BRANCHES = {
+    "branch2a": ("conv1", "bn1"),
+    "branch2b": ("conv2", "bn2"),
+    "branch2c": ("conv3", "bn3"),
+    "branch1": ("downsample.0", "downsample.1"),
+}
+# Detectron2's files keep the statistics; Detectron's fold them into scale and bias
+# (facebookresearch/Detectron tools/pickle_caffe_blobs.py, remove_spatial_bn_layers).
+CAFFE2_NORM_TENSORS = {
+    "gamma": "weight",
+    "beta": "bias",
+    "running_mean": "running_mean",
+    "running_var": "running_var",
+}
+CAFFE2_FOLDED_TENSORS = {"s": "weight", "b": "bias"}
+_CAFFE2_KEY = re.compile(r"res([2-5])_(0|[1-9]\d*)_(branch[12][abc]?)_(w|bn_\w+)")
+
+# Tensors beside a backbone that a detector has no place for. An MLP head is fc.0.*, fc.2.*
+# (moco/builder.py).
+DROPPED = {
+    "head": "fc.*",
+    "linear head": "linear.*",  # of CIFAR networks
+    "last linear head": "last_linear.*",  # Cadene/pretrained-models.pytorch
+    "numbered head": "9.*",  # the last child of UNPOOLED_STAGES, after a Flatten
+    "batch counter": "*.num_batches_tracked",
+    "average counter": "n_averaged*",  # torch.optim.swa_utils.AveragedModel
+}
+HEADS = {
+    "fc.weight": "linear head",
+    "fc.0.weight": "MLP head",
+    "stem.fc.weight": "linear head",
+    "stem.fc.0.weight": "MLP head",
+    "fc1000_w": "linear head",
+    "9.weight": "linear head",
+    "": "no fc",
+}
 
 _MAX_NAME = 200  # of a tensor's name that is shown
 
 
-def shape_of(
-    state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str
-) -> dict[str, Any]:
-    """Recognize a ResNet from its tensors: InputContract's fields, and the stem's kernel_size.
+def to_detectron2(key: str) -> str | None:
+    """Detectron2's name of a torchvision tensor, or None when the table does not have it."""
+    return _translate(key, STEM_MODULES, STAGES, BLOCK_MODULES)
 
-    `named`: what torchvision's names are called in the file, for messages.
-    """
-    from convert.families.resnet_network import NUM_BLOCKS, is_bottleneck
 
-    def dims(key: str, count: int) -> tuple[int, ...]:
+def from_detectron2(key: str) -> str | None:
+    """Torchvision's name of a Detectron2 tensor, or None; the inverse of `to_detectron2`."""
+    return _translate(key, _inverse(STEM_MODULES), _inverse(STAGES), _inverse(BLOCK_MODULES))
+
+
+def _translate(
+    key: str, stem: Mapping[str, str], stages: Mapping[str, str], block: Mapping[str, str]
+) -> str | None:
+    module, _, tensor = key.rpartition(".")
+    stage, _, rest = module.partition(".")
+    index, _, part = rest.partition(".")
+    if module in stem:
+        new_module = stem[module]
+        names = (module, new_module)
+    elif stage in stages and _INDEX.fullmatch(index) and part in block:
+        new_module = f"{stages[stage]}.{index}.{block[part]}"
+        names = (part, block[part])
+    else:
+        return None
+    is_norm = any(name.endswith(".norm") for name in names)
+    if tensor not in (NORM_TENSORS if is_norm else CONV_TENSORS):
+        return None
+    return f"{new_module}.{tensor}"
+
+
+def _inverse(table: Mapping[str, str]) -> dict[str, str]:
+    return {new: old for old, new in table.items()}
+
+
+def _numbered(stages: Mapping[str, str], blocks: Mapping[str, str], plain: str = PLAIN) -> Scheme:
+    """The children of a ResNet as an nn.Sequential; what comes after the last stage is a head."""
+
+    def rename(key: str) -> str | None:
+        name = _translate(key, NUMBERED_STEM, stages, blocks)
+        return from_detectron2(name) if name else None
+
+    def original(name: str) -> str:
+        tables = map(_inverse, (NUMBERED_STEM, stages, blocks))
+        return _translate(to_detectron2(name) or "", *tables) or name
+
+    first, last = min(stages), max(stages)
+    own = re.compile(rf"[0-{last}]\.")
+    return Scheme(("0.weight", f"{first}.0.conv1.weight"), rename, own, original, plain)
+
+
+def _keep_torchvision(key: str) -> str | None:
+    """The name itself where the table has it, or None; `shortcut` is taken for `downsample`."""
+    name = key.replace(".shortcut.", ".downsample.", 1)
+    return name if to_detectron2(name) else None
+
+
+def _from_simclr_v2(key: str) -> str | None:
+    """Torchvision's name of a tensor of SimCLRv2-Pytorch's bottleneck ResNets, or None."""
+    module, _, tensor = key.rpartition(".")
+    name = SIMCLR_V2_STEM.get(module)
+    if match := _SIMCLR_V2_BLOCK.fullmatch(module):
+        stage, block, part = match.groups()
+        part = SIMCLR_V2_BLOCK_MODULES.get(part)
+        name = part and f"layer{stage}.{block}.{part}"
+    name = f"{name}.{tensor}" if name else ""
+    return name if to_detectron2(name) else None
+
+
+def _caffe2(norm_tensors: Mapping[str, str]) -> Scheme:
+    """Caffe2's names, with the tensors of its batch norms; every name beside is a detector's."""
+
+    def rename(key: str) -> str | None:
+        if key == "conv1_w":
+            return "conv1.weight"
+        stem, start, tensor = key.partition("res_conv1_bn_")
+        if start and not stem:
+            return f"bn1.{norm_tensors[tensor]}" if tensor in norm_tensors else None
+        match = _CAFFE2_KEY.fullmatch(key)
+        if match is None or match[3] not in CAFFE2_BRANCHES:
+            return None
+        conv, norm = CAFFE2_BRANCHES[match[3]]
+        block = f"layer{int(match[1]) - 1}.{match[2]}"
+        if match[4] == "w":
+            return f"{block}.{conv}.weight"
+        new = norm_tensors.get(match[4].removeprefix("bn_"))
+        return f"{block}.{norm}.{new}" if new else None
+
+    first = ("conv1_w", f"res2_0_branch2a_bn_{next(iter(norm_tensors))}")
+    return Scheme(first, rename, re.compile(""))
+
+
+_OWN = re.compile(r"(conv|bn|layer)\d|(downsample|shortcut|stem)\b|res(\d|_conv)|net\.\d", re.ASCII)
+# "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own: the scheme whose
+# first stage has the lowest number comes first, because it has the higher numbers, too.
+SCHEMES = {
+    USUAL: Scheme(
+        ("conv1.weight", "layer1.0.conv1.weight"),
+        _keep_torchvision,
+        _OWN,
+        plain=PLAIN,
+        without="attnpool.positional_embedding",  # CLIP's
+    ),
+    "detectron2": Scheme(
+        ("stem.conv1.weight", "res2.0.conv1.weight"),
+        from_detectron2,
+        re.compile(""),  # files for detectors: every name beside the backbone may be a part of one
+        lambda name: to_detectron2(name) or name,
+        PLAIN_DETECTRON2,
+    ),
+    "lightly": _numbered(LIGHTLY_STAGES, SHORTCUT_BLOCK_MODULES),
+    "unpooled": _numbered(UNPOOLED_STAGES, BLOCK_MODULES),
+    "numbered": _numbered(NUMBERED_STAGES, BLOCK_MODULES),
+    "simclr v2": Scheme(("net.0.0.weight", "net.1.blocks.0.net.0.weight"), _from_simclr_v2, _OWN),
+    "caffe2": _caffe2(CAFFE2_NORM_TENSORS),
+    "caffe2 folded": _caffe2(CAFFE2_FOLDED_TENSORS),
+}
+
+
+def recognize(
+    state: Mapping[str, Tensor],
+    hints: Hints,
+    where: str,
+    named: Callable[[str], str],
+    notes: list[str],
+    warnings: list[str],
+) -> ResNetArchitecture:
+    """Recognize a ResNet by its shapes, see `convert.families.base.Family`."""
+
+    def shape(key: str, count: int = 4) -> tuple[int, ...]:
+        name = shown(named(key), _MAX_NAME)
         if key not in state:
-            name = shown(named(key), _MAX_NAME)
             raise DataError(f"{where}: {name} is missing; not a ResNet, or not the whole of it")
-        shape = tuple(state[key].shape)
-        if len(shape) != count or 0 in shape:
-            name = shown(named(key), _MAX_NAME)
-            raise DataError(f"{where}: {name} has shape {list(shape)}, expected {count} dimensions")
-        return shape
+        dims = tuple(state[key].shape)
+        if len(dims) != count or 0 in dims:
+            raise DataError(f"{where}: {name} has shape {list(dims)}, expected {count} dimensions")
+        return dims
 
     blocks = tuple(
-        len({key.split(".")[1] for key in state if key.startswith(stage + ".")})
-        for stage in keymap.STAGES
+        len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")}) for stage in STAGES
     )
-    missing = [stage for stage, count in zip(keymap.STAGES, blocks, strict=True) if not count]
+    missing = [stage for stage, count in zip(STAGES, blocks, strict=True) if not count]
     if missing:
         texts = [shown(named(f"{stage}.0.conv1.weight"), _MAX_NAME) for stage in missing]
         raise DataError(
@@ -52,49 +271,97 @@ def shape_of(
         raise DataError(
             f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
         )
-    stem_channels, image_channels, kernel_size, _ = dims("conv1.weight", 4)
+    stem_channels, image_channels, kernel_size, _ = shape("conv1.weight")
+    first = shown(named("conv1.weight"), _MAX_NAME)
     if image_channels != 3:
-        name = shown(named("conv1.weight"), _MAX_NAME)
-        raise DataError(f"{where}: {name} takes {image_channels} channels, expected 3 (RGB)")
+        raise DataError(f"{where}: {first} takes {image_channels} channels, expected 3 (RGB)")
+    # Detectron2's default: basic blocks have no groups.
+    groups, width = 1, 64
     if bottleneck:
-        width = dims("layer1.0.conv1.weight", 4)[0]
-        width_per_group = dims("layer1.0.conv2.weight", 4)[1]
-        res2_channels = dims("layer1.0.conv3.weight", 4)[0]
-        num_groups = max(1, width // width_per_group)
-    else:
-        # Detectron2's default: basic blocks have no groups.
-        num_groups, width_per_group = 1, 64
-        res2_channels = dims("layer1.0.conv2.weight", 4)[0]
-    return {
+        width = shape("layer1.0.conv2.weight")[1]
+        groups = max(1, shape("layer1.0.conv1.weight")[0] // width)
+    channels = {
         "depth": depths[0],
-        "kernel_size": kernel_size,
         "stem_out_channels": stem_channels,
-        "res2_out_channels": res2_channels,
-        "num_groups": num_groups,
-        "width_per_group": width_per_group,
+        "res2_out_channels": shape(f"layer1.0.conv{3 if bottleneck else 2}.weight")[0],
+        "num_groups": groups,
+        "width_per_group": width,
     }
-
-
-def choose_stem(
-    kernel_size: int, recorded: str | None, asked: str | None, where: str, warnings: list[str]
-) -> str:
-    possible = {7: ("imagenet",), 3: ("cifar", "stride2")}.get(kernel_size)
-    if possible is None:
+    check_arch(hints.arch, channels, where, notes, warnings)
+    if hints.width is not None and 64 * hints.width != stem_channels:
         raise DataError(
-            f"{where}: conv1.weight is {kernel_size}x{kernel_size}, expected 7x7 or 3x3"
+            f"{where}: says width {hints.width!r}, but {first} has {stem_channels} channels "
+            "instead of 64 x width"
         )
-    if recorded is not None:
-        if recorded not in possible:
-            raise DataError(
-                f"{where}: says stem {recorded!r}, but conv1.weight is {kernel_size}x{kernel_size}"
-            )
-        possible = (recorded,)
+    stem = _stem(kernel_size, hints, where, warnings)
+    if kernel_size == 3 and hints.no_3x3_stem:
+        raise DataError(f"{where}: a CIFAR network; {hints.no_3x3_stem}")
+    if kernel_size == 3 and hints.assumed_pixels:
+        warnings.append(
+            f"a network with a 3x3 stem is seldom trained on {hints.assumed_pixels}'s usual "
+            "pixels, which are assumed: else give --mean, --std"
+        )
+    if hints.stride_in_1x1 and not bottleneck:
+        raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
+    return ResNetArchitecture(stride_in_1x1=hints.stride_in_1x1, stem=stem, **channels)
+
+
+def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> str:
+    possible = [name for name, (size, _, _) in STEMS.items() if size == kernel_size]
+    size = f"conv1.weight is {kernel_size}x{kernel_size}"
+    if not possible:
+        raise DataError(f"{where}: {size}, expected 7x7 or 3x3")
+    if hints.stem is not None:
+        if hints.stem not in possible:
+            raise DataError(f"{where}: says stem {hints.stem!r}, but {size}")
+        possible = [hints.stem]
+    asked = hints.asked_stem
     if asked is not None and asked not in possible:
         raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
-    if len(possible) == 1 or asked is not None:
-        return asked or possible[0]
-    warnings.append(
-        f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride 1); "
-        f"if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
+    if asked is None and len(possible) > 1:
+        warnings.append(
+            f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride "
+            f"1); if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
+        )
+    return asked or possible[0]
+
+
+def with_options(
+    architecture: ResNetArchitecture, stem: str | None, stride_in_1x1: bool | None, where: str
+) -> ResNetArchitecture:
+    """A converted network under the command line's options; raises UserError for another stem."""
+    if stem not in (None, architecture.stem):
+        raise UserError(f"--stem {stem}: {where} was converted with stem {architecture.stem}")
+    stride = architecture.stride_in_1x1 if stride_in_1x1 is None else stride_in_1x1
+    return dataclasses.replace(architecture, stride_in_1x1=stride)
+
+
+@FAMILIES.register()
+@functools.cache
+def resnet() -> Family:
+    """ResNet-10, 18, 34, 50, 101, 152 of any width, and ResNeXts."""
+
+    def build(architecture: ResNetArchitecture) -> nn.Module:
+        from convert.families.resnet_network import ResNet
+
+        return ResNet(**dataclasses.asdict(architecture))
+
+    def reference(architecture: ResNetArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
+        from convert.families.resnet_network import torchvision_resnet
+
+        return torchvision_resnet(architecture), {"maxpool": "stem", **STAGES}
+
+    return Family(
+        name="resnet",
+        networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
+        architecture=ResNetArchitecture,
+        schemes=SCHEMES,
+        dropped=DROPPED,
+        heads=HEADS,
+        to_detectron2=to_detectron2,
+        from_detectron2=from_detectron2,
+        recognize=recognize,
+        with_options=with_options,
+        build=build,
+        reference=reference,
     )
-    return possible[0]

@@ -1,9 +1,9 @@
-"""The ResNet backbone in Detectron2's layout, without Detectron2.
+"""The ResNet backbone in Detectron2's layout, without Detectron2, and its reference.
 
-Parameter names, the order of creation (so also the random stream of an init under a
-seed) and the arithmetic follow detectron2/modeling/backbone/resnet.py; nothing here is shared
-with torchvision's ResNet, so that agreement of the two on an image (convert/verify.py) is
-evidence and not a tautology. The embedded detection engine trains this very class.
+Parameter names, the order of creation (so also the random stream of an init under a seed) and the
+arithmetic of `ResNet` follow detectron2/modeling/backbone/resnet.py; it shares nothing with
+torchvision's ResNet, so that agreement of the two on an image (convert/verify.py) is evidence and
+not a tautology. The embedded detection engine trains this very class.
 
 Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixels per cell.
 """
@@ -15,27 +15,20 @@ from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import resnet as tv
+
+from convert.families.resnet_architecture import (
+    NUM_BLOCKS,
+    STEMS,
+    ResNetArchitecture,
+    is_bottleneck,
+)
+from moco.common.errors import DataError
 
 NormLayer = Callable[[int], nn.Module]
 
-# Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the others
-# are Table 1 of "Deep Residual Learning for Image Recognition" (arXiv:1512.03385).
-NUM_BLOCKS: dict[int, tuple[int, int, int, int]] = {
-    10: (1, 1, 1, 1),
-    18: (2, 2, 2, 2),
-    34: (3, 4, 6, 3),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-}
 STAGES = ("res2", "res3", "res4", "res5")
 FEATURES = ("stem", *STAGES)
-# Kernel size, stride of the convolution, stride of the whole stem (the ImageNet stem max-pools).
-STEMS: dict[str, tuple[int, int, int]] = {
-    "imagenet": (7, 2, 4),
-    "cifar": (3, 1, 1),
-    "stride2": (3, 2, 2),
-}
 
 
 class ConvNorm(nn.Conv2d):
@@ -125,7 +118,7 @@ class BasicBlock(nn.Module):
 class BottleneckBlock(nn.Module):
     """1x1, 3x3, 1x1 and a shortcut; ResNet-50, 101 and 152.
 
-    With stride > 1 the stride sits in the first 1x1 (`stride_in_1x1`: MSRA's models, Detectron2's
+    With stride > 1 the stride is in the first 1x1 (`stride_in_1x1`: MSRA's models, Detectron2's
     default) or in the 3x3 (torchvision's, so every MoCo model).
     """
 
@@ -176,11 +169,6 @@ def _shortcut(
     return ConvNorm(in_channels, out_channels, 1, norm_layer, stride=stride)
 
 
-def is_bottleneck(depth: int) -> bool:
-    """Whether a ResNet of this depth is made of bottlenecks (50 and deeper) or basic blocks."""
-    return depth >= 50
-
-
 def make_stage(
     depth: int,
     stage: str,
@@ -196,7 +184,7 @@ def make_stage(
     """One stage of a ResNet of `depth`: "res2" .. "res5", (N, in_channels, H, W) -> (N, C, H', W').
 
     C doubles from stage to stage, starting at `res2_out_channels`. The stride is 1 in res2 and in
-    a dilated stage, else 2, and sits in the first block. Detectron2's C4 box head is the res5 of
+    a dilated stage, else 2, and is in the first block. Detectron2's C4 box head is the res5 of
     this function with `in_channels` = the channels of res4 (Res5ROIHeads._build_res5_block).
     """
     index = STAGES.index(stage)
@@ -311,3 +299,39 @@ class ResNet(nn.Module):
             if name in self.out_features:
                 outputs[name] = x
         return outputs
+
+
+def torchvision_resnet(architecture: ResNetArchitecture) -> tv.ResNet:
+    """torchvision's own ResNet without fc; raises DataError where it has no such network."""
+    bottleneck, blocks = is_bottleneck(architecture.depth), NUM_BLOCKS[architecture.depth]
+    block: type[tv.Bottleneck | tv.BasicBlock] = tv.Bottleneck if bottleneck else tv.BasicBlock
+    planes, rest = divmod(architecture.res2_out_channels, block.expansion)
+    # torchvision counts the width of a group for 64 planes.
+    width, uneven = divmod(64 * architecture.width_per_group, planes) if bottleneck else (64, 0)
+    if rest or uneven:
+        raise DataError(
+            f"cannot verify: no torchvision ResNet has {architecture.res2_out_channels} channels "
+            f"in res2 beside {architecture.num_groups} groups of {architecture.width_per_group}"
+        )
+    net = tv.ResNet(block, list(blocks), groups=architecture.num_groups, width_per_group=width)
+    net.fc = nn.Identity()
+    channels = architecture.stem_out_channels
+    if architecture.stem == "imagenet":
+        net.conv1 = nn.Conv2d(3, channels, 7, 2, 3, bias=False)
+    else:
+        stride = {"cifar": 1, "stride2": 2}[architecture.stem]
+        net.conv1 = nn.Conv2d(3, channels, 3, stride, 1, bias=False)
+        net.maxpool = nn.Identity()
+    if (channels, planes) != (64, 64):
+        # torchvision has no argument for the number of channels, only this builder of stages.
+        net.bn1 = nn.BatchNorm2d(channels)
+        net.inplanes = channels
+        for i, count in enumerate(blocks):
+            stage = net._make_layer(block, planes * 2**i, count, stride=1 if i == 0 else 2)
+            setattr(net, f"layer{i + 1}", stage)
+    if architecture.stride_in_1x1:
+        # As in He et al.'s first ResNets; torchvision has no argument for it.
+        for module in net.modules():
+            if isinstance(module, tv.Bottleneck):
+                module.conv1.stride, module.conv2.stride = module.conv2.stride, (1, 1)
+    return net

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
+from convert.convert_to_d2 import convert_file
+from moco.common.errors import DataError, UserError
 from tests.oracles.resnets import make_resnet
 
 
@@ -178,3 +180,23 @@ def _official_names(k: str) -> str:
 @pytest.fixture
 def official_names() -> Callable[[str], str]:
     return _official_names
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, save: Any) -> Callable[..., str]:
+    """Convert a checkpoint (or file), expect one line of error and no output; return the line."""
+
+    def check(
+        checkpoint: Any, reason: str, error: type[UserError] = DataError, **kwargs: Any
+    ) -> str:
+        src = checkpoint if isinstance(checkpoint, Path) else save(checkpoint)
+        before = set(tmp_path.rglob("*"))
+        with pytest.raises(error, match=reason) as caught:
+            convert_file(src, tmp_path / "out.pth", **kwargs)
+        assert set(tmp_path.rglob("*")) == before, "something was left behind"
+        message = str(caught.value)
+        assert len(message.splitlines()) == 1
+        assert str(src) in message, "the line names the file"
+        return message
+
+    return check

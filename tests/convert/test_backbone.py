@@ -1,4 +1,4 @@
-"""The backbone against torchvision's ResNet and, where installed, Detectron2's: bit by bit."""
+"""The backbone against torchvision's ResNet and, where installed, Detectron2's: bitwise equal."""
 
 from __future__ import annotations
 

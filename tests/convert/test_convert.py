@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,16 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from convert import convert_to_d2, targets, verify
-from convert.contract import InputContract
+from convert import targets, verify
 from convert.convert_to_d2 import convert_file, main
-from convert.families import keymap
+from convert.families import resnet
 from convert.families import resnet_network as backbone
-from convert.inspect_file import inspect_file
 from convert.sources import recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
-from moco.common.files import load_torch, sha256_file
+from moco.common.files import sha256_file
 from moco.engine.checkpoint import FORMAT, checkpoint_name, save_checkpoint
 from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
 
@@ -54,8 +51,7 @@ def assert_same_model(actual: dict[str, Tensor], expected: dict[str, Tensor]) ->
         assert torch.equal(actual[key], value), key
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("suffix", [".pth", ".pkl"])
+@pytest.mark.parametrize(("version", "suffix"), [(1, ".pth"), (2, ".pkl")])
 def test_official_moco(
     version: int, suffix: str, official: Make, save: Save, tmp_path: Path, official_names: Any
 ) -> None:
@@ -70,9 +66,13 @@ def test_official_moco(
     contract = converted.contract
     assert contract == report.contract
     assert (contract.source, contract.encoder) == ("facebookresearch/moco", "query")
-    assert (contract.pixel_mean, contract.pixel_std) == (IMAGENET_MEAN, IMAGENET_STD)
-    assert (contract.channel_order, contract.stride_in_1x1) == ("RGB", False)
-    assert (contract.depth, contract.stem, contract.stem_out_channels) == (18, "imagenet", 8)
+    assert (contract.pixels.mean, contract.pixels.std) == (IMAGENET_MEAN, IMAGENET_STD)
+    assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("RGB", False)
+    assert (
+        contract.architecture.depth,
+        contract.architecture.stem,
+        contract.architecture.stem_out_channels,
+    ) == (18, "imagenet", 8)
     assert contract.source_sha256 == sha256_file(src)
     assert report.epoch == 200
     assert report.head == {1: "linear head", 2: "MLP head"}[version]
@@ -121,8 +121,7 @@ def test_key_encoder_on_request(
     assert_same_model(read_converted(tmp_path / "out.pth").model, expected)
 
 
-@pytest.mark.parametrize("depth", [18, 50])
-@pytest.mark.parametrize("head", [True, False])
+@pytest.mark.parametrize(("depth", "head"), [(18, True), (50, False)])
 def test_torchvision(
     depth: int, head: bool, make_resnet: Any, save: Save, tmp_path: Path, official_names: Any
 ) -> None:
@@ -135,8 +134,8 @@ def test_torchvision(
     assert (converted.contract.source, converted.contract.encoder) == ("torchvision", "single")
     assert (report.head, report.epoch) == ("linear head" if head else "no fc", None)
     assert ("head" in report.dropped) == head
-    assert converted.contract.res2_out_channels == {18: 8, 50: 32}[depth]
-    assert converted.contract.width_per_group == {18: 64, 50: 8}[depth]
+    assert converted.contract.architecture.res2_out_channels == {18: 8, 50: 32}[depth]
+    assert converted.contract.architecture.width_per_group == {18: 64, 50: 8}[depth]
 
 
 @pytest.mark.parametrize(
@@ -148,10 +147,14 @@ def test_own_checkpoint_says_its_stem_and_input(
     src = save(own(depth=depth, stem=stem, base=base))
     report = convert_file(src, tmp_path / "out.pth")
     contract = report.contract
-    assert (contract.source, contract.depth, contract.stem) == ("moco-transfer", depth, stem)
-    assert contract.stem_out_channels == base
-    assert contract.pixel_mean == pytest.approx((102.0, 127.5, 153.0))
-    assert contract.pixel_std == pytest.approx((51.0, 63.75, 76.5))
+    assert (contract.source, contract.architecture.depth, contract.architecture.stem) == (
+        "moco-transfer",
+        depth,
+        stem,
+    )
+    assert contract.architecture.stem_out_channels == base
+    assert contract.pixels.mean == pytest.approx((102.0, 127.5, 153.0))
+    assert contract.pixels.std == pytest.approx((51.0, 63.75, 76.5))
     assert report.notes == []
     assert report.features["stem"].stride == {"cifar": 1, "stride2": 2, "imagenet": 4}[stem]
 
@@ -206,9 +209,9 @@ def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
     src = save(make_resnet(stem="stride2").state_dict())
     assert main([str(src), str(tmp_path / "out.pth")]) == 0
     assert "assumed 'cifar'" in capsys.readouterr().out
-    assert read_converted(tmp_path / "out.pth").contract.stem == "cifar"
+    assert read_converted(tmp_path / "out.pth").contract.architecture.stem == "cifar"
     report = convert_file(src, tmp_path / "out.pth", stem="stride2")
-    assert report.contract.stem == "stride2"
+    assert report.contract.architecture.stem == "stride2"
     assert report.notes[-1] == "replaced a file of that name"
     assert [warning.split(" is ")[0] for warning in report.warnings] == [
         "a network with a 3x3 stem"
@@ -218,14 +221,14 @@ def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
 def test_overrides(official: Make, save: Save, tmp_path: Path) -> None:
     src, dst = save(official()), tmp_path / "out.pth"
     contract = convert_file(src, dst, channel_order="BGR").contract
-    assert contract.channel_order == "BGR"
-    assert contract.pixel_mean == IMAGENET_MEAN[::-1], "a mean stays with its color"
-    assert contract.pixel_std == IMAGENET_STD[::-1]
+    assert contract.pixels.channel_order == "BGR"
+    assert contract.pixels.mean == IMAGENET_MEAN[::-1], "a mean stays with its color"
+    assert contract.pixels.std == IMAGENET_STD[::-1]
     report = convert_file(src, dst, channel_order="BGR", mean=[1, 2, 3], std=[4, 5, 6])
-    assert report.contract.pixel_mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
-    assert report.contract.pixel_std == (4.0, 5.0, 6.0)
+    assert report.contract.pixels.mean == (1.0, 2.0, 3.0), "given numbers are in channel order"
+    assert report.contract.pixels.std == (4.0, 5.0, 6.0)
     assert sum("command line" in note for note in report.notes) == 3
-    assert convert_file(src, dst, channel_order="RGB").contract.pixel_mean == IMAGENET_MEAN
+    assert convert_file(src, dst, channel_order="RGB").contract.pixels.mean == IMAGENET_MEAN
     with pytest.raises(UserError, match=r"pixel_mean.*scale 0\.\.1"):
         convert_file(src, dst, mean=[0.485, 0.456, 0.406])
 
@@ -250,7 +253,7 @@ def test_views_do_not_drag_their_storage_along(
 # Existing files.
 
 
-def test_output_is_never_the_input_or_a_strangers_file(
+def test_output_is_never_the_input_or_a_thesiss_file(
     official: Make, save: Save, tmp_path: Path
 ) -> None:
     src = save(official(), "in.pth")
@@ -260,10 +263,10 @@ def test_output_is_never_the_input_or_a_strangers_file(
     for name in ("in.pth", "link.pth", "hard.pth"):
         with pytest.raises(UserError, match="is the input itself"):
             convert_file(src, tmp_path / name)
-    stranger = tmp_path / "thesis.pth"
-    stranger.write_text("chapter 1")
+    thesis = tmp_path / "thesis.pth"
+    thesis.write_text("chapter 1")
     other = save(official(1), "other.pth")
-    for path in (stranger, other):
+    for path in (thesis, other):
         content = path.read_bytes()
         with pytest.raises(UserError, match="not the output of an earlier conversion"):
             convert_file(src, path)
@@ -304,8 +307,8 @@ def test_a_wrong_row_of_the_table_is_seen_in_the_features(
     converted_before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both have the same shape, and swapping them both ways survives the round trip.
-    swapped = {**keymap.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
-    monkeypatch.setattr(keymap, "BLOCK_MODULES", swapped)
+    swapped = {**resnet.BLOCK_MODULES, "bn1": "conv2.norm", "bn2": "conv1.norm"}
+    monkeypatch.setattr(resnet, "BLOCK_MODULES", swapped)
     assert_fails_without_a_trace(
         converted_before, tmp_path, "failed at res2 of the embedded backbone: features differ"
     )
@@ -335,26 +338,17 @@ def test_a_wrong_contract_is_seen_in_the_features(
     change: dict[str, Any], where: str | None, make_resnet: Any
 ) -> None:
     found = recognize(make_resnet(50).state_dict(), "x")
-    contract = InputContract(
-        pixel_mean=found.mean,
-        pixel_std=found.std,
-        channel_order="RGB",
-        stride_in_1x1=False,
-        source="x",
-        source_sha256="x",
-        encoder="single",
-        **found.shape,
-    )
-    model = {keymap.to_detectron2(key) or "": value for key, value in found.state.items()}
+    contract, right = found.contract, found.contract.architecture
+    model = {resnet.to_detectron2(key) or "": value for key, value in found.state.items()}
     good = verify.Converted(model, contract)
-    assert verify.check_features(found.state, good, "x")["res5"].bitwise
-    wrong = dataclasses.replace(contract, **change)
+    assert verify.check_features(found.state, right, good, "x")["res5"].bitwise
+    wrong = dataclasses.replace(contract, architecture=dataclasses.replace(right, **change))
     if where is None:
         with pytest.raises(DataError, match="shape"):
             verify.check_model(model, wrong, "x")
     else:
         with pytest.raises(DataError, match=f"verification failed at {where}"):
-            verify.check_features(found.state, verify.Converted(model, wrong), "x")
+            verify.check_features(found.state, right, verify.Converted(model, wrong), "x")
 
 
 def test_a_wrong_stride_is_seen_in_the_features(
@@ -389,6 +383,7 @@ def test_features_that_are_not_finite(
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_the_file_and_keeps_the_old_one(
     converted_before: Path, tmp_path: Path
 ) -> None:
@@ -418,137 +413,3 @@ def test_a_full_disk_names_the_file_and_keeps_the_old_one(
         assert line.startswith("UserError cannot write") and Path(output).name in line
     assert (tmp_path / "old.pth").read_bytes() == before
     assert sorted(tmp_path.rglob("*")) == files
-
-
-# The command line.
-
-
-def test_report(
-    official: Make, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    src, dst = save(official()), tmp_path / "out 1.pth"
-    assert main([str(src), str(dst)]) == 0
-    out = capsys.readouterr().out
-    for text in (
-        "facebookresearch/moco checkpoint, epoch 200, MLP head",
-        "ResNet-18, 8 stem channels",
-        "100 mapped; dropped: 20 batch counter, 4 head, 124 key encoder, 2 queue,",
-        "left at init: 20 batch counter",
-        "encoder       query (--encoder takes key instead)",
-        "RGB, scale 0..255, mean [123.675, 116.28, 103.53], std [58.395, 57.12, 57.375], stride in "
-        "the 3x3",
-        "stem /4, res2 /4, res3 /8, res4 /16, res5 /32: bitwise equal (max abs difference 0)",
-        f"{dst} sha256 {sha256_file(dst)}",
-    ):
-        assert text in out
-    assert f"MODEL.WEIGHTS '{dst}'" in out.splitlines()[-1]
-    assert out.splitlines()[-1].endswith("OUTPUT_DIR 'runs/out 1_0'")
-
-
-@pytest.mark.parametrize(("depth", "base"), [(10, 24), (18, 64), (34, 8), (50, 8)])
-def test_the_next_command_is_complete(
-    depth: int, base: int, make_resnet: Any, save: Save, tmp_path: Path
-) -> None:
-    """As printed, but for the data: a task takes these weights and has a folder to write to."""
-    from detection.train_net import main as train
-    from tests.oracles.tiny_voc import COLOURS, write_voc
-
-    report = convert_file(save(make_resnet(depth, base=base).state_dict()), tmp_path / "out.pth")
-    words = shlex.split(report.next_command())
-    assert (ROOT / words[1]) == ROOT / "detection" / "train_net.py" and "OUTPUT_DIR" in words
-    data = ["DATASETS.VOC_DIR", str(tmp_path / "voc")]
-    write_voc(tmp_path / "voc", {"trainval": 2, "test": 2}, names=dict.fromkeys(COLOURS, "cat"))
-    assert train(["--check-only", "--engine", "embedded", *words[2:], *data]) == 0
-
-
-@pytest.mark.parametrize("stem", ["imagenet", "stride2"])
-def test_the_next_command_of_torchvisions_names(
-    stem: str, own: Make, save: Save, tmp_path: Path
-) -> None:
-
-    from convert.initial_weights import read_initial_weights
-    from moco.classification.classify import parse_args
-    from moco.classification.config import load_classify_cfg, with_weights
-    from moco.linear import LINEAR
-
-    report = convert_file(save(own(stem=stem)), tmp_path / "out.pth", to="torchvision")
-    words = shlex.split(report.next_command())
-    assert words[:3] == ["python", "-m", "moco.linear"]
-    args = parse_args(LINEAR, words[3:])
-    cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
-    weights = read_initial_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
-    cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
-    assert weights.spec.stem == stem
-    assert cfg.AUG.MEAN == pytest.approx((0.4, 0.5, 0.6))
-    assert cfg.AUG.STD == pytest.approx((0.2, 0.25, 0.3))
-    assert "OUTPUT_DIR" in args.opts
-
-
-def test_a_run_folder_means_its_last_checkpoint(own: Make, save: Save, tmp_path: Path) -> None:
-    """The one that `last_checkpoint` names, also where a resumed run has left later ones."""
-    for epoch in (0, 2, 10):
-        save({**own(), "epoch": epoch}, checkpoint_name(epoch))
-    assert convert_file(tmp_path, tmp_path / "out.pth").epoch == 10
-    assert "epoch 10" in inspect_file(tmp_path)
-    for pointer, epoch in (
-        (checkpoint_name(2), 2),
-        (checkpoint_name(5), 10),
-        (f"../{tmp_path.name}/{checkpoint_name(0)}", 10),
-    ):
-        (tmp_path / "last_checkpoint").write_text(pointer)
-        report = convert_file(tmp_path, tmp_path / "out.pth")
-        assert (report.epoch, report.source_path.parent) == (epoch, tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="without checkpoint"):
-        convert_file(tmp_path / "empty", tmp_path / "out.pth")
-
-
-def test_run_as_a_script_from_any_folder(official: Make, save: Save, tmp_path: Path) -> None:
-    src = save(official())
-    script = str(ROOT / "convert" / "convert_to_d2.py")
-    done = subprocess.run(
-        [sys.executable, script, src.name, "out.pth"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "bitwise equal" in done.stdout
-    missing = subprocess.run(
-        [sys.executable, script, "nowhere.pth", "out2.pth"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert (missing.returncode, missing.stdout) == (3, "")
-    assert missing.stderr == "error: nowhere.pth: does not exist; expected a file\n"
-    assert not (tmp_path / "out2.pth").exists()
-
-
-def test_the_flags_are_these() -> None:
-    flags = {flag for a in convert_to_d2.build_parser()._actions for flag in a.option_strings}
-    assert flags == {
-        "-h",
-        "--help",
-        "--inspect",
-        "--to",
-        "--encoder",
-        "--mean",
-        "--std",
-        "--scale",
-        "--channel-order",
-        "--stride-in-1x1",
-        "--stem",
-        "--overwrite",
-        "--debug",
-    }
-
-
-def test_same_input_gives_the_same_file(official: Make, save: Save, tmp_path: Path) -> None:
-    src = save(official())
-    for suffix in (".pth", ".pkl"):
-        (tmp_path / "a").mkdir(exist_ok=True)
-        one = convert_file(src, tmp_path / f"x{suffix}").output_sha256
-        two = convert_file(src, tmp_path / "a" / f"x{suffix}").output_sha256
-        assert one == two
-    assert (
-        load_torch(tmp_path / "x.pth")["contract"]
-        == load_torch(tmp_path / "a" / "x.pth")["contract"]
-    )

@@ -1,4 +1,4 @@
-"""Detectron2's own backbone as a witness: the command, the process, and what it must find."""
+"""Detectron2's own backbone as a reference: the command, the process, and what it must find."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from tests.oracles.resnets import make_resnet
 
 @pytest.fixture(autouse=True)
 def detectron2_as_a_witness() -> None:
-    """Here it is asked."""
+    """Here it is compared."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,13 @@ def test_one_changed_weight_in_the_file_is_found(
 
     theirs = features(write(converted, tmp_path / "weights.pth", **{key: value}))
     with pytest.raises(DataError, match=r"^x: .*failed at res4 of Detectron2's backbone"):
-        check_features(source_network(source), converted, "x", detectron2=lambda: theirs)
+        check_features(
+            source_network(source),
+            converted.contract.architecture,
+            converted,
+            "x",
+            detectron2=lambda: theirs,
+        )
 
 
 @pytest.mark.usefixtures("detectron2")
@@ -174,7 +180,13 @@ def test_both_backbones_are_in_the_result(
     with torch.no_grad():
         theirs = backbone(fixed_image())
     theirs["res3"] = theirs["res3"] * (1 + 1e-7)
-    checks = check_features(source_network(source), converted, "x", detectron2=lambda: theirs)
+    checks = check_features(
+        source_network(source),
+        converted.contract.architecture,
+        converted,
+        "x",
+        detectron2=lambda: theirs,
+    )
     assert [name for name, check in checks.items() if not check.bitwise] == ["res3"]
     assert checks["res3"].max_abs_diff > 0
 
@@ -185,7 +197,13 @@ def test_without_detectron2_it_is_skipped_and_said(
     monkeypatch.setitem(sys.modules, "detectron2", None)
     with Detectron2Backbone() as real:
         real.show("weights.pth")
-        checks = check_features(source_network(source), converted, "x", detectron2=real.features)
+        checks = check_features(
+            source_network(source),
+            converted.contract.architecture,
+            converted,
+            "x",
+            detectron2=real.features,
+        )
     assert real.skipped == "Detectron2 is not installed"
     assert set(checks) == set(FEATURES)
 

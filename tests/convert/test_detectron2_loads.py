@@ -15,6 +15,8 @@ from convert.convert_to_d2 import convert_file
 from convert.families.resnet_network import FEATURES
 from convert.verify import build_backbone, read_converted
 
+pytestmark = pytest.mark.detectron2
+
 
 @pytest.fixture(scope="module")
 def checkpoint() -> dict[str, Any]:

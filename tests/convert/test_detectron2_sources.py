@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from fvcore.common.config import CfgNode
 from torch import nn
 from torchvision.models import resnet as tv
 
 from convert import translate, verify
 from convert.convert_to_d2 import convert_file, convert_in_memory
-from convert.families import keymap
+from convert.families import resnet
 from convert.files import read_file
 from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
@@ -46,9 +44,7 @@ def assert_backbone(
             assert torch.equal(model[key], value), key
 
 
-@pytest.mark.parametrize("protocol", [2, 5])
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("suffix", [".pth", ".pkl"])
+@pytest.mark.parametrize(("suffix", "wrapped", "protocol"), [(".pth", False, 2), (".pkl", True, 5)])
 def test_msra_with_statistics(
     suffix: str,
     wrapped: bool,
@@ -68,9 +64,13 @@ def test_msra_with_statistics(
     assert_backbone(converted.model, net, official_names)
     contract = converted.contract
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
-    assert (contract.pixel_mean, contract.pixel_std) == (MSRA_MEAN, MSRA_STD)
-    assert (contract.channel_order, contract.stride_in_1x1) == ("BGR", True)
-    assert (contract.depth, contract.num_groups, contract.width_per_group) == (50, 1, 8)
+    assert (contract.pixels.mean, contract.pixels.std) == (MSRA_MEAN, MSRA_STD)
+    assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("BGR", True)
+    assert (
+        contract.architecture.depth,
+        contract.architecture.num_groups,
+        contract.architecture.width_per_group,
+    ) == (50, 1, 8)
     assert not contract.bn_folded and converted.notes == ()
     assert report.mapped == 265
     record = {"training record": 1} if wrapped else {}  # the author's name
@@ -95,10 +95,13 @@ def test_msra_with_folded_statistics(
     assert_backbone(converted.model, net, official_names, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
-    assert (converted.contract.channel_order, converted.contract.stride_in_1x1) == ("BGR", True)
+    assert (
+        converted.contract.pixels.channel_order,
+        converted.contract.architecture.stride_in_1x1,
+    ) == ("BGR", True)
     assert "BN statistics start at 0 and 1" in converted.notes[0]
     assert report.mapped == 265 - 2 * 53
-    assert report.left == {keymap.FOLDED_RULE: 106, "batch counter": 53}
+    assert report.left == {"BN statistics (0 and 1)": 106, "batch counter": 53}
     assert "BN statistics start at 0 and 1 (106 tensors)" in report.text()
     # In eval mode it is the network with its statistics, up to the epsilon of a BN.
     kept = convert_in_memory(save_pickle(caffe2(net)))
@@ -182,21 +185,23 @@ def test_msras_convention_is_not_extended_to_a_resnext(
 def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
     path = save_pickle(caffe2(make_resnet(50)))
     found = recognize(read_file(path), "x")
-    assert found.stride_in_1x1
+    assert found.contract.architecture.stride_in_1x1
     converted = convert_in_memory(path)
+    in_3x3 = dataclasses.replace(found.contract.architecture, stride_in_1x1=False)
     wrong = dataclasses.replace(
-        converted, contract=dataclasses.replace(converted.contract, stride_in_1x1=False)
+        converted, contract=dataclasses.replace(converted.contract, architecture=in_3x3)
     )
-    verify.check_features(found.state, converted, "x", stride_in_1x1=True)
+    verify.check_features(found.state, found.contract.architecture, converted, "x")
     with pytest.raises(DataError, match="verification failed at res3"):
-        verify.check_features(found.state, wrong, "x", stride_in_1x1=True)
+        verify.check_features(found.state, found.contract.architecture, wrong, "x")
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
 def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
     from detectron2.checkpoint.c2_model_loading import convert_basic_c2_names
 
-    ours = keymap.from_caffe2_folded if folded else keymap.from_caffe2
+    ours = resnet.SCHEMES["caffe2 folded" if folded else "caffe2"].rename
     tensors = ("w", "bn_s", "bn_b") if folded else ("w", "bn_gamma", "bn_running_var")
     names = ["conv1_w", *(f"res_conv1_{tensor}" for tensor in tensors[1:])]
     for stage, blocks in zip((2, 3, 4, 5), (3, 8, 36, 3), strict=True):  # ResNet-152
@@ -204,7 +209,7 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
             for part in ("1", "2a", "2b", "2c"):
                 names += [f"res{stage}_{block}_branch{part}_{tensor}" for tensor in tensors]
     for key, theirs in zip(names, convert_basic_c2_names(names), strict=True):
-        assert keymap.to_detectron2(ours(key) or "") == theirs
+        assert resnet.to_detectron2(ours(key) or "") == theirs
 
 
 @pytest.mark.parametrize(
@@ -238,15 +243,19 @@ def test_detectron2s_layout_of_known_authors(
     backbone = {k: v for k, v in state.items() if not k.startswith("fc")}
     assert len(converted.model) == 265
     for key, value in converted.model.items():
-        assert torch.equal(value, backbone[keymap.from_detectron2(key) or ""])
-        assert key == official_names(keymap.from_detectron2(key) or "")
+        assert torch.equal(value, backbone[resnet.from_detectron2(key) or ""])
+        assert key == official_names(resnet.from_detectron2(key) or "")
     contract = converted.contract
-    assert (contract.source, contract.channel_order, contract.stride_in_1x1) == (
+    assert (
+        contract.source,
+        contract.pixels.channel_order,
+        contract.architecture.stride_in_1x1,
+    ) == (
         source,
         "RGB",
         False,
     )
-    assert (contract.pixel_mean, contract.pixel_std) == (RGB_MEAN, RGB_STD)
+    assert (contract.pixels.mean, contract.pixels.std) == (RGB_MEAN, RGB_STD)
     assert report.head == {"linear": "linear head", "mlp": "MLP head", None: "no fc"}[head]
     assert report.dropped.get("head", 0) == {"linear": 2, "mlp": 4, None: 0}[head]
     assert report.dropped["batch counter"] == 53
@@ -321,6 +330,7 @@ def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
     assert any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
 def test_detectron2_loads_the_same_tensors(
     folded: bool, caffe2: Any, save_pickle: Any, detectron2: Any
@@ -358,80 +368,6 @@ def test_detectron2_loads_the_same_tensors(
     for key, value in converted.model.items():
         place = ("roi_heads." if key.startswith("res5") else "backbone.") + key
         assert torch.equal(state[place], value), key
-
-
-# configs/inits.yaml
-
-
-def _inits() -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "configs" / "inits.yaml").read_text())["inits"]
-
-
-@pytest.mark.parametrize("name", list(_inits()))
-def test_the_described_inits_have_the_contract_that_convert_finds(
-    name: str,
-    make_resnet: Any,
-    official: Any,
-    caffe2: Any,
-    detectron2_layout: Any,
-    save: Any,
-    save_pickle: Any,
-) -> None:
-    init = _inits()[name]
-    assert set(init) == {"weights", "source", "contract", "paper", "from", "cite", "notes"}
-    assert init["cite"] and init["notes"] is not None
-    described = init["contract"]
-    if init["source"] is None:
-        assert init["weights"] == "random"
-        from detection.config.weights import apply_random
-
-        cfg = CfgNode(
-            {
-                "INPUT": {"FORMAT": "BGR"},
-                "MODEL": {
-                    "PIXEL_MEAN": [0.0],
-                    "PIXEL_STD": [0.0],
-                    "RESNETS": {"STRIDE_IN_1X1": True, "DEPTH": 50},
-                },
-            }
-        )
-        apply_random(cfg, explicit=())
-        found = {
-            "channel_order": cfg.INPUT.FORMAT,
-            "pixel_mean": cfg.MODEL.PIXEL_MEAN,
-            "pixel_std": cfg.MODEL.PIXEL_STD,
-            "stride_in_1x1": cfg.MODEL.RESNETS.STRIDE_IN_1X1,
-        }
-        assert found == described
-        return
-    make: dict[str, Callable[[], Path]] = {
-        "torchvision": lambda: save(make_resnet(50).state_dict()),
-        "facebookresearch/moco": lambda: save(official(depth=50)),
-        "facebookresearch/moco (converted)": lambda: save_pickle(
-            detectron2_layout(make_resnet(50), "MOCO")
-        ),
-        "detectron2/torchvision": lambda: save_pickle(detectron2_layout(make_resnet(50))),
-        "detectron2/MSRA": lambda: save_pickle(caffe2(make_resnet(50))),
-    }
-    contract = convert_in_memory(make[init["source"]]()).contract
-    values = contract.to_dict()
-    assert contract.source == init["source"]
-    assert {key: values[key] for key in described} == described
-    assert len(described) == 4
-
-
-def test_the_hashes_of_the_inits_are_those_in_the_files_names() -> None:
-    init = _inits()["supervised_torchvision_r50"]
-    digits = init["from"]["sha256"]
-    assert digits == "0676ba61"
-    assert init["weights"] == f"PATH/resnet50-{digits}.pth"
-    assert init["from"]["url"].endswith(f"/resnet50-{digits}.pth")
-    assert tv.ResNet50_Weights.IMAGENET1K_V1.url == init["from"]["url"]
-    assert translate.TORCHVISION_V2 in tv.ResNet50_Weights.IMAGENET1K_V2.url
-    for init in _inits().values():
-        if "://" in init["weights"]:
-            rest = init["weights"].removeprefix("detectron2://")
-            assert init["from"]["url"] == f"https://dl.fbaipublicfiles.com/detectron2/{rest}"
 
 
 def test_payloads_in_these_layouts_do_not_run(

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from convert.convert_to_d2 import build_parser
+from convert.families.base import PLAIN, PLAIN_DETECTRON2
 from convert.layouts import LAYOUTS
-from convert.sources import PLAIN, PLAIN_DETECTRON2
 
 PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "converting.md").read_text()
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.models import resnet as tv
 
-from convert.families import keymap
+from convert.families import resnet
+from convert.families.base import LEFT_AT_INIT, first_rule
 from convert.families.resnet_network import ResNet, is_bottleneck
 
 FACTORIES = {
@@ -29,17 +30,17 @@ def test_every_tensor_both_ways(depth: int, official_names: Callable[[str], str]
         target = ResNet(depth, res2_out_channels=256 if is_bottleneck(depth) else 64).state_dict()
     mapped = {}
     for key, value in source.items():
-        new = keymap.to_detectron2(key)
-        assert (new is None) == (keymap.drop_rule(key) is not None), key
+        new = resnet.to_detectron2(key)
+        assert (new is None) == (first_rule(key, resnet.DROPPED) is not None), key
         if new is not None:
             assert new == official_names(key)
-            assert keymap.from_detectron2(new) == key
+            assert resnet.from_detectron2(new) == key
             assert target[new].shape == value.shape
             mapped[new] = key
-    left = {key for key in target if keymap.left_rule(key)}
+    left = {key for key in target if first_rule(key, LEFT_AT_INIT)}
     assert mapped.keys() | left == target.keys()
     assert not mapped.keys() & left
-    assert {keymap.to_detectron2(keymap.from_detectron2(key) or "") for key in mapped} == set(
+    assert {resnet.to_detectron2(resnet.from_detectron2(key) or "") for key in mapped} == set(
         mapped
     )
 
@@ -66,33 +67,40 @@ def test_every_tensor_both_ways(depth: int, official_names: Callable[[str], str]
     ],
 )
 def test_unknown_names_are_not_guessed(key: str) -> None:
-    assert keymap.to_detectron2(key) is None
+    assert resnet.to_detectron2(key) is None
 
 
 @pytest.mark.parametrize(
     "key", ["conv1.weight", "res1.0.conv1.weight", "res2.0.bn1.weight", "res2.0.conv1.norm", "norm"]
 )
 def test_unknown_targets_are_not_guessed(key: str) -> None:
-    assert keymap.from_detectron2(key) is None
+    assert resnet.from_detectron2(key) is None
 
 
-def test_rules_have_names() -> None:
-    assert keymap.drop_rule("fc.weight") == keymap.drop_rule("fc.2.bias") == "head"
-    assert keymap.drop_rule("layer1.0.bn1.num_batches_tracked") == "batch counter"
-    assert keymap.drop_rule("layer1.0.conv1.weight") is None
-    assert keymap.drop_rule("layer1.0.fc.weight") is None
-    assert keymap.left_rule("res2.0.conv1.norm.num_batches_tracked") == "batch counter"
-    assert keymap.left_rule("res2.0.conv1.norm.running_mean") is None
+@pytest.mark.parametrize(
+    ("key", "rules", "rule"),
+    [
+        ("fc.weight", resnet.DROPPED, "head"),
+        ("fc.2.bias", resnet.DROPPED, "head"),
+        ("layer1.0.bn1.num_batches_tracked", resnet.DROPPED, "batch counter"),
+        ("layer1.0.conv1.weight", resnet.DROPPED, None),
+        ("layer1.0.fc.weight", resnet.DROPPED, None),
+        ("res2.0.conv1.norm.num_batches_tracked", LEFT_AT_INIT, "batch counter"),
+        ("res2.0.conv1.norm.running_mean", LEFT_AT_INIT, None),
+    ],
+)
+def test_rules_have_names(key: str, rules: dict[str, str], rule: str | None) -> None:
+    assert first_rule(key, rules) == rule
 
 
 PARTS = sorted(
-    {*keymap.STAGES, *keymap.BLOCK_MODULES, *keymap.NORM_TENSORS, "fc", "0", "1", "10", "00", "٣"}
+    {*resnet.STAGES, *resnet.BLOCK_MODULES, *resnet.NORM_TENSORS, "fc", "0", "1", "10", "00", "٣"}
 )
 
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PARTS), max_size=5).map(".".join)))
 def test_whatever_maps_maps_back(key: str) -> None:
-    new = keymap.to_detectron2(key)
-    assert new is None or keymap.from_detectron2(new) == key
-    old = keymap.from_detectron2(key)
-    assert old is None or keymap.to_detectron2(old) == key
+    new = resnet.to_detectron2(key)
+    assert new is None or resnet.from_detectron2(new) == key
+    old = resnet.from_detectron2(key)
+    assert old is None or resnet.to_detectron2(old) == key

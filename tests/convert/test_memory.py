@@ -9,6 +9,7 @@ from benchmarks.speed.convert import peak_bytes, plain_state
 from moco.modeling.encoder import EncoderSpec
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("suffix", [".pkl", ".safetensors"])
 def test_at_most_three_times_the_file(suffix: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of odd shape: what a stranger's dict may hold around, inside or instead of a network."""
+"""Files of odd shape: what an untrusted dict may hold around, inside or instead of a network."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_marks_of_another_type(make_resnet: Any) -> None:
     for value in (np.ones(3), torch.ones(3), ["moco-transfer/1"]):
         raw = {"state_dict": dict(state), "format": value, "more": torch.ones(1)}
         found = recognize(raw, "x")
-        assert (found.source, found.encoder) == ("state dict", "single")
+        assert (found.contract.source, found.contract.encoder) == ("state dict", "single")
         assert any(note.startswith("ignored") and "'more'" in note for note in found.notes)
 
 
@@ -124,8 +124,8 @@ def test_our_classifiers_backbone(own: Any) -> None:
     }
     content = {**checkpoint, "state_dict": state, "format": "moco-transfer-classifier/1"}
     found = recognize({**content, "statistics": torch.ones(1, 3)}, "x")
-    assert (found.source, found.encoder) == ("moco-transfer classifier", "single")
-    assert found.mean == (102.0, 127.5, 153.0)
+    assert (found.contract.source, found.contract.encoder) == ("moco-transfer classifier", "single")
+    assert found.contract.pixels.mean == (102.0, 127.5, 153.0)
     assert torch.equal(found.state["bn1.bias"], state["module.bn1.bias"])
 
 

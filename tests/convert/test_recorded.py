@@ -16,7 +16,7 @@ from torchvision.models.segmentation import deeplabv3_resnet50
 
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
 from convert.convert_to_d2 import convert_file
-from convert.families import keymap
+from convert.families import resnet
 from convert.files import read_file
 from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
@@ -47,9 +47,9 @@ def test_timms_own_arguments(mean: Any, save: Save) -> None:
         "args": argparse.Namespace(mean=mean, std=[0.25, 0.5, 0.5] if mean else None),
     }
     found = recognize(read_file(save(content)), "x")
-    assert found.source == "timm"
-    assert found.mean == ((127.5,) * 3 if mean else IMAGENET_MEAN)
-    assert found.std == ((63.75, 127.5, 127.5) if mean else IMAGENET_STD)
+    assert found.contract.source == "timm"
+    assert found.contract.pixels.mean == ((127.5,) * 3 if mean else IMAGENET_MEAN)
+    assert found.contract.pixels.std == ((63.75, 127.5, 127.5) if mean else IMAGENET_STD)
 
 
 RGB = (
@@ -81,7 +81,7 @@ def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
     with pytest.raises(DataError, match=f"configuration says .*{words}.*give --mean --std --ch"):
         recognize(raw, "x")
     given = dataclasses.replace(GIVEN, stride_in_1x1=True)
-    assert recognize(raw, "x", given).stride_in_1x1
+    assert recognize(raw, "x", given).contract.architecture.stride_in_1x1
 
 
 # Networks that are not what their names and shapes say.
@@ -117,7 +117,7 @@ def test_encoders_of_lightning_are_not_the_official_mocos() -> None:
     with pytest.raises(DataError, match=r"ambiguous.*state_dict\.encoder_k, state_dict\.encoder_q"):
         recognize(raw, "x")
     found = recognize(raw, "x", Given(encoder="state_dict.encoder_q"))
-    assert found.source == "state dict"
+    assert found.contract.source == "state dict"
     assert "does not say how its pixels" in found.warnings[0]
 
 
@@ -135,12 +135,15 @@ def test_fairs_resnext(caffe2: Any) -> None:
     torch.manual_seed(0)
     randomize(net)
     found = recognize(caffe2(net), "x")
-    assert found.source == "detectron2/FAIR X-101-32x8d"
-    assert (found.channel_order, found.stride_in_1x1) == ("BGR", False)
-    assert found.std == (57.375, 57.12, 58.395)
+    assert found.contract.source == "detectron2/FAIR X-101-32x8d"
+    assert (found.contract.pixels.channel_order, found.contract.architecture.stride_in_1x1) == (
+        "BGR",
+        False,
+    )
+    assert found.contract.pixels.std == (57.375, 57.12, 58.395)
 
 
-# What stands beside a backbone, and what is missing.
+# What is beside a backbone, and what is missing.
 
 
 @pytest.mark.parametrize("key", ["last_linear.weight", "linear.bias", "n_averaged"])
@@ -155,7 +158,7 @@ def test_a_missing_stage() -> None:
 
 
 def test_a_detector_without_a_dict_around_it() -> None:
-    net = {keymap.to_detectron2(key) or key: value for key, value in state().items()}
+    net = {resnet.to_detectron2(key) or key: value for key, value in state().items()}
     raw = {f"backbone.bottom_up.{key}": value for key, value in net.items()}
     with pytest.raises(DataError, match="a detection model, not a pre-trained backbone"):
         recognize(raw, "x")

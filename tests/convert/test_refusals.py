@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
-import re
-import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -26,30 +22,9 @@ from convert.sources import recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from tests.oracles.layouts_frameworks import wrapped
-from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 Q = "module.encoder_q."
-
-
-@pytest.fixture
-def refuse(tmp_path: Path, save: Any) -> Callable[..., str]:
-    """Convert a checkpoint (or file), expect one line of error and no output; return the line."""
-
-    def check(
-        checkpoint: Any, reason: str, error: type[UserError] = DataError, **kwargs: Any
-    ) -> str:
-        src = checkpoint if isinstance(checkpoint, Path) else save(checkpoint)
-        before = set(tmp_path.rglob("*"))
-        with pytest.raises(error, match=reason) as caught:
-            convert_file(src, tmp_path / "out.pth", **kwargs)
-        assert set(tmp_path.rglob("*")) == before, "something was left behind"
-        message = str(caught.value)
-        assert len(message.splitlines()) == 1
-        assert str(src) in message, "the line names the file"
-        return message
-
-    return check
 
 
 # Every key and every tensor counts.
@@ -145,7 +120,7 @@ def test_all_problems_are_listed_at_once(official: Any, refuse: Callable[..., st
 
 def test_a_tensor_larger_than_its_storage(official: Any, refuse: Callable[..., str]) -> None:
     huge = torch.zeros(1).expand(2**40)
-    refuse(edit(official(), bn1__weight=huge), "claims more elements than the file holds")
+    refuse(edit(official(), bn1__weight=huge), "more elements than the file holds")
 
 
 def test_keys_outside_the_encoders(official: Any) -> None:
@@ -181,8 +156,8 @@ def test_only_a_key_encoder(official: Any, refuse: Callable[..., str], save: Any
     checkpoint["state_dict"] = {
         key: value for key, value in checkpoint["state_dict"].items() if not key.startswith(Q)
     }
-    message = refuse(checkpoint, r"no query encoder \(encoder_q\.\*\)")
-    assert "--encoder key takes what is there" in message
+    message = refuse(checkpoint, r"no query encoder \(state_dict/encoder_q\.\*\)")
+    assert "--encoder key" in message
     src = save(checkpoint)
     assert convert_file(src, src.parent / "key.pth", encoder="key").contract.encoder == "key"
 
@@ -224,7 +199,7 @@ def test_an_unknown_arch_is_decided_by_the_tensors(
     official: Any, save: Any, tmp_path: Path
 ) -> None:
     report = convert_file(save({**official(), "arch": "rn18"}), tmp_path / "out.pth")
-    assert report.contract.depth == 18
+    assert report.contract.architecture.depth == 18
     assert report.notes == ["the file names arch 'rn18'; the tensors decide"]
 
 
@@ -274,7 +249,7 @@ def test_other_resnets(refuse: Callable[..., str]) -> None:
 def test_unknown_layout_lists_what_was_seen_and_what_is_known(
     make_resnet: Any, refuse: Callable[..., str]
 ) -> None:
-    ours = {"trunk/" + key: value for key, value in make_resnet().state_dict().items()}
+    ours = {"backbone/" + key: value for key, value in make_resnet().state_dict().items()}
     message = refuse({"epoch": 1, "state_dict": ours}, "unknown layout")
     for text in ("'epoch', 'state_dict'", "'backbone/conv1.weight'", "and 116 more"):
         assert text in message
@@ -300,7 +275,7 @@ def test_detection_models_and_finished_weights(
     )
     caffe2 = {"conv1_w": np.ones(3), "res2_0_branch2a_w": np.ones(3)}
     reasons = {
-        "a.pkl": (caffe2, r"Caffe2 weights, but not of MSRA's ResNets \('conv1_w'"),
+        "a.pkl": (caffe2, r"Caffe2 weights, but not of MSRA's networks \('conv1_w'"),
         "b.pkl": ({"blobs": caffe2, "cfg": "x"}, r"a detection model of Detectron \(Caffe2\)"),
     }
     for name, (content, reason) in reasons.items():
@@ -334,7 +309,7 @@ def test_files_that_are_no_checkpoint(
     refuse(tmp_path / "x.pth.tar", reason)
 
 
-@pytest.mark.parametrize("fraction", [0.001, 0.01, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_truncated_files(
     fraction: float, zipped: bool, official: Any, save: Any, refuse: Callable[..., str]
@@ -380,97 +355,6 @@ def test_read_converted_is_strict(
         read_converted(path)
     assert str(path) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-
-
-# Payloads.
-
-
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("write", WRITERS)
-def test_payloads_do_not_run(
-    write: Any, how: str, protocol: int, tmp_path: Path, refuse: Callable[..., str]
-) -> None:
-    marker = tmp_path / "marker"
-    path = tmp_path / "x.pth.tar"
-    write(Payload(marker, how), path, protocol)
-    if write is not as_tar:  # a format that is not read
-        name = "eval" if how == "eval" else f"{os.open.__module__}.open"
-        assert re.search(rf"\nwarning  .*\b{name}\b", inspect_file(path))
-    assert_never_run(path, marker, refuse)
-
-
-def assert_never_run(path: Path, marker: Path, refuse: Callable[..., str]) -> None:
-    refuse(path, ".")
-    # Nor where it is only described, or where a converted file is expected, or one to replace.
-    with contextlib.suppress(DataError):
-        assert inspect_file(path).replace("\n", "").isprintable()
-    path.rename(path.with_name("x.pkl"))
-    with pytest.raises(DataError):
-        read_converted(path.with_name("x.pkl"))
-    with pytest.raises(UserError, match="not the output of an earlier conversion"):
-        convert_file(path.with_name("any"), path.with_name("x.pkl"))
-    assert not marker.exists()
-
-
-def test_payloads_in_any_place_do_not_run(tmp_path: Path, refuse: Callable[..., str]) -> None:
-    marker = tmp_path / "marker"
-    files = corpus(marker)
-    assert len(files) > 40
-    for content in files.values():
-        (tmp_path / "x.pth.tar").write_bytes(content)
-        assert_never_run(tmp_path / "x.pth.tar", marker, refuse)
-        (tmp_path / "x.pkl").unlink()
-
-
-def test_payloads_that_nobody_unpickles(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    for content in harmless(marker).values():
-        (tmp_path / "x").write_bytes(content)
-        with pytest.raises(DataError):
-            convert_file(tmp_path / "x", tmp_path / "out.pth")
-        assert not marker.exists()
-
-
-def test_the_payloads_are_alive(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    path = tmp_path / "x"
-    for name, content in corpus(marker).items():
-        if name in ASLEEP:
-            continue
-        path.write_bytes(content)
-        # What runs is followed by an error in most of them.
-        with contextlib.suppress(Exception):
-            pickle.loads(content)
-        with contextlib.suppress(Exception):
-            torch.load(path, weights_only=False)
-        assert marker.exists(), name
-        marker.unlink()
-
-
-def test_a_payload_in_the_optimizer_of_a_good_checkpoint(
-    official: Any, own: Any, save: Any, tmp_path: Path
-) -> None:
-    marker = tmp_path / "marker"
-    for checkpoint in (official(), own()):
-        checkpoint["optimizer"]["param_groups"][0]["lr"] = Payload(marker, "reduce")
-        report = convert_file(save(checkpoint), tmp_path / "out.pth")
-        assert any(".open" in line for line in report.warnings), "it names what the file asks for"
-    assert not marker.exists()
-
-
-def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
-    as_zip(Payload(tmp_path / "marker", "reduce"), tmp_path / "x.pth", 2)
-    done = subprocess.run(
-        [sys.executable, "convert/convert_to_d2.py", tmp_path / "x.pth", tmp_path / "out.pth"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == DataError.exit_code
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"error: {tmp_path / 'x.pth'}: ")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pth"]
 
 
 # Names of tensors, and of what a file looks like.
@@ -526,13 +410,13 @@ def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: A
         ),
     ],
 )
-@pytest.mark.parametrize("container", [None, "state_dict"])
 def test_what_an_unknown_layout_looks_like(
-    keys: tuple[str, ...], words: str, container: str | None, refuse: Callable[..., str]
+    keys: tuple[str, ...], words: str, refuse: Callable[..., str]
 ) -> None:
     state = {key: torch.ones(4, 3, 3, 3) for key in keys}
-    message = refuse({container: state} if container else state, f"unknown layout: .*{words}")
-    assert "supported are ResNets" in message and "docs/converting.md" in message
+    for raw in (state, {"state_dict": state}):
+        message = refuse(raw, f"unknown layout: .*{words}")
+        assert "supported are ResNets" in message and "docs/converting.md" in message
 
 
 def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path) -> None:
@@ -553,11 +437,10 @@ def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path)
         ("backbone.conv1.weight", "rpn_head.rpn_conv.weight"),
     ],
 )
-@pytest.mark.parametrize("container", [None, "model", "state_dict"])
 def test_detectors_of_others_are_not_sent_to_an_evaluation(
-    keys: tuple[str, ...], container: str | None, make_resnet: Any, refuse: Callable[..., str]
+    keys: tuple[str, ...], make_resnet: Any, refuse: Callable[..., str]
 ) -> None:
     start = keys[0].removesuffix("conv1.weight")
     state = wrapped(make_resnet(), start) | {key: torch.ones(2, 2, 3, 3) for key in keys[1:]}
-    message = refuse({container: state} if container else state, "a whole detector")
-    assert "--eval-only" not in message
+    for raw in (state, {"model": state}, {"state_dict": state}):
+        assert "--eval-only" not in refuse(raw, "a whole detector")

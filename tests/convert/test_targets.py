@@ -1,4 +1,4 @@
-"""Every format that is written: round trips bit by bit, and what a format cannot hold."""
+"""Every format that is written: bitwise round trips, and what a format cannot hold."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_plain_state_dict_says_what_it_lost(
     again = convert_file(
         tmp_path / "a.pth", tmp_path / "b.pth", mean=[102, 127.5, 153], std=[51, 63.75, 76.5]
     )
-    assert again.contract.pixel_mean == (102.0, 127.5, 153.0)
+    assert again.contract.pixels.mean == (102.0, 127.5, 153.0)
     plain = convert_file(save(make_resnet().state_dict()), tmp_path / "c.pth", to="torchvision")
     assert not any("--mean" in note for note in plain.notes), "what everybody assumes"
     assert "-m moco.linear --config-file" in plain.next_command()
@@ -139,7 +139,7 @@ def test_a_converted_file_keeps_its_contract_or_takes_the_command_lines(
     first = convert_file(src, tmp_path / "a.pth", encoder="key").contract
     assert convert_file(tmp_path / "a.pth", tmp_path / "b.pkl", encoder="key").contract == first
     changed = convert_file(tmp_path / "a.pth", tmp_path / "c.pth", mean=[1, 2, 3]).contract
-    assert (changed.pixel_mean, changed.pixel_std) == ((1.0, 2.0, 3.0), first.pixel_std)
+    assert (changed.pixels.mean, changed.pixels.std) == ((1.0, 2.0, 3.0), first.pixels.std)
     assert changed.source_sha256 == first.source_sha256
     for wrong in ({"encoder": "query"}, {"stem": "cifar"}):
         (flag,) = wrong
@@ -164,8 +164,8 @@ def test_the_convention_of_nobodys_weights_must_be_given(
         with pytest.raises(UserError, match=f"without an input contract.* give {flag} as its"):
             convert_file(src, tmp_path / "a.pth", **rest)
     contract = convert_file(src, tmp_path / "a.pth", **full).contract
-    assert (contract.channel_order, contract.stride_in_1x1) == ("BGR", True)
-    assert contract.pixel_std == (1.0, 1.0, 1.0)
+    assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("BGR", True)
+    assert contract.pixels.std == (1.0, 1.0, 1.0)
 
 
 def test_scale_of_the_command_line(official: Any, save: Save, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_scale_of_the_command_line(official: Any, save: Save, tmp_path: Path) ->
         ]
     )
     contract = read_converted(dst).contract
-    assert contract.pixel_mean == (0.0, 127.5, 255.0)
-    assert contract.pixel_std == (51.0, 102.0, 255.0)
+    assert contract.pixels.mean == (0.0, 127.5, 255.0)
+    assert contract.pixels.std == (51.0, 102.0, 255.0)
     with pytest.raises(UserError, match="ResNet of basic blocks, without 1x1"):
         main([src, dst, "--stride-in-1x1", "yes"])

@@ -48,7 +48,7 @@ def contract(**changes: Any) -> InputContract:
         "source_sha256": "0",
         "encoder": "query",
     }
-    return InputContract(**(values | changes))
+    return InputContract.of(**(values | changes))
 
 
 MSRA = contract(

@@ -10,7 +10,8 @@ from torchvision.models import resnet as tv
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_in_memory
-from convert.families import keymap
+from convert.families import resnet
+from convert.families.base import LEFT_AT_INIT, first_rule
 from convert.families.resnet_network import FEATURES, NUM_BLOCKS
 from convert.verify import Converted, build_backbone, target_tensors
 from detection.config.task import default_task
@@ -120,8 +121,9 @@ def converted(tmp_path_factory) -> dict[str, Converted]:
         torch.save(network(arch).state_dict(), folder / "weights")
         found = convert_in_memory(folder / "weights")
         # The tensors of a 3x3 stem do not say its stride.
+        architecture = dataclasses.replace(found.contract.architecture, stem=arch.stem)
         return dataclasses.replace(
-            found, contract=dataclasses.replace(found.contract, stem=arch.stem)
+            found, contract=dataclasses.replace(found.contract, architecture=architecture)
         )
 
     return {name: convert(narrow(arch)) for name, arch in ARCHS.items()}
@@ -130,7 +132,7 @@ def converted(tmp_path_factory) -> dict[str, Converted]:
 def contract_of(arch: Arch) -> InputContract:
     """At full width, as convert/ recognizes it."""
     bottleneck = arch.depth >= 50
-    return InputContract(
+    return InputContract.of(
         pixel_mean=(1, 2, 3),
         pixel_std=(1, 1, 1),
         channel_order="RGB",
@@ -158,7 +160,7 @@ def config(contract: InputContract, task: str | None = None, **keys: Any) -> Any
         cfg.MODEL.BACKBONE.FREEZE_AT = 0
         cfg.MODEL.RESNETS.OUT_FEATURES = list(FEATURES)
     cfg.merge_from_list([item for pair in {**SMALL, **keys}.items() for item in pair])
-    if contract.depth < 50 and cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
+    if contract.architecture.depth < 50 and cfg.MODEL.ROI_HEADS.NAME == "Res5ROIHeads":
         cfg.MODEL.ROI_HEADS.NAME = "Res5ROIHeadsExtraNorm"
     apply_contract(cfg, contract, explicit=())
     check_transfer_config(cfg)
@@ -190,9 +192,13 @@ def test_at_full_width_both_engines_have_torchvisions_tensors(name: str) -> None
         theirs = backbone(contract).state_dict()
         source = network(arch).state_dict()
     assert shapes(theirs) == shapes(target_tensors(contract))
-    trained = {key: value for key, value in theirs.items() if not keymap.left_rule(key)}
+    trained = {key: value for key, value in theirs.items() if not first_rule(key, LEFT_AT_INIT)}
     assert shapes(trained) == shapes(
-        {keymap.to_detectron2(key): v for key, v in source.items() if not keymap.drop_rule(key)}
+        {
+            resnet.to_detectron2(key): value
+            for key, value in source.items()
+            if not first_rule(key, resnet.DROPPED)
+        }
     )
 
 
@@ -204,7 +210,7 @@ def test_the_wide_ones_are_those_of_our_own_pre_training(arch: str, width: float
         source = build_encoder(EncoderSpec(arch, width=width)).state_dict()
     theirs = target_tensors(contract_of(ARCHS[f"{arch} w{width:g}x"]))
     for key, value in source.items():
-        if name := keymap.to_detectron2(key):
+        if name := resnet.to_detectron2(key):
             assert value.shape == theirs[name].shape, key
 
 
@@ -217,7 +223,7 @@ def test_both_backbones_give_bitwise_equal_features_of_one_file(
     for net in (theirs, ours):
         missing = net.load_state_dict(weights.model, strict=False)
         assert not missing.unexpected_keys
-        assert all(map(keymap.left_rule, missing.missing_keys))
+        assert all(first_rule(key, LEFT_AT_INIT) for key in missing.missing_keys)
     image = torch.randn(1, 3, 64, 96)
     with torch.no_grad():
         expected, actual = theirs(image), ours(image)
@@ -269,7 +275,7 @@ def test_a_detector_of_each_task_is_built_filled_and_runs(
     name: str, task: str, converted: dict[str, Converted]
 ) -> None:
     weights = converted[name]
-    stem, depth = weights.contract.stem, weights.contract.depth
+    stem, depth = weights.contract.architecture.stem, weights.contract.architecture.depth
     if task in ("dilated C5", "FCN") and depth < 50:
         with pytest.raises(UserError, match=r"MODEL\.RESNETS\.RES5_DILATION 2"):
             config(weights.contract, task)

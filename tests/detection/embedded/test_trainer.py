@@ -455,7 +455,7 @@ def source_network(depth: int = 10, channels: int = 16) -> nn.Module:
 
 
 def converted(model: nn.Module) -> Converted:
-    contract = InputContract(
+    contract = InputContract.of(
         pixel_mean=(123.675, 116.28, 103.53),
         pixel_std=(58.395, 57.12, 57.375),
         channel_order="RGB",

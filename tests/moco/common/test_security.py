@@ -1,6 +1,6 @@
 """Untrusted files: sizes beyond the file, random damage, and how the source reads them.
 
-What they may ask to be run is in tests/convert/test_refusals.py and
+What they may ask to be run is in tests/convert/test_payloads.py and
 tests/moco/pretraining/test_reliability.py (TestPayloads).
 """
 

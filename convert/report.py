@@ -1,0 +1,145 @@
+"""What a conversion found, did and checked, for people, ending in the next command."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
+from convert.initial_weights import encoder_spec
+from convert.targets import lost_options
+from moco.common.errors import UserError
+
+if TYPE_CHECKING:
+    from convert.verify import FeatureCheck
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = "convert/convert_to_d2.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConversionReport:
+    """What one conversion found, did and checked."""
+
+    source_path: Path
+    epoch: int | None  # as written in the file: epochs finished
+    head: str
+    contract: InputContract
+    mapped: int
+    dropped: dict[str, int]  # rule -> number of entries of the source
+    left: dict[str, int]  # rule -> number of tensors of the target
+    features: dict[str, FeatureCheck]
+    notes: list[str]
+    warnings: list[str]
+    encoders: tuple[str, ...]  # every choice of --encoder that the source has
+    to: str  # "detectron2" or "torchvision"
+    not_checked: str  # why Detectron2's own backbone was not compared; "" when it was
+    output_path: Path
+    output_sha256: str
+
+    def text(self) -> str:
+        """The report for people, ending in the next command."""
+        c = self.contract
+        epoch = "" if self.epoch is None else f", epoch {self.epoch}"
+        difference = max(check.max_abs_diff for check in self.features.values())
+        strides = ", ".join(f"{name} /{check.stride}" for name, check in self.features.items())
+        compared = "the embedded backbone" if self.not_checked else "both engines' backbones"
+        others = " or ".join(choice for choice in self.encoders if choice != c.encoder)
+        rows = [
+            ("source", f"{self.source_path}: {c.source} checkpoint{epoch}, {self.head}"),
+            ("sha256", c.source_sha256),
+            ("encoder", c.encoder + (f" (--encoder takes {others} instead)" if others else "")),
+            ("architecture", str(c.architecture)),
+            (
+                "tensors",
+                f"{self.mapped} mapped; dropped: {_counts(self.dropped)}; "
+                f"left at init: {_counts(self.left)}",
+            ),
+            ("contract", c.convention()),
+            *(("note", note) for note in self.notes),
+            *(("warning", warning) for warning in self.warnings),
+            ("verified", "read back and inverted: bitwise equal"),
+            (
+                "verified",
+                f"features of one image in {compared} beside the reference implementation at "
+                f"{strides}: {agreement(self.features)} (max abs difference {difference:g})",
+            ),
+            *([("not verified", self.not_checked)] if self.not_checked else []),
+            ("output", f"{self.output_path} sha256 {self.output_sha256}"),
+            ("next", self.next_command()),
+        ]
+        return lines(rows)
+
+    def next_command(self) -> str:
+        """Fine-tune a detector from these weights, or classify with them."""
+        make = classify_command if self.to == "torchvision" else fine_tune_command
+        return make(self.contract, self.output_path)
+
+
+def lines(rows: Iterable[tuple[str, str]]) -> str:
+    """A report of named lines."""
+    return "\n".join(f"{name:14}{text}" for name, text in rows)
+
+
+def agreement(features: dict[str, FeatureCheck]) -> str:
+    """How features agree, for people."""
+    bitwise = all(check.bitwise for check in features.values())
+    return "bitwise equal" if bitwise else "equal within rounding"
+
+
+def script(path: str) -> str:
+    """The command that runs a file of this project from the current folder."""
+    return f"python {_here(path)}"
+
+
+def fine_tune_command(contract: InputContract, path: Path) -> str:
+    """The whole command that fine-tunes a detector from a converted file."""
+    config, its_keys, data = contract.architecture.example_task()
+    keys = contract.d2_keys()
+    others = "".join(f"{k} {keys[k]} " for k, value in its_keys.items() if keys[k] != value)
+    return (
+        f"{script('detection/train_net.py')} --config-file {_here(config)} {data}"
+        f"MODEL.WEIGHTS {shlex.quote(str(path))} {others}OUTPUT_DIR {_run_folder(path)}"
+    )
+
+
+def classify_command(contract: InputContract, path: Path) -> str:
+    """The command that classifies with torchvision's names, or converts them where it cannot."""
+    file = shlex.quote(str(path))
+    stem = contract.architecture.classification_stem()
+    try:
+        encoder_spec(contract.architecture)
+        readable = contract.pixels.channel_order == "RGB"
+        readable = readable and not contract.architecture.in_torchvision()
+    except UserError:
+        readable = False
+    if not readable:
+        options = " ".join(lost_options(contract))
+        return f"{script(COMMAND)} {file} weights.pth {options}".rstrip()
+    keys = f"MODEL.STEM {stem} " if stem else ""
+    for key, values, usual in (
+        ("MEAN", contract.pixels.mean, IMAGENET_MEAN),
+        ("STD", contract.pixels.std, IMAGENET_STD),
+    ):
+        if values != usual:
+            keys += f"AUG.{key} '({','.join(f'{value / 255:.6g}' for value in values)})' "
+    return (
+        f"python -m moco.linear --config-file {_here('configs/imagenet/linear.yaml')} "
+        f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"
+    )
+
+
+def _here(path: str) -> str:
+    """A path in this project as the current folder sees it."""
+    return path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))
+
+
+def _run_folder(path: Path) -> str:
+    return shlex.quote(f"runs/{path.stem}_0")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {rule}" for rule, number in counts.items()) or "nothing"

@@ -1,0 +1,88 @@
+"""A backbone family that is registered from outside is recognized, named and put in a contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from convert.contract import InputContract
+from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Scheme
+from convert.sources import recognize
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyArchitecture:
+    width: int
+
+    def __str__(self) -> str:
+        return f"Toy-{self.width}"
+
+    def d2_keys(self) -> dict[str, Any]:
+        return {"MODEL.TOY.WIDTH": self.width}
+
+    def details(self) -> str:
+        return "a toy"
+
+
+def toy() -> Family:
+    names = {"patch.weight": "patch_embed.weight", "norm.weight": "norm.weight"}
+    inverse = {new: old for old, new in names.items()}
+    return Family(
+        name="toy",
+        networks="toys",
+        architecture=ToyArchitecture,
+        schemes={
+            USUAL: Scheme(
+                ("patch.weight", "norm.weight"),
+                lambda key: key if key in names else None,
+                re.compile(r"patch\.|norm\."),
+                plain=PLAIN,
+            )
+        },
+        dropped={"head": "fc.*"},
+        heads={"fc.weight": "linear head", "": "no fc"},
+        to_detectron2=names.get,
+        from_detectron2=inverse.get,
+        recognize=lambda state, *rest: ToyArchitecture(len(state["patch.weight"])),
+        with_options=lambda architecture, *rest: architecture,
+        build=lambda architecture: torch.nn.Identity(),
+        reference=lambda architecture: (torch.nn.Identity(), {}),
+    )
+
+
+@pytest.fixture(autouse=True)
+def toys() -> Iterator[None]:
+    FAMILIES.register(toy)
+    yield
+    FAMILIES._obj_map.pop("toy")
+
+
+def state(prefix: str) -> dict[str, torch.Tensor]:
+    shapes = {"patch.weight": (6, 3, 4, 4), "norm.weight": (6,), "fc.weight": (2, 6)}
+    return {prefix + key: torch.randn(shape) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("raw", "source"),
+    [
+        # A row of the table serves every family: the same project trains several.
+        ({"state_dict": state("module.base_encoder.")}, "facebookresearch/moco-v3"),
+        ({"weights": state("net.")}, "state dict"),
+    ],
+)
+def test_a_family_from_outside(raw: dict[str, Any], source: str) -> None:
+    found = recognize(raw, "a.file", sha256="0" * 64)
+    contract = found.contract
+    assert (contract.source, str(contract.architecture)) == (source, "Toy-6")
+    assert found.state.keys() == {"patch.weight", "norm.weight"}
+    assert (found.dropped, found.head) == ({"head": 1}, "linear head")
+    written = contract.to_dict()
+    assert (written["family"], written["width"]) == ("toy", 6)
+    again = InputContract.from_dict(written)
+    assert again.d2_keys()["MODEL.TOY.WIDTH"] == 6
+    assert again.architecture == contract.architecture

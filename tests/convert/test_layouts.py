@@ -1,0 +1,343 @@
+"""Every layout of convert/layouts.py in a generated file: what is recognized and dropped."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from convert.convert_to_d2 import convert_file
+from convert.files import read_file
+from convert.sources import Given, recognize
+from convert.verify import read_converted
+from moco.common.errors import DataError, UserError
+from moco.common.files import sha256_file
+from tests.convert.layout_checks import IMAGENET, assert_has_pixels, assert_is
+from tests.oracles import layouts_fair, layouts_frameworks
+from tests.oracles.layouts_fair import EPOCH, Made
+
+SWAV = ((123.675, 116.28, 103.53), (58.14, 57.12, 57.375))  # 0.228 x 255
+ONLY_SCALED = ((0.0, 0.0, 0.0), (255.0, 255.0, 255.0))
+# Convolutions by depth; each has a batch norm of four tensors and a counter.
+CONVOLUTIONS = {18: 20, 50: 53}
+COUNTERS = CONVOLUTIONS[50]
+NETWORK = CONVOLUTIONS[18] * 6
+MLP, DENSE_NECK = 2 + 5 + 2, 13  # two linear layers with a batch norm; and two convolutions
+NO_PIXELS = "meta's configuration names no mean and std: ImageNet's are assumed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    source: str
+    dropped: dict[str, int]  # beside the batch counters of the backbone
+    epoch: int | None = EPOCH
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] = IMAGENET
+    unwrapped: tuple[str, ...] = ("state_dict",)  # path to the default network's state dict
+    note: str = ""  # what a note has to say
+    depth: int = 50
+
+
+Framework = functools.partial(Expected, depth=18)
+
+
+VISSL_RECORD = 5 + 7 + 2  # of the file, of classy_state_dict, and its meters and its model's meta
+EXPECTED = {
+    "moco-v3": Expected(
+        "facebookresearch/moco-v3",
+        {"head": 10, "key encoder": 328, "predictor": 7, "training record": 2, "optimizer": 1}
+        | {"loss scaling": 1},
+    ),
+    "simsiam": Expected(
+        "facebookresearch/simsiam",
+        {"head": 17, "predictor": 8, "training record": 2, "optimizer": 1},
+    ),
+    "linear classifier": Expected(
+        "pytorch/examples imagenet", {"head": 2, "training record": 3, "optimizer": 1}
+    ),
+    "simclr v1": Expected(
+        "google-research/simclr v1 (tonylins/simclr-converter)",
+        {"head": 2},
+        epoch=None,
+        pixels=ONLY_SCALED,
+        note="max-pool",
+    ),
+    "simclr v2": Expected(
+        "google-research/simclr v2 (Separius/SimCLRv2-Pytorch)",
+        {"head": 2, "projection head": 1},
+        epoch=None,
+        pixels=ONLY_SCALED,
+        unwrapped=("resnet",),
+        note="max-pool",
+    ),
+    "byol": Expected(
+        "google-deepmind/byol (ajtejankar/byol-convert)",
+        {"head": 2, "batch counter": -COUNTERS},
+        epoch=None,
+        unwrapped=(),
+        note="SAME",
+    ),
+    "barlowtwins": Expected(
+        "facebookresearch/barlowtwins",
+        {"projector": 7, "loss": 3, "training record": 1, "optimizer": 1},
+        unwrapped=("model",),
+    ),
+    "vicreg": Expected(
+        "facebookresearch/vicreg",
+        {"projector": 8, "training record": 1, "optimizer": 1},
+        unwrapped=("model",),
+    ),
+    "backbone only": Expected(
+        "torchvision", {}, epoch=None, unwrapped=(), note="dilated, anti-aliased"
+    ),
+    "swav": Expected(
+        "facebookresearch/swav",
+        {"projection head": 8, "batch counter": 1, "prototypes": 1, "training record": 1}
+        | {"optimizer": 1, "loss scaling": 1},
+        pixels=SWAV,
+    ),
+    "swav released": Expected(
+        "facebookresearch/swav",
+        {"projection head": 8, "batch counter": 1, "prototypes": 1},
+        epoch=None,
+        pixels=SWAV,
+        unwrapped=(),
+    ),
+    "dino": Expected(
+        "facebookresearch/dino",
+        {"head": 8, "student encoder": 1, "training record": 2, "optimizer": 1, "loss": 1}
+        | {"loss scaling": 1},
+        unwrapped=("teacher",),
+    ),
+    "vissl swav": Expected(
+        "facebookresearch/vissl",
+        {"head": 1, "loss": 2, "optimizer": 1, "training record": VISSL_RECORD},
+        unwrapped=("classy_state_dict", "base_model", "model", "trunk"),
+    ),
+    "vissl moco": Expected(
+        "facebookresearch/vissl",
+        {"head": 1, "key encoder": 1, "loss": 1, "optimizer": 1, "training record": VISSL_RECORD},
+        unwrapped=("classy_state_dict", "base_model", "model", "trunk"),
+    ),
+    "vissl dino": Expected(
+        "facebookresearch/vissl",
+        {"teacher's head": 4, "student encoder": 1, "center of the loss": 1, "training record": 5},
+        unwrapped=("loss",),
+    ),
+    "vissl zoo": Expected(
+        "facebookresearch/vissl (converted)", {}, epoch=None, unwrapped=("model_state_dict",)
+    ),
+}
+EXPECTED["barlowtwins released"] = EXPECTED["barlowtwins"]
+EXPECTED["swav lists of prototypes"] = dataclasses.replace(
+    EXPECTED["swav"], dropped=EXPECTED["swav"].dropped | {"prototypes": 3}
+)
+EXPECTED["vissl ema"] = dataclasses.replace(
+    EXPECTED["vissl swav"],
+    # And the meters of the average.
+    dropped=EXPECTED["vissl swav"].dropped
+    | {"ema encoder": 1, "training record": VISSL_RECORD + 1},
+)
+
+
+RUN = {"training record": 1, "optimizer": 1}
+MMENGINE = {"training record": 2, "optimizer": 1, "schedule": 1}
+LIGHTNING = {"training record": 5, "optimizer": 1, "schedule": 1}
+OLD_MM, NEW_MM = "OpenSelfSup / MMSelfSup 0.x", "MMSelfSup 1.x / mmpretrain"
+ANY_MM, SOLO = "OpenSelfSup / MMSelfSup / mmpretrain", "vturrisi/solo-learn"
+
+
+def lists(one: str, other: str, neck: int = MLP) -> dict[str, int]:
+    """Two lists [backbone, neck], and the first one's members under their second names."""
+    return {
+        f"{one} neck": neck,
+        f"{other} encoder": NETWORK,
+        f"{other} neck": neck,
+        "second name of the encoder": NETWORK,
+        "neck": neck,
+    }
+
+
+def average(other: str) -> dict[str, int]:
+    """A backbone and a neck, and the average of both."""
+    return {
+        "neck": MLP,
+        "head": MLP,
+        f"{other} encoder": NETWORK,
+        f"{other} neck": MLP,
+        f"{other} EMA counter": 1,
+    }
+
+
+def solo(**dropped: int) -> Expected:
+    named = {name.replace("_", " "): count for name, count in dropped.items()}
+    return Framework(SOLO, {"classifier": 2, **named, **LIGHTNING})
+
+
+FRAMEWORKS = {
+    "pycontrast": Framework(
+        "HobbitLong/PyContrast",
+        {"head": MLP + 4, "memory bank": 1, "loss scaling": 1, "ema encoder": 1, **RUN},
+        unwrapped=("model",),
+    ),
+    "pycontrast bank": Framework(
+        "HobbitLong/PyContrast",
+        {"head": MLP + 4, "memory bank": 1, "loss scaling": 1, **RUN},
+        unwrapped=("model",),
+    ),
+    "densecl": Framework(
+        "WXinlong/DenseCL", {**lists("query", "key", DENSE_NECK), "queue": 4, **RUN}
+    ),
+    "openselfsup moco": Framework(OLD_MM, {**lists("query", "key"), "queue": 2, **RUN}),
+    "openselfsup byol": Framework(OLD_MM, {**lists("online", "target"), "head": MLP, **RUN}),
+    "openselfsup npid": Framework(ANY_MM, {"neck": MLP, "head": MLP, **RUN}),
+    "mmselfsup 0.x mocov3": Framework(OLD_MM, {**lists("base", "momentum"), "head": MLP, **RUN}),
+    "mmselfsup 0.x simsiam": Framework(
+        ANY_MM,
+        {"list of the encoder": NETWORK + MLP, "neck": MLP, "head": MLP, **RUN},
+    ),
+    "mmselfsup 1.x moco": Framework(NEW_MM, {**average("key"), "queue": 2, **MMENGINE}),
+    "mmselfsup 1.x byol": Framework(NEW_MM, {**average("target"), **MMENGINE}),
+    "mmselfsup 1.x mocov3": Framework(NEW_MM, {**average("momentum"), **MMENGINE}),
+    "mmpretrain": Framework(ANY_MM, {"head": 2, **MMENGINE}),
+    "mmpretrain published": Framework(ANY_MM, {"head": 2, "training record": 1}),
+    "mmpretrain ema": Framework("mmpretrain", {"head": 2, "model encoder": 1, **MMENGINE}),
+    "openselfsup extracted": Framework(
+        "OpenSelfSup (extracted)", {"training record": 1}, epoch=None
+    ),
+    "mmselfsup extracted": Framework("MMSelfSup (extracted)", {"training record": 1}, epoch=None),
+    "densecl extracted": Framework(
+        "WXinlong/DenseCL (extracted)", {"training record": 1}, epoch=None
+    ),
+    "solo-learn byol": solo(
+        momentum_encoder=NETWORK,
+        momentum_classifier=2,
+        projector=MLP,
+        momentum_projector=MLP,
+        predictor=MLP,
+    ),
+    "solo-learn mocov2plus": solo(
+        momentum_encoder=NETWORK, projector=MLP, momentum_projector=MLP, queue=2
+    ),
+    "solo-learn dino": solo(momentum_encoder=NETWORK, head=MLP, momentum_head=MLP, loss=1),
+    "solo-learn nnclr": solo(projector=MLP, predictor=MLP, momentum_classifier=2, queue=3),
+    "torchvision references": Framework(
+        "torchvision references",
+        {"head": 2, "training record": 2, "optimizer": 1, "schedule": 1, "loss scaling": 1},
+        unwrapped=("model",),
+    ),
+    "torchvision references ema": Framework(
+        "torchvision references",
+        {"head": 2, "average counter": 1, "model encoder": 1, "training record": 2, "optimizer": 1}
+        | {"schedule": 1, "loss scaling": 1},
+        unwrapped=("model_ema",),
+    ),
+}
+FRAMEWORKS["solo-learn older"] = FRAMEWORKS["solo-learn byol"]
+
+
+EXPECTED |= FRAMEWORKS
+WITH_CONFIGURATION = (OLD_MM, NEW_MM, ANY_MM, "WXinlong/DenseCL", "mmpretrain")
+MAKERS = {**layouts_fair.LAYOUTS, **layouts_frameworks.LAYOUTS}
+LAYOUTS = pytest.mark.parametrize("name", MAKERS)
+ONE_OF_EACH = {expected.source: name for name, expected in EXPECTED.items()}.values()
+
+
+@functools.cache
+def made(name: str) -> Made:
+    return MAKERS[name]()
+
+
+def write(name: str, save: Callable[..., Path]) -> Path:
+    with layouts_fair.pickles_as_main(), layouts_frameworks.pickles_as_mmengine():
+        return save(made(name).checkpoint)
+
+
+def test_every_layout_is_expected() -> None:
+    assert EXPECTED.keys() == MAKERS.keys()
+
+
+@LAYOUTS
+def test_every_layout(name: str, save: Callable[..., Path]) -> None:
+    source, expected = made(name), EXPECTED[name]
+    raw = read_file(write(name, save))
+    found = recognize(raw, "a.file")
+    default = next(iter(source.networks))
+    assert (found.contract.source, found.contract.encoder) == (expected.source, default)
+    assert found.encoders == tuple(source.networks)
+    convolutions = CONVOLUTIONS[expected.depth]
+    counters = convolutions + expected.dropped.get("batch counter", 0)
+    dropped = expected.dropped | {"batch counter": counters}
+    assert found.dropped == {rule: count for rule, count in dropped.items() if count}
+    assert found.epoch == expected.epoch
+    assert_has_pixels(found, expected.pixels)
+    architecture = found.contract.architecture
+    assert (architecture.depth, architecture.stem) == (expected.depth, "imagenet")
+    assert found.warnings == []
+    note = NO_PIXELS if expected.source in WITH_CONFIGURATION else expected.note
+    assert len(found.notes) == bool(note)
+    assert all(note in text for text in found.notes)
+    for choice, network in source.networks.items():
+        found = recognize(raw, "a.file", Given(encoder=choice))
+        assert found.contract.encoder == choice
+        assert_is(found, network, convolutions * 5)
+        others = source.networks.keys() - {choice}
+        assert {f"{other} encoder" for other in others} <= found.dropped.keys()
+
+
+@pytest.mark.parametrize("name", ["moco-v3", "simsiam"])
+def test_unknown_encoder(name: str) -> None:
+    with pytest.raises(UserError, match="--encoder rabbit"):
+        recognize(made(name).checkpoint, "a.file", Given(encoder="rabbit"))
+
+
+@LAYOUTS
+def test_leftover_keys_are_named(name: str) -> None:
+    """Keys beside the backbone are listed as ignored; one under its names is refused by name."""
+    checkpoint = state = copy.copy(made(name).checkpoint)
+    for part in EXPECTED[name].unwrapped:
+        state[part] = copy.copy(state[part])
+        state = state[part]
+    before = recognize(checkpoint, "a.file")
+    beside = {key: torch.ones(1) for key in ("surprise.weight", "module.surprise")}
+    state.update(beside)
+    found = recognize(checkpoint, "a.file")
+    assert found.dropped == before.dropped | {"ignored": 2}
+    assert found.state.keys() == before.state.keys()
+    (note,) = (note for note in found.notes if note not in before.notes)
+    assert all(repr(key) in note for key in beside)
+    inside = before.named("layer4.0.conv1.weight") + ".gate"
+    state[inside] = torch.ones(1)
+    with pytest.raises(DataError) as error:
+        recognize(checkpoint, "a.file")
+    assert repr(inside) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_tensors_beside_it_are_named(name: str) -> None:
+    """What is beside the state dict is listed as ignored, unless it holds convolutions."""
+    checkpoint = made(name).checkpoint
+    before = recognize(checkpoint, "a.file")
+    found = recognize(checkpoint | {"surprise": {"weight": torch.ones(1)}}, "a.file")
+    assert found.dropped == before.dropped | {"ignored": 1}
+    assert any("'surprise'" in note for note in found.notes)
+    with pytest.raises(DataError, match=r"'surprise'.* ambiguous .*--encoder with one of") as error:
+        recognize(checkpoint | {"surprise": {"weight": torch.ones(1, 1, 3, 3)}}, "a.file")
+    assert str(error.value).endswith(f" {', '.join(before.encoders)}")
+
+
+@pytest.mark.parametrize("name", ["simclr v1", "simclr v2", "byol", "swav", "dino", "densecl"])
+def test_from_file_to_file(name: str, save: Callable[..., Path], tmp_path: Path) -> None:
+    """Networks with pixels, names or memory of their own, and one of several."""
+    src = write(name, save)
+    report = convert_file(src, tmp_path / "out.pth")
+    contract = read_converted(tmp_path / "out.pth").contract
+    assert contract == report.contract
+    assert (contract.source, contract.source_sha256) == (EXPECTED[name].source, sha256_file(src))
+    assert (contract.pixels.mean, contract.pixels.std) == EXPECTED[name].pixels
+    assert contract.encoder == next(iter(made(name).networks))
+    assert report.epoch == EXPECTED[name].epoch
