@@ -67,8 +67,7 @@ def test_the_next_command_is_complete(
 def test_the_next_command_of_torchvisions_names(
     stem: str, own: Make, save: Save, tmp_path: Path
 ) -> None:
-    from moco.classification.weights import read_weights
-
+    from convert.initial_weights import read_initial_weights
     from moco.classification.classify import parse_args
     from moco.classification.config import load_classify_cfg, with_weights
     from moco.linear import LINEAR
@@ -78,7 +77,7 @@ def test_the_next_command_of_torchvisions_names(
     assert words[:3] == ["python", "-m", "moco.linear"]
     args = parse_args(LINEAR, words[3:])
     cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
-    weights = read_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
+    weights = read_initial_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
     cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
     assert weights.spec.stem == stem
     assert cfg.AUG.MEAN == pytest.approx((0.4, 0.5, 0.6))

@@ -37,7 +37,7 @@ def test_the_described_inits_have_the_contract_that_convert_finds(
     described = init["contract"]
     if init["source"] is None:
         assert init["weights"] == "random"
-        from detection.engine.weights import apply_random
+        from detection.config.weights import apply_random
 
         cfg = CfgNode(
             {
