@@ -13,12 +13,15 @@ from typing import Any
 
 from convert.families.base import DEFAULT_FAMILY, Architecture, Family, family_named
 from moco.common.errors import DataError, UserError, shown
+from moco.engine import config
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
 VERSION = 1
-# The ImageNet statistics of main_moco.py and of torchvision's references, times 255; RGB.
-IMAGENET_MEAN = (123.675, 116.28, 103.53)
-IMAGENET_STD = (58.395, 57.12, 57.375)
+# Of pixels 0..255; rounded because 255 * 0.485 is not 123.675 in floating point.
+IMAGENET_MEAN, IMAGENET_STD = (
+    (round(255 * r, 3), round(255 * g, 3), round(255 * b, 3))
+    for r, g, b in (config.IMAGENET_MEAN, config.IMAGENET_STD)
+)
 # End of the source's name where batch norm was folded into scale and bias.
 FOLDED = " (BN folded)"
 

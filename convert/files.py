@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError, first_few, shown
 from moco.common.files import (
     PathLike,
     format_of,
@@ -120,9 +120,7 @@ def describe(raw: Any) -> str:
 
 def names(keys: Iterable[Any], limit: int = 6) -> str:
     """Keys for an error message; escaped, because they come from an untrusted file."""
-    every = list(keys)
-    text = ", ".join(shown(key) for key in every[:limit])
-    return f"{text} and {len(every) - limit} more" if len(every) > limit else text or "nothing"
+    return first_few([shown(key) for key in keys], limit) or "nothing"
 
 
 def is_array(value: Any) -> bool:

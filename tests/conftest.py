@@ -29,8 +29,16 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that takes the fixture `detectron2` has the marker of that name."""
+    for item in items:
+        if "detectron2" in getattr(item, "fixturenames", ()):
+            item.add_marker("detectron2")
+
+
 @pytest.fixture(autouse=True)
-def detectron2_as_a_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+def detectron2_backbone_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions do not ask Detectron2's backbone, which takes seconds each.
 
     A test file that is about it overrides this fixture.

@@ -8,11 +8,10 @@ from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
-from detection.config.weights import some
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, first_few
 
 _SMALLEST = {
     "SOLVER.MAX_ITER": 1,
@@ -121,8 +120,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
         notes += [f"{split.name}: {note}" for note in split.notes]
         if split.classes != test.classes:
             raise DataError(
-                f"{split.name} has the classes {some(split.classes)}, {test.name} has "
-                f"{some(test.classes)}; they must be the same in the same order"
+                f"{split.name} has the classes {first_few(split.classes)}, {test.name} has "
+                f"{first_few(test.classes)}; they must be the same in the same order"
             )
     model = cfg.MODEL
     for split in train:
@@ -154,7 +153,7 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
         raise DataError(f"{train[0].name}: no annotated objects in the training split")
     unseen = [name for name in test.classes if name not in learned]
     if train and unseen:
-        notes.append(f"no object to train on, so never detected: {some(unseen)}")
+        notes.append(f"no object to train on, so never detected: {first_few(unseen)}")
     if test.from_catalog:
         return notes  # its records need not have what its evaluator compares with
     measured = object_counts(test, measured=True)
@@ -164,8 +163,8 @@ def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:
     if absent:
         theirs = "; bbox/AP_detectron2 counts them, as Detectron2 does"
         notes.append(
-            f"{test.name}: no object to test on: {some(absent)}; AP is the mean over the other "
-            f"{len(measured)} classes{theirs * (test.evaluator_type == 'pascal_voc')}"
+            f"{test.name}: no object to test on: {first_few(absent)}; AP is the mean over the "
+            f"other {len(measured)} classes{theirs * (test.evaluator_type == 'pascal_voc')}"
         )
     return notes
 

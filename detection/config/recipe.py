@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from convert.contract import InputContract
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from detection.config.keys import (
     DETECTRON2_ONLY,
     HONOURED,
@@ -19,9 +19,9 @@ from detection.config.keys import (
     TRANSFER,
     same_value,
 )
-from detection.config.weights import RANDOM, RGB_MEAN, RGB_STD
 from detection.datasets.base import official_counts
 from moco.common.cfgnode import flatten, read_yaml
+from moco.common.command import RANDOM
 
 # A recipe has to agree with a configuration in all but one of these to be meant at all.
 _IDENTITY = (
@@ -44,8 +44,8 @@ _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
 _RANDOM_INPUT: dict[str, Any] = {
     "INPUT.FORMAT": "RGB",
-    "MODEL.PIXEL_MEAN": list(RGB_MEAN),
-    "MODEL.PIXEL_STD": list(RGB_STD),
+    "MODEL.PIXEL_MEAN": list(IMAGENET_MEAN),
+    "MODEL.PIXEL_STD": list(IMAGENET_STD),
     "MODEL.RESNETS.STRIDE_IN_1X1": False,
 }
 # What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which

@@ -7,8 +7,9 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL
-from detection.config.weights import RANDOM, apply_keys
+from detection.config.weights import apply_keys
 from moco.common.cfgnode import flatten, read_yaml
+from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.run import RECORD_NAME, read_record
 

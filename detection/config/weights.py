@@ -10,23 +10,23 @@ real name is the worst result there is.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from convert.contract import InputContract
+from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
 from detection.config.keys import same_value
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.errors import DataError, UserError
+from moco.common.command import RANDOM
+from moco.common.errors import DataError, UserError, first_few
 
 if TYPE_CHECKING:
     from convert.verify import Converted
 
-RANDOM = "random"
 _WEIGHTS = (
     "a file from convert/convert_to_d2.py, a checkpoint that it reads, or "
     f"{RANDOM!r} for a random initialization"
@@ -41,11 +41,6 @@ MODEL_ZOO = {
     "catalog://": "https://dl.fbaipublicfiles.com/detectron/",
 }
 _BACKBONES = "ImageNetPretrained/"
-
-# What torchvision's and MoCo's networks are trained with, 0..255, RGB. A random initialization
-# gets the same, so that every row of a table sees the same pixels.
-RGB_MEAN = (123.675, 116.280, 103.530)
-RGB_STD = (58.395, 57.120, 57.375)
 
 
 def read_weights(weights: str) -> Converted | None:
@@ -160,13 +155,16 @@ def apply_contract(
 
 
 def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
-    """torchvision's convention for what the user left open (in place)."""
+    """torchvision's convention for what the user left open (in place).
+
+    As of most pre-trained weights, so that every row of a table sees the same pixels.
+    """
     rgb = cfg.INPUT.FORMAT == "RGB" or "INPUT.FORMAT" not in explicit
     step = 1 if rgb else -1
     values: dict[str, Any] = {
         "INPUT.FORMAT": "RGB",
-        "MODEL.PIXEL_MEAN": list(RGB_MEAN[::step]),
-        "MODEL.PIXEL_STD": list(RGB_STD[::step]),
+        "MODEL.PIXEL_MEAN": list(IMAGENET_MEAN[::step]),
+        "MODEL.PIXEL_STD": list(IMAGENET_STD[::step]),
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
     }
     if cfg.MODEL.RESNETS.DEPTH < 50:
@@ -184,7 +182,7 @@ def _task_files(depth: int) -> str:
             fitting.append(f"configs/{path.relative_to(CONFIGS)}")
     if not fitting:
         return f"no task file is for it; set MODEL.RESNETS.DEPTH {depth}"
-    return f"task files for it: {some(fitting)}"
+    return f"task files for it: {first_few(fitting)}"
 
 
 def apply_keys(
@@ -206,8 +204,3 @@ def apply_keys(
                 f"{fix} or use other weights"
             )
         cfg.merge_from_list([key, value])
-
-
-def some(items: Sequence[str]) -> str:
-    """The first items and how many more there are."""
-    return ", ".join(items[:4]) + (f" and {len(items) - 4} more" if len(items) > 4 else "")

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convert.files import read_file
-from detection.config.weights import some
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import Inert
 
@@ -98,7 +97,7 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
     problems = [f"{name} is missing" for name in missing if _UNTRACKED not in name]
     problems += [f"{name} is unknown" for name in unknown]
     if problems:
-        raise UserError(f"{path} does not fit this detector: {some(problems)}")
+        raise UserError(f"{path} does not fit this detector: {first_few(problems)}")
 
 
 def load_converted(model: nn.Module, converted: Mapping[str, Tensor]) -> Coverage:
@@ -136,7 +135,7 @@ def target_names(state: Collection[str], converted: Collection[str]) -> dict[str
         else:
             targets[key] = name
     if without:
-        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {some(without)}")
+        raise UserError(f"MODEL.WEIGHTS: the detector has no place for {first_few(without)}")
     return targets
 
 
@@ -158,12 +157,12 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
         if not torch.equal(state[name].cpu(), converted[key].to(state[name].dtype).cpu())
     ]
     if different:
-        raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {some(different)}")
+        raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {first_few(different)}")
     rest = sorted(
         name for name in state if name not in set(targets.values()) and _UNTRACKED not in name
     )
     random = [name for name in rest if _BACKBONE.match(name)]
     if random:
-        raise UserError(f"MODEL.WEIGHTS leaves these at random: {some(random)}")
+        raise UserError(f"MODEL.WEIGHTS leaves these at random: {first_few(random)}")
     logger.info("%d tensors come from the weights, %d start from scratch", len(targets), len(rest))
     return Coverage(len(targets), tuple(rest))

@@ -24,6 +24,12 @@ def shown(value: object, limit: int = 80) -> str:
     return f"a {type(value).__name__}"
 
 
+def first_few(texts: Sequence[str], limit: int = 6) -> str:
+    """The first of many for a message, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(texts[:limit]) + more
+
+
 def printable(text: str) -> str:
     """Text with control characters, bidirectional marks and lone surrogates as escapes."""
     if text.isprintable():

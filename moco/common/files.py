@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from uuid import uuid4
 
-from moco.common.errors import DataError, UserError, printable
+from moco.common.errors import DataError, UserError, first_few, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,8 +233,7 @@ def named_objects(objects: Collection[str], limit: int = 6) -> str:
     """Names of classes for a message, those first that a file names to do harm."""
     harmful = harmful_objects(objects)
     every = [*harmful, *sorted(set(objects) - set(harmful))]
-    more = f" and {len(every) - limit} more" if len(every) > limit else ""
-    return ", ".join(repr(name[:80])[1:-1] for name in every[:limit]) + more
+    return first_few([repr(name[:80])[1:-1] for name in every], limit)
 
 
 def harmful_objects(objects: Collection[str]) -> list[str]:

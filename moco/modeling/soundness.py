@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError, first_few, shown
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ CHANNEL_ORDERS = ("RGB", "BGR")
 IMAGE_SIZE_PX = (96, 128)
 # Squares of features are summed, in 32 bits: those of trained networks are below a thousand.
 MAX_FEATURE = 1e12
-_MAX_NAMED = 6
 
 # torchvision's names -> depth, groups, width per group.
 _ARCHS = {
@@ -236,6 +235,4 @@ def _is(state: Mapping[str, "Tensor"], norm: str, **values: float) -> bool:
 
 def _some(keys: Iterable[str]) -> str:
     """The first of many, escaped, because they come from an untrusted file."""
-    every = [shown(key, 200) for key in keys]
-    more = f" and {len(every) - _MAX_NAMED} more" if len(every) > _MAX_NAMED else ""
-    return ", ".join(every[:_MAX_NAMED]) + more
+    return first_few([shown(key, 200) for key in keys])

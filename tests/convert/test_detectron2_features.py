@@ -23,7 +23,7 @@ from tests.oracles.resnets import make_resnet
 
 
 @pytest.fixture(autouse=True)
-def detectron2_as_a_witness() -> None:
+def detectron2_backbone_is_not_asked() -> None:
     """Here it is compared."""
 
 
