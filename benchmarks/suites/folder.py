@@ -190,8 +190,9 @@ def requested(
     inits: Mapping[str, Init],
     trials: int | None,
     engines: Sequence[str],
-    gpus: int | None,
+    *,
     version: str,
+    gpus: int | None = None,
     data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What `suite.json` holds, for `SuiteFolder.agree`.

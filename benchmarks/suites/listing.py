@@ -6,7 +6,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.suites.executors.base import Executor, RemoteExecutor
+from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Measured, estimate, foresee
@@ -81,8 +81,8 @@ def listing(
     elif number:
         parallel = executor.parallel(max(spec.gpus for spec in specs))
         left = format_seconds(foresee(runs, states, measured, parallel).seconds_left)
-        remote = isinstance(executor, RemoteExecutor)
-        total += f", about {left} {'without the time in the queue' if remote else 'here'}"
+        total += f", about {left} "
+        total += "without the time in the queue" if executor.remote else "here"
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
 
 

@@ -9,11 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
 
-from benchmarks.suites.executors.base import Executor, Process, RemoteExecutor, Slots
+from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
@@ -102,7 +101,6 @@ class Scheduler:
         line_every_seconds: float = LINE_EVERY_SECONDS,
     ) -> None:
         self._runs, self._executor = tuple(runs), executor
-        self._remote = executor if isinstance(executor, RemoteExecutor) else None
         self._open = {run.name: run for run in runs}  # neither settled nor ours
         self._active: dict[str, _Active] = {}
         self._states: dict[str, State] = {}
@@ -115,7 +113,7 @@ class Scheduler:
         self._signals: list[int] = []
         self._stopping = False
         self._name, self._line_every_seconds = name, line_every_seconds
-        self._next_survey = self._next_show = self._next_tidy = 0.0
+        self._next: dict[str, float] = {}  # when something is due again
 
     def run(self) -> dict[str, State]:
         """Work until every run is done or failed; returns their states by name.
@@ -132,9 +130,7 @@ class Scheduler:
                 while self._open or self._active:
                     if self._signals:
                         name = signal.Signals(self._signals[0]).name
-                        left = "the same command continues from here"
-                        if self._remote and self._active:
-                            left = self._remote.shutdown_message()
+                        left = self._executor.shutdown_message()
                         self._stop()
                         raise Preempted(f"stopped by {name}; {left}")
                     self._reap()
@@ -166,21 +162,25 @@ class Scheduler:
             exit_code = int(run.failure().get("exit_code", 1))
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
+    def _is_due(self, what: str, seconds: float) -> bool:
+        """Whether `seconds` have passed since it was due last."""
+        now = time.monotonic()
+        if now < self._next.get(what, 0.0):
+            return False
+        self._next[what] = now + seconds
+        return True
+
     def _tidy(self) -> None:
         """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
-        now = time.monotonic()
-        if now < self._next_tidy or self._remote:
-            return
-        self._next_tidy = now + KEEP_SECONDS
-        for active in self._active.values():
-            remove_checkpoints(active.run.folder, self._keep, done=False)
+        if not self._executor.remote and self._is_due("tidy", KEEP_SECONDS):
+            for active in self._active.values():
+                remove_checkpoints(active.run.folder, self._keep, done=False)
 
     def _survey(self) -> None:
         """Look at the runs that are not ours."""
-        now = time.monotonic()
-        if now < self._next_survey:
+        if not self._is_due("survey", SURVEY_SECONDS):
             return
-        first, self._next_survey = not self._next_survey, now + SURVEY_SECONDS
+        first = not self._states
         for run in list(self._open.values()):
             state = run.state()
             if self._is_over(run, state):
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _adopt(self, run: Run) -> bool:
         """Watch the job that another scheduler has submitted for a run, if there is one."""
-        process = self._remote.adopt(run) if self._remote else None
+        process = self._executor.adopt(run)
         if process is None:
             return False
         self._watch(_Active(run, process))
@@ -229,22 +229,18 @@ class Scheduler:
                 if slots is None:
                     too_large = run.gpus
                     continue
-                lock = Lock.take(run.lock)
-                if lock is None:
-                    slots.release()
-                    self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
-                    continue
-                started = False
-                try:
-                    started = self._start_locked(run, lock, slots)
-                finally:
-                    if not started:
-                        lock.release()
-                        slots.release()
-            if self._remote:
-                self._remote.submit()
+                with ExitStack() as undo:
+                    undo.callback(slots.release)
+                    lock = Lock.take(run.lock)
+                    if lock is None:
+                        self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
+                        continue
+                    undo.callback(lock.release)
+                    if self._start_locked(run, lock, slots):
+                        undo.pop_all()
+            self._executor.submit()
         finally:
-            if self._remote:
+            if self._executor.remote:
                 for active in self._active.values():
                     active.release()  # so that the jobs can take their locks
 
@@ -269,11 +265,11 @@ class Scheduler:
         self._retry.pop(run.name, None)
         run.note_holder(lock)
         argv = tuple(run.argv())
-        log_start = 0 if self._remote else run.note_start(argv)
+        log_start = 0 if self._executor.remote else run.note_start(argv)
         began_at = run.iteration()
         process = self._executor.start(run, argv, lock, slots)
         self._watch(_Active(run, process, lock, slots, log_start))
-        kind = QUEUED if self._remote else RUNNING
+        kind = QUEUED if self._executor.remote else RUNNING
         self._states[run.name] = State(kind, began_at, began_at=began_at)
         return True
 
@@ -284,7 +280,7 @@ class Scheduler:
             if code is None:
                 continue
             del self._active[name]
-            if self._remote:
+            if self._executor.remote:
                 active.lock = Lock.take(active.run.lock)
             try:
                 if active.lock is not None and active.process.in_charge():
@@ -299,12 +295,12 @@ class Scheduler:
         """What a process's end means for its run."""
         run, process = active.run, active.process
         state = run.state(locked=True)
-        if state.kind == DONE or (self._remote and run.failure()):
+        if state.kind == DONE or (self._executor.remote and run.failure()):
             self._settle(run, state)
             return
-        if process.was_cancelled():
+        if process.cancelled:
             # Whoever did that does not want it back; the next call submits it again.
-            self._states[run.name] = replace(state, text=process.why())
+            self._states[run.name] = replace(state, text=process.why)
             return
         interrupted = code in INTERRUPTED or (self._stopping and code != 0)
         if (interrupted and not self._is_fruitless(run)) or code == LockedError.exit_code:
@@ -314,7 +310,7 @@ class Scheduler:
             self._states[run.name] = state
             return
         if interrupted:
-            error = fruitless_error(process.why())
+            error = fruitless_error(process.why)
         elif code < 0:
             error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
         elif code == 0:
@@ -335,7 +331,7 @@ class Scheduler:
     def _stop(self) -> None:
         """Ask our processes to save and end, and see that they do; a second signal kills them."""
         self._stopping = True
-        if self._remote:
+        if self._executor.remote:
             self._active.clear()
             return
         for active in self._active.values():
@@ -352,15 +348,12 @@ class Scheduler:
     @contextmanager
     def _noted_signals(self) -> Iterator[None]:
         """While open, a signal only asks `run` to stop."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {}
-        for number in SIGNALS:
+        before = {
+            number: signal.signal(number, lambda number, _: self._signals.append(number))
+            for number in SIGNALS
             # nohup, and the shell for what runs in the background, ignore some of them.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, note)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:
@@ -368,25 +361,20 @@ class Scheduler:
                 signal.signal(number, handler)
 
     def _show(self, display: Display) -> None:
-        now = time.monotonic()
-        if now < self._next_show:
+        remote = self._executor.remote
+        if not self._is_due("show", REMOTE_SHOW_SECONDS if remote else SHOW_SECONDS):
             return
-        self._next_show = now + (REMOTE_SHOW_SECONDS if self._remote else SHOW_SECONDS)
         for name, active in self._active.items():
-            run, old = active.run, self._states[name]
-            if self._remote:
-                self._states[name] = _job_state(run, active.process)
+            if remote:
+                state = active.run.state()
+                # A job that has not taken its run's lock is in the queue.
+                if active.process.is_queued() or state.kind not in (RUNNING, DONE):
+                    state = State(QUEUED, state.iteration)
             else:
-                seconds = now - active.started
-                self._states[name] = replace(old, iteration=run.iteration(), seconds=seconds)
+                seconds = time.monotonic() - active.started
+                at = active.run.iteration()
+                state = replace(self._states[name], iteration=at, seconds=seconds)
+            self._states[name] = state
         parallel = self._executor.parallel(max((run.gpus for run in self._runs), default=0))
         forecast = foresee(self._runs, self._states, self._measured, parallel)
         display.show(forecast, summary(self._runs, self._states))
-
-
-def _job_state(run: Run, job: Process) -> State:
-    """How far the run of a job is: a job that has not taken its lock is in the queue."""
-    state = run.state()
-    if not job.is_queued() and state.kind in (RUNNING, DONE):
-        return state
-    return State(QUEUED, state.iteration)

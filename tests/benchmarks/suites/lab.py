@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from benchmarks import run_suite
 from benchmarks.suites import scheduler
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
-from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, fake_programs
+from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,7 +47,7 @@ class Lab:
 
     def run(self, *more: str, delay: float = 0.0, problems: Sequence[str] = ()) -> None:
         """In this process."""
-        self.main(fake_programs(self.journal, delay, problems), *more)
+        self.main(FakePrograms(self.journal, delay, problems), *more)
 
     def main(self, programs: Programs, *more: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -58,9 +57,9 @@ class Lab:
 
     def run_command(self, code: str, *more: str) -> None:
         """With a Python program in the place of the trainer."""
-        programs = fake_programs(self.journal)
-        argv = [sys.executable, "-c", code]
-        self.main(replace(programs, command=lambda *arguments: argv), *more)
+        programs = FakePrograms(self.journal)
+        programs.command = lambda *arguments: [sys.executable, "-c", code]
+        self.main(programs, *more)
 
     def start(self, *more: str, delay: float = 0.02, host: str = "") -> subprocess.Popen[bytes]:
         """In a process of its own; what it prints goes to `runner.log`."""

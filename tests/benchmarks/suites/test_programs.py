@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.programs import command
+from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite
 from detection import train_net
@@ -15,6 +15,7 @@ from moco.finetune import FINETUNE
 from moco.linear import LINEAR
 from tests.benchmarks.suites.lab import ROOT
 
+command = Programs().command
 INITS = {"random": Init("random", None), "mine": Init("/w/mine.pth", "a" * 64)}
 
 

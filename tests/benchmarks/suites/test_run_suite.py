@@ -12,11 +12,10 @@ import pytest
 from benchmarks import run_suite
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
-from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite
 from moco.common.errors import DataError, UserError
-from tests.benchmarks.suites.fake_trainer import ITERATIONS, fake_programs
+from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
 
 
@@ -97,16 +96,14 @@ def test_a_failure_is_shown_and_the_others_continue(failing_lab, capsys):
 def test_a_retry_forgets_what_was(lab, capsys):
     """The next failure's text is its own, and while it runs the run is not a failed one."""
 
-    def failing(text: str) -> Programs:
-        def command(spec: RunSpec, folder: Path, machines: int) -> list[str]:
+    class Failing(FakePrograms):
+        def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
             assert not (folder / "failed.json").exists()
             return [sys.executable, "-c", f"print({text!r}); raise SystemExit(4)"]
 
-        return replace(fake_programs(lab.journal), command=command)
-
     for text, more in (("error: old", ()), ("something new", ("--retry-failed",))):
         with pytest.raises(SuiteFailed):
-            lab.main(failing(text), "--trials", "1", *more)
+            lab.main(Failing(lab.journal), "--trials", "1", *more)
         assert text.removeprefix("error: ") in capsys.readouterr().err
     texts = [json.loads(p.read_text())["error"] for p in lab.out.glob("runs/*/*/*/failed.json")]
     assert texts == ["something new"] * 4
@@ -267,7 +264,7 @@ def test_what_two_calls_must_agree_on(lab):
     def content(inits=inits, trials=2, engines=("embedded",), gpus=None, version="1", **keys):
         tasks = tuple(replace(task, overrides=tuple(keys.items())) for task in suite.tasks)
         own = replace(suite, tasks=tasks)
-        return requested(own, inits, trials, list(engines), gpus, version)
+        return requested(own, inits, trials, list(engines), gpus=gpus, version=version)
 
     first = content()
     for same in (

@@ -23,8 +23,7 @@ import pytest
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites import scheduler
 from benchmarks.suites.executors.base import Options
-from benchmarks.suites.executors.cpu import cpu
-from benchmarks.suites.executors.processes import ProcessExecutor
+from benchmarks.suites.executors.local import LocalExecutor, cpu
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Forecast, Measured, estimate, foresee, time_left
 from benchmarks.suites.runs import MAX_FRUITLESS, Run, State, last_line
@@ -341,7 +340,7 @@ def test_a_run_too_large_for_now_is_passed_over(tmp_path, quick):
     """Groups of 2 and 1 on 3 GPUs: the small one does not wait for the large ones."""
     sizes = {"first": 2, "second": 2, "small": 1}
     runs = [noted(tmp_path, name, gpus=gpus) for name, gpus in sizes.items()]
-    Scheduler(runs, ProcessExecutor(tmp_path, ["0", "1", "2"])).run()
+    Scheduler(runs, LocalExecutor(tmp_path, ["0", "1", "2"])).run()
     order = (tmp_path / "order").read_text().split()
     assert order.index("+small") < order.index("+second") > order.index("-first")
 
