@@ -129,11 +129,11 @@ def open_folder(plan: Plan, overwrite: bool) -> None:
                     f"{held[0].parent} is still computed by a process of an earlier call; "
                     "wait for it, or end it"
                 )
-            for path in [p for pattern in OWN for p in plan.out.glob(pattern)]:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+            for old in [p for pattern in OWN for p in plan.out.glob(pattern)]:
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
                 else:
-                    path.unlink()
+                    old.unlink()
         elif changed:
             raise UserError(
                 f"{plan.out} was made with another --{', --'.join(changed)}; "

@@ -124,20 +124,24 @@ class Run:
             locked: the caller holds its lock, so nobody else computes it.
         """
         iteration = self.iteration()
+        remedy = f"remove {self.folder}, and the same command computes it again"
         if self.product is not None and self.product.exists():
             return State(DONE)
         try:
             record = self.record()
         except UserError as error:
-            return State(FAILED, iteration, f"{error}; {self._remedy()}", foreign=True)
+            return State(FAILED, iteration, f"{error}; {remedy}", foreign=True)
         if record is not None and record.status == "done":
             for name, value in self.expected.items():
-                got = getattr(record, name)
-                if got != value:
+                if (got := getattr(record, name)) != value:
                     text = f"{self.folder / RECORD_NAME} is not of this run: "
-                    text += f"{name} is {got}, expected {value}; {self._remedy()}"
+                    text += f"{name} is {got}, expected {value}; {remedy}"
                     return State(FAILED, text=text, foreign=True)
-            return State(DONE, record.iterations, seconds=self._whole_seconds(record))
+            began = locks.read(self.lock)
+            resumed = began.get(CHECKPOINT) or began.get("iteration")
+            # A detection run that was resumed has only its last process's in its record.
+            partial = record.kind == "detection" and resumed
+            return State(DONE, record.iterations, seconds=0.0 if partial else record.seconds)
         if not locked and locks.held(self.lock):
             holder = locks.read(self.lock)
             return State(
@@ -153,15 +157,6 @@ class Run:
         if why:
             return State(FAILED, iteration, f"{why}; its log is {self.log}")
         return State(STOPPED if iteration > 0 or self.log.exists() else WAITING, iteration)
-
-    def _remedy(self) -> str:
-        return f"remove {self.folder}, and the same command computes it again"
-
-    def _whole_seconds(self, record: RunRecord) -> float:
-        """A detection run that was resumed has only its last process's in its record: 0."""
-        began = locks.read(self.lock)
-        resumed = began.get(CHECKPOINT) or began.get("iteration")
-        return 0.0 if record.kind == "detection" and resumed else record.seconds
 
     def note_holder(self, lock: Lock, **more: Any) -> None:
         """Say who computes it, for `--status`, and from where."""

@@ -101,7 +101,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Init:
-    """An init: `random`, or a file and the hash of its bytes."""
+    """`random`, or a file and the hash of its bytes."""
 
     weights: str
     sha256: str | None
@@ -133,7 +133,7 @@ class RunSpec:
     seed: int
     engine: str
     gpus: int
-    iterations: int
+    iterations: int = 0
     seconds_per_iteration: float | None = None
 
     @property
@@ -225,7 +225,6 @@ def expand(
                 seed=seed,
                 engine=engine,
                 gpus=size,
-                iterations=0,
                 seconds_per_iteration=task.seconds_of(size),
             )
         )
@@ -241,11 +240,7 @@ def run_id(
     version: str,
     data: str = "",
 ) -> str:
-    """The first 10 hex digits of the hash of everything that makes a run's numbers.
-
-    Args:
-        data: digest of the task's own folders of data; empty for the known datasets.
-    """
+    """The first 10 hex digits of the hash of everything that makes a run's numbers."""
     content = {
         "task": task.name,  # two tasks may differ in a folder of data alone
         "program": task.program,

@@ -43,12 +43,11 @@ STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    mode, seconds, _, *command = arguments
+    mode, seconds, _, *command = sys.argv[1:] if argv is None else argv
     if mode == "--task":
         return task(command, float(seconds))
-    entry = json.loads(Path(mode).read_text())[int(os.environ["SLURM_ARRAY_TASK_ID"])]
-    id_ = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
+    entry, id_ = json.loads(Path(mode).read_text())[int(index)], f"{array}_{index}"
     run = Run(
         entry["name"],
         entry["title"],
@@ -74,7 +73,14 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
     """
     for number in STOP_SIGNALS:  # the program gets them, too, and its end is what counts
         signal.signal(number, lambda number, frame: None)
-    lock = _wait_for_lock(run)
+    lock, begun = Lock.take(run.lock), time.monotonic()
+    while lock is None:
+        # Without a job's number it is a runner's that is submitting.
+        seconds = LOCK_SECONDS if "job" in locks.read(run.lock) else SUBMIT_SECONDS
+        if time.monotonic() - begun > seconds:
+            break
+        time.sleep(POLL_SECONDS)
+        lock = Lock.take(run.lock)
     if lock is None:
         return LockedError.exit_code
     try:
@@ -123,20 +129,6 @@ def _compute(run: Run, keep: str, lock: Lock, command: Sequence[str]) -> int:
                 return process.wait(KEEP_SECONDS)
             except subprocess.TimeoutExpired:
                 remove_checkpoints(run.folder, keep, done=False)
-
-
-def _wait_for_lock(run: Run) -> Lock | None:
-    """The run's lock; None if somebody else computes it."""
-    begun = time.monotonic()
-    while True:
-        lock = Lock.take(run.lock)
-        if lock is not None:
-            return lock
-        # Without a job's number it is a runner's that is submitting.
-        seconds = LOCK_SECONDS if "job" in locks.read(run.lock) else SUBMIT_SECONDS
-        if time.monotonic() - begun > seconds:
-            return None
-        time.sleep(POLL_SECONDS)
 
 
 def task(command: Sequence[str], save_seconds: float) -> int:

@@ -61,16 +61,12 @@ class Lab:
         programs.command = lambda *arguments: [sys.executable, "-c", code]
         self.main(programs, *more)
 
-    def start(self, *more: str, delay: float = 0.02, host: str = "") -> subprocess.Popen[bytes]:
+    def start(self, *more: str, delay: float = 0.02, host: str = "", **keys) -> subprocess.Popen:
         """In a process of its own; what it prints goes to `runner.log`."""
+        env = {**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host}
+        argv = self.argv(delay, *more)
         with open(self.path / "runner.log", "ab") as log:
-            return subprocess.Popen(
-                self.argv(delay, *more),
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host},
-            )
+            return subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log, env=env, **keys)
 
     def argv(self, delay: float, *more: str) -> list[str]:
         mode = "--suite" if self.with_tables else "--suite-without-tables"

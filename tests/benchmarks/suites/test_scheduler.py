@@ -26,11 +26,11 @@ from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import LocalExecutor, cpu
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Forecast, Measured, estimate, foresee, time_left
-from benchmarks.suites.runs import MAX_FRUITLESS, Run, State, last_line
+from benchmarks.suites.runs import MAX_FRUITLESS, Run, State
 from benchmarks.suites.scheduler import RunFailed, Scheduler
 from moco.common.errors import Preempted, UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS
-from tests.benchmarks.suites.lab import ROOT, Lab, after, is_alive, kept
+from tests.benchmarks.suites.lab import Lab, after, is_alive, kept
 
 KILLS = 10
 
@@ -180,36 +180,18 @@ def test_what_a_later_call_had_failed_is_not_tried_again(failing_lab):
 
 @pytest.mark.slow
 @pytest.mark.race
-def test_sigterm_saves_and_the_same_command_continues(lab):
-    runner = lab.held_runner()
-    runner.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_runner_saves_and_the_same_command_continues(lab, number):
+    """Ctrl-C reaches the whole foreground group; runs are asked to save by SIGTERM alone."""
+    runner = lab.held_runner(start_new_session=True)
+    os.killpg(runner.pid, number)
     assert runner.wait(300) == 85
-    assert "error: stopped by SIGTERM" in lab.log()
+    assert f"error: stopped by {number.name}" in lab.log()
     assert len(lab.count("saved")) == 2 and not any(is_alive(pid) for _, _, pid in lab.events())
     assert lab.states() == {"interrupted": 2, "waiting": 6}
     lab.release()
     lab.run()
     lab.assert_once(8)
-
-
-@pytest.mark.slow
-@pytest.mark.race
-def test_ctrl_c_in_the_terminal_reaches_the_runner_alone(lab):
-    """The whole foreground group gets SIGINT; runs must be asked to save by SIGTERM instead."""
-    lab.hold()
-    runner = subprocess.Popen(
-        lab.argv(0.0),
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    lab.wait_for(lambda: len(lab.count("iteration-2")) == 2)
-    os.killpg(runner.pid, signal.SIGINT)
-    _, said = runner.communicate(timeout=300)
-    assert runner.returncode == 85 and b"stopped by SIGINT" in said
-    assert len(lab.count("saved")) == 2
 
 
 @pytest.mark.slow
@@ -306,7 +288,8 @@ def test_of_a_run_that_continues_two_checkpoints_stay(lab, monkeypatch):
     [
         ("pass", "it ended without a record"),
         ("import os; os.kill(os.getpid(), 9)", "it was killed by signal 9 (SIGKILL)"),
-        ("print('error: old'); raise SystemExit(4)", "old"),
+        ("print('error: old', 'more', '', sep='\\n'); raise SystemExit(4)", "old"),
+        ("raise SystemExit(4)", "it printed nothing"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -385,14 +368,13 @@ def test_estimates_by_hand():
     run = Run("r", "r", Path("r"), tuple, ("task", "embedded", 2), gpus=2, iterations=1000)
     other = Measured(("task", "detectron2", 2), 9.0)
     own = [Measured(run.speed_key, 1.0), Measured(run.speed_key, 2.0)]
-    assert estimate(run, [other]).seconds is None and estimate(run, [other]).source == "unknown"
-    found = estimate(run, [other, *own])
-    assert (found.seconds, found.source) == (1500.0, "measured, 2 runs")
-    assert found.hours(2) == pytest.approx(1500 * 2 / 3600)
-    assert found.hours(0) == pytest.approx(1500 / 3600)  # one CPU process
     stated = replace(run, seconds_per_iteration=0.36)
-    assert estimate(stated, [other]).hours(2) == pytest.approx(0.2)
-    assert estimate(stated, own).source == "measured, 2 runs"  # what was measured is better
+    assert estimate(run, [other]) == (None, "unknown")
+    assert estimate(stated, [other]) == (360.0, "stated")
+    for each in (run, stated):  # what was measured is better
+        assert estimate(each, [other, *own]) == (1500.0, "measured, 2 runs")
+    assert estimate(run, own).hours(2) == pytest.approx(1500 * 2 / 3600)
+    assert estimate(run, own).hours(0) == pytest.approx(1500 / 3600)  # one CPU process
     assert estimate(replace(stated, iterations=0), own).seconds is None
 
 
@@ -404,16 +386,3 @@ def test_progress_is_the_last_whole_line(tmp_path):
     assert run.fraction(run.state()) == 0.4
     (tmp_path / "metrics.json").write_text('{"iteration": 500}\n')
     assert run.fraction(run.state()) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a\nerror: what, where\nmore\n\n", "what, where"),
-        ("a\nlast words\n\n", "last words"),
-        ("", "it printed nothing"),
-    ],
-)
-def test_last_line(tmp_path, text, line):
-    (tmp_path / "log").write_text(text)
-    assert last_line(tmp_path / "log") == line
