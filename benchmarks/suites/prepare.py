@@ -96,13 +96,9 @@ def training_images(root: PathLike) -> list[Path]:
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
     by_name = {path.stem: path for path in find_images(root / "JPEGImages")}
-    images = []
-    for image_id in train:
-        if image_id not in by_name:
-            raise DataError(f"{root}: no image of {image_id} in JPEGImages, but it is listed")
-        if image_id not in held_out:
-            images.append(by_name[image_id])
-    return images
+    if missing := [image_id for image_id in train if image_id not in by_name]:
+        raise DataError(f"{root}: no image of {missing[0]} in JPEGImages, but it is listed")
+    return [by_name[image_id] for image_id in train if image_id not in held_out]
 
 
 def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -> None:

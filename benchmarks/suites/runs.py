@@ -98,8 +98,20 @@ class Run:
         return self.folder / LOCK_NAME
 
     def iteration(self) -> float:
-        """The last one that it has logged."""
-        return last_iteration(self.folder / METRICS_NAME)
+        """That of the last whole line of `metrics.json`, 0 while there is none."""
+        try:
+            with open(self.folder / METRICS_NAME, "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(file.tell() - TAIL_BYTES, 0))
+                lines = file.read().splitlines()
+        except OSError:
+            return 0.0
+        for line in reversed(lines):
+            try:
+                return float(json.loads(line)["iteration"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                continue
+        return 0.0
 
     def fraction(self, state: State) -> float:
         """Share of the iterations that is done, 0..1; 0 where their number is not known."""
@@ -201,26 +213,9 @@ class Run:
 
 
 def fruitless_error(why: str = "") -> str:
-    """What a run failed of that was interrupted `MAX_FRUITLESS` times in vain."""
+    """Of a run that was interrupted `MAX_FRUITLESS` times in vain."""
     text = f"it was interrupted {MAX_FRUITLESS} times without a new checkpoint in between"
     return f"{text}; {why}" if why else text
-
-
-def last_iteration(path: Path) -> float:
-    """`iteration` of the last whole line of a `metrics.json`, 0 while there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0.0
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["iteration"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue
-    return 0.0
 
 
 def last_line(log: Path, start: int = 0) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
@@ -55,22 +55,15 @@ class _Active:
     """A run that this scheduler has started, or whose job it has found in the queue.
 
     Attributes:
-        lock, slots: None while a job has them, or may take them at any moment.
+        held: its lock and slots; empty while a job has them, or may take them at any moment.
         log_start: where in the log its process begins.
     """
 
     run: Run
     process: Process
-    lock: Lock | None = None
-    slots: Slots | None = None
+    held: ExitStack
     log_start: int = 0
-    started: float = 0.0
-
-    def release(self) -> None:
-        for held in (self.lock, self.slots):
-            if held is not None:
-                held.release()
-        self.lock = self.slots = None
+    started: float = field(default_factory=time.monotonic)
 
 
 class Scheduler:
@@ -206,15 +199,10 @@ class Scheduler:
     def _adopt(self, run: Run) -> bool:
         """Watch the job that another scheduler has submitted for a run, if there is one."""
         process = self._executor.adopt(run)
-        if process is None:
-            return False
-        self._watch(_Active(run, process))
-        return True
-
-    def _watch(self, active: _Active) -> None:
-        active.started = time.monotonic()
-        self._active[active.run.name] = active
-        del self._open[active.run.name]
+        if process is not None:
+            self._active[run.name] = _Active(run, process, ExitStack())
+            del self._open[run.name]
+        return process is not None
 
     def _start(self) -> None:
         """Start what there are slots for, in order; a run that is too large now is passed over."""
@@ -229,20 +217,19 @@ class Scheduler:
                 if slots is None:
                     too_large = run.gpus
                     continue
-                with ExitStack() as undo:
-                    undo.callback(slots.release)
+                with ExitStack() as held:
+                    held.callback(slots.release)
                     lock = Lock.take(run.lock)
                     if lock is None:
                         self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
-                        continue
-                    undo.callback(lock.release)
-                    if self._start_locked(run, lock, slots):
-                        undo.pop_all()
+                    else:
+                        held.callback(lock.release)
+                        self._start_locked(run, lock, slots, held)
             self._executor.submit()
         finally:
             if self._executor.remote:
                 for active in self._active.values():
-                    active.release()  # so that the jobs can take their locks
+                    active.held.close()  # so that the jobs can take their locks
 
     def _may_start(self, run: Run) -> bool:
         if self._states[run.name].kind == RUNNING:
@@ -253,25 +240,24 @@ class Scheduler:
         waits = any(self._states[name].kind != DONE for name in run.after)
         return not waits and time.monotonic() >= self._not_before.get(run.name, 0.0)
 
-    def _start_locked(self, run: Run, lock: Lock, slots: Slots) -> bool:
-        """Start a run that nobody else computes; False if there is nothing to start."""
-        state = run.state(locked=True)  # another scheduler may have ended it just now
+    def _start_locked(self, run: Run, lock: Lock, slots: Slots, held: ExitStack) -> None:
+        """Start a run, unless another scheduler has ended or submitted it just now."""
+        state = run.state(locked=True)
         if self._is_over(run, state):
             self._settle(run, state)
-            return False
+            return
         if self._adopt(run):
-            return False
+            return
         run.forget_failure()
         self._retry.pop(run.name, None)
         run.note_holder(lock)
-        argv = tuple(run.argv())
-        log_start = 0 if self._executor.remote else run.note_start(argv)
-        began_at = run.iteration()
+        argv, remote = tuple(run.argv()), self._executor.remote
+        log_start = 0 if remote else run.note_start(argv)
+        at = run.iteration()
         process = self._executor.start(run, argv, lock, slots)
-        self._watch(_Active(run, process, lock, slots, log_start))
-        kind = QUEUED if self._executor.remote else RUNNING
-        self._states[run.name] = State(kind, began_at, began_at=began_at)
-        return True
+        self._active[run.name] = _Active(run, process, held.pop_all(), log_start)
+        del self._open[run.name]
+        self._states[run.name] = State(QUEUED if remote else RUNNING, at, began_at=at)
 
     def _reap(self) -> None:
         """Judge the processes that have ended."""
@@ -280,16 +266,15 @@ class Scheduler:
             if code is None:
                 continue
             del self._active[name]
-            if self._executor.remote:
-                active.lock = Lock.take(active.run.lock)
-            try:
-                if active.lock is not None and active.process.in_charge():
+            with active.held:
+                lock = Lock.take(active.run.lock) if self._executor.remote else None
+                if lock is not None:
+                    active.held.callback(lock.release)
+                if (lock or not self._executor.remote) and active.process.in_charge():
                     self._end(active, code)
                     active.process.forget()
                 else:
                     self._open[name] = active.run  # another one judges it, or its next job runs
-            finally:
-                active.release()
 
     def _end(self, active: _Active, code: int) -> None:
         """What a process's end means for its run."""

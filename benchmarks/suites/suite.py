@@ -181,7 +181,6 @@ def expand(
     Args:
         trials: seeds per row; None: as the tasks and the suite say.
         engines: for detection; a task takes those that it can run on.
-        version: of the project.
         gpus: of one run; None: as many as its task is meant for, if there are that many.
         available: number of GPUs; 0: everything runs on the CPU.
         data: task → digest of its own folders of data, from benchmarks/suites/data_digest.py.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from benchmarks import run_suite
 from benchmarks.suites import scheduler
@@ -134,6 +135,14 @@ def kept(lab: Lab) -> set[tuple[str, ...]]:
     """The checkpoints in the folders of the runs."""
     folders = lab.out.glob("runs/*/*/*")
     return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
+
+
+def classes(root: Path) -> None:
+    """Two classes of two images, to train on and to validate on."""
+    for folder in (root / split / name for split in ("train", "val") for name in "ab"):
+        folder.mkdir(parents=True)
+        for index in range(2):
+            Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
 
 
 def after(patch: pytest.MonkeyPatch, method: str, hook: Callable[[], object]) -> None:

@@ -7,13 +7,12 @@ import pytest
 import torch
 import torchvision
 import yaml
-from PIL import Image
 
 from benchmarks.suites.checks import check, resolve_names
 from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite, parse_inits
 from moco.common.errors import UserError
-from tests.benchmarks.suites.lab import ROOT
+from tests.benchmarks.suites.lab import ROOT, classes
 
 SUITES = ROOT / "configs" / "suites"
 
@@ -92,18 +91,11 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
 def test_tasks_that_tables_would_take_for_one(tmp_path, monkeypatch):
     """Else the tables would be refused when everything is done."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for split, name in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
-        folder = tmp_path / "data" / split / name
-        folder.mkdir(parents=True)
-        for index in range(2):
-            Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
+    classes(tmp_path / "data")
     (tmp_path / "probe.yaml").write_text("TASK: tiny\nSOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 200}\n")
-    tasks = [
-        {"config": "probe.yaml", "name": name, "program": name, **changes}
-        for name, changes in (("linear", {}), ("finetune", {}))
-    ]
-    overrides = {"overrides": {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}}
-    content = {"name": "s", "tasks": [task | overrides for task in tasks]}
+    tasks = [{"config": "probe.yaml", "name": n, "program": n} for n in ("linear", "finetune")]
+    overrides = {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}
+    content = {"name": "s", "tasks": [task | {"overrides": overrides} for task in tasks]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
     suite = load_suite(tmp_path / "suite.yaml")
     specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")

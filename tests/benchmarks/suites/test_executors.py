@@ -80,17 +80,6 @@ class Ended(Process):
     def poll(self) -> int:
         return self._code
 
-    def terminate(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        pass
-
-
-class Free(Slots):
-    def release(self) -> None:
-        pass
-
 
 class ToyExecutor(Executor):
     """One run after the other, each to its end before the next."""
@@ -104,8 +93,8 @@ class ToyExecutor(Executor):
     def where(self) -> str:
         return "in a toy"
 
-    def reserve(self, gpus: int) -> Free:
-        return Free()
+    def reserve(self, gpus: int) -> Slots:
+        return Slots()
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> Ended:
         self.started.append(run.name)

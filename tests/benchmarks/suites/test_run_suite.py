@@ -264,30 +264,29 @@ def test_what_two_calls_must_agree_on(lab):
     def content(inits=inits, trials=2, engines=("embedded",), gpus=None, version="1", **keys):
         tasks = tuple(replace(task, overrides=tuple(keys.items())) for task in suite.tasks)
         own = replace(suite, tasks=tasks)
-        return requested(own, inits, trials, list(engines), gpus=gpus, version=version)
+        return requested(own, inits, trials, engines, gpus=gpus, version=version)
 
+    full, moved, half = (
+        content(**{"DATASETS.COCO_TRAIN_JSON": path})
+        for path in ("/data/full.json", "/other/full.json", "/data/half.json")
+    )
     first = content()
-    for same in (
-        first,
-        content(more, 3, ("embedded", "detectron2")),
-        content(**{"DATASETS.VOC_DIR": "/data"}),
+    for before, now in (
+        (first, first),
+        (first, content(more, 3, ("embedded", "detectron2"))),
+        (first, content(**{"DATASETS.VOC_DIR": "/data"})),
+        (full, moved),
     ):
-        check_agreement(first, same, "here")
-
-    def trained_on(path: str) -> dict:
-        return content(**{"DATASETS.COCO_TRAIN_JSON": path})
-
-    check_agreement(trained_on("/data/full.json"), trained_on("/other/full.json"), "here")
-    with pytest.raises(UserError, match=r"COCO_TRAIN_JSON: full\.json before, half\.json now"):
-        check_agreement(trained_on("/data/full.json"), trained_on("/data/half.json"), "here")
-    for changed, text in (
-        (content(more, engines=("detectron2",)), "engines: "),
-        (content(gpus=4), "gpus_per_run: None before, 4 now"),
-        (content(version="2"), "version: 1 before, 2 now"),
-        (content({}), r"inits\.mine: "),
+        check_agreement(before, now, "here")
+    for before, now, text in (
+        (first, content(more, engines=("detectron2",)), "engines: "),
+        (first, content(gpus=4), "gpus_per_run: None before, 4 now"),
+        (first, content(version="2"), "version: 1 before, 2 now"),
+        (first, content({}), r"inits\.mine: "),
+        (full, half, r"COCO_TRAIN_JSON: full\.json before, half\.json now"),
     ):
         with pytest.raises(UserError, match=f"here .*{text}"):
-            check_agreement(first, changed, "here")
+            check_agreement(before, now, "here")
 
 
 @pytest.mark.slow
