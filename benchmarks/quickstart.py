@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     workers = args.workers or min(usable_cores(), plan.seeds + 1)
     executor = cpu(Options(plan.out, workers))
-    start, cpu_start = time.monotonic(), _child_cpu_seconds()
+    start = time.monotonic()
     with RunFolder(plan.out, resume=True):
         open_folder(plan, args.overwrite)
         runs = make_runs(plan)
@@ -74,18 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             fail_fast=True,
             line_every_seconds=LINE_EVERY_SECONDS,
         ).run()
-        minutes = format_seconds(time.monotonic() - start)
-        cpu_seconds = _child_cpu_seconds() - cpu_start
-        print(f"\nDone in {minutes} ({cpu_seconds:.0f} CPU-seconds, {workers} at a time).\n")
+        minutes, times = format_seconds(time.monotonic() - start), os.times()
+        seconds = times.children_user + times.children_system
+        print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
         report(plan, runs)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Arguments → plan.
-
-    Raises:
-        UserError: an impossible number of seeds.
-    """
     default = SEEDS if args.voc is None else OWN_SEEDS
     seeds = default if args.seeds is None else args.seeds
     if not 1 <= seeds <= 100:
@@ -150,18 +145,19 @@ def announcement(plan: Plan, runs: Sequence[Run], workers: int) -> str:
     seeds = ", ".join(map(str, range(plan.seeds)))
     states = {run.name: run.state() for run in runs}
     number = sum(state.kind != DONE for state in states.values())
-    lines = [
-        f"Pre-train on {images}, then fine-tune a detector on {scenes} "
-        f"from random and from moco weights, seeds {seeds}.",
-        f"{number} steps to do, {workers} at a time, one thread each; "
-        f"logs are suite.log in {plan.out}/{{steps,pretrain,runs}}.",
-    ]
     if plan.smoke:
-        lines.append("--smoke: a few iterations only; the numbers will mean nothing.")
+        last = "--smoke: a few iterations only; the numbers will mean nothing."
     elif number:
         left = foresee(runs, states, (), workers).seconds_left
-        lines.append(f"About {format_seconds(left)} where the cores have nothing else to do.")
-    return "\n".join(lines)
+        last = f"About {format_seconds(left)} where the cores have nothing else to do."
+    else:
+        last = ""
+    return f"""\
+Pre-train on {images}, then fine-tune a detector on {scenes} from random and from moco weights, \
+seeds {seeds}.
+{number} steps to do, {workers} at a time, one thread each; logs are suite.log in \
+{plan.out}/{{steps,pretrain,runs}}.
+{last}""".rstrip()
 
 
 def report(plan: Plan, runs: Sequence[Run]) -> None:
@@ -243,11 +239,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--smoke", action="store_true", help=smoke)
     add("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def _child_cpu_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":

@@ -25,10 +25,6 @@ class Estimate(NamedTuple):
     seconds: float | None
     source: str
 
-    def hours(self, gpus: int) -> float | None:
-        """GPU hours of a group of `gpus`; hours of one CPU process for 0."""
-        return None if self.seconds is None else self.seconds * max(gpus, 1) / 3600
-
 
 class Forecast(NamedTuple):
     """Share of the work that is done, 0..1, and seconds until all is; infinity if unknown."""

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Measured, estimate, foresee
+from benchmarks.suites.forecast import Measured, estimate, foresee, speed
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
@@ -25,16 +25,16 @@ def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> 
     found = []
     for each in runs:
         state = each.state()
-        record = each.record() if state.kind == DONE else None
-        if record is None or record.iterations < 1 or state.seconds <= 0:
+        own, record = speed(each, state, DONE), each.record() if state.kind == DONE else None
+        if own is None or record is None:
             continue
-        own = (record.provenance or {}).get("hardware") or {}
-        gpus = list(own.get("gpus") or ())
+        there = (record.provenance or {}).get("hardware") or {}
+        gpus = list(there.get("gpus") or ())
         if hardware is None or (
             gpus == list(hardware.get("gpus") or ())[: each.gpus]
-            and (each.gpus or own.get("cpu") == hardware.get("cpu"))
+            and (each.gpus or there.get("cpu") == hardware.get("cpu"))
         ):
-            found.append(Measured(each.speed_key, state.seconds / record.iterations))
+            found.append(own)
     return found
 
 
@@ -52,7 +52,8 @@ def listing(
     rows, hours, unknown, number = [], 0.0, [], 0
     for spec, each in zip(specs, runs, strict=True):
         state, expected = states[each.name], estimate(each, measured)
-        own = expected.hours(spec.gpus)
+        seconds = expected.seconds
+        own = None if seconds is None else seconds * max(spec.gpus, 1) / 3600
         if state.kind == FAILED and retry_failed and not state.foreign:
             states[each.name] = replace(state, kind=STOPPED)
         if not states[each.name].settled:

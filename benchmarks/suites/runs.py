@@ -9,6 +9,7 @@ failed.json   why it failed; no number comes from such a run
 import json
 import math
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -218,14 +219,18 @@ def fruitless_error(why: str = "") -> str:
     return f"{text}; {why}" if why else text
 
 
-def last_line(log: Path, start: int = 0) -> str:
-    """The line that says what went wrong: the last `error:` line, else the last line.
+def why_failed(run: Run, code: int, log_start: int) -> str:
+    """What a process's end says about its run: its last `error:` line, else its last line.
 
     Args:
-        start: bytes of the log that belong to an earlier process.
+        log_start: bytes of the log that belong to an earlier process.
     """
-    with open(log, "rb") as file:
-        file.seek(start)
+    if code < 0:
+        return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+    if code == 0:
+        return "it ended without a record" if run.product is None else "it made nothing"
+    with open(run.log, "rb") as file:
+        file.seek(log_start)
         text = file.read().decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]

@@ -25,7 +25,7 @@ from benchmarks.suites.runs import (
     Run,
     State,
     fruitless_error,
-    last_line,
+    why_failed,
 )
 from moco.common.errors import LockedError, Preempted, UserError
 from moco.engine.stop import signals_by_name
@@ -294,15 +294,8 @@ class Scheduler:
             self._open[run.name] = run
             self._states[run.name] = state
             return
-        if interrupted:
-            error = fruitless_error(process.why)
-        elif code < 0:
-            error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
-        elif code == 0:
-            error = "it ended without a record" if run.product is None else "it made nothing"
-        else:
-            error = last_line(run.log, active.log_start)
-        run.fail(error, code)
+        vain = fruitless_error(process.why)
+        run.fail(vain if interrupted else why_failed(run, code, active.log_start), code)
         self._settle(run, run.state(locked=True))
 
     def _is_fruitless(self, run: Run) -> bool:

@@ -77,10 +77,6 @@ class SuiteTask:
             return self.seconds_here
         return self.seconds_per_iteration if gpus == self.gpus else None
 
-    def wants(self, init: str) -> bool:
-        """Whether the task is run for this init."""
-        return not any(fnmatch.fnmatchcase(init, pattern) for pattern in self.without)
-
 
 @dataclass(frozen=True)
 class Suite:
@@ -147,7 +143,7 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     """The engines that a task runs on when `engines` are requested.
 
     Raises:
-        UserError: one engine was requested, and the task needs the other.
+        UserError: none of them.
     """
     if task.program != DETECTION:
         return (MOCO,)
@@ -197,7 +193,8 @@ def expand(
         for seed in range(max(numbers.values()))
         for task in suite.tasks
         for name in inits
-        if seed < numbers[task.name] and task.wants(name)
+        if seed < numbers[task.name]
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in task.without)
         for engine in engines_of(task, engines)
     ]
     if not wanted:

@@ -31,7 +31,7 @@ from benchmarks.suites.runs import (
     STARTS,
     Run,
     fruitless_error,
-    last_line,
+    why_failed,
 )
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.engine.stop import signals_by_name
@@ -106,8 +106,7 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
                 run.fail(fruitless_error(f"the last one is job {id_}"), code)
                 return 0
         elif code != LockedError.exit_code:
-            error = last_line(run.log, log_start) if code else "it ended without a record"
-            run.fail(error, code)
+            run.fail(why_failed(run, code, log_start), code)
         return code
     finally:
         lock.release()

@@ -14,7 +14,7 @@ from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite
-from moco.common.errors import DataError, UserError
+from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
 
@@ -229,12 +229,13 @@ def test_nothing_starts_that_would_fail(lab, capsys):
     assert "problem: a from mine: no such dataset\nproblem: b: too wide\n" in said
     with pytest.raises(UserError, match="nothing was started: b: too wide"):
         lab.run("--dry-run", problems=["b: too wide"])
-    with pytest.raises(DataError, match=r"--init x=no\.pth.*--init y=no\.pth"):
-        lab.run("--init", "x=no.pth", "--init", "y=no.pth")
-    with pytest.raises(UserError, match="--baseline x"):
-        lab.run("--baseline", "x")
-    with pytest.raises(UserError, match="--gpus-per-run: got 2"):
-        lab.run("--gpus-per-run", "2")
+    for more, text in (
+        (("--init", "x=no.pth", "--init", "y=no.pth"), r"--init x=no\.pth.*--init y=no\.pth"),
+        (("--baseline", "x"), "--baseline x"),
+        (("--gpus-per-run", "2"), "--gpus-per-run: got 2"),
+    ):
+        with pytest.raises(UserError, match=text):
+            lab.run(*more)
     assert not lab.events() and not lab.out.exists()
 
 

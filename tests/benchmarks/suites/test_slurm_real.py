@@ -16,7 +16,7 @@ import pytest
 from benchmarks.suites.executors import slurm
 from benchmarks.suites.executors.slurm import ask_queue, last_state
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.runs import MAX_FRUITLESS, read_json
+from benchmarks.suites.runs import read_json
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import MODULE
 from tests.benchmarks.suites.lab import Lab
@@ -152,19 +152,6 @@ def test_stopping_leaves_the_jobs_and_scancel_ends_a_watched_one(lab):
     assert runner.wait(120) == 1, lab.log()
     assert f"job {jobs[running]} left the queue (CANCELLED)" in lab.log()
     assert lab.states() == {"done": 1, "interrupted": 1} and not lab.count("resume")
-
-
-def test_preempted_again_and_again(tmp_path, lab):
-    """As long as there is a new checkpoint each time, the job is put back."""
-    lab = SlurmLab(tmp_path, inits=("often",), trials=1)
-    runner = lab.start()
-    for number in range(1, MAX_FRUITLESS + 2):
-        lab.wait_for(lambda n=number: sum(lab.count("saved").values()) == 2 * n, 120)
-        for id_ in lab.jobs().values():
-            lab.resume_now(id_)
-    runner.kill()
-    runner.wait()
-    assert not list(lab.out.glob("runs/*/*/*/failed.json"))
 
 
 def test_gpus_on_a_cluster_that_has_none(lab):
