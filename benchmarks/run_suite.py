@@ -36,7 +36,7 @@ from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import RunSpec, Suite, expand
-from benchmarks.suites.suite_file import TRIALS, check, load_suite, parse_inits, with_options
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.errors import UserError, printable, run_cli
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
@@ -79,16 +79,14 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     inits = identify(programs.resolve_names(parse_inits(args.init) if args.init else suite.inits))
     if args.baseline is not None and args.baseline not in inits:
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {', '.join(inits)}")
-    if args.trials is not None:
-        check("--trials", args.trials, TRIALS)
     stated = parse_stated(args.seconds_per_iteration)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated)
+    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.data_before())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
-    specs = expand(suite, inits, args.trials, engines, available=executor.gpus, **keys)
+    specs = expand(suite, inits, engines, available=executor.gpus, **keys)
     machines = {size: executor.machines(size) for size in {spec.gpus for spec in specs}}
-    content = requested(suite, inits, args.trials, engines, **keys)
+    content = requested(suite, inits, engines, **keys)
     folder.check(content)
     opening = f"{suite.title or suite.name}: {len(specs)} run{'s'[: len(specs) != 1]}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)

@@ -172,12 +172,14 @@ def detection_runs(plan: Plan, init: str) -> list[Run]:
     iterations = _iterations(DETECTION_CONFIG, "MAX_ITER", keys)
     seconds = (TUNE_SECONDS if plan.voc is None else OWN_TUNE_SECONDS) / iterations
     name, config = DETECTION_CONFIG.stem, DETECTION_CONFIG
-    task = SuiteTask(name, config, DETECTION, tuple(keys.items()), seconds_here=seconds)
-    suite = Suite("quickstart", "", (task,), plan.seeds, RANDOM, {})
+    task = SuiteTask(
+        name, config, DETECTION, tuple(keys.items()), trials=plan.seeds, seconds_here=seconds
+    )
+    suite = Suite("quickstart", "", (task,), RANDOM, {})
     inits = {init: Init(RANDOM if init == RANDOM else str(plan.weights), None)}
     after = (() if plan.voc else ("scenes",)) + (() if init == RANDOM else ("convert",))
     runs = []
-    for spec in expand(suite, inits, None, [EMBEDDED], version=project_version()):
+    for spec in expand(suite, inits, [EMBEDDED], version=project_version()):
         spec = replace(spec, name=f"{init}-{spec.seed}", iterations=iterations)
         folder = plan.out / "runs" / spec.name
         run = make_run(spec, folder, partial(Programs().command, spec, folder))

@@ -24,7 +24,6 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
-    trials_of,
     without_places,
 )
 from benchmarks.suites.suite_file import WEIGHT_ENDINGS
@@ -174,7 +173,6 @@ def identify(weights: Mapping[str, str]) -> dict[str, Init]:
 def requested(
     suite: Suite,
     inits: Mapping[str, Init],
-    trials: int | None,
     engines: Sequence[str],
     *,
     version: str,
@@ -203,7 +201,7 @@ def requested(
     return {
         "suite": suite.name,
         "version": version,
-        "trials": trials_of(suite, trials),
+        "trials": {task.name: task.trials for task in suite.tasks},
         "engines": list(engines),
         "gpus_per_run": gpus,
         "inits": {name: init.sha256 or RANDOM for name, init in inits.items()},

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
@@ -36,7 +36,6 @@ SHOW_SECONDS = 1.0
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
 LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
-STOP_SECONDS = 120.0  # for processes that were asked to save and end
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
 INTERRUPTED = (Preempted.exit_code, *(-number for number in SIGNALS))
@@ -66,10 +65,11 @@ class _Active:
     started: float = field(default_factory=time.monotonic)
 
 
+@dataclass
 class Scheduler:
     """Computes every run that is not done.
 
-    Args:
+    Attributes:
         runs: in the order of starting, as far as `Run.after` allows.
         name: of the progress line.
         retry_failed: try failed runs once more; else they are only reported.
@@ -80,32 +80,28 @@ class Scheduler:
         line_every_seconds: of progress, where there is no terminal.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        executor: Executor,
-        *,
-        name: str = "suite",
-        retry_failed: bool = False,
-        fail_fast: bool = False,
-        measured: Sequence[Measured] = (),
-        stop_seconds: float = STOP_SECONDS,
-        keep: str = ALL,
-        line_every_seconds: float = LINE_EVERY_SECONDS,
-    ) -> None:
-        self._runs, self._executor = tuple(runs), executor
-        self._open = {run.name: run for run in runs}  # neither settled nor ours
+    runs: Sequence[Run]
+    executor: Executor
+    _: KW_ONLY
+    name: str = "suite"
+    retry_failed: bool = False
+    fail_fast: bool = False
+    measured: Sequence[Measured] = ()
+    stop_seconds: float = 120.0
+    keep: str = ALL
+    line_every_seconds: float = LINE_EVERY_SECONDS
+
+    def __post_init__(self) -> None:
+        self._open = {run.name: run for run in self.runs}  # neither settled nor ours
         self._active: dict[str, _Active] = {}
         self._states: dict[str, State] = {}
-        self._measured, self._stop_seconds = list(measured), stop_seconds
         # A failure that came later than this call is not tried again, whoever had it.
-        self._retry = {run.name: run.failure().get("utc") for run in runs} if retry_failed else {}
-        self._fail_fast, self._keep = fail_fast, keep
+        again = self.runs if self.retry_failed else ()
+        self._retry = {run.name: run.failure().get("utc") for run in again}
         self._not_before: dict[str, float] = {}
         self._fruitless: dict[str, int] = {}
         self._signals: list[int] = []
         self._stopping = False
-        self._name, self._line_every_seconds = name, line_every_seconds
         self._next: dict[str, float] = {}  # when something is due again
 
     def run(self) -> dict[str, State]:
@@ -117,13 +113,13 @@ class Scheduler:
             RunFailed: with `fail_fast`, a run failed.
             UserError: a cluster refuses a job, or the disk is full.
         """
-        display = Display(self._name, self._line_every_seconds)
+        display = Display(self.name, self.line_every_seconds)
         with self._noted_signals():
             try:
                 while self._open or self._active:
                     if self._signals:
                         name = signal.Signals(self._signals[0]).name
-                        left = self._executor.shutdown_message()
+                        left = self.executor.shutdown_message()
                         self._stop()
                         raise Preempted(f"stopped by {name}; {left}")
                     self._reap()
@@ -134,7 +130,7 @@ class Scheduler:
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
             except OSError as error:
-                where = error.filename or self._runs[0].folder
+                where = error.filename or self.runs[0].folder
                 raise UserError(
                     f"{where}: {error.strerror or error}; fix that, and the same command continues"
                 ) from error
@@ -146,12 +142,12 @@ class Scheduler:
     def _settle(self, run: Run, state: State) -> None:
         seen = run.name in self._states  # else it was done before, and is among the measured
         if seen and (own := speed(run, state, DONE)):
-            self._measured.append(own)
+            self.measured = [*self.measured, own]
         if seen and state.kind == DONE:
-            remove_checkpoints(run.folder, self._keep, done=True)
+            remove_checkpoints(run.folder, self.keep, done=True)
         self._states[run.name] = state
         self._open.pop(run.name, None)
-        if self._fail_fast and state.kind == FAILED:
+        if self.fail_fast and not self._stopping and state.kind == FAILED:
             exit_code = int(run.failure().get("exit_code", 1))
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
@@ -165,9 +161,9 @@ class Scheduler:
 
     def _tidy(self) -> None:
         """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
-        if not self._executor.remote and self._is_due("tidy", KEEP_SECONDS):
+        if not self.executor.remote and self._is_due("tidy", KEEP_SECONDS):
             for active in self._active.values():
-                remove_checkpoints(active.run.folder, self._keep, done=False)
+                remove_checkpoints(active.run.folder, self.keep, done=False)
 
     def _survey(self) -> None:
         """Look at the runs that are not ours."""
@@ -198,7 +194,7 @@ class Scheduler:
 
     def _adopt(self, run: Run) -> bool:
         """Watch the job that another scheduler has submitted for a run, if there is one."""
-        process = self._executor.adopt(run)
+        process = self.executor.adopt(run)
         if process is not None:
             self._active[run.name] = _Active(run, process, ExitStack())
             del self._open[run.name]
@@ -213,7 +209,7 @@ class Scheduler:
                     return
                 if run.gpus >= too_large or not self._may_start(run):
                     continue
-                slots = self._executor.reserve(run.gpus)
+                slots = self.executor.reserve(run.gpus)
                 if slots is None:
                     too_large = run.gpus
                     continue
@@ -225,9 +221,9 @@ class Scheduler:
                     else:
                         held.callback(lock.release)
                         self._start_locked(run, lock, slots, held)
-            self._executor.submit()
+            self.executor.submit()
         finally:
-            if self._executor.remote:
+            if self.executor.remote:
                 for active in self._active.values():
                     active.held.close()  # so that the jobs can take their locks
 
@@ -251,10 +247,10 @@ class Scheduler:
         run.forget_failure()
         self._retry.pop(run.name, None)
         run.note_holder(lock)
-        argv, remote = tuple(run.argv()), self._executor.remote
+        argv, remote = tuple(run.argv()), self.executor.remote
         log_start = 0 if remote else run.note_start(argv)
         at = run.iteration()
-        process = self._executor.start(run, argv, lock, slots)
+        process = self.executor.start(run, argv, lock, slots)
         self._active[run.name] = _Active(run, process, held.pop_all(), log_start)
         del self._open[run.name]
         self._states[run.name] = State(QUEUED if remote else RUNNING, at, began_at=at)
@@ -267,10 +263,10 @@ class Scheduler:
                 continue
             del self._active[name]
             with active.held:
-                lock = Lock.take(active.run.lock) if self._executor.remote else None
+                lock = Lock.take(active.run.lock) if self.executor.remote else None
                 if lock is not None:
                     active.held.callback(lock.release)
-                if (lock or not self._executor.remote) and active.process.in_charge():
+                if (lock or not self.executor.remote) and active.process.in_charge():
                     self._end(active, code)
                     active.process.forget()
                 else:
@@ -280,7 +276,7 @@ class Scheduler:
         """What a process's end means for its run."""
         run, process = active.run, active.process
         state = run.state(locked=True)
-        if state.kind == DONE or (self._executor.remote and run.failure()):
+        if state.kind == DONE or (self.executor.remote and run.failure()):
             self._settle(run, state)
             return
         if process.cancelled:
@@ -309,13 +305,12 @@ class Scheduler:
     def _stop(self) -> None:
         """Ask our processes to save and end, and see that they do; a second signal kills them."""
         self._stopping = True
-        if self._executor.remote:
+        if self.executor.remote:
             self._active.clear()
             return
         for active in self._active.values():
             active.process.terminate()
-        deadline, signals = time.monotonic() + self._stop_seconds, len(self._signals)
-        self._fail_fast = False  # one failure is enough
+        deadline, signals = time.monotonic() + self.stop_seconds, len(self._signals)
         while self._active:
             self._reap()
             if time.monotonic() > deadline or len(self._signals) > max(signals, 1):
@@ -339,7 +334,7 @@ class Scheduler:
                 signal.signal(number, handler)
 
     def _show(self, display: Display) -> None:
-        remote = self._executor.remote
+        remote = self.executor.remote
         if not self._is_due("show", REMOTE_SHOW_SECONDS if remote else SHOW_SECONDS):
             return
         for name, active in self._active.items():
@@ -353,6 +348,6 @@ class Scheduler:
                 at = active.run.iteration()
                 state = replace(self._states[name], iteration=at, seconds=seconds)
             self._states[name] = state
-        parallel = self._executor.parallel(max((run.gpus for run in self._runs), default=0))
-        forecast = foresee(self._runs, self._states, self._measured, parallel)
-        display.show(forecast, summary(self._runs, self._states))
+        parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
+        forecast = foresee(self.runs, self._states, self.measured, parallel)
+        display.show(forecast, summary(self.runs, self._states))

@@ -48,7 +48,7 @@ class SuiteTask:
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
         without: patterns of inits that this task is not run for.
-        trials: seeds per row where the command line does not say; None: the suite's.
+        trials: seeds per row.
         paper: the tables of the paper that it feeds.
         seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
         seconds_here: stated on the command line, for the machine at hand; None: not.
@@ -62,7 +62,7 @@ class SuiteTask:
     gpus: int = 1
     engines: tuple[str, ...] = DETECTION_ENGINES
     without: tuple[str, ...] = ()
-    trials: int | None = None
+    trials: int = 5
     paper: tuple[str, ...] = ()
     seconds_per_iteration: float | None = None
     seconds_here: float | None = None
@@ -90,7 +90,6 @@ class Suite:
     name: str
     title: str
     tasks: tuple[SuiteTask, ...]
-    trials: int
     baseline: str | None
     inits: dict[str, str]
 
@@ -156,15 +155,9 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def trials_of(suite: Suite, trials: int | None) -> dict[str, int]:
-    """Task → seeds per row: as requested, else its own number, else the suite's."""
-    return {task.name: trials or task.trials or suite.trials for task in suite.tasks}
-
-
 def expand(
     suite: Suite,
     inits: Mapping[str, Init],
-    trials: int | None,
     engines: Sequence[str],
     *,
     version: str,
@@ -175,7 +168,6 @@ def expand(
     """Tasks x inits x trials x engines, in an order with a first trial of all first.
 
     Args:
-        trials: seeds per row; None: as the tasks and the suite say.
         engines: for detection; a task takes those that it can run on.
         gpus: of one run; None: as many as its task is meant for, if there are that many.
         available: number of GPUs; 0: everything runs on the CPU.
@@ -184,16 +176,15 @@ def expand(
     Raises:
         UserError: no run at all, an engine that a task cannot run on, more GPUs than there are.
     """
-    numbers = trials_of(suite, trials)
     if gpus is not None and not 1 <= gpus <= max(available, 1):
         expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
         raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
     wanted = [
         (seed, task, name, engine)
-        for seed in range(max(numbers.values()))
+        for seed in range(max(task.trials for task in suite.tasks))
         for task in suite.tasks
         for name in inits
-        if seed < numbers[task.name]
+        if seed < task.trials
         and not any(fnmatch.fnmatchcase(name, pattern) for pattern in task.without)
         for engine in engines_of(task, engines)
     ]

@@ -74,7 +74,7 @@ def load_suite(path: PathLike) -> Suite:
     """
     path = Path(path).expanduser()
     tree, where = _checked(str(path), read_yaml(path), _SUITE_KEYS, "tasks"), str(path)
-    tasks = tuple(_task(path, i, entry) for i, entry in enumerate(tree["tasks"], start=1))
+    tasks = tuple(_task(path, number, tree) for number in range(1, len(tree["tasks"]) + 1))
     names = [task.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{where}: two tasks are called {twice[0]}; give one another 'name'")
@@ -83,7 +83,6 @@ def load_suite(path: PathLike) -> Suite:
         name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
         title=tree.get("title", ""),
         tasks=tasks,
-        trials=tree.get("trials", 5),
         baseline=tree.get("baseline"),
         inits=parse_inits(inits, where),
     )
@@ -118,17 +117,22 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
 
 
 def with_options(
-    suite: Suite, opts: Mapping[str, Sequence[tuple[str, str]]], stated: Mapping[str, float]
+    suite: Suite,
+    opts: Mapping[str, Sequence[tuple[str, str]]],
+    stated: Mapping[str, float],
+    trials: int | None = None,
 ) -> Suite:
-    """The suite with the command line's overrides and stated speeds in its tasks.
+    """The suite with the command line's overrides, stated speeds and trials in its tasks.
 
     Args:
         opts: program → pairs, last and so strongest.
         stated: task → seconds per iteration; `""` is for all tasks.
 
     Raises:
-        UserError: a speed for a task that the suite does not have, or one that cannot be.
+        UserError: a speed for a task that the suite does not have, or a number that cannot be.
     """
+    if trials is not None:
+        check("--trials", trials, TRIALS)
     names = [task.name for task in suite.tasks]
     for name, value in stated.items():
         if name not in ("", *names):
@@ -139,6 +143,7 @@ def with_options(
     tasks = tuple(
         replace(
             task,
+            trials=trials or task.trials,
             overrides=(*task.overrides, *opts.get(task.program, ())),
             seconds_here=stated.get(task.name, stated.get("")),
         )
@@ -147,13 +152,15 @@ def with_options(
     return replace(suite, tasks=tasks)
 
 
-def _task(path: Path, number: int, entry: Any) -> SuiteTask:
+def _task(path: Path, number: int, tree: Mapping[str, Any]) -> SuiteTask:
     where = f"{path}: task {number}"
-    entry = _checked(where, entry, _TASK_KEYS, "config")
+    entry = _checked(where, tree["tasks"][number - 1], _TASK_KEYS, "config")
     config = path.parent / entry["config"]
     if not config.is_file():
         raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
-    lists = {key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry}
+    lists: dict[str, Any] = {
+        key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry
+    }
     for key in ("overrides", "random_overrides"):
         pairs = flatten(entry.get(key, {})).items()
         lists[key] = tuple((str(name), str(value)) for name, value in pairs)
@@ -162,6 +169,7 @@ def _task(path: Path, number: int, entry: Any) -> SuiteTask:
     values = {
         "name": check(f"{where}: name", config.stem, _NAMED),
         "program": DETECTION,
+        "trials": tree.get("trials", 5),
         **entry,
         **lists,
         "config": config.resolve(),

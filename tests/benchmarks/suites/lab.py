@@ -16,6 +16,8 @@ from benchmarks import run_suite
 from benchmarks.suites import scheduler
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
+from benchmarks.suites.suite import RANDOM, Init, RunSpec, Suite, expand
+from benchmarks.suites.suite_file import with_options
 from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,10 +33,9 @@ class Lab:
     def __init__(self, path: Path, inits: Sequence[str] = ("random", "mine"), trials: int = 2):
         self.with_tables = False
         self.path, self.out, self.journal = path, path / "out", path / "journal"
-        (path / "task.yaml").write_text("SOLVER: {MAX_ITER: 8}\n")
-        tasks = [{"config": "task.yaml", "name": name} for name in ("a", "b")]
-        content = {"name": "small", "title": "Two tasks", "trials": trials, "tasks": tasks}
-        (path / "suite.yaml").write_text(yaml.safe_dump(content))
+        write_suite(
+            path, {"name": "a"}, {"name": "b"}, name="small", title="Two tasks", trials=trials
+        )
         (path / "runner.log").touch()
         self.inits = []
         for name in inits:
@@ -121,6 +122,20 @@ class Lab:
     def states(self) -> Counter:
         folder = SuiteFolder(self.out)
         return Counter(folder.run(spec).state().kind for spec in folder.read()[1])
+
+
+def write_suite(folder: Path, *tasks: dict, task: str = "SOLVER: {MAX_ITER: 8}", **keys) -> Path:
+    """Write a suite of tasks that all have the file `task`."""
+    (folder / "task.yaml").write_text(task)
+    content = {"name": "s", **keys, "tasks": [{"config": "task.yaml", **each} for each in tasks]}
+    (folder / "suite.yaml").write_text(yaml.safe_dump(content))
+    return folder / "suite.yaml"
+
+
+def from_random(suite: Suite, **keys) -> tuple[RunSpec, ...]:
+    """One trial of each task from random weights."""
+    suite = with_options(suite, {}, {}, trials=1)
+    return expand(suite, {"random": Init(RANDOM, None)}, ["embedded"], version="1", **keys)
 
 
 def is_alive(pid: int) -> bool:

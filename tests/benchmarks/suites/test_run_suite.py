@@ -13,7 +13,7 @@ from benchmarks import run_suite
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
 from benchmarks.suites.suite import Init, RunSpec
-from benchmarks.suites.suite_file import load_suite
+from benchmarks.suites.suite_file import load_suite, with_options
 from moco.common.errors import UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
@@ -264,8 +264,8 @@ def test_what_two_calls_must_agree_on(lab):
 
     def content(inits=inits, trials=2, engines=("embedded",), gpus=None, version="1", **keys):
         tasks = tuple(replace(task, overrides=tuple(keys.items())) for task in suite.tasks)
-        own = replace(suite, tasks=tasks)
-        return requested(own, inits, trials, engines, gpus=gpus, version=version)
+        own = with_options(replace(suite, tasks=tasks), {}, {}, trials)
+        return requested(own, inits, engines, gpus=gpus, version=version)
 
     full, moved, half = (
         content(**{"DATASETS.COCO_TRAIN_JSON": path})

@@ -15,10 +15,8 @@ from benchmarks.suites.suite import (
     RunSpec,
     Suite,
     SuiteTask,
-    engines_of,
     expand,
     run_id,
-    trials_of,
 )
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.cfgnode import read_yaml
@@ -50,9 +48,9 @@ def two_tasks(folder: Path) -> Suite:
     return load_suite(write(folder, tasks=tasks))
 
 
-def runs(suite: Suite, **changes) -> tuple[RunSpec, ...]:
-    given = {"inits": INITS, "trials": 2, "engines": ["embedded"], "version": "1", **changes}
-    return expand(suite, **given)
+def runs(suite: Suite, trials: int | None = 2, **changes) -> tuple[RunSpec, ...]:
+    given = {"inits": INITS, "engines": ["embedded"], "version": "1", **changes}
+    return expand(with_options(suite, {}, {}, trials), **given)
 
 
 def test_the_first_trial_of_everything_comes_first(folder):
@@ -81,7 +79,7 @@ def test_each_engine_is_a_run_of_its_own_where_the_task_has_it(folder):
         ("probe", "moco"),
     ]
     with pytest.raises(UserError, match="one runs on detectron2 only; got --engine embedded"):
-        engines_of(suite.tasks[1], ["embedded"])
+        runs(suite)
 
 
 def test_a_task_may_leave_out_inits_and_has_keys_for_random_alone(folder):
@@ -226,7 +224,7 @@ def test_every_suite_loads_and_expands(path):
     suite = load_suite(path)
     assert suite.name == path.stem and suite.title
     engines = ["detectron2", "embedded"]
-    specs = expand(suite, INITS, None, engines, version="1", available=8)
+    specs = expand(suite, INITS, engines, version="1", available=8)
     assert len({spec.id for spec in specs}) == len(specs)
     for task in suite.tasks:
         assert option_pairs([task], [part for pair in task.overrides for part in pair])
@@ -268,7 +266,7 @@ def test_trials_are_the_papers(path):
     """As many as a number of its tables is the mean of; one where it does not say."""
     suite, tables = load_suite(path), paper_tables()
     for task in suite.tasks if suite.name != "smoke" else ():
-        assert trials_of(suite, None)[task.name] == max(tables[table_key(task)]), task.name
+        assert task.trials == max(tables[table_key(task)]), task.name
 
 
 def test_the_paper_suite_has_every_table():
