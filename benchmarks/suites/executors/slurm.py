@@ -180,16 +180,10 @@ class SlurmExecutor(Executor):
             group = [(job, argv) for job, argv in pending if job.run.gpus == gpus]
             entries = self.jobs_folder / f"{uuid.uuid4().hex[:12]}.json"
             self.jobs_folder.mkdir(parents=True, exist_ok=True)
+            fields = ("name", "title", "gpus", "expected")
             runs = [
-                {
-                    "name": job.run.name,
-                    "title": job.run.title,
-                    "folder": str(job.run.folder.absolute()),
-                    "gpus": gpus,
-                    "expected": dict(job.run.expected),
-                    "argv": list(argv),
-                    "keep": self._keep,
-                }
+                {field: getattr(job.run, field) for field in fields}
+                | {"folder": str(job.run.folder.absolute()), "argv": argv, "keep": self._keep}
                 for job, argv in group
             ]
             atomic_write_text(entries, json.dumps(runs))

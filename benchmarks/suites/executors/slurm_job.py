@@ -48,16 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return task(command, float(seconds))
     array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
     entry, id_ = json.loads(Path(mode).read_text())[int(index)], f"{array}_{index}"
-    run = Run(
-        entry["name"],
-        entry["title"],
-        Path(entry["folder"]),
-        lambda: entry["argv"],
-        gpus=entry["gpus"],
-        expected=entry["expected"],
-    )
+    keep, program = entry.pop("keep"), entry.pop("argv")
+    run = Run(**entry | {"folder": Path(entry["folder"]), "argv": lambda: program})
     wrapper = [sys.executable, "-m", "benchmarks.suites.executors.slurm_job", "--task", seconds]
-    code = lead(run, entry["keep"], id_, [*command, *wrapper, "--"])
+    code = lead(run, keep, id_, [*command, *wrapper, "--"])
     if code == Preempted.exit_code and (ask_queue([id_]) or {}).get(id_) == "RUNNING":
         # What puts a job back is ended together with it. Where that fails a runner submits another.
         subprocess.run(["scontrol", "requeue", id_])

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,152 +83,152 @@ class TestPlan:
 
 @pytest.mark.slow
 @pytest.mark.race
-def test_kill_9_at_ten_moments(lab):
-    """Killed ten times, with or without its processes: the same bytes, and no trial twice."""
-    lab.with_tables = True
-    lab.run(delay=0.02)
-    tables, num_runs = lab.tables(), len(lab.count("done"))
-    shutil.rmtree(lab.out)
-    lab.journal.unlink()
-    moments = random.Random(0)
-    for kill in range(KILLS):
-        runner, before = lab.start(delay=0.1), len(lab.events())
-        lab.wait_for(lambda r=runner, n=before: len(lab.events()) > n or r.poll() is not None)
-        time.sleep(moments.uniform(0.0, 0.6))
+class TestProcesses:
+    """Runs in processes that are killed, stopped, or share their folder."""
+
+    def test_kill_9_at_ten_moments(self, lab):
+        """Killed ten times, with or without its processes: the same bytes, and no trial twice."""
+        lab.with_tables = True
+        lab.run(delay=0.02)
+        tables, num_runs = lab.tables(), len(lab.count("done"))
+        shutil.rmtree(lab.out)
+        lab.journal.unlink()
+        moments = random.Random(0)
+        for kill in range(KILLS):
+            runner, before = lab.start(delay=0.1), len(lab.events())
+            lab.wait_for(lambda r=runner, n=before: len(lab.events()) > n or r.poll() is not None)
+            time.sleep(moments.uniform(0.0, 0.6))
+            runner.kill()
+            runner.wait()
+            if kill % 2:  # as when the machine goes down
+                for pid in {pid for _, _, pid in lab.events() if is_alive(pid)}:
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended
+                        os.kill(pid, signal.SIGKILL)
+        last = lab.start()
+        assert last.wait(300) == 0, lab.log()
+        assert lab.tables() == tables
+        assert lab.states() == {"done": num_runs}
+        lab.assert_once()  # a process may be killed between its record and its note of it
+
+    def test_processes_of_a_killed_runner_are_waited_for(self, lab, capsys):
+        runner = lab.held_runner()
         runner.kill()
         runner.wait()
-        if kill % 2:  # as when the machine goes down
-            for pid in {pid for _, _, pid in lab.events() if is_alive(pid)}:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.kill(pid, signal.SIGKILL)
-    last = lab.start()
-    assert last.wait(300) == 0, lab.log()
-    assert lab.tables() == tables
-    # A process may be killed between its record and its note of it.
-    assert lab.states() == {"done": num_runs} and set(lab.count("done").values()) == {1}
-    # An iteration is noted after it was saved: what was killed later than that is never done again.
-    iterations = Counter(event[:2] for event in lab.events() if event[0].startswith("iteration"))
-    assert set(iterations.values()) == {1}, "a trial was begun again"
-    assert not lab.count("locked"), "a process was started beside another one of its run"
-
-
-@pytest.mark.slow
-@pytest.mark.race
-def test_processes_of_a_killed_runner_are_waited_for(lab, capsys):
-    runner = lab.held_runner()
-    runner.kill()
-    runner.wait()
-    orphans = {pid for _, _, pid in lab.events()}
-    assert len(orphans) == 2 and all(map(is_alive, orphans))
-    assert lab.states() == {"running": 2, "waiting": 6}
-    # They keep their slots, so the next runner starts nothing beside them.
-    assert cpu(Options(lab.out, 2)).reserve(0) is None
-    capsys.readouterr()
-    lab.release()
-    lab.run()
-    said = capsys.readouterr().err
-    assert "note: a random seed 0 (embedded), a mine seed 0 (embedded): " in said
-    lab.assert_once(8)
-    assert lab.count("start") == lab.count("done") and not lab.count("resume")
-    events = lab.events()
-    for pid in orphans:
-        assert [what for what, _, own in events if own == pid][-1] == "done"
-
-
-@pytest.mark.slow
-@pytest.mark.race
-@pytest.mark.parametrize("hosts", [("one", "one"), ("one", "other")])
-def test_two_runners_share_a_folder(lab, hosts):
-    """On one machine, whose two slots they have between them, and on two with a slot each."""
-    more = ["--trials", "3", *(["--workers", "1"] if len(set(hosts)) == 2 else [])]
-    lab.hold()  # so that the second one does not come too late
-    runners = [lab.start(*more, host=host) for host in hosts]
-    lab.wait_for(lambda: len(lab.count("iteration-2")) == 2)
-    lab.release()
-    assert [runner.wait(300) for runner in runners] == [0, 0], lab.log()
-    lab.assert_once(12)
-    assert lab.count("start") == lab.count("done") and not lab.count("resume")
-    working: set[str] = set()
-    for what, name, _ in lab.events():
-        working |= {name}
-        assert len(working) <= 2
-        working -= {name} if what == "done" else set()
-    if len(set(hosts)) == 2:
-        holders = [json.loads(path.read_text()) for path in lab.out.glob("runs/*/*/*/.claim")]
-        assert {holder["runner"] for holder in holders} == {runner.pid for runner in runners}
-
-
-@pytest.mark.slow
-@pytest.mark.race
-def test_what_a_later_call_had_failed_is_not_tried_again(failing_lab):
-    """With two runners and --retry-failed, each failed run is tried once, not in turns."""
-    lab = failing_lab
-    with pytest.raises(SuiteFailed):
+        orphans = {pid for _, _, pid in lab.events()}
+        assert len(orphans) == 2 and all(map(is_alive, orphans))
+        assert lab.states() == {"running": 2, "waiting": 6}
+        # They keep their slots, so the next runner starts nothing beside them.
+        assert cpu(Options(lab.out, 2)).reserve(0) is None
+        capsys.readouterr()
+        lab.release()
         lab.run()
-    runners = [lab.start("--retry-failed") for _ in range(2)]
-    assert [runner.wait(300) for runner in runners] == [1, 1]
-    assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
+        said = capsys.readouterr().err
+        assert "note: a random seed 0 (embedded), a mine seed 0 (embedded): " in said
+        lab.assert_once(8)
+        assert lab.count("start") == lab.count("done") and not lab.count("resume")
+        events = lab.events()
+        for pid in orphans:
+            assert [what for what, _, own in events if own == pid][-1] == "done"
 
+    @pytest.mark.parametrize("hosts", [("one", "one"), ("one", "other")])
+    def test_two_runners_share_a_folder(self, lab, hosts):
+        """On one machine, whose two slots they have between them, and on two with a slot each."""
+        more = ["--trials", "3", *(["--workers", "1"] if len(set(hosts)) == 2 else [])]
+        lab.hold()  # so that the second one does not come too late
+        runners = [lab.start(*more, host=host) for host in hosts]
+        lab.wait_for(lambda: len(lab.count("iteration-2")) == 2)
+        lab.release()
+        assert [runner.wait(300) for runner in runners] == [0, 0], lab.log()
+        lab.assert_once(12)
+        assert lab.count("start") == lab.count("done") and not lab.count("resume")
+        working: set[str] = set()
+        for what, name, _ in lab.events():
+            working |= {name}
+            assert len(working) <= 2
+            working -= {name} if what == "done" else set()
+        if len(set(hosts)) == 2:
+            holders = [json.loads(path.read_text()) for path in lab.out.glob("runs/*/*/*/.claim")]
+            assert {holder["runner"] for holder in holders} == {runner.pid for runner in runners}
 
-@pytest.mark.slow
-@pytest.mark.race
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_runner_saves_and_the_same_command_continues(lab, number):
-    """Ctrl-C reaches the whole foreground group; runs are asked to save by SIGTERM alone."""
-    runner = lab.held_runner(start_new_session=True)
-    os.killpg(runner.pid, number)
-    assert runner.wait(300) == 85
-    assert f"error: stopped by {number.name}" in lab.log()
-    assert len(lab.count("saved")) == 2 and not any(is_alive(pid) for _, _, pid in lab.events())
-    assert lab.states() == {"interrupted": 2, "waiting": 6}
-    lab.release()
-    lab.run()
-    lab.assert_once(8)
+    def test_what_a_later_call_had_failed_is_not_tried_again(self, failing_lab):
+        """With two runners and --retry-failed, each failed run is tried once, not in turns."""
+        lab = failing_lab
+        with pytest.raises(SuiteFailed):
+            lab.run()
+        runners = [lab.start("--retry-failed") for _ in range(2)]
+        assert [runner.wait(300) for runner in runners] == [1, 1]
+        assert set(lab.count("resume").values()) == {1} and len(lab.count("resume")) == 2
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_stopped_runner_saves_and_the_same_command_continues(self, lab, number):
+        """Ctrl-C reaches the whole foreground group; runs are asked to save by SIGTERM alone."""
+        runner = lab.held_runner(start_new_session=True)
+        os.killpg(runner.pid, number)
+        assert runner.wait(300) == 85
+        assert f"error: stopped by {number.name}" in lab.log()
+        assert len(lab.count("saved")) == 2 and not any(is_alive(pid) for _, _, pid in lab.events())
+        assert lab.states() == {"interrupted": 2, "waiting": 6}
+        lab.release()
+        lab.run()
+        lab.assert_once(8)
 
-@pytest.mark.slow
-@pytest.mark.race
-def test_a_process_that_does_not_save_is_killed(lab, monkeypatch):
-    deaf = (
-        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        f"open({str(lab.journal)!r}, 'a').write('start x %d\\n' % os.getpid()); time.sleep(1e6)"
-    )
+    def test_a_process_that_does_not_save_is_killed(self, lab, monkeypatch):
+        deaf = (
+            "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+            f"open({str(lab.journal)!r}, 'a').write('start x %d\\n' % os.getpid()); time.sleep(1e6)"
+        )
 
-    def interrupt() -> None:
-        if len(lab.events()) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+        def interrupt() -> None:
+            if len(lab.events()) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    after(monkeypatch, "_survey", interrupt)
-    with pytest.raises(Preempted):
-        lab.run_command(deaf, "--stop-seconds", "0.3")
-    assert not any(is_alive(pid) for _, _, pid in lab.events())
-    assert not list(lab.out.glob("runs/*/*/*/failed.json"))  # stopped is not failed
+        after(monkeypatch, "_survey", interrupt)
+        with pytest.raises(Preempted):
+            lab.run_command(deaf, "--stop-seconds", "0.3")
+        assert not any(is_alive(pid) for _, _, pid in lab.events())
+        assert not list(lab.out.glob("runs/*/*/*/failed.json"))  # stopped is not failed
 
+    def test_a_folder_in_use_by_another_program_is_waited_for(self, lab):
+        lab.run("--trials", "1")
+        specs = SuiteFolder(lab.out).read()[1]
+        [run] = [SuiteFolder(lab.out).run(s) for s in specs if (s.task, s.init) == ("b", "mine")]
+        shutil.rmtree(run.folder)
+        code = (
+            "import sys; from moco.common.run import RunFolder\n"
+            "with RunFolder(sys.argv[1], resume=True): print('held', flush=True); input()"
+        )
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code, str(run.folder)], stdin=-1, stdout=-1
+        )
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
 
-@pytest.mark.slow
-@pytest.mark.race
-def test_a_folder_in_use_by_another_program_is_waited_for(lab):
-    lab.run("--trials", "1")
-    specs = SuiteFolder(lab.out).read()[1]
-    [run] = [SuiteFolder(lab.out).run(s) for s in specs if (s.task, s.init) == ("b", "mine")]
-    shutil.rmtree(run.folder)
-    code = (
-        "import sys; from moco.common.run import RunFolder\n"
-        "with RunFolder(sys.argv[1], resume=True): print('held', flush=True); input()"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(run.folder)], stdin=-1, stdout=-1)
-    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        def release() -> None:
+            lab.wait_for(lambda: sum(lab.count("locked").values()) == 2)
+            holder.communicate(b"\n")
 
-    def release() -> None:
-        lab.wait_for(lambda: sum(lab.count("locked").values()) == 2)
-        holder.communicate(b"\n")
+        thread = threading.Thread(target=release)
+        thread.start()
+        lab.run("--trials", "1")
+        thread.join()
+        assert lab.states() == {"done": 4} and not list(run.folder.glob("failed.json"))
+        assert lab.count("start")[run.name] == 2  # once before its folder was removed
 
-    thread = threading.Thread(target=release)
-    thread.start()
-    lab.run("--trials", "1")
-    thread.join()
-    assert lab.states() == {"done": 4} and not list(run.folder.glob("failed.json"))
-    assert lab.count("start")[run.name] == 2  # once before its folder was removed
+    def test_a_full_disk_is_one_line(self, lab, monkeypatch):
+        """What had started is asked to save, and the same command continues."""
+        note, noted = Run.note_holder, []
+
+        def note_holder(run: Run, *arguments) -> None:
+            noted.append(run)
+            if len(noted) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            note(run, *arguments)
+
+        monkeypatch.setattr(Run, "note_holder", note_holder)
+        with pytest.raises(UserError, match=rf"^{lab.out}\S+: No space left on device"):
+            lab.run(delay=0.1)
+        assert not any(is_alive(pid) for _, _, pid in lab.events())
+        lab.run()
+        lab.assert_once(8)
 
 
 @pytest.mark.slow
@@ -290,26 +289,6 @@ def test_why_a_process_failed(tmp_path, quick, code, error):
     run = Run("a", "a", tmp_path / "a", lambda: [sys.executable, "-c", code])
     [state] = Scheduler([run], cpu(Options(tmp_path, 1))).run().values()
     assert state == State("failed", text=f"{error}; its log is {run.log}")
-
-
-@pytest.mark.slow
-@pytest.mark.race
-def test_a_full_disk_is_one_line(lab, monkeypatch):
-    """What had started is asked to save, and the same command continues."""
-    note, noted = Run.note_holder, []
-
-    def note_holder(run: Run, *arguments) -> None:
-        noted.append(run)
-        if len(noted) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        note(run, *arguments)
-
-    monkeypatch.setattr(Run, "note_holder", note_holder)
-    with pytest.raises(UserError, match=rf"^{lab.out}\S+: No space left on device"):
-        lab.run(delay=0.1)
-    assert not any(is_alive(pid) for _, _, pid in lab.events())
-    lab.run()
-    lab.assert_once(8)
 
 
 def test_a_run_too_large_for_now_is_passed_over(tmp_path, quick):
