@@ -115,7 +115,7 @@ class Cluster:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.scripts, self.states = path, list[str](), dict[str, str]()
-        self.refuses = ""
+        self.refuses, self.patch = "", monkeypatch
         monkeypatch.setattr(slurm, "sbatch", self.sbatch)
         monkeypatch.setattr(slurm, "ask_queue", self.ask_queue)
         monkeypatch.setattr(slurm, "last_state", lambda id_: self.states[id_])
@@ -139,13 +139,13 @@ class Cluster:
         return [id_ for id_, state in self.states.items() if state == "PENDING"]
 
     def begin(self, id_: str) -> int:
-        """The job's own program, without srun; its exit code."""
+        """The job's own program, with `env` in the place of srun; its exit code."""
         array, index = id_.split("_")
         [entries] = re.findall(r"slurm_job (\S+) ", self.scripts[int(array) - 101])
-        entry = json.loads(Path(entries).read_text())[int(index)]
         self.states[id_] = "RUNNING"
-        run = Run("", "", Path(entry["folder"]), lambda: entry["argv"], expected=entry["expected"])
-        return lead(run, entry["keep"], id_, [])
+        self.patch.setenv("SLURM_ARRAY_JOB_ID", array)
+        self.patch.setenv("SLURM_ARRAY_TASK_ID", index)
+        return slurm_job.main([entries, "1", "--", "env"])
 
 
 @pytest.fixture
