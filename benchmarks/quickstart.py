@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from benchmarks.suites import locks
 from benchmarks.suites.chain import Plan, make_runs
 from benchmarks.suites.executors.base import Options
-from benchmarks.suites.executors.cpu import cpu
+from benchmarks.suites.executors.local import cpu
 from benchmarks.suites.forecast import foresee
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from benchmarks.suites.runs import DONE, LOCK_NAME, Run
@@ -34,6 +34,7 @@ from moco.common.distributed import usable_cores
 from moco.common.errors import LockedError, UserError, printable, run_cli
 from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
+from moco.data.images import find_images
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
@@ -44,8 +45,10 @@ IMAGES_MIN = 64
 VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
 LINE_EVERY_SECONDS = 10.0
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
-OWN = (SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots")
-OWN_PATTERNS = ("table.*", "runs.csv", "loss-*.png", "ap-*.png")
+OWN = (
+    *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
+    *("table.*", "runs.csv", "loss-*.png", "ap-*.png"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     workers = args.workers or min(usable_cores(), plan.seeds + 1)
     executor = cpu(Options(plan.out, workers))
-    start, cpu_start = time.monotonic(), _child_cpu_seconds()
+    start = time.monotonic()
     with RunFolder(plan.out, resume=True):
         open_folder(plan, args.overwrite)
         runs = make_runs(plan)
@@ -71,21 +74,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             fail_fast=True,
             line_every_seconds=LINE_EVERY_SECONDS,
         ).run()
-        minutes = format_seconds(time.monotonic() - start)
-        cpu_seconds = _child_cpu_seconds() - cpu_start
-        print(f"\nDone in {minutes} ({cpu_seconds:.0f} CPU-seconds, {workers} at a time).\n")
+        minutes, times = format_seconds(time.monotonic() - start), os.times()
+        seconds = times.children_user + times.children_system
+        print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
         report(plan, runs)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Arguments → plan.
-
-    Raises:
-        UserError: an impossible number of seeds.
-    """
-    seeds = args.seeds
-    if seeds is None:
-        seeds = SEEDS if args.voc is None else OWN_SEEDS
+    default = SEEDS if args.voc is None else OWN_SEEDS
+    seeds = default if args.seeds is None else args.seeds
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
     return Plan(args.out, args.images, args.voc, args.smoke, seeds)
@@ -99,18 +96,15 @@ def check_sources(plan: Plan) -> None:
     """
     if plan.voc is not None:
         voc_splits(plan.voc)
-    if plan.images is not None:
-        from moco.data.images import find_images
-
-        number, source = len(find_images(plan.images)), f"--images {plan.images}"
-    elif plan.voc is not None:
-        number, source = len(training_images(plan.voc)), f"--voc {plan.voc}"
-    else:
-        return
-    if number < IMAGES_MIN:
-        raise UserError(
-            f"{source}: {number} images to pre-train on, expected at least {IMAGES_MIN}"
-        )
+    for source, folder, find in (
+        ("--images", plan.images, find_images),
+        ("--voc", None if plan.images else plan.voc, training_images),
+    ):
+        if folder is not None and (number := len(find(folder))) < IMAGES_MIN:
+            raise UserError(
+                f"{source} {folder}: {number} images to pre-train on, "
+                f"expected at least {IMAGES_MIN}"
+            )
 
 
 def open_folder(plan: Plan, overwrite: bool) -> None:
@@ -130,7 +124,11 @@ def open_folder(plan: Plan, overwrite: bool) -> None:
                     f"{held[0].parent} is still computed by a process of an earlier call; "
                     "wait for it, or end it"
                 )
-            _remove_own(plan.out)
+            for old in [p for pattern in OWN for p in plan.out.glob(pattern)]:
+                if old.is_dir() and not old.is_symlink():
+                    shutil.rmtree(old)
+                else:
+                    old.unlink()
         elif changed:
             raise UserError(
                 f"{plan.out} was made with another --{', --'.join(changed)}; "
@@ -143,23 +141,23 @@ def open_folder(plan: Plan, overwrite: bool) -> None:
 
 def announcement(plan: Plan, runs: Sequence[Run], workers: int) -> str:
     """What is about to happen."""
-    images = plan.images or plan.voc or "generated images"
-    scenes = plan.voc or "generated scenes"
+    images, scenes = plan.images or plan.voc or "generated images", plan.voc or "generated scenes"
     seeds = ", ".join(map(str, range(plan.seeds)))
     states = {run.name: run.state() for run in runs}
     number = sum(state.kind != DONE for state in states.values())
-    lines = [
-        f"Pre-train on {images}, then fine-tune a detector on {scenes} "
-        f"from random and from moco weights, seeds {seeds}.",
-        f"{number} steps to do, {workers} at a time, one thread each; "
-        f"logs are suite.log in {plan.out}/{{steps,pretrain,runs}}.",
-    ]
     if plan.smoke:
-        lines.append("--smoke: a few iterations only; the numbers will mean nothing.")
+        last = "--smoke: a few iterations only; the numbers will mean nothing."
     elif number:
         left = foresee(runs, states, (), workers).seconds_left
-        lines.append(f"About {format_seconds(left)} where the cores have nothing else to do.")
-    return "\n".join(lines)
+        last = f"About {format_seconds(left)} where the cores have nothing else to do."
+    else:
+        last = ""
+    return f"""\
+Pre-train on {images}, then fine-tune a detector on {scenes} from random and from moco weights, \
+seeds {seeds}.
+{number} steps to do, {workers} at a time, one thread each; logs are suite.log in \
+{plan.out}/{{steps,pretrain,runs}}.
+{last}""".rstrip()
 
 
 def report(plan: Plan, runs: Sequence[Run]) -> None:
@@ -178,9 +176,7 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
         print(printable(f"The pre-training itself: {numbers}"))
     files = write_files(plan.out, tables, results)
-    print("\nFiles:")
-    for path in (*files, plan.weights, plan.pretrain, plan.out / "runs"):
-        print(f"  {path}")
+    print("\nFiles:", *files, plan.weights, plan.pretrain, plan.out / "runs", sep="\n  ")
     print(next_commands(plan))
 
 
@@ -208,8 +204,8 @@ def next_commands(plan: Plan) -> str:
     """Commands to try next, on custom data."""
     again = plan.out.with_name(f"{plan.out.name}_mine")
     more = [f"--seeds={plan.seeds + 3}", f"--out={plan.out}"]
-    more += [] if plan.images is None else [f"--images={plan.images}"]
-    more += [] if plan.voc is None else [f"--voc={plan.voc}"]
+    more += [f"--images={plan.images}"] if plan.images else []
+    more += [f"--voc={plan.voc}"] if plan.voc else []
     more += ["--smoke"] if plan.smoke else []
     return f"""
 Next, on your own data:
@@ -222,50 +218,27 @@ More seeds for this table (finished runs are not repeated):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quickstart",
         description="Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "
         "weights over several seeds, and show the table; minutes on two CPU cores. Called again, "
         "it continues where it was interrupted.",
     )
-    result.add_argument("--out", type=Path, default=Path("quickstart_out"), help="(%(default)s)")
-    result.add_argument(
-        "--images", type=Path, metavar="DIR", help="pre-train on the images in this folder"
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("quickstart_out"), help="(%(default)s)")
+    add("--images", type=Path, metavar="DIR", help="pre-train on the images in this folder")
+    voc = (
+        "fine-tune on this VOC-layout dataset, its classes read from its annotations; without "
+        "--images, pre-train on its training images"
     )
-    result.add_argument(
-        "--voc",
-        type=Path,
-        metavar="DIR",
-        help="fine-tune on this VOC-layout dataset, its classes read from its annotations; "
-        "without --images, pre-train on its training images",
-    )
-    result.add_argument(
-        "--seeds", type=int, help=f"trials per row ({SEEDS}; {OWN_SEEDS} with --voc)"
-    )
-    result.add_argument(
-        "--workers", type=int, default=0, help="processes at a time (default: one per core)"
-    )
-    result.add_argument(
-        "--overwrite", action="store_true", help="remove an earlier quickstart's files first"
-    )
-    result.add_argument(
-        "--smoke", action="store_true", help="a few iterations of everything, to try the machinery"
-    )
-    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return result
-
-
-def _remove_own(out: Path) -> None:
-    for path in [out / name for name in OWN] + [p for g in OWN_PATTERNS for p in out.glob(g)]:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _child_cpu_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
+    add("--voc", type=Path, metavar="DIR", help=voc)
+    add("--seeds", type=int, help=f"trials per row ({SEEDS}; {OWN_SEEDS} with --voc)")
+    add("--workers", type=int, default=0, help="processes at a time (default: one per core)")
+    add("--overwrite", action="store_true", help="remove an earlier quickstart's files first")
+    smoke = "a few iterations of everything, to try the machinery"
+    add("--smoke", action="store_true", help=smoke)
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
 
 
 if __name__ == "__main__":

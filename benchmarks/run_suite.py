@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
-from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, RemoteExecutor
+from benchmarks.suites.executors.base import EXECUTORS, Executor, Options
 from benchmarks.suites.folder import (
     SuiteFolder,
     identify,
@@ -31,15 +32,21 @@ from benchmarks.suites.folder import (
 )
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
 from benchmarks.suites.listing import listing, measured_speeds, status
-from benchmarks.suites.programs import Programs, training_programs
+from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import RunSpec, Suite, expand
-from benchmarks.suites.suite_file import TRIALS, check, load_suite, parse_inits, with_options
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.errors import UserError, printable, run_cli
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
-OUTPUT = Path("output")
+# Why a run has no numbers.
+UNDONE = {
+    FAILED: "failed: {}",
+    RUNNING: "unfinished: it is still running",
+    STOPPED: "unfinished: it was interrupted",
+    WAITING: "unfinished: it was not started",
+}
 
 
 class SuiteFailed(UserError):
@@ -51,11 +58,11 @@ class SuiteFailed(UserError):
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     args = build_parser().parse_args(argv)
     suite = load_suite(args.suite)
-    folder = SuiteFolder(args.output or OUTPUT / suite.name)
+    folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)
     else:
-        run(suite, folder, args, programs or training_programs())
+        run(suite, folder, args, programs or Programs())
 
 
 def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs) -> None:
@@ -72,30 +79,21 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     inits = identify(programs.resolve_names(parse_inits(args.init) if args.init else suite.inits))
     if args.baseline is not None and args.baseline not in inits:
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {', '.join(inits)}")
-    if args.trials is not None:
-        check("--trials", args.trials, TRIALS)
     stated = parse_stated(args.seconds_per_iteration)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated)
+    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.data_before())
-    specs = expand(
-        suite,
-        inits,
-        args.trials,
-        engines,
-        version=version,
-        gpus=args.gpus_per_run,
-        available=executor.gpus,
-        data=data,
-    )
+    keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
+    specs = expand(suite, inits, engines, available=executor.gpus, **keys)
     machines = {size: executor.machines(size) for size in {spec.gpus for spec in specs}}
-    content = requested(suite, inits, args.trials, engines, args.gpus_per_run, version, data)
+    content = requested(suite, inits, engines, **keys)
     folder.check(content)
     opening = f"{suite.title or suite.name}: {len(specs)} run{'s'[: len(specs) != 1]}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
-    findings = check_open([s for s in specs if not is_done(folder, s)], executor, programs)
+    undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
+    findings = check_open(undone, executor, programs)
     specs = tuple(with_length(folder, spec, findings) for spec in specs)
-    hardware = None if isinstance(executor, RemoteExecutor) else findings.hardware or None
+    hardware = None if executor.remote else findings.hardware or None
     measured = measured_speeds([folder.run(spec) for spec in specs], hardware)
     if args.dry_run:
         print(listing(folder, specs, measured, executor, args.retry_failed))
@@ -141,10 +139,6 @@ def make_executor(name: str, options: Options) -> Executor:
     return executor
 
 
-def is_done(folder: SuiteFolder, spec: RunSpec) -> bool:
-    return folder.run(spec).state().kind == DONE
-
-
 def check_open(specs: Sequence[RunSpec], executor: Executor, programs: Programs) -> Findings:
     """Check the runs that are not done.
 
@@ -154,16 +148,15 @@ def check_open(specs: Sequence[RunSpec], executor: Executor, programs: Programs)
     if not specs:
         return Findings()
     # The GPUs of a cluster are not here.
-    on_gpus = executor.gpus > 0 and not isinstance(executor, RemoteExecutor)
+    on_gpus = executor.gpus > 0 and not executor.remote
     findings = programs.check(specs, on_gpus)
     for note in findings.notes:
         print(f"note: {note}", flush=True)
     problems = [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
     if len(problems) == 1:
         raise UserError(f"nothing was started: {problems[0]}")
-    for problem in problems:
-        print(f"problem: {problem}", file=sys.stderr)
     if problems:
+        print(*[f"problem: {problem}" for problem in problems], sep="\n", file=sys.stderr)
         raise UserError(f"nothing was started: {len(problems)} problems, see above")
     return findings
 
@@ -200,21 +193,21 @@ def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
         )
 
 
-def write_tables(folder: SuiteFolder, specs: Sequence[RunSpec], baseline: str | None) -> list[Path]:
-    """Write and print the tables of the finished runs; the paths."""
+def write_tables(folder: SuiteFolder, specs: Sequence[RunSpec], baseline: str | None) -> None:
+    """Write and print the tables of the finished runs."""
     from benchmarks.make_table import EACH, make_tables, write_files
-    from benchmarks.report.records import Results, Unusable, collect
+    from benchmarks.report.records import Unusable, collect
     from benchmarks.report.render import to_terminal
 
     # Only runs of `specs` count, whatever else is in the folder.
     states = {run_.folder: run_.state() for run_ in map(folder.run, specs)}
     done = [path for path, state in states.items() if state.kind == DONE]
-    results = collect(done) if done else Results((), (), ())
-    unusable = [Unusable(path, reason(s)) for path, s in states.items() if s.kind != DONE]
-    results = replace(results, unusable=tuple(unusable))
-    if not results.transfer:
+    if not done:
         print("no run is done, so there is no table")
-        return []
+        return
+    undone = {path: state for path, state in states.items() if state.kind != DONE}
+    unusable = [Unusable(path, UNDONE[s.kind].format(s.text)) for path, s in undone.items()]
+    results = replace(collect(done), unusable=tuple(unusable))
     finished = {each.record.init for each in results.transfer}
     if baseline not in finished:
         if baseline in {spec.init for spec in specs}:
@@ -226,26 +219,10 @@ def write_tables(folder: SuiteFolder, specs: Sequence[RunSpec], baseline: str | 
         remove_stale(folder.tables)
         files = write_files(folder.tables, tables, results)
     print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
-    print("\nFiles:")
-    for path in files:
-        print(f"  {path}")
-    print("\nNext:")
-    for page in [path for path in files if path.suffix == ".html"][:1]:
-        print(f"  open {page} in a browser")
+    print("\nFiles:", *files, sep="\n  ")
+    page = next(path for path in files if path.suffix == ".html")
+    print(f"\nNext:\n  open {page} in a browser")
     print(f"  python -m benchmarks.make_table {folder.runs} --engine each")
-    return files
-
-
-def reason(state: State) -> str:
-    """Why a run that is not done has no numbers."""
-    if state.kind == FAILED:
-        return f"failed: {state.text}"
-    why = {
-        RUNNING: "it is still running",
-        STOPPED: "it was interrupted",
-        WAITING: "it was not started",
-    }
-    return f"unfinished: {why.get(state.kind, state.kind)}"
 
 
 def parse_stated(arguments: Sequence[str]) -> dict[str, float]:
@@ -267,96 +244,53 @@ def parse_stated(arguments: Sequence[str]) -> dict[str, float]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run_suite",
         description="Fine-tune every task of a suite from every init in several trials, "
         "and write the tables. Interrupted, the same command continues; several may share a "
         "folder.",
     )
-    result.add_argument("suite", type=Path, metavar="SUITE", help="e.g. configs/suites/voc.yaml")
-    result.add_argument(
-        "--init",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="a row of the tables: weights under a name, or random; may be repeated",
+    add = parser.add_argument
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add("suite", type=Path, metavar="SUITE", help="e.g. configs/suites/voc.yaml")
+    rows = "a row of the tables: weights under a name, or random; may be repeated"
+    add("--init", **several, metavar="NAME=FILE", help=rows)
+    add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
+    add("--baseline", metavar="NAME", help="the init that gaps refer to")
+    add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")
+    engines = "for detection; auto: detectron2 where it can be imported; each: a table of both"
+    add("--engine", choices=ENGINES, default="auto", help=engines)
+    executors = sorted(name for name, _ in EXECUTORS)
+    add("--executor", choices=executors, default="auto", help="auto: GPUs where there are any")
+    gpus = "GPUs of one run (default: the suite's)"
+    add("--gpus-per-run", type=int, metavar="N", help=gpus)
+    workers = (
+        "runs at a time on the CPU (default: one per core); with slurm, jobs in the queue at a "
+        "time (default: all)"
     )
-    result.add_argument(
-        "--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)"
-    )
-    result.add_argument("--baseline", metavar="NAME", help="the init that gaps refer to")
-    result.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)"
-    )
-    result.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="auto",
-        help="for detection; auto: detectron2 where it can be imported; each: a table of both",
-    )
-    result.add_argument(
-        "--executor",
-        choices=sorted(name for name, _ in EXECUTORS),
-        default="auto",
-        help="auto: GPUs where there are any",
-    )
-    result.add_argument(
-        "--gpus-per-run", type=int, metavar="N", help="GPUs of one run (default: the suite's)"
-    )
-    result.add_argument(
-        "--workers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="runs at a time on the CPU (default: one per core); with slurm, jobs in the queue at "
-        "a time (default: all)",
-    )
-    result.add_argument(
-        "--slurm",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for --executor slurm, may be repeated: time (24:00:00), "
+    add("--workers", type=int, default=0, metavar="N", help=workers)
+    slurm = (
+        "for --executor slurm, may be repeated: time (24:00:00), "
         "gpus_per_node (8; what a node has), cpus_per_gpu (5), cpus_per_task, array_parallelism "
         "(256 at a time), signal_delay_s (90), setup and teardown (lines of the script), "
-        "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ...",
+        "srun_args, or any option of sbatch: partition, account, qos, constraint, mem, ..."
     )
-    result.add_argument(
-        "--dry-run", action="store_true", help="list the runs, check everything, start nothing"
+    add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
+    add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
+    add("--status", action="store_true", help="how far the suite in DIR is")
+    add("--retry-failed", action="store_true", help="try runs that failed before once more")
+    keep = (
+        "checkpoints that stay: the final one of each run (default), its last two, or all; "
+        "given by name, also of runs that were done before"
     )
-    result.add_argument("--status", action="store_true", help="how far the suite in DIR is")
-    result.add_argument(
-        "--retry-failed", action="store_true", help="try runs that failed before once more"
-    )
-    result.add_argument(
-        "--keep",
-        choices=KEEP,
-        help="checkpoints that stay: the final one of each run (default), its last two, or all; "
-        "given by name, also of runs that were done before",
-    )
-    result.add_argument(
-        "--seconds-per-iteration",
-        action="append",
-        default=[],
-        metavar="[TASK=]S",
-        help="for the estimate, where nothing was measured in DIR; may be repeated",
-    )
-    result.add_argument(
-        "--stop-seconds",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="how long runs may take to save when the suite is stopped (%(default)s)",
-    )
-    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    result.add_argument(
-        "--opts",
-        nargs="*",
-        default=[],
-        metavar="KEY VALUE",
-        help="config overrides of all runs",
-    )
-    return result
+    add("--keep", choices=KEEP, help=keep)
+    seconds = "for the estimate, where nothing was measured in DIR; may be repeated"
+    add("--seconds-per-iteration", **several, metavar="[TASK=]S", help=seconds)
+    stop = "how long runs may take to save when the suite is stopped (%(default)s)"
+    add("--stop-seconds", type=float, default=120.0, metavar="S", help=stop)
+    add("--debug", action="store_true", help="show the traceback of an error")
+    add("--opts", nargs="*", default=[], metavar="KEY VALUE", help="config overrides of all runs")
+    return parser
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """The runs of the whole chain, from images to detectors: a suite of one task whose weights are made
-by runs that come before.
-
-Random and MoCo rows differ in MODEL.WEIGHTS and nothing else, trials in SEED.
-"""
+by runs that come before."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -11,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites import programs
 from benchmarks.suites.folder import make_run, project_version
 from benchmarks.suites.keep import newest_name
+from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import Run
 from benchmarks.suites.suite import DETECTION, EMBEDDED, RANDOM, Init, Suite, SuiteTask, expand
 from moco.common.cfgnode import read_yaml
@@ -102,56 +99,48 @@ class Plan:
 
 def make_runs(plan: Plan) -> list[Run]:
     """Everything from the data to the last detector, in the order of starting."""
-    tunings = detection_runs(plan)
-    return [
-        images_run(plan),
-        *([scenes_run(plan)] if plan.voc is None else []),
-        pretrain_run(plan),
-        *(run for run in tunings if "convert" not in run.after),
-        convert_run(plan),
-        *(run for run in tunings if "convert" in run.after),
-    ]
+    images, generate = plan.pretrain_images, "benchmarks.suites.synthetic"
+    if plan.images is not None:
+        argv = _module("benchmarks.suites.prepare", "images", plan.images, images)
+    elif plan.voc is not None:
+        argv = _module("benchmarks.suites.prepare", "voc-images", plan.voc, images)
+    else:
+        argv = _module(generate, images.parent, "--trainval=0")
+        argv += SMOKE_IMAGES if plan.smoke else ()
+    runs = [step(plan, "images", images, IMAGES_SECONDS, lambda: argv)]
+    if plan.voc is None:
+        draw = _module(generate, plan.scenes.parent, "--images=0")
+        draw += SMOKE_SCENES if plan.smoke else ()
+        runs.append(step(plan, "scenes", plan.scenes, SCENES_SECONDS, lambda: draw))
+
+    def convert() -> list[str]:
+        newest = plan.pretrain / newest_name(plan.pretrain)
+        return _module("convert.convert_to_d2", newest, plan.weights)
+
+    conversion = step(plan, "convert", plan.weights, CONVERT_SECONDS, convert, ("pre-train",))
+    from_random, from_moco = detection_runs(plan, RANDOM), detection_runs(plan, "moco")
+    return [*runs, pretrain_run(plan), *from_random, conversion, *from_moco]
 
 
 def step(
-    plan: Plan, name: str, product: Path, seconds: float, argv: Callable[[], list[str]]
+    plan: Plan,
+    name: str,
+    product: Path,
+    seconds: float,
+    argv: Callable[[], list[str]],
+    after: tuple[str, ...] = (),
 ) -> Run:
     """A run of one step, which makes `product`."""
     folder = plan.out / "steps" / name
-    key = (name, "", 0)
-    return Run(name, name, folder, argv, key, 0, 1, seconds, product=product)
-
-
-def images_run(plan: Plan) -> Run:
-    """Generates the images to pre-train on, or makes small copies of the user's."""
-    out = plan.pretrain_images
-    if plan.images is not None:
-        argv = _module("benchmarks.suites.prepare", "images", plan.images, out)
-    elif plan.voc is not None:
-        argv = _module("benchmarks.suites.prepare", "voc-images", plan.voc, out)
-    else:
-        smoke = SMOKE_IMAGES if plan.smoke else ()
-        argv = _module("benchmarks.suites.synthetic", out.parent, "--trainval=0", *smoke)
-    return step(plan, "images", out, IMAGES_SECONDS, lambda: argv)
-
-
-def scenes_run(plan: Plan) -> Run:
-    """Generates the labeled scenes."""
-    smoke = SMOKE_SCENES if plan.smoke else ()
-    argv = _module("benchmarks.suites.synthetic", plan.scenes.parent, "--images=0", *smoke)
-    return step(plan, "scenes", plan.scenes, SCENES_SECONDS, lambda: argv)
+    return Run(name, name, folder, argv, (name, "", 0), 0, 1, seconds, after, product)
 
 
 def pretrain_run(plan: Plan) -> Run:
     """`python -m moco.pretrain`."""
     own = plan.images is not None or plan.voc is not None
     keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
-    if own:
-        keys |= OWN_IMAGES
-    else:
-        keys["DATA.KNN_ROOT"] = plan.pretrain_images.with_name("knn")
-    if plan.smoke:
-        keys |= SMOKE_PRETRAIN
+    keys |= OWN_IMAGES if own else {"DATA.KNN_ROOT": plan.pretrain_images.with_name("knn")}
+    keys |= SMOKE_PRETRAIN if plan.smoke else {}
 
     def argv() -> list[str]:
         length = {}
@@ -175,44 +164,29 @@ def pretrain_run(plan: Plan) -> Run:
     )
 
 
-def convert_run(plan: Plan) -> Run:
-    """`python -m convert.convert_to_d2` on the checkpoint that pre-training points at."""
-
-    def argv() -> list[str]:
-        newest = plan.pretrain / newest_name(plan.pretrain)
-        return _module("convert.convert_to_d2", newest, plan.weights)
-
-    run = step(plan, "convert", plan.weights, CONVERT_SECONDS, argv)
-    return replace(run, after=("pre-train",))
-
-
-def detection_runs(plan: Plan) -> list[Run]:
-    """The suite: one task from two inits, which differ in MODEL.WEIGHTS; trials differ in SEED."""
+def detection_runs(plan: Plan, init: str) -> list[Run]:
+    """The suite: one task from one of two inits, which differ in MODEL.WEIGHTS; trials in SEED."""
     keys = {"MODEL.DEVICE": "cpu", "DATASETS.VOC_DIR": str(plan.scenes)}
     keys |= OWN_SCENES if plan.voc is not None else {}
     keys |= SMOKE_DETECTION if plan.smoke else {}
     iterations = _iterations(DETECTION_CONFIG, "MAX_ITER", keys)
-    seconds = TUNE_SECONDS if plan.voc is None else OWN_TUNE_SECONDS
+    seconds = (TUNE_SECONDS if plan.voc is None else OWN_TUNE_SECONDS) / iterations
+    name, config = DETECTION_CONFIG.stem, DETECTION_CONFIG
     task = SuiteTask(
-        DETECTION_CONFIG.stem,
-        DETECTION_CONFIG,
-        DETECTION,
-        tuple(keys.items()),
-        seconds_here=seconds / iterations,
+        name, config, DETECTION, tuple(keys.items()), trials=plan.seeds, seconds_here=seconds
     )
-    suite = Suite("quickstart", "", (task,), plan.seeds, RANDOM, {})
-    inits = {RANDOM: Init(RANDOM, None), "moco": Init(str(plan.weights), None)}
+    suite = Suite("quickstart", "", (task,), RANDOM, {})
+    inits = {init: Init(RANDOM if init == RANDOM else str(plan.weights), None)}
+    after = (() if plan.voc else ("scenes",)) + (() if init == RANDOM else ("convert",))
     runs = []
-    for spec in expand(suite, inits, None, [EMBEDDED], version=project_version()):
-        spec = replace(spec, name=f"{spec.init}-{spec.seed}", iterations=iterations)
+    for spec in expand(suite, inits, [EMBEDDED], version=project_version()):
+        spec = replace(spec, name=f"{init}-{spec.seed}", iterations=iterations)
         folder = plan.out / "runs" / spec.name
-        run = make_run(spec, folder, partial(programs.command, spec, folder))
+        run = make_run(spec, folder, partial(Programs().command, spec, folder))
         # The hash of the weights is not known before they are made.
         expected = {k: v for k, v in run.expected.items() if k != "weights_sha256"}
-        after = ["scenes"] if plan.voc is None else []
-        after += ["convert"] if spec.init != RANDOM else []
-        title = f"{spec.init} seed {spec.seed}"
-        runs.append(replace(run, title=title, expected=expected, after=tuple(after)))
+        title = f"{init} seed {spec.seed}"
+        runs.append(replace(run, title=title, expected=expected, after=after))
     return runs
 
 

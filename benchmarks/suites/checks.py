@@ -58,11 +58,7 @@ class Findings:
 
 
 def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards.
-
-    Raises:
-        whatever it raises.
-    """
+    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()
@@ -108,64 +104,63 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
 
     trials = {(spec.task, spec.engine, spec.init): spec for spec in reversed(specs)}
     problems: dict[str, list[str]] = {}  # what → which
-    notes: dict[str, None] = {}
-    iterations, checkpoints = {}, {}
-    called: dict[str, list[str]] = {}
-    sound = set()  # (task, engine) whose data and keys were read to the end
+    sound: dict[tuple[str, str, str], _Sound] = {}
     for key, spec in reversed(trials.items()):
         engine = "" if spec.engine == MOCO else f" ({spec.engine})"
-        found = _outcome(spec)
-        if found.problem:
-            problems.setdefault(found.problem, []).append(f"{spec.task} from {spec.init}{engine}")
+        outcome = _outcome(spec)
+        if isinstance(outcome, str):
+            problems.setdefault(outcome, []).append(f"{spec.task} from {spec.init}{engine}")
         else:
-            iterations[key] = found.iterations
-            if found.checkpoints is not None:
-                checkpoints[key] = found.checkpoints
-            notes |= dict.fromkeys(found.notes)
-            called.setdefault(found.called, []).append(spec.task)
-            sound.add(key[:2])
-    for task, engine in dict.fromkeys(key[:2] for key in reversed(trials)):
-        spec = next(s for s in trials.values() if (s.task, s.engine) == (task, engine))
-        if spec.program == DETECTION and (task, engine) not in sound:
+            sound[key] = outcome
+    read = {(task, engine) for task, engine, _ in sound}  # data and keys, to the end
+    for spec in {(s.task, s.engine): s for s in reversed(trials.values())}.values():
+        if spec.program == DETECTION and (spec.task, spec.engine) not in read:
             # Bad weights end a check before the data is looked at.
-            text = _outcome(replace(spec, weights=RANDOM)).problem
-            if text:
-                who = problems.setdefault(text, [])
-                who += [] if any(name.startswith(f"{task} from") for name in who) else [task]
-    lines = [f"{_some(who)}: {what}" for what, who in problems.items()]
-    lines += _same_names(called)
-    hardware = provenance()["hardware"]
-    return Findings(tuple(lines), tuple(notes), iterations, hardware, checkpoints)
+            problem = _outcome(replace(spec, weights=RANDOM))
+            if isinstance(problem, str):
+                who = problems.setdefault(problem, [])
+                if not any(name.startswith(f"{spec.task} from") for name in who):
+                    who.append(spec.task)
+    lines = []
+    for what, who in problems.items():
+        more = f" and {len(who) - 3} more" if len(who) > 3 else ""
+        lines.append(f"{', '.join(who[:3])}{more}: {what}")
+    called: dict[str, dict[str, None]] = {}
+    for (task, _, _), found in sound.items():
+        called.setdefault(found.called, {})[task] = None
+    lines += [
+        f"{' and '.join(tasks)}: both would be {name} in the tables; give one of them a file (or "
+        "TASK) of its own name"
+        for name, tasks in called.items()
+        if len(tasks) > 1
+    ]
+    return Findings(
+        tuple(lines),
+        tuple(dict.fromkeys(note for found in sound.values() for note in found.notes)),
+        {key: found.iterations for key, found in sound.items()},
+        provenance()["hardware"],
+        {key: found.checkpoints for key, found in sound.items()},
+    )
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """Of one run: the problem, or nothing; its length; notes; what tables call its task; files."""
+class _Sound:
+    """A run that would start: its length, notes, what tables call its task, what it writes."""
 
-    problem: str = ""
-    iterations: int = 0
-    notes: tuple[str, ...] = ()
-    called: str = ""
-    checkpoints: Checkpoints | None = None
+    iterations: int
+    notes: tuple[str, ...]
+    called: str
+    checkpoints: Checkpoints
 
 
-def _outcome(spec: RunSpec) -> _Outcome:
+def _outcome(spec: RunSpec) -> _Sound | str:
+    """What is known about a run, or its problem."""
     try:
         return (_check_detection if spec.program == DETECTION else _check_moco)(spec)
     except UserError as error:
-        return _Outcome(str(error))
+        return str(error)
     except Exception as error:  # a check that fails is a run that would
-        return _Outcome(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-
-
-def _same_names(tasks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines about tasks that tables would take for one and then refuse to average."""
-    return [
-        f"{' and '.join(dict.fromkeys(names))}: both would be {called} in the tables; give one of "
-        "them a file (or TASK) of its own name"
-        for called, names in tasks.items()
-        if len(set(names)) > 1
-    ]
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def command_keys(spec: RunSpec) -> list[str]:
@@ -190,15 +185,14 @@ def option_pairs(
     opts = split_assignments(arguments)
     if len(opts) % 2:
         raise UserError(f"--opts: {opts[-1]!r} has no value; overrides are KEY VALUE pairs")
-    programs = dict.fromkeys(task.program for task in suite_tasks)
-    known = {program: _known_keys(program) for program in programs}
-    pairs: dict[str, list[tuple[str, str]]] = {program: [] for program in programs}
+    known = {task.program: _known_keys(task.program) for task in suite_tasks}
+    pairs: dict[str, list[tuple[str, str]]] = {program: [] for program in known}
     for key, value in zip(opts[::2], opts[1::2], strict=True):
         refuse_per_run("--opts", key)
         takers = [program for program, knows in known.items() if knows(key)]
         if not takers:
             raise UserError(
-                f"--opts: unknown key {key}; the suite's programs ({', '.join(programs)}) have no "
+                f"--opts: unknown key {key}; the suite's programs ({', '.join(known)}) have no "
                 "such key"
             )
         for program in takers:
@@ -225,7 +219,7 @@ def _protocol(program: str) -> Any:
     return linear.LINEAR if program == LINEAR else finetune.FINETUNE
 
 
-def _check_detection(spec: RunSpec) -> _Outcome:
+def _check_detection(spec: RunSpec) -> _Sound:
     from detection.config.task import load_task
     from detection.engine.processes import Processes, check_processes
 
@@ -234,12 +228,12 @@ def _check_detection(spec: RunSpec) -> _Outcome:
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
     task = load_task(str(spec.config), opts, spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
-    notes = [f"{spec.task}: {note}" for note in task.notes if not _about_weights(note)]
+    notes = [f"{spec.task}: {note}" for note in task.notes if not note.startswith("MODEL.WEIGHTS")]
     called = f"{task.name} on {task.test.name}"
     iterations = int(task.cfg.SOLVER.MAX_ITER)
     number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
     written = Checkpoints(_detector_bytes(task), number)
-    return _Outcome("", iterations, tuple(notes), called, written)
+    return _Sound(iterations, tuple(notes), called, written)
 
 
 def _detector_bytes(task: "Task") -> int:
@@ -260,11 +254,7 @@ def _saved_bytes(model: "nn.Module") -> int:
     return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
 
 
-def _about_weights(note: str) -> bool:
-    return note.startswith("MODEL.WEIGHTS")
-
-
-def _check_moco(spec: RunSpec) -> _Outcome:
+def _check_moco(spec: RunSpec) -> _Sound:
     import torch
 
     from convert.initial_weights import read_initial_weights
@@ -299,8 +289,4 @@ def _check_moco(spec: RunSpec) -> _Outcome:
     with torch.device("meta"):  # shapes alone
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
-    return _Outcome("", steps, (), called, written)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return _Sound(steps, (), called, written)

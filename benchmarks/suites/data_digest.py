@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, SuiteTask, all_keys
@@ -51,16 +51,16 @@ def task_digest(task: SuiteTask) -> str:
 def folder_digest(folder: str) -> str:
     """The digest of one folder; see the head of this file."""
     names = sorted(_names(folder))
-    texts = [name for name in names if name.lower().endswith(READ)]
-    others = [name for name in names if not name.lower().endswith(READ)]
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
-    for name in (*_sample(texts), *_sample(others)):
-        path = os.path.join(folder, name)
-        try:
-            content = sha256_file(path) if name.lower().endswith(READ) else os.stat(path).st_size
-        except OSError:  # named by the checks before the runs
-            content = "unreadable"
-        digest.update(f"\n{content}".encode())
+    for is_read in (True, False):
+        kind = [name for name in names if name.lower().endswith(READ) == is_read]
+        for name in kind[:: max(math.ceil(len(kind) / MAX_FILES), 1)]:
+            path = os.path.join(folder, name)
+            try:
+                content = sha256_file(path) if is_read else os.stat(path).st_size
+            except OSError:  # named by the checks before the runs
+                content = "unreadable"
+            digest.update(f"\n{content}".encode())
     return digest.hexdigest()
 
 
@@ -75,7 +75,3 @@ def _names(folder: str) -> Iterator[str]:
         for name in files if inside else ():
             if not name.startswith("."):
                 yield os.path.relpath(os.path.join(place, name), folder)
-
-
-def _sample(names: Sequence[str]) -> Sequence[str]:
-    return names[:: max(math.ceil(len(names) / MAX_FILES), 1)]

@@ -7,6 +7,7 @@ tables/                  made at the end
 """
 
 import importlib.metadata
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,6 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
-    trials_of,
     without_places,
 )
 from benchmarks.suites.suite_file import WEIGHT_ENDINGS
@@ -32,7 +32,6 @@ from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
-RUNS, TABLES, INITS = "runs", "tables", "inits"
 SCHEMA = 1
 # A later call may request more of these, never less or something else.
 MAY_GROW = ("trials", "inits", "engines")
@@ -42,15 +41,7 @@ class SuiteFolder:
     """The paths of a suite's folder, and what its calls agree on."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def runs(self) -> Path:
-        return self.path / RUNS
-
-    @property
-    def tables(self) -> Path:
-        return self.path / TABLES
+        self.path, self.runs, self.tables = path, path / "runs", path / "tables"
 
     def run(self, spec: RunSpec, argv: Callable[[], Sequence[str]] = tuple) -> Run:
         """A run in its folder; without `argv`, only to be looked at."""
@@ -98,7 +89,7 @@ class SuiteFolder:
         with self.lock():
             remove_stale(self.path)
             self.check(content)
-            runs = [_described(spec) for spec in specs]
+            runs = json.loads(json.dumps([asdict(spec) for spec in specs], default=str))
             after = {**content, "schema": SCHEMA, "runs": runs}
             if after != self.before():
                 atomic_write_json(self.path / SUITE_NAME, after)
@@ -115,7 +106,11 @@ class SuiteFolder:
             raise UserError(f"{path}: no suite was started here; give --output of one that was")
         if content.get("schema") != SCHEMA:
             raise UserError(f"{path}: schema: got {content.get('schema')}, expected {SCHEMA}")
-        return content, tuple(_spec(run) for run in content["runs"])
+        specs = []
+        for run in content["runs"]:
+            pairs = tuple((key, value) for key, value in run["overrides"])
+            specs.append(RunSpec(**run | {"config": Path(run["config"]), "overrides": pairs}))
+        return content, tuple(specs)
 
     def data_before(self) -> dict[str, str] | None:
         """Task → digest of its own folders of data, as the folder was made; None: it is new."""
@@ -127,15 +122,13 @@ class SuiteFolder:
 
         A copy, since a link to where the weights are on one machine leads nowhere on another.
         """
-        given = {}
+        given = {name: RANDOM for name, init in inits.items() if init.weights == RANDOM}
         with self.lock():
-            for name, init in inits.items():
-                if init.weights == RANDOM:
-                    given[name] = RANDOM
-                    continue
-                source = Path(init.weights)
-                copy = self.path / INITS / f"{name}{_ending(source.name)}"
-                if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != init.sha256:
+            for name in [name for name in inits if name not in given]:
+                source, sha256 = Path(inits[name].weights), inits[name].sha256
+                ending = next((end for end in WEIGHT_ENDINGS if source.name.endswith(end)), "")
+                copy = self.path / "inits" / f"{name}{ending}"
+                if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
                     with open(source, "rb") as file:
                         atomic_write(copy, partial(shutil.copyfileobj, file))
                 given[name] = str(copy)
@@ -169,29 +162,21 @@ def identify(weights: Mapping[str, str]) -> dict[str, Init]:
     Raises:
         DataError: a file that does not exist; one line for all of them.
     """
-    missing = [
-        f"--init {name}={file}: no such file"
-        for name, file in weights.items()
-        if file != RANDOM and not Path(file).expanduser().is_file()
-    ]
+    paths = {name: Path(file).expanduser() for name, file in weights.items() if file != RANDOM}
+    missing = [n for n, path in paths.items() if not path.is_file()]
     if missing:
-        raise DataError("; ".join(missing))
-    inits = {}
-    for name, file in weights.items():
-        path = Path(file).expanduser()
-        inits[name] = (
-            Init(RANDOM, None) if file == RANDOM else Init(str(path.resolve()), sha256_file(path))
-        )
-    return inits
+        raise DataError("; ".join(f"--init {n}={weights[n]}: no such file" for n in missing))
+    files = {name: Init(str(path.resolve()), sha256_file(path)) for name, path in paths.items()}
+    return {name: files.get(name, Init(RANDOM, None)) for name in weights}
 
 
 def requested(
     suite: Suite,
     inits: Mapping[str, Init],
-    trials: int | None,
     engines: Sequence[str],
-    gpus: int | None,
+    *,
     version: str,
+    gpus: int | None = None,
     data: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What `suite.json` holds, for `SuiteFolder.agree`.
@@ -199,7 +184,7 @@ def requested(
     Args:
         data: task → digest of its own folders of data; empty: it has none.
     """
-    tasks = {
+    tasks: dict[str, dict[str, Any]] = {
         task.name: {
             "config": task.config.name,
             "program": task.program,
@@ -207,14 +192,16 @@ def requested(
             "random_keys": without_places(dict(task.random_overrides)),
             "engines": list(task.engines),
             "without": list(task.without),
-            **({"data": data[task.name]} if data and data[task.name] else {}),
         }
         for task in suite.tasks
     }
+    for name, digest in (data or {}).items():
+        if digest:
+            tasks[name]["data"] = digest
     return {
         "suite": suite.name,
         "version": version,
-        "trials": trials_of(suite, trials),
+        "trials": {task.name: task.trials for task in suite.tasks},
         "engines": list(engines),
         "gpus_per_run": gpus,
         "inits": {name: init.sha256 or RANDOM for name, init in inits.items()},
@@ -238,9 +225,10 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
         grows |= part == "trials" and (is_ or 0) > (was or 0)
         grows |= part == "engines" and set(was or ()) <= set(is_ or ())
         if not grows:
+            was, is_ = (t if len(t) <= 60 else f"{t[:12]}..." for t in (str(was), str(is_)))
             raise UserError(
-                f"{where} was made by another call ({key}: {_short(was)} before, {_short(is_)} "
-                "now); repeat that one, or choose another --output"
+                f"{where} was made by another call ({key}: {was} before, {is_} now); repeat that "
+                "one, or choose another --output"
             )
 
 
@@ -256,24 +244,3 @@ def project_version() -> str:
         return importlib.metadata.version("moco-transfer")
     except importlib.metadata.PackageNotFoundError:
         return "source"
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:12]}..."
-
-
-def _described(spec: RunSpec) -> dict[str, Any]:
-    fields = asdict(spec)
-    fields["config"] = str(spec.config)
-    fields["overrides"] = [list(pair) for pair in spec.overrides]
-    return fields
-
-
-def _spec(fields: Mapping[str, Any]) -> RunSpec:
-    pairs = tuple((key, value) for key, value in fields["overrides"])
-    return RunSpec(**{**fields, "config": Path(fields["config"]), "overrides": pairs})
-
-
-def _ending(name: str) -> str:
-    return next((ending for ending in WEIGHT_ENDINGS if name.endswith(ending)), "")

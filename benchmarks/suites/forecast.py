@@ -6,36 +6,27 @@ import statistics
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, WAITING, Run, State
 from moco.common.progress import format_seconds
 
-_SHOWN = 3  # runs named in the progress line
 
-
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """The speed of a run: see `Run.speed_key`."""
 
     speed_key: tuple[str, str, int]
     seconds_per_iteration: float
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What a run is expected to take: its seconds, None if unknown, and how that is known."""
 
     seconds: float | None
     source: str
 
-    def hours(self, gpus: int) -> float | None:
-        """GPU hours of a group of `gpus`; hours of one CPU process for 0."""
-        return None if self.seconds is None else self.seconds * max(gpus, 1) / 3600
 
-
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Share of the work that is done, 0..1, and seconds until all is; infinity if unknown."""
 
     done: float
@@ -69,22 +60,20 @@ def foresee(
     speeds = [*measured, *(m for m in own if m.speed_key not in known_keys)]
     seconds = {run.name: estimate(run, speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
-    usual = sum(known) / len(known) if known else None
+    usual = statistics.fmean(known) if known else None
     total = done = 0.0
     left: dict[str, float] = {}
-    running = []
     for run in runs:
         state, length = states.get(run.name, State(WAITING)), seconds[run.name]
-        weight = length if length is not None else usual if usual is not None else 1.0
+        weight = next(value for value in (length, usual, 1.0) if value is not None)
         share = 1.0 if state.settled else run.fraction(state)
         total += weight
         done += share * weight
         if not state.settled:
             left[run.name] = weight * (1 - share)
-            if state.kind == RUNNING:
-                running.append(run.name)
     if left and usual is None:
         return Forecast(done / total, math.inf)
+    running = [name for name in left if name in states and states[name].kind == RUNNING]
     seconds_left = time_left(runs, left, running, max(parallel, len(running), 1))
     return Forecast(done / total if total else 1.0, seconds_left)
 
@@ -126,15 +115,14 @@ def speed(run: Run, state: State | None, kind: str) -> Measured | None:
 
 def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
     """`3/18 done, 1 failed; voc mine seed 0 45%, …`."""
-    kinds = [states[run.name].kind for run in runs if run.name in states]
+    kinds = [state.kind for state in states.values()]
     text = f"{kinds.count(DONE)}/{len(runs)} done"
     for kind in (FAILED, QUEUED):
         text += f", {kinds.count(kind)} {kind}" if kind in kinds else ""
     running = [run for run in runs if run.name in states and states[run.name].kind == RUNNING]
-    names = [f"{run.title} {100 * run.fraction(states[run.name]):.0f}%" for run in running[:_SHOWN]]
-    if len(running) > _SHOWN:
-        names.append(f"{len(running) - _SHOWN} more")
-    return "; ".join([text, *([", ".join(names)] if names else [])])
+    names = [f"{run.title} {100 * run.fraction(states[run.name]):.0f}%" for run in running[:3]]
+    names += [f"{len(running) - 3} more"] if len(running) > 3 else []
+    return f"{text}; {', '.join(names)}" if names else text
 
 
 class Display:

@@ -88,14 +88,10 @@ def disk_line(
     for policy in sorted(KEEP, key=lambda name: name != keep):
         number = number_kept(policy, done=True)
         total = sum(each.num_bytes * min(number or each.number, each.number) for each in known)
-        parts.append(f"{_gigabytes(total)} with {'' if parts else '--keep '}{policy}")
+        parts.append(f"{total / 1e9:.1f} GB with {'' if parts else '--keep '}{policy}")
     unknown = dict.fromkeys(spec.task for spec in specs if found[spec.name] is None)
     missing = f"; how much {', '.join(unknown)} takes is not known" if unknown else ""
     path = folder.absolute()
     near = next(place for place in (path, *path.parents) if place.exists())
-    free = _gigabytes(shutil.disk_usage(near).free)
-    return f"disk for checkpoints: {', '.join(parts)}{missing}; {free} are free in {near}"
-
-
-def _gigabytes(number: float) -> str:
-    return f"{number / 1e9:.1f} GB"
+    free = f"{shutil.disk_usage(near).free / 1e9:.1f} GB are free in {near}"
+    return f"disk for checkpoints: {', '.join(parts)}{missing}; {free}"

@@ -6,11 +6,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.suites.executors.base import Executor, RemoteExecutor
+from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Measured, estimate, foresee
-from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
+from benchmarks.suites.forecast import Measured, estimate, foresee, speed
+from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
 from moco.common.progress import format_seconds
@@ -25,19 +25,17 @@ def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> 
     found = []
     for each in runs:
         state = each.state()
-        record = each.record() if state.kind == DONE else None
-        if record is None or record.iterations < 1 or state.seconds <= 0:
+        own, record = speed(each, state, DONE), each.record() if state.kind == DONE else None
+        if own is None or record is None:
             continue
-        own = (record.provenance or {}).get("hardware") or {}
-        if hardware is None or _same_hardware(own, hardware, each.gpus):
-            found.append(Measured(each.speed_key, state.seconds / record.iterations))
+        there = (record.provenance or {}).get("hardware") or {}
+        gpus = list(there.get("gpus") or ())
+        if hardware is None or (
+            gpus == list(hardware.get("gpus") or ())[: each.gpus]
+            and (each.gpus or there.get("cpu") == hardware.get("cpu"))
+        ):
+            found.append(own)
     return found
-
-
-def _same_hardware(own: Mapping[str, Any], here: Mapping[str, Any], gpus: int) -> bool:
-    if gpus:
-        return list(own.get("gpus") or ()) == list(here.get("gpus") or ())[:gpus]
-    return not own.get("gpus") and own.get("cpu") == here.get("cpu")
 
 
 def listing(
@@ -54,20 +52,19 @@ def listing(
     rows, hours, unknown, number = [], 0.0, [], 0
     for spec, each in zip(specs, runs, strict=True):
         state, expected = states[each.name], estimate(each, measured)
-        own = expected.hours(spec.gpus)
-        again = state.kind == FAILED and retry_failed and not state.foreign
-        if again:
+        seconds = expected.seconds
+        own = None if seconds is None else seconds * max(spec.gpus, 1) / 3600
+        if state.kind == FAILED and retry_failed and not state.foreign:
             states[each.name] = replace(state, kind=STOPPED)
-        if again or not state.settled:
+        if not states[each.name].settled:
             number += 1
             if own is None:
                 unknown.append(spec.task)
             else:
                 hours += own * (1 - each.fraction(state))
-        shown = "unknown" if own is None else f"{own:.2f}"
-        length = spec.iterations or "?"
-        row = [spec.task, spec.init, spec.seed, spec.engine, spec.gpus or "CPU", length, shown]
-        rows.append([*row, expected.source if own is not None else "", state.kind])
+        takes = ("unknown", "") if own is None else (f"{own:.2f}", expected.source)
+        row = [spec.task, spec.init, spec.seed, spec.engine, spec.gpus or "CPU"]
+        rows.append([*row, spec.iterations or "?", *takes, state.kind])
     head = ["task", "init", "seed", "engine", "GPUs", "iterations", unit, "known from", "state"]
     total = f"{number} to do"
     if len(unknown) < number:
@@ -81,8 +78,8 @@ def listing(
     elif number:
         parallel = executor.parallel(max(spec.gpus for spec in specs))
         left = format_seconds(foresee(runs, states, measured, parallel).seconds_left)
-        remote = isinstance(executor, RemoteExecutor)
-        total += f", about {left} {'without the time in the queue' if remote else 'here'}"
+        total += f", about {left} "
+        total += "without the time in the queue" if executor.remote else "here"
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
 
 
@@ -103,13 +100,11 @@ def status(folder: SuiteFolder) -> None:
     print(tabulate(rows, headers=head, disable_numparse=True))
     kinds = [state.kind for state in states.values()]
     parts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-    print(f"\n{content['suite']}: {', '.join(parts)} of {len(specs)}{_left(runs, states)}")
-
-
-def _left(runs: Sequence[Run], states: Mapping[str, State]) -> str:
-    kinds = [state.kind for state in states.values()]
-    if RUNNING not in kinds:
-        settled = all(state.settled for state in states.values())
-        return "" if QUEUED in kinds or settled else "; nothing is running"
-    left = foresee(runs, states, measured_speeds(runs, None), kinds.count(RUNNING)).seconds_left
-    return f", about {format_seconds(left)} left"
+    left = ""
+    if RUNNING in kinds:
+        speeds = measured_speeds(runs, None)
+        seconds = foresee(runs, states, speeds, kinds.count(RUNNING)).seconds_left
+        left = f", about {format_seconds(seconds)} left"
+    elif QUEUED not in kinds and not all(state.settled for state in states.values()):
+        left = "; nothing is running"
+    print(f"\n{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")

@@ -96,7 +96,6 @@ def _open(path: Path) -> int:
 
 
 def _locked(fd: int, path: Path, kind: int) -> bool:
-    """Lock what is open; closed again if that cannot be."""
     try:
         fcntl.flock(fd, kind)
     except (BlockingIOError, PermissionError):  # EACCES is what some file systems say
@@ -107,7 +106,4 @@ def _locked(fd: int, path: Path, kind: int) -> bool:
             f"{path.parent}: this file system has no locks ({error.strerror}), and without them a "
             "run may be computed twice; choose a folder on another one, or mount it with flock"
         ) from error
-    except BaseException:
-        os.close(fd)
-        raise
     return True

@@ -54,7 +54,11 @@ def shrink_images(sources: Sequence[Path], folder: PathLike, side_px: int) -> No
     """
     with whole_folder(folder) as part, Progress(len(sources), "shrink images", "img") as progress:
         for number, source in enumerate(sources, start=1):
-            _shrink(source, side_px).save(part / f"{number:06d}.jpg", quality=JPEG_QUALITY)
+            image = decode(source)
+            scale = side_px / min(image.size)
+            size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
+            small = image.resize(size, Image.Resampling.BICUBIC)
+            small.save(part / f"{number:06d}.jpg", quality=JPEG_QUALITY)
             progress.update()
 
 
@@ -92,13 +96,9 @@ def training_images(root: PathLike) -> list[Path]:
     train, test = (_ids(root, split) for split in voc_splits(root))
     held_out = set(test)
     by_name = {path.stem: path for path in find_images(root / "JPEGImages")}
-    images = []
-    for image_id in train:
-        if image_id not in by_name:
-            raise DataError(f"{root}: no image of {image_id} in JPEGImages, but it is listed")
-        if image_id not in held_out:
-            images.append(by_name[image_id])
-    return images
+    if missing := [image_id for image_id in train if image_id not in by_name]:
+        raise DataError(f"{root}: no image of {missing[0]} in JPEGImages, but it is listed")
+    return [by_name[image_id] for image_id in train if image_id not in held_out]
 
 
 def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -> None:
@@ -118,36 +118,25 @@ def _ids(root: Path, split: str) -> list[str]:
     return (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split()
 
 
-def _shrink(source: Path, side_px: int) -> Image.Image:
-    image = decode(source)
-    scale = side_px / min(image.size)
-    size = (max(round(image.width * scale), 1), max(round(image.height * scale), 1))
-    return image.resize(size, Image.Resampling.BICUBIC)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    if args.kind == "images":
-        sources = find_images(args.folder)
-    else:
-        sources = training_images(args.folder)
-    shrink_images(sample(sources, args.limit), args.out, args.side)
+    find = find_images if args.kind == "images" else training_images
+    shrink_images(sample(find(args.folder), args.limit), args.out, args.side)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suites.prepare",
         description="Small copies of custom images for a short pre-training.",
     )
-    result.add_argument("kind", choices=("images", "voc-images"))
-    result.add_argument("folder", type=Path, metavar="FOLDER", help="read, never written")
-    result.add_argument("out", type=Path, metavar="OUT", help="new folder of small JPEG files")
-    result.add_argument(
-        "--side", type=int, default=128, help="shorter side in pixels (%(default)s)"
-    )
-    result.add_argument("--limit", type=int, default=20000, help="of images (%(default)s)")
-    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return result
+    add = parser.add_argument
+    add("kind", choices=("images", "voc-images"))
+    add("folder", type=Path, metavar="FOLDER", help="read, never written")
+    add("out", type=Path, metavar="OUT", help="new folder of small JPEG files")
+    add("--side", type=int, default=128, help="shorter side in pixels (%(default)s)")
+    add("--limit", type=int, default=20000, help="of images (%(default)s)")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ failed.json   why it failed; no number comes from such a run
 import json
 import math
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,8 +99,20 @@ class Run:
         return self.folder / LOCK_NAME
 
     def iteration(self) -> float:
-        """The last one that it has logged."""
-        return last_iteration(self.folder / METRICS_NAME)
+        """That of the last whole line of `metrics.json`, 0 while there is none."""
+        try:
+            with open(self.folder / METRICS_NAME, "rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(file.tell() - TAIL_BYTES, 0))
+                lines = file.read().splitlines()
+        except OSError:
+            return 0.0
+        for line in reversed(lines):
+            try:
+                return float(json.loads(line)["iteration"])
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                continue
+        return 0.0
 
     def fraction(self, state: State) -> float:
         """Share of the iterations that is done, 0..1; 0 where their number is not known."""
@@ -124,20 +137,24 @@ class Run:
             locked: the caller holds its lock, so nobody else computes it.
         """
         iteration = self.iteration()
+        remedy = f"remove {self.folder}, and the same command computes it again"
         if self.product is not None and self.product.exists():
             return State(DONE)
         try:
             record = self.record()
         except UserError as error:
-            return State(FAILED, iteration, f"{error}; {self._remedy()}", foreign=True)
+            return State(FAILED, iteration, f"{error}; {remedy}", foreign=True)
         if record is not None and record.status == "done":
             for name, value in self.expected.items():
-                got = getattr(record, name)
-                if got != value:
+                if (got := getattr(record, name)) != value:
                     text = f"{self.folder / RECORD_NAME} is not of this run: "
-                    text += f"{name} is {got}, expected {value}; {self._remedy()}"
+                    text += f"{name} is {got}, expected {value}; {remedy}"
                     return State(FAILED, text=text, foreign=True)
-            return State(DONE, record.iterations, seconds=self._whole_seconds(record))
+            began = locks.read(self.lock)
+            resumed = began.get(CHECKPOINT) or began.get("iteration")
+            # A detection run that was resumed has only its last process's in its record.
+            partial = record.kind == "detection" and resumed
+            return State(DONE, record.iterations, seconds=0.0 if partial else record.seconds)
         if not locked and locks.held(self.lock):
             holder = locks.read(self.lock)
             return State(
@@ -153,15 +170,6 @@ class Run:
         if why:
             return State(FAILED, iteration, f"{why}; its log is {self.log}")
         return State(STOPPED if iteration > 0 or self.log.exists() else WAITING, iteration)
-
-    def _remedy(self) -> str:
-        return f"remove {self.folder}, and the same command computes it again"
-
-    def _whole_seconds(self, record: RunRecord) -> float:
-        """A detection run that was resumed has only its last process's in its record: 0."""
-        began = locks.read(self.lock)
-        resumed = began.get(CHECKPOINT) or began.get("iteration")
-        return 0.0 if record.kind == "detection" and resumed else record.seconds
 
     def note_holder(self, lock: Lock, **more: Any) -> None:
         """Say who computes it, for `--status`, and from where."""
@@ -206,36 +214,23 @@ class Run:
 
 
 def fruitless_error(why: str = "") -> str:
-    """What a run failed of that was interrupted `MAX_FRUITLESS` times in vain."""
+    """Of a run that was interrupted `MAX_FRUITLESS` times in vain."""
     text = f"it was interrupted {MAX_FRUITLESS} times without a new checkpoint in between"
     return f"{text}; {why}" if why else text
 
 
-def last_iteration(path: Path) -> float:
-    """`iteration` of the last whole line of a `metrics.json`, 0 while there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - TAIL_BYTES, 0))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0.0
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["iteration"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            continue
-    return 0.0
-
-
-def last_line(log: Path, start: int = 0) -> str:
-    """The line that says what went wrong: the last `error:` line, else the last line.
+def why_failed(run: Run, code: int, log_start: int) -> str:
+    """What a process's end says about its run: its last `error:` line, else its last line.
 
     Args:
-        start: bytes of the log that belong to an earlier process.
+        log_start: bytes of the log that belong to an earlier process.
     """
-    with open(log, "rb") as file:
-        file.seek(start)
+    if code < 0:
+        return f"it was killed by signal {-code} ({signal.Signals(-code).name})"
+    if code == 0:
+        return "it ended without a record" if run.product is None else "it made nothing"
+    with open(run.log, "rb") as file:
+        file.seek(log_start)
         text = file.read().decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]

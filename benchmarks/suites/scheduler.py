@@ -9,11 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import FrameType
+from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 
-from benchmarks.suites.executors.base import Executor, Process, RemoteExecutor, Slots
+from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
@@ -26,7 +25,7 @@ from benchmarks.suites.runs import (
     Run,
     State,
     fruitless_error,
-    last_line,
+    why_failed,
 )
 from moco.common.errors import LockedError, Preempted, UserError
 from moco.engine.stop import signals_by_name
@@ -37,7 +36,6 @@ SHOW_SECONDS = 1.0
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
 LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
-STOP_SECONDS = 120.0  # for processes that were asked to save and end
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
 INTERRUPTED = (Preempted.exit_code, *(-number for number in SIGNALS))
@@ -56,28 +54,22 @@ class _Active:
     """A run that this scheduler has started, or whose job it has found in the queue.
 
     Attributes:
-        lock, slots: None while a job has them, or may take them at any moment.
+        held: its lock and slots; empty while a job has them, or may take them at any moment.
         log_start: where in the log its process begins.
     """
 
     run: Run
     process: Process
-    lock: Lock | None = None
-    slots: Slots | None = None
+    held: ExitStack
     log_start: int = 0
-    started: float = 0.0
-
-    def release(self) -> None:
-        for held in (self.lock, self.slots):
-            if held is not None:
-                held.release()
-        self.lock = self.slots = None
+    started: float = field(default_factory=time.monotonic)
 
 
+@dataclass
 class Scheduler:
     """Computes every run that is not done.
 
-    Args:
+    Attributes:
         runs: in the order of starting, as far as `Run.after` allows.
         name: of the progress line.
         retry_failed: try failed runs once more; else they are only reported.
@@ -88,34 +80,29 @@ class Scheduler:
         line_every_seconds: of progress, where there is no terminal.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[Run],
-        executor: Executor,
-        *,
-        name: str = "suite",
-        retry_failed: bool = False,
-        fail_fast: bool = False,
-        measured: Sequence[Measured] = (),
-        stop_seconds: float = STOP_SECONDS,
-        keep: str = ALL,
-        line_every_seconds: float = LINE_EVERY_SECONDS,
-    ) -> None:
-        self._runs, self._executor = tuple(runs), executor
-        self._remote = executor if isinstance(executor, RemoteExecutor) else None
-        self._open = {run.name: run for run in runs}  # neither settled nor ours
+    runs: Sequence[Run]
+    executor: Executor
+    _: KW_ONLY
+    name: str = "suite"
+    retry_failed: bool = False
+    fail_fast: bool = False
+    measured: Sequence[Measured] = ()
+    stop_seconds: float = 120.0
+    keep: str = ALL
+    line_every_seconds: float = LINE_EVERY_SECONDS
+
+    def __post_init__(self) -> None:
+        self._open = {run.name: run for run in self.runs}  # neither settled nor ours
         self._active: dict[str, _Active] = {}
         self._states: dict[str, State] = {}
-        self._measured, self._stop_seconds = list(measured), stop_seconds
         # A failure that came later than this call is not tried again, whoever had it.
-        self._retry = {run.name: run.failure().get("utc") for run in runs} if retry_failed else {}
-        self._fail_fast, self._keep = fail_fast, keep
+        again = self.runs if self.retry_failed else ()
+        self._retry = {run.name: run.failure().get("utc") for run in again}
         self._not_before: dict[str, float] = {}
         self._fruitless: dict[str, int] = {}
         self._signals: list[int] = []
         self._stopping = False
-        self._name, self._line_every_seconds = name, line_every_seconds
-        self._next_survey = self._next_show = self._next_tidy = 0.0
+        self._next: dict[str, float] = {}  # when something is due again
 
     def run(self) -> dict[str, State]:
         """Work until every run is done or failed; returns their states by name.
@@ -126,15 +113,13 @@ class Scheduler:
             RunFailed: with `fail_fast`, a run failed.
             UserError: a cluster refuses a job, or the disk is full.
         """
-        display = Display(self._name, self._line_every_seconds)
+        display = Display(self.name, self.line_every_seconds)
         with self._noted_signals():
             try:
                 while self._open or self._active:
                     if self._signals:
                         name = signal.Signals(self._signals[0]).name
-                        left = "the same command continues from here"
-                        if self._remote and self._active:
-                            left = self._remote.shutdown_message()
+                        left = self.executor.shutdown_message()
                         self._stop()
                         raise Preempted(f"stopped by {name}; {left}")
                     self._reap()
@@ -145,7 +130,7 @@ class Scheduler:
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
             except OSError as error:
-                where = error.filename or self._runs[0].folder
+                where = error.filename or self.runs[0].folder
                 raise UserError(
                     f"{where}: {error.strerror or error}; fix that, and the same command continues"
                 ) from error
@@ -157,30 +142,34 @@ class Scheduler:
     def _settle(self, run: Run, state: State) -> None:
         seen = run.name in self._states  # else it was done before, and is among the measured
         if seen and (own := speed(run, state, DONE)):
-            self._measured.append(own)
+            self.measured = [*self.measured, own]
         if seen and state.kind == DONE:
-            remove_checkpoints(run.folder, self._keep, done=True)
+            remove_checkpoints(run.folder, self.keep, done=True)
         self._states[run.name] = state
         self._open.pop(run.name, None)
-        if self._fail_fast and state.kind == FAILED:
+        if self.fail_fast and not self._stopping and state.kind == FAILED:
             exit_code = int(run.failure().get("exit_code", 1))
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
+    def _is_due(self, what: str, seconds: float) -> bool:
+        """Whether `seconds` have passed since it was due last."""
+        now = time.monotonic()
+        if now < self._next.get(what, 0.0):
+            return False
+        self._next[what] = now + seconds
+        return True
+
     def _tidy(self) -> None:
         """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
-        now = time.monotonic()
-        if now < self._next_tidy or self._remote:
-            return
-        self._next_tidy = now + KEEP_SECONDS
-        for active in self._active.values():
-            remove_checkpoints(active.run.folder, self._keep, done=False)
+        if not self.executor.remote and self._is_due("tidy", KEEP_SECONDS):
+            for active in self._active.values():
+                remove_checkpoints(active.run.folder, self.keep, done=False)
 
     def _survey(self) -> None:
         """Look at the runs that are not ours."""
-        now = time.monotonic()
-        if now < self._next_survey:
+        if not self._is_due("survey", SURVEY_SECONDS):
             return
-        first, self._next_survey = not self._next_survey, now + SURVEY_SECONDS
+        first = not self._states
         for run in list(self._open.values()):
             state = run.state()
             if self._is_over(run, state):
@@ -205,16 +194,11 @@ class Scheduler:
 
     def _adopt(self, run: Run) -> bool:
         """Watch the job that another scheduler has submitted for a run, if there is one."""
-        process = self._remote.adopt(run) if self._remote else None
-        if process is None:
-            return False
-        self._watch(_Active(run, process))
-        return True
-
-    def _watch(self, active: _Active) -> None:
-        active.started = time.monotonic()
-        self._active[active.run.name] = active
-        del self._open[active.run.name]
+        process = self.executor.adopt(run)
+        if process is not None:
+            self._active[run.name] = _Active(run, process, ExitStack())
+            del self._open[run.name]
+        return process is not None
 
     def _start(self) -> None:
         """Start what there are slots for, in order; a run that is too large now is passed over."""
@@ -225,28 +209,23 @@ class Scheduler:
                     return
                 if run.gpus >= too_large or not self._may_start(run):
                     continue
-                slots = self._executor.reserve(run.gpus)
+                slots = self.executor.reserve(run.gpus)
                 if slots is None:
                     too_large = run.gpus
                     continue
-                lock = Lock.take(run.lock)
-                if lock is None:
-                    slots.release()
-                    self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
-                    continue
-                started = False
-                try:
-                    started = self._start_locked(run, lock, slots)
-                finally:
-                    if not started:
-                        lock.release()
-                        slots.release()
-            if self._remote:
-                self._remote.submit()
+                with ExitStack() as held:
+                    held.callback(slots.release)
+                    lock = Lock.take(run.lock)
+                    if lock is None:
+                        self._states[run.name] = replace(self._states[run.name], kind=RUNNING)
+                    else:
+                        held.callback(lock.release)
+                        self._start_locked(run, lock, slots, held)
+            self.executor.submit()
         finally:
-            if self._remote:
+            if self.executor.remote:
                 for active in self._active.values():
-                    active.release()  # so that the jobs can take their locks
+                    active.held.close()  # so that the jobs can take their locks
 
     def _may_start(self, run: Run) -> bool:
         if self._states[run.name].kind == RUNNING:
@@ -257,25 +236,24 @@ class Scheduler:
         waits = any(self._states[name].kind != DONE for name in run.after)
         return not waits and time.monotonic() >= self._not_before.get(run.name, 0.0)
 
-    def _start_locked(self, run: Run, lock: Lock, slots: Slots) -> bool:
-        """Start a run that nobody else computes; False if there is nothing to start."""
-        state = run.state(locked=True)  # another scheduler may have ended it just now
+    def _start_locked(self, run: Run, lock: Lock, slots: Slots, held: ExitStack) -> None:
+        """Start a run, unless another scheduler has ended or submitted it just now."""
+        state = run.state(locked=True)
         if self._is_over(run, state):
             self._settle(run, state)
-            return False
+            return
         if self._adopt(run):
-            return False
+            return
         run.forget_failure()
         self._retry.pop(run.name, None)
         run.note_holder(lock)
-        argv = tuple(run.argv())
-        log_start = 0 if self._remote else run.note_start(argv)
-        began_at = run.iteration()
-        process = self._executor.start(run, argv, lock, slots)
-        self._watch(_Active(run, process, lock, slots, log_start))
-        kind = QUEUED if self._remote else RUNNING
-        self._states[run.name] = State(kind, began_at, began_at=began_at)
-        return True
+        argv, remote = tuple(run.argv()), self.executor.remote
+        log_start = 0 if remote else run.note_start(argv)
+        at = run.iteration()
+        process = self.executor.start(run, argv, lock, slots)
+        self._active[run.name] = _Active(run, process, held.pop_all(), log_start)
+        del self._open[run.name]
+        self._states[run.name] = State(QUEUED if remote else RUNNING, at, began_at=at)
 
     def _reap(self) -> None:
         """Judge the processes that have ended."""
@@ -284,27 +262,26 @@ class Scheduler:
             if code is None:
                 continue
             del self._active[name]
-            if self._remote:
-                active.lock = Lock.take(active.run.lock)
-            try:
-                if active.lock is not None and active.process.in_charge():
+            with active.held:
+                lock = Lock.take(active.run.lock) if self.executor.remote else None
+                if lock is not None:
+                    active.held.callback(lock.release)
+                if (lock or not self.executor.remote) and active.process.in_charge():
                     self._end(active, code)
                     active.process.forget()
                 else:
                     self._open[name] = active.run  # another one judges it, or its next job runs
-            finally:
-                active.release()
 
     def _end(self, active: _Active, code: int) -> None:
         """What a process's end means for its run."""
         run, process = active.run, active.process
         state = run.state(locked=True)
-        if state.kind == DONE or (self._remote and run.failure()):
+        if state.kind == DONE or (self.executor.remote and run.failure()):
             self._settle(run, state)
             return
-        if process.was_cancelled():
+        if process.cancelled:
             # Whoever did that does not want it back; the next call submits it again.
-            self._states[run.name] = replace(state, text=process.why())
+            self._states[run.name] = replace(state, text=process.why)
             return
         interrupted = code in INTERRUPTED or (self._stopping and code != 0)
         if (interrupted and not self._is_fruitless(run)) or code == LockedError.exit_code:
@@ -313,15 +290,8 @@ class Scheduler:
             self._open[run.name] = run
             self._states[run.name] = state
             return
-        if interrupted:
-            error = fruitless_error(process.why())
-        elif code < 0:
-            error = f"it was killed by signal {-code} ({signal.Signals(-code).name})"
-        elif code == 0:
-            error = "it ended without a record" if run.product is None else "it made nothing"
-        else:
-            error = last_line(run.log, active.log_start)
-        run.fail(error, code)
+        vain = fruitless_error(process.why)
+        run.fail(vain if interrupted else why_failed(run, code, active.log_start), code)
         self._settle(run, run.state(locked=True))
 
     def _is_fruitless(self, run: Run) -> bool:
@@ -335,13 +305,12 @@ class Scheduler:
     def _stop(self) -> None:
         """Ask our processes to save and end, and see that they do; a second signal kills them."""
         self._stopping = True
-        if self._remote:
+        if self.executor.remote:
             self._active.clear()
             return
         for active in self._active.values():
             active.process.terminate()
-        deadline, signals = time.monotonic() + self._stop_seconds, len(self._signals)
-        self._fail_fast = False  # one failure is enough
+        deadline, signals = time.monotonic() + self.stop_seconds, len(self._signals)
         while self._active:
             self._reap()
             if time.monotonic() > deadline or len(self._signals) > max(signals, 1):
@@ -352,15 +321,12 @@ class Scheduler:
     @contextmanager
     def _noted_signals(self) -> Iterator[None]:
         """While open, a signal only asks `run` to stop."""
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {}
-        for number in SIGNALS:
+        before = {
+            number: signal.signal(number, lambda number, _: self._signals.append(number))
+            for number in SIGNALS
             # nohup, and the shell for what runs in the background, ignore some of them.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, note)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:
@@ -368,25 +334,20 @@ class Scheduler:
                 signal.signal(number, handler)
 
     def _show(self, display: Display) -> None:
-        now = time.monotonic()
-        if now < self._next_show:
+        remote = self.executor.remote
+        if not self._is_due("show", REMOTE_SHOW_SECONDS if remote else SHOW_SECONDS):
             return
-        self._next_show = now + (REMOTE_SHOW_SECONDS if self._remote else SHOW_SECONDS)
         for name, active in self._active.items():
-            run, old = active.run, self._states[name]
-            if self._remote:
-                self._states[name] = _job_state(run, active.process)
+            if remote:
+                state = active.run.state()
+                # A job that has not taken its run's lock is in the queue.
+                if active.process.is_queued() or state.kind not in (RUNNING, DONE):
+                    state = State(QUEUED, state.iteration)
             else:
-                seconds = now - active.started
-                self._states[name] = replace(old, iteration=run.iteration(), seconds=seconds)
-        parallel = self._executor.parallel(max((run.gpus for run in self._runs), default=0))
-        forecast = foresee(self._runs, self._states, self._measured, parallel)
-        display.show(forecast, summary(self._runs, self._states))
-
-
-def _job_state(run: Run, job: Process) -> State:
-    """How far the run of a job is: a job that has not taken its lock is in the queue."""
-    state = run.state()
-    if not job.is_queued() and state.kind in (RUNNING, DONE):
-        return state
-    return State(QUEUED, state.iteration)
+                seconds = time.monotonic() - active.started
+                at = active.run.iteration()
+                state = replace(self._states[name], iteration=at, seconds=seconds)
+            self._states[name] = state
+        parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
+        forecast = foresee(self.runs, self._states, self.measured, parallel)
+        display.show(forecast, summary(self.runs, self._states))

@@ -48,7 +48,7 @@ class SuiteTask:
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
         without: patterns of inits that this task is not run for.
-        trials: seeds per row where the command line does not say; None: the suite's.
+        trials: seeds per row.
         paper: the tables of the paper that it feeds.
         seconds_per_iteration: stated by the suite, for a group of `gpus`; None: unknown.
         seconds_here: stated on the command line, for the machine at hand; None: not.
@@ -62,7 +62,7 @@ class SuiteTask:
     gpus: int = 1
     engines: tuple[str, ...] = DETECTION_ENGINES
     without: tuple[str, ...] = ()
-    trials: int | None = None
+    trials: int = 5
     paper: tuple[str, ...] = ()
     seconds_per_iteration: float | None = None
     seconds_here: float | None = None
@@ -77,10 +77,6 @@ class SuiteTask:
             return self.seconds_here
         return self.seconds_per_iteration if gpus == self.gpus else None
 
-    def wants(self, init: str) -> bool:
-        """Whether the task is run for this init."""
-        return not any(fnmatch.fnmatchcase(init, pattern) for pattern in self.without)
-
 
 @dataclass(frozen=True)
 class Suite:
@@ -94,14 +90,13 @@ class Suite:
     name: str
     title: str
     tasks: tuple[SuiteTask, ...]
-    trials: int
     baseline: str | None
     inits: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Init:
-    """An init: `random`, or a file and the hash of its bytes."""
+    """`random`, or a file and the hash of its bytes."""
 
     weights: str
     sha256: str | None
@@ -133,7 +128,7 @@ class RunSpec:
     seed: int
     engine: str
     gpus: int
-    iterations: int
+    iterations: int = 0
     seconds_per_iteration: float | None = None
 
     @property
@@ -147,7 +142,7 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     """The engines that a task runs on when `engines` are requested.
 
     Raises:
-        UserError: one engine was requested, and the task needs the other.
+        UserError: none of them.
     """
     if task.program != DETECTION:
         return (MOCO,)
@@ -160,15 +155,9 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def trials_of(suite: Suite, trials: int | None) -> dict[str, int]:
-    """Task → seeds per row: as requested, else its own number, else the suite's."""
-    return {task.name: trials or task.trials or suite.trials for task in suite.tasks}
-
-
 def expand(
     suite: Suite,
     inits: Mapping[str, Init],
-    trials: int | None,
     engines: Sequence[str],
     *,
     version: str,
@@ -179,9 +168,7 @@ def expand(
     """Tasks x inits x trials x engines, in an order with a first trial of all first.
 
     Args:
-        trials: seeds per row; None: as the tasks and the suite say.
         engines: for detection; a task takes those that it can run on.
-        version: of the project.
         gpus: of one run; None: as many as its task is meant for, if there are that many.
         available: number of GPUs; 0: everything runs on the CPU.
         data: task → digest of its own folders of data, from benchmarks/suites/data_digest.py.
@@ -189,16 +176,16 @@ def expand(
     Raises:
         UserError: no run at all, an engine that a task cannot run on, more GPUs than there are.
     """
-    numbers = trials_of(suite, trials)
     if gpus is not None and not 1 <= gpus <= max(available, 1):
         expected = f"1 to {available} (what is visible)" if available else "none, as on CPU cores"
         raise UserError(f"--gpus-per-run: got {gpus}, expected {expected}")
     wanted = [
         (seed, task, name, engine)
-        for seed in range(max(numbers.values()))
+        for seed in range(max(task.trials for task in suite.tasks))
         for task in suite.tasks
         for name in inits
-        if seed < numbers[task.name] and task.wants(name)
+        if seed < task.trials
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in task.without)
         for engine in engines_of(task, engines)
     ]
     if not wanted:
@@ -225,7 +212,6 @@ def expand(
                 seed=seed,
                 engine=engine,
                 gpus=size,
-                iterations=0,
                 seconds_per_iteration=task.seconds_of(size),
             )
         )
@@ -241,11 +227,7 @@ def run_id(
     version: str,
     data: str = "",
 ) -> str:
-    """The first 10 hex digits of the hash of everything that makes a run's numbers.
-
-    Args:
-        data: digest of the task's own folders of data; empty for the known datasets.
-    """
+    """The first 10 hex digits of the hash of everything that makes a run's numbers."""
     content = {
         "task": task.name,  # two tasks may differ in a folder of data alone
         "program": task.program,

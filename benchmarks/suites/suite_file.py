@@ -27,19 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Check = tuple[Callable[[Any], bool], str]
 
 
-def _is_whole(value: Any, low: int, high: int) -> bool:
-    return type(value) is int and low <= value <= high
-
-
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _are_engines(value: Any) -> bool:
-    return _are_texts(value) and 0 < len(value) and set(value) <= set(DETECTION_ENGINES)
-
-
-TRIALS: Check = (lambda v: _is_whole(v, 1, MAX_TRIALS), f"1 to {MAX_TRIALS}")
+TRIALS: Check = (lambda v: type(v) is int and 1 <= v <= MAX_TRIALS, f"1 to {MAX_TRIALS}")
 SECONDS: Check = (lambda v: type(v) in (int, float) and 0 < v < 1e6, "seconds above 0")
 _PAIRS: Check = (lambda v: isinstance(v, Mapping), "KEY: VALUE lines")
 _NAMED: Check = (
@@ -61,8 +53,11 @@ _TASK_KEYS: dict[str, Check] = {
     "program": (lambda v: v in PROGRAMS, f"one of {', '.join(PROGRAMS)}"),
     "overrides": _PAIRS,
     "random_overrides": _PAIRS,
-    "gpus": (lambda v: _is_whole(v, 1, 1 << 20), "a number from 1 on"),
-    "engines": (_are_engines, f"a list of {', '.join(DETECTION_ENGINES)}"),
+    "gpus": (lambda v: type(v) is int and v >= 1, "a number from 1 on"),
+    "engines": (
+        lambda v: _are_texts(v) and v and set(v) <= set(DETECTION_ENGINES),
+        f"a list of {', '.join(DETECTION_ENGINES)}",
+    ),
     "without": (_are_texts, "a list of names"),
     "trials": TRIALS,
     "paper": (_are_texts, "a list of names"),
@@ -78,20 +73,16 @@ def load_suite(path: PathLike) -> Suite:
             config that does not exist. One line each.
     """
     path = Path(path).expanduser()
-    tree, where = _checked(str(path), read_yaml(path), _SUITE_KEYS), str(path)
-    if "tasks" not in tree:
-        raise UserError(f"{where}: tasks: missing, expected {_SUITE_KEYS['tasks'][1]}")
-    tasks = tuple(_task(path, i, entry) for i, entry in enumerate(tree["tasks"], start=1))
+    tree, where = _checked(str(path), read_yaml(path), _SUITE_KEYS, "tasks"), str(path)
+    tasks = tuple(_task(path, number, tree) for number in range(1, len(tree["tasks"]) + 1))
     names = [task.name for task in tasks]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{where}: two tasks are called {name}; give one another 'name'")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where}: two tasks are called {twice[0]}; give one another 'name'")
     inits = [f"{name}={weights}" for name, weights in (tree.get("inits") or {}).items()]
     return Suite(
         name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
         title=tree.get("title", ""),
         tasks=tasks,
-        trials=tree.get("trials", 5),
         baseline=tree.get("baseline"),
         inits=parse_inits(inits, where),
     )
@@ -107,7 +98,9 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
     for argument in arguments:
         name, equals, weights = argument.partition("=")
         if not equals:
-            name, weights = _file_name(argument), argument
+            name, weights = Path(argument).name, argument
+            for ending in WEIGHT_ENDINGS:
+                name = name.removesuffix(ending)
         check(where, name, _NAMED)
         if not weights:
             raise UserError(
@@ -124,41 +117,50 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
 
 
 def with_options(
-    suite: Suite, opts: Mapping[str, Sequence[tuple[str, str]]], stated: Mapping[str, float]
+    suite: Suite,
+    opts: Mapping[str, Sequence[tuple[str, str]]],
+    stated: Mapping[str, float],
+    trials: int | None = None,
 ) -> Suite:
-    """The suite with the command line's overrides and stated speeds in its tasks.
+    """The suite with the command line's overrides, stated speeds and trials in its tasks.
 
     Args:
         opts: program → pairs, last and so strongest.
         stated: task → seconds per iteration; `""` is for all tasks.
 
     Raises:
-        UserError: a speed for a task that the suite does not have, or one that cannot be.
+        UserError: a speed for a task that the suite does not have, or a number that cannot be.
     """
+    if trials is not None:
+        check("--trials", trials, TRIALS)
     names = [task.name for task in suite.tasks]
     for name, value in stated.items():
-        if name and name not in names:
+        if name not in ("", *names):
             raise UserError(
                 f"--seconds-per-iteration {name}: no such task; choices are {', '.join(names)}"
             )
         check("--seconds-per-iteration", value, SECONDS)
-    tasks = []
-    for task in suite.tasks:
-        seconds = stated.get(task.name, stated.get(""))
-        overrides = (*task.overrides, *opts.get(task.program, ()))
-        tasks.append(replace(task, overrides=overrides, seconds_here=seconds))
-    return replace(suite, tasks=tuple(tasks))
+    tasks = tuple(
+        replace(
+            task,
+            trials=trials or task.trials,
+            overrides=(*task.overrides, *opts.get(task.program, ())),
+            seconds_here=stated.get(task.name, stated.get("")),
+        )
+        for task in suite.tasks
+    )
+    return replace(suite, tasks=tasks)
 
 
-def _task(path: Path, number: int, entry: Any) -> SuiteTask:
+def _task(path: Path, number: int, tree: Mapping[str, Any]) -> SuiteTask:
     where = f"{path}: task {number}"
-    entry = _checked(where, entry, _TASK_KEYS)
-    if "config" not in entry:
-        raise UserError(f"{where}: config: missing, expected {_TASK_KEYS['config'][1]}")
+    entry = _checked(where, tree["tasks"][number - 1], _TASK_KEYS, "config")
     config = path.parent / entry["config"]
     if not config.is_file():
         raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
-    lists = {key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry}
+    lists: dict[str, Any] = {
+        key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry
+    }
     for key in ("overrides", "random_overrides"):
         pairs = flatten(entry.get(key, {})).items()
         lists[key] = tuple((str(name), str(value)) for name, value in pairs)
@@ -167,6 +169,7 @@ def _task(path: Path, number: int, entry: Any) -> SuiteTask:
     values = {
         "name": check(f"{where}: name", config.stem, _NAMED),
         "program": DETECTION,
+        "trials": tree.get("trials", 5),
         **entry,
         **lists,
         "config": config.resolve(),
@@ -174,7 +177,7 @@ def _task(path: Path, number: int, entry: Any) -> SuiteTask:
     return SuiteTask(**values)
 
 
-def _checked(where: str, tree: Any, keys: Mapping[str, Check]) -> dict[str, Any]:
+def _checked(where: str, tree: Any, keys: Mapping[str, Check], required: str) -> dict[str, Any]:
     """A mapping whose keys are known, and whose values can be; keys without a value are left out.
 
     Raises:
@@ -188,6 +191,8 @@ def _checked(where: str, tree: Any, keys: Mapping[str, Check]) -> dict[str, Any]
             raise UserError(f"{where}: unknown key {key!r}, choices are {', '.join(keys)}{hint}")
         if value is not None:
             check(f"{where}: {key}", value, keys[key])
+    if given.get(required) is None:
+        raise UserError(f"{where}: {required}: missing, expected {keys[required][1]}")
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -202,11 +207,3 @@ def refuse_per_run(where: str, key: str) -> None:
     """Raise UserError for a key that every run sets by itself."""
     if key in SET_PER_RUN:
         raise UserError(f"{where}: {key} is set for each run; leave it out")
-
-
-def _file_name(weights: str) -> str:
-    """A file's name without its endings, as both programs call weights."""
-    name = Path(weights).name
-    for ending in WEIGHT_ENDINGS:
-        name = name.removesuffix(ending)
-    return name

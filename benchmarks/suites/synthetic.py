@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.random import Generator
@@ -59,7 +58,7 @@ def _heart() -> Array:
     t = np.linspace(0.0, 2 * math.pi, 48, endpoint=False)
     x = 16 * np.sin(t) ** 3
     y = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
-    return np.stack([x / 17, -(y + 2.5) / 16], axis=1).astype(np.float32)
+    return np.stack([x / 17, -(y + 2.5) / 16], axis=1)
 
 
 def _crescent() -> Array:
@@ -72,30 +71,29 @@ def _crescent() -> Array:
     bend = np.interp(inner, (outer[0], outer[-1]), (start, 2 * math.pi - start))
     x = np.concatenate([np.cos(outer), center + r * np.cos(bend)])
     y = np.concatenate([np.sin(outer), r * np.sin(bend)])
-    return np.stack([x + 0.1, y], axis=1).astype(np.float32)
-
-
-def _corners(*points: tuple[float, float]) -> Array:
-    return np.array(points, dtype=np.float32)
+    return np.stack([x + 0.1, y], axis=1)
 
 
 # Outlines (P, 2) in a square of side 2 around the origin.
 SHAPES: dict[str, Array] = {
-    "disc": _polar(lambda a: np.full_like(a, 0.95)),
-    "square": _corners((-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)),
-    "triangle": _corners((0, -0.95), (0.95, 0.75), (-0.95, 0.75)),
-    "star": _polar(lambda a: np.where(np.arange(a.size) % 2 == 0, 1.0, 0.45), corners=10),
-    "plus": _corners(
-        *((-0.35, -0.95), (0.35, -0.95), (0.35, -0.35), (0.95, -0.35), (0.95, 0.35), (0.35, 0.35)),
-        *((0.35, 0.95), (-0.35, 0.95), (-0.35, 0.35), (-0.95, 0.35), (-0.95, -0.35)),
-        (-0.35, -0.35),
-    ),
-    "heart": _heart(),
-    "crescent": _crescent(),
-    "arrow": _corners(
-        *((0, -1), (0.85, -0.1), (0.38, -0.1), (0.38, 0.95), (-0.38, 0.95), (-0.38, -0.1)),
-        (-0.85, -0.1),
-    ),
+    name: np.array(corners, dtype=np.float32)
+    for name, corners in {
+        "disc": _polar(lambda a: np.full_like(a, 0.95)),
+        "square": [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)],
+        "triangle": [(0, -0.95), (0.95, 0.75), (-0.95, 0.75)],
+        "star": _polar(lambda a: np.where(np.arange(a.size) % 2 == 0, 1.0, 0.45), corners=10),
+        "plus": [
+            *((-0.35, -0.95), (0.35, -0.95), (0.35, -0.35), (0.95, -0.35), (0.95, 0.35)),
+            *((0.35, 0.35), (0.35, 0.95), (-0.35, 0.95), (-0.35, 0.35), (-0.95, 0.35)),
+            *((-0.95, -0.35), (-0.35, -0.35)),
+        ],
+        "heart": _heart(),
+        "crescent": _crescent(),
+        "arrow": [
+            *((0, -1), (0.85, -0.1), (0.38, -0.1), (0.38, 0.95), (-0.38, 0.95), (-0.38, -0.1)),
+            (-0.85, -0.1),
+        ],
+    }.items()
 }
 
 
@@ -119,10 +117,6 @@ def _bricks(x: Array, y: Array, rng: Generator) -> Array:
     return 1.0 - _soft(2.0 * joint)
 
 
-def _blotch(x: Array, y: Array, rng: Generator) -> Array:
-    return np.clip(0.5 + 2.5 * smooth_noise(x.shape, 9, rng), 0.0, 1.0)
-
-
 # Each maps coordinates x, y (H, W), one period per unit, to the share of the second color in 0..1.
 TEXTURES: dict[str, Callable[[Array, Array, Generator], Array]] = {
     "stripes": lambda x, y, rng: _wave(x),
@@ -134,7 +128,7 @@ TEXTURES: dict[str, Callable[[Array, Array, Generator], Array]] = {
     "grid": lambda x, y, rng: _soft(np.maximum(_cell(x), _cell(y)) - 0.36),
     "bricks": _bricks,
     "rings": lambda x, y, rng: _wave(np.hypot(x, y)),
-    "blotch": _blotch,
+    "blotch": lambda x, y, rng: np.clip(0.5 + 2.5 * smooth_noise(x.shape, 9, rng), 0.0, 1.0),
 }
 
 _NAMES = list(TEXTURES)
@@ -160,10 +154,8 @@ class Box:
         w = min(self.x1, other.x1) - max(self.x0, other.x0)
         h = min(self.y1, other.y1) - max(self.y0, other.y0)
         shared = max(w, 0) * max(h, 0)
-        return shared / (self.area() + other.area() - shared)
-
-    def area(self) -> int:
-        return (self.x1 - self.x0) * (self.y1 - self.y0)
+        areas = ((box.x1 - box.x0) * (box.y1 - box.y0) for box in (self, other))
+        return shared / (sum(areas) - shared)
 
 
 def smooth_noise(shape: tuple[int, ...], coarse: int, rng: Generator) -> Array:
@@ -202,14 +194,9 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
     covered = np.asarray(mask.reduce(SUPERSAMPLING), dtype=np.float32) / 255
     ys, xs = np.nonzero(covered >= 0.5)
     cut = bool(corners.min() < 0 or (corners > (width, height)).any())
-    box = Box(
-        label,
-        int(left + xs.min()),
-        int(top + ys.min()),
-        int(left + xs.max() + 1),
-        int(top + ys.max() + 1),
-        cut,
-    )
+    x0, y0 = int(left + xs.min()), int(top + ys.min())
+    x1, y1 = int(left + xs.max() + 1), int(top + ys.max() + 1)
+    box = Box(label, x0, y0, x1, y1, cut)
 
     grid = np.stack(np.meshgrid(np.arange(left, right), np.arange(top, bottom)), axis=-1)
     local = ((grid + 0.5 - center) @ turn / scale).astype(np.float32)
@@ -217,7 +204,11 @@ def draw_object(canvas: Array, label: int, center: Array, size_px: float, rng: G
     phase = rng.uniform(0, 1, 2).astype(np.float32) * (texture != "rings")
     x, y = np.moveaxis(local * frequency + phase, -1, 0)
     share = TEXTURES[texture](x, y, rng)
-    one, two = _object_colors(rng)
+    # Two colors of clearly different lightness.
+    dark, light = rng.uniform(20, 100), rng.uniform(155, 245)
+    one, two = _color(dark, rng), _color(light, rng)
+    if rng.random() >= 0.5:
+        one, two = two, one
     paint = one + share[..., None] * (two - one)
     region = canvas[top:bottom, left:right]
     region += covered[..., None] * (paint - region)
@@ -277,6 +268,9 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
     number = 0
     splits = (("trainval", SCENES_TRAIN, trainval), ("test", SCENES_TEST, test))
     with whole_folder(folder) as part, Progress(trainval + test, "draw scenes", "img") as progress:
+        lists = part / "ImageSets" / "Main"
+        for made in (lists, part / "Annotations"):
+            made.mkdir(parents=True)
         for split, stream, count in splits:
             names = []
             for index in range(count):
@@ -285,17 +279,9 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
                 image, boxes = make_scene(seed, stream, index)
                 _write_jpeg(part / "JPEGImages" / f"{names[-1]}.jpg", image)
                 text = _annotation(f"{names[-1]}.jpg", boxes)
-                _write_text(part / "Annotations" / f"{names[-1]}.xml", text)
+                (part / "Annotations" / f"{names[-1]}.xml").write_text(text)
                 progress.update()
-            lines = "".join(f"{name}\n" for name in names)
-            _write_text(part / "ImageSets" / "Main" / f"{split}.txt", lines)
-
-
-def _object_colors(rng: Generator) -> tuple[Array, Array]:
-    """Two colors (3,) of clearly different lightness, 0..255."""
-    dark, light = rng.uniform(20, 100), rng.uniform(155, 245)
-    one, two = _color(dark, rng), _color(light, rng)
-    return (one, two) if rng.random() < 0.5 else (two, one)
+            (lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
 
 
 def _color(lightness: float, rng: Generator) -> Array:
@@ -325,40 +311,35 @@ def _write_jpeg(path: Path, image: NDArray[np.uint8]) -> None:
     Image.fromarray(image).save(path, quality=JPEG_QUALITY)
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def _annotation(filename: str, boxes: list[Box]) -> str:
+def _annotation(filename: str, boxes: Sequence[Box]) -> str:
     """PASCAL VOC XML: 1-based corners, both inclusive."""
-    root = ElementTree.Element("annotation")
-    _text(root, "folder", "scenes")
-    _text(root, "filename", filename)
-    size = ElementTree.SubElement(root, "size")
-    for name, value in (("width", SCENE_PX), ("height", SCENE_PX), ("depth", 3)):
-        _text(size, name, value)
-    _text(root, "segmented", 0)
-    for box in boxes:
-        node = ElementTree.SubElement(root, "object")
-        _text(node, "name", CLASSES[box.label])
-        _text(node, "pose", "Unspecified")
-        _text(node, "truncated", int(box.truncated))
-        _text(node, "difficult", 0)
-        corners = ElementTree.SubElement(node, "bndbox")
-        for name, value in (
-            ("xmin", box.x0 + 1),
-            ("ymin", box.y0 + 1),
-            ("xmax", box.x1),
-            ("ymax", box.y1),
-        ):
-            _text(corners, name, value)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _text(parent: ElementTree.Element, name: str, value: object) -> None:
-    ElementTree.SubElement(parent, name).text = str(value)
+    objects = "".join(
+        f"""
+  <object>
+    <name>{CLASSES[box.label]}</name>
+    <pose>Unspecified</pose>
+    <truncated>{int(box.truncated)}</truncated>
+    <difficult>0</difficult>
+    <bndbox>
+      <xmin>{box.x0 + 1}</xmin>
+      <ymin>{box.y0 + 1}</ymin>
+      <xmax>{box.x1}</xmax>
+      <ymax>{box.y1}</ymax>
+    </bndbox>
+  </object>"""
+        for box in boxes
+    )
+    return f"""<annotation>
+  <folder>scenes</folder>
+  <filename>{filename}</filename>
+  <size>
+    <width>{SCENE_PX}</width>
+    <height>{SCENE_PX}</height>
+    <depth>3</depth>
+  </size>
+  <segmented>0</segmented>{objects}
+</annotation>
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -371,12 +352,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.suites.synthetic",
         description="Draw textured shapes: images for pre-training (DIR/images, with labeled "
         "ones for the kNN monitor in DIR/knn) and labeled scenes in VOC layout (DIR/scenes).",
     )
-    result.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR")
     for name, number, what in (
         ("images", 8192, "unlabeled images; 0: none"),
         ("knn-train", 1024, "labeled images whose neighbors vote"),
@@ -385,9 +366,9 @@ def build_parser() -> argparse.ArgumentParser:
         ("test", 200, "labeled scenes for evaluation; 0: no scenes"),
         ("seed", 0, "of all random numbers"),
     ):
-        result.add_argument(f"--{name}", type=int, default=number, help=f"{what} (%(default)s)")
-    result.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return result
+        parser.add_argument(f"--{name}", type=int, default=number, help=f"{what} (%(default)s)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
 
 
 if __name__ == "__main__":

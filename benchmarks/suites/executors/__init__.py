@@ -1,3 +1,3 @@
-"""Where runs are computed, one file each: this machine's GPUs or cores, or a Slurm cluster."""
+"""Where runs are computed: this machine's GPUs or cores, or a Slurm cluster."""
 
-from benchmarks.suites.executors import cpu, local, slurm  # noqa: F401 - registers them
+from benchmarks.suites.executors import local, slurm  # noqa: F401 - registers them

@@ -41,48 +41,48 @@ class Options:
 
 
 class Process(ABC):
-    """A process that was started."""
+    """A process that was started, or a job of a cluster, which notes its run's failure itself.
+
+    Attributes:
+        why: what is known about its end beside its log.
+        cancelled: somebody took it out of the queue while this runner watched it.
+    """
+
+    why = ""
+    cancelled = False
 
     @abstractmethod
     def poll(self) -> int | None:
         """Its exit code (negative: the signal that killed it), or None while it runs."""
 
-    @abstractmethod
-    def terminate(self) -> None:
+    def terminate(self) -> None:  # noqa: B027 - jobs belong to their queue
         """Ask it to save and end."""
 
-    @abstractmethod
-    def kill(self) -> None:
+    def kill(self) -> None:  # noqa: B027
         """End it, and what it has started, at once."""
 
-    # Of a job of a cluster, whose run's failure the job notes itself:
-
     def is_queued(self) -> bool:
-        """Whether it has not begun yet."""
-        return False
-
-    def why(self) -> str:
-        """What is known about its end beside its log; empty: nothing."""
-        return ""
-
-    def was_cancelled(self) -> bool:
-        """Whether somebody took it out of the queue while this runner watched it."""
         return False
 
     def in_charge(self) -> bool:
         """Whether its end is still to be judged; another runner may have done it."""
         return True
 
-    def forget(self) -> None:  # noqa: B027 - nothing to do for a process
+    def forget(self) -> None:  # noqa: B027
         """Its end was judged."""
 
 
-class Slots(ABC):
-    """Devices that are reserved for one run."""
+@dataclass(frozen=True)
+class Slots:
+    """Devices that are reserved for one run, with their locks; a cluster finds its own."""
 
-    @abstractmethod
+    devices: tuple[str, ...] = ()
+    locks: tuple[Lock, ...] = ()
+
     def release(self) -> None:
         """Free them for others; they stay taken while a process started in them lives."""
+        for lock in self.locks:
+            lock.release()
 
 
 class Executor(ABC):
@@ -90,9 +90,12 @@ class Executor(ABC):
 
     Attributes:
         gpus: number of GPUs in all, 0 for a CPU executor.
+        remote: its processes are jobs on other machines: they wait in a queue, take the locks of
+            their runs themselves when they begin, and continue when the runner is stopped.
     """
 
     gpus: int = 0
+    remote: bool = False
 
     @abstractmethod
     def parallel(self, gpus: int) -> int:
@@ -118,19 +121,13 @@ class Executor(ABC):
         """Why runs of these numbers of GPUs would not be started, one line each."""
         return []
 
-
-class RemoteExecutor(Executor):
-    """Processes are jobs on other machines: they wait in a queue, take the locks of their runs
-    themselves when they begin, and continue when the runner is stopped."""
-
-    @abstractmethod
-    def submit(self) -> None:
+    def submit(self) -> None:  # noqa: B027 - processes of this machine have started
         """Send off together what was started since the last call."""
 
-    @abstractmethod
     def adopt(self, run: Run) -> Process | None:
         """The job that another runner has submitted for a run, and whose end is not judged."""
+        return None
 
-    @abstractmethod
     def shutdown_message(self) -> str:
-        """What becomes of jobs that are left behind, and how to continue."""
+        """What becomes of processes that are left behind, and how to continue."""
+        return "the same command continues from here"

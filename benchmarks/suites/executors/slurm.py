@@ -27,20 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites import locks
-from benchmarks.suites.executors.base import (
-    EXECUTORS,
-    Options,
-    Process,
-    RemoteExecutor,
-    Slots,
-)
+from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process, Slots
 from benchmarks.suites.executors.slurm_script import JobOptions, make_script, parse_options
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, Run, State, read_json
 from moco.common.errors import UserError
 from moco.common.files import atomic_write_json, atomic_write_text
 
-JOBS, NOTE_NAME = "jobs", "job.json"
+NOTE_NAME = "job.json"
 MAX_NODES = 1024  # of one run
 MAX_ARRAY = 500  # runs submitted together; Slurm's own limit is 1001 unless it was changed
 LOOK_SECONDS = 5.0  # between two looks at a run's files
@@ -66,13 +60,6 @@ def slurm(options: Options) -> "SlurmExecutor":
     return SlurmExecutor(options.folder, own, options.workers, options.keep)
 
 
-class QueueSlots(Slots):
-    """A place in the queue; the cluster's scheduler finds the devices."""
-
-    def release(self) -> None:
-        pass
-
-
 class SlurmJob(Process):
     """A job, submitted or about to be.
 
@@ -87,17 +74,12 @@ class SlurmJob(Process):
         self._next_look = 0.0
         self._gone_since: float | None = None
         self._code: int | None = None
-        self._state = ""  # how it left the queue
         self._was_queued = not id_
 
     def accept(self, id_: str) -> None:
         """It was submitted."""
         self.id, self._since = id_, time.monotonic()
         note_job(self.run.folder, id_)
-
-    def _end(self, code: int) -> None:
-        self._code = code
-        self._executor.jobs.remove(self)
 
     def poll(self) -> int | None:
         """0 when its run is settled; one that has left the queue before that was interrupted."""
@@ -107,35 +89,26 @@ class SlurmJob(Process):
         self._next_look = now + LOOK_SECONDS
         asked_at, queue = self._executor.queue()
         if self.run.state().settled and not locks.held(self.run.lock):
-            self._end(0)
+            self._code = 0
         elif queue is None or asked_at <= self._since or self.id in queue:
             self._gone_since = None
             self._was_queued |= queue is not None and self.id in queue
         elif self._gone_since is None:
             self._gone_since = now
         elif now - self._gone_since >= GONE_SECONDS:
-            self._state = last_state(self.id)
-            self._end(-signal.SIGTERM)
+            self._code, state = -signal.SIGTERM, last_state(self.id)
+            log = self._executor.jobs_folder / f"{self.id}.log"
+            self.why = f"job {self.id} left the queue ({state}), see {log}"
+            self.cancelled = self._was_queued and state.startswith("CANCELLED")
+        if self._code is not None:
+            self._executor.jobs.remove(self)
         return self._code
-
-    def terminate(self) -> None:
-        """Nothing: a job belongs to the queue."""
-
-    def kill(self) -> None:
-        """Nothing, as `terminate`."""
 
     def is_queued(self) -> bool:
         _, queue = self._executor.queue()
         if queue is None:
             return False  # not known; the run's lock says it
         return queue.get(self.id, "PENDING") not in ("RUNNING", "COMPLETING")
-
-    def why(self) -> str:
-        log = self._executor.folder / JOBS / f"{self.id}.log"
-        return f"job {self.id} left the queue ({self._state}), see {log}" if self._state else ""
-
-    def was_cancelled(self) -> bool:
-        return self._was_queued and self._state.startswith("CANCELLED")
 
     def in_charge(self) -> bool:
         return read_json(self.run.folder / NOTE_NAME).get("job") == self.id
@@ -144,7 +117,7 @@ class SlurmJob(Process):
         (self.run.folder / NOTE_NAME).unlink(missing_ok=True)
 
 
-class SlurmExecutor(RemoteExecutor):
+class SlurmExecutor(Executor):
     """Runs as jobs, one job each; what starts in one turn is submitted as an array.
 
     Args:
@@ -153,9 +126,12 @@ class SlurmExecutor(RemoteExecutor):
         keep: which checkpoints the jobs leave.
     """
 
+    remote = True
+
     def __init__(self, folder: Path, options: JobOptions, workers: int, keep: str) -> None:
         self.gpus = options.gpus_per_node * MAX_NODES
-        self.folder, self.jobs = folder.absolute(), list[SlurmJob]()
+        self.name, self.jobs_folder = f"moco-{folder.absolute().name}", folder.absolute() / "jobs"
+        self.jobs: list[SlurmJob] = []
         self._options, self._workers, self._keep = options, workers, keep
         self._pending: list[tuple[SlurmJob, Sequence[str]]] = []
         self._queue: tuple[float, dict[str, str] | None] = (-math.inf, None)
@@ -182,9 +158,9 @@ class SlurmExecutor(RemoteExecutor):
             )
         return number
 
-    def reserve(self, gpus: int) -> QueueSlots | None:
+    def reserve(self, gpus: int) -> Slots | None:
         full = self._workers and len(self.jobs) >= self._workers
-        return None if full or len(self._pending) >= MAX_ARRAY else QueueSlots()
+        return None if full or len(self._pending) >= MAX_ARRAY else Slots()
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> SlurmJob:
         """Put a run on the list for `submit`."""
@@ -200,51 +176,53 @@ class SlurmExecutor(RemoteExecutor):
             UserError: Slurm refuses them.
         """
         pending, self._pending = self._pending, []
-        for size in dict.fromkeys(job.run.gpus for job, _ in pending):
-            group = [pair for pair in pending if pair[0].run.gpus == size]
-            array = self._send(group, size)
+        for gpus in dict.fromkeys(job.run.gpus for job, _ in pending):
+            group = [(job, argv) for job, argv in pending if job.run.gpus == gpus]
+            entries = self.jobs_folder / f"{uuid.uuid4().hex[:12]}.json"
+            self.jobs_folder.mkdir(parents=True, exist_ok=True)
+            fields = ("name", "title", "gpus", "expected")
+            runs = [
+                {field: getattr(job.run, field) for field in fields}
+                | {"folder": str(job.run.folder.absolute()), "argv": argv, "keep": self._keep}
+                for job, argv in group
+            ]
+            atomic_write_text(entries, json.dumps(runs))
+            script = self._script(entries, len(group), gpus)
+            atomic_write_text(entries.with_suffix(".sh"), script)
+            done = sbatch(["--parsable"], script)
+            if done.returncode:
+                number = f"{len(group)} job{'s'[: len(group) > 1]}"
+                raise UserError(f"sbatch refused {number}: {_refusal(done, gpus)}")
+            array = done.stdout.strip().partition(";")[0]
             for index, (job, _) in enumerate(group):
                 job.accept(f"{array}_{index}")
 
-    def _send(self, group: Sequence[tuple[SlurmJob, Sequence[str]]], gpus: int) -> str:
-        """Submit an array; its number."""
-        jobs = self.folder / JOBS
-        entries = jobs / f"{uuid.uuid4().hex[:12]}.json"
-        jobs.mkdir(parents=True, exist_ok=True)
-        runs = [describe(job.run, argv, self._keep) for job, argv in group]
-        atomic_write_text(entries, json.dumps(runs))
-        script = self._script(entries, len(group), gpus)
-        atomic_write_text(entries.with_suffix(".sh"), script)
-        done = sbatch(["--parsable"], script)
-        if done.returncode:
-            number = f"{len(group)} job{'s'[: len(group) > 1]}"
-            raise UserError(f"sbatch refused {number}: {_reason(done)}; {_advice(gpus)}")
-        return done.stdout.strip().partition(";")[0]
-
     def _script(self, entries: Path, number: int, gpus: int) -> str:
-        name, jobs = f"moco-{self.folder.name}", self.folder / JOBS
-        machines = self.machines(gpus)
-        return make_script(self._options, name, jobs, entries, number, gpus, machines)
+        jobs, nodes = self.jobs_folder, self.machines(gpus)
+        return make_script(self._options, self.name, jobs, entries, number, gpus, nodes)
 
     def problems(self, sizes: Collection[int]) -> list[str]:
         """What sbatch says about jobs of these sizes: partition, account, limits."""
-        found: dict[str, None] = {}
-        for gpus in sorted(sizes):
-            done = sbatch(["--test-only"], self._script(Path("none.json"), 1, gpus))
-            if done.returncode:
-                text = f"sbatch would refuse jobs of {gpus} GPUs: {_reason(done)}; {_advice(gpus)}"
-                found[text] = None
-        return list(found)
+        tried = {
+            gpus: sbatch(["--test-only"], self._script(Path("none.json"), 1, gpus))
+            for gpus in sorted(sizes)
+        }
+        return [
+            f"sbatch would refuse jobs of {gpus} GPUs: {_refusal(done, gpus)}"
+            for gpus, done in tried.items()
+            if done.returncode
+        ]
 
     def adopt(self, run: Run) -> SlurmJob | None:
         id_ = read_json(run.folder / NOTE_NAME).get("job")
         if not id_:
             return None
-        job = SlurmJob(self, run, str(id_))
-        self.jobs.append(job)
-        return job
+        self.jobs.append(SlurmJob(self, run, str(id_)))
+        return self.jobs[-1]
 
     def shutdown_message(self) -> str:
+        if not self.jobs:
+            return super().shutdown_message()
         arrays = _arrays(job.id for job in self.jobs if job.id)
         return (
             f"{len(self.jobs)} job{'s'[: len(self.jobs) > 1]} stay in Slurm's queue and continue "
@@ -257,13 +235,6 @@ class SlurmExecutor(RemoteExecutor):
         if time.monotonic() - self._queue[0] >= QUEUE_SECONDS:
             self._queue = (time.monotonic(), ask_queue([job.id for job in self.jobs if job.id]))
         return self._queue
-
-
-def describe(run: Run, argv: Sequence[str], keep: str) -> dict[str, Any]:
-    """A run as a job reads it."""
-    content = {"name": run.name, "title": run.title, "folder": str(run.folder.absolute())}
-    more = {"gpus": run.gpus, "expected": dict(run.expected), "argv": list(argv), "keep": keep}
-    return content | more
 
 
 def note_job(folder: Path, id_: str) -> None:
@@ -332,14 +303,12 @@ def _call(command: Sequence[str], timeout: float = 60.0, **more: Any) -> Any:
         return subprocess.CompletedProcess(list(command), 1, "", str(error))
 
 
-def _reason(done: "subprocess.CompletedProcess[str]") -> str:
+def _refusal(done: "subprocess.CompletedProcess[str]", gpus: int) -> str:
     """What sbatch says about a refusal, on one line."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return " ".join(lines)[-300:] or f"exit code {done.returncode}"
-
-
-def _advice(gpus: int) -> str:
-    return "check --slurm" + (" (gpus_per_node=0 on a cluster without GPUs)" if gpus else "")
+    reason = " ".join(lines)[-300:] or f"exit code {done.returncode}"
+    hint = " (gpus_per_node=0 on a cluster without GPUs)" if gpus else ""
+    return f"{reason}; check --slurm{hint}"
 
 
 def _arrays(ids: Iterable[str]) -> list[str]:

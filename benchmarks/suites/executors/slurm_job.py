@@ -31,7 +31,7 @@ from benchmarks.suites.runs import (
     STARTS,
     Run,
     fruitless_error,
-    last_line,
+    why_failed,
 )
 from moco.common.errors import LockedError, Preempted, run_cli
 from moco.engine.stop import signals_by_name
@@ -43,22 +43,15 @@ STOP_SIGNALS = signals_by_name("SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    mode, seconds, _, *command = arguments
+    mode, seconds, _, *command = sys.argv[1:] if argv is None else argv
     if mode == "--task":
         return task(command, float(seconds))
-    entry = json.loads(Path(mode).read_text())[int(os.environ["SLURM_ARRAY_TASK_ID"])]
-    id_ = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    run = Run(
-        entry["name"],
-        entry["title"],
-        Path(entry["folder"]),
-        lambda: entry["argv"],
-        gpus=entry["gpus"],
-        expected=entry["expected"],
-    )
+    array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
+    entry, id_ = json.loads(Path(mode).read_text())[int(index)], f"{array}_{index}"
+    keep, program = entry.pop("keep"), entry.pop("argv")
+    run = Run(**entry | {"folder": Path(entry["folder"]), "argv": lambda: program})
     wrapper = [sys.executable, "-m", "benchmarks.suites.executors.slurm_job", "--task", seconds]
-    code = lead(run, entry["keep"], id_, [*command, *wrapper, "--"])
+    code = lead(run, keep, id_, [*command, *wrapper, "--"])
     if code == Preempted.exit_code and (ask_queue([id_]) or {}).get(id_) == "RUNNING":
         # What puts a job back is ended together with it. Where that fails a runner submits another.
         subprocess.run(["scontrol", "requeue", id_])
@@ -74,7 +67,14 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
     """
     for number in STOP_SIGNALS:  # the program gets them, too, and its end is what counts
         signal.signal(number, lambda number, frame: None)
-    lock = _wait_for_lock(run)
+    lock, begun = Lock.take(run.lock), time.monotonic()
+    while lock is None:
+        # Without a job's number it is a runner's that is submitting.
+        seconds = LOCK_SECONDS if "job" in locks.read(run.lock) else SUBMIT_SECONDS
+        if time.monotonic() - begun > seconds:
+            break
+        time.sleep(POLL_SECONDS)
+        lock = Lock.take(run.lock)
     if lock is None:
         return LockedError.exit_code
     try:
@@ -100,8 +100,7 @@ def lead(run: Run, keep: str, id_: str, launcher: Sequence[str]) -> int:
                 run.fail(fruitless_error(f"the last one is job {id_}"), code)
                 return 0
         elif code != LockedError.exit_code:
-            error = last_line(run.log, log_start) if code else "it ended without a record"
-            run.fail(error, code)
+            run.fail(why_failed(run, code, log_start), code)
         return code
     finally:
         lock.release()
@@ -123,20 +122,6 @@ def _compute(run: Run, keep: str, lock: Lock, command: Sequence[str]) -> int:
                 return process.wait(KEEP_SECONDS)
             except subprocess.TimeoutExpired:
                 remove_checkpoints(run.folder, keep, done=False)
-
-
-def _wait_for_lock(run: Run) -> Lock | None:
-    """The run's lock; None if somebody else computes it."""
-    begun = time.monotonic()
-    while True:
-        lock = Lock.take(run.lock)
-        if lock is not None:
-            return lock
-        # Without a job's number it is a runner's that is submitting.
-        seconds = LOCK_SECONDS if "job" in locks.read(run.lock) else SUBMIT_SECONDS
-        if time.monotonic() - begun > seconds:
-            return None
-        time.sleep(POLL_SECONDS)
 
 
 def task(command: Sequence[str], save_seconds: float) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 from moco.common.errors import UserError
 
 PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
-MIN_SIGNAL_SECONDS = 30
 # What follows from a run's size, or from how its jobs are put back into the queue.
 OURS = (
     *("array", "error", "gpus-per-task", "job-name", "nodes", "ntasks", "ntasks-per-node"),
@@ -42,20 +41,14 @@ class JobOptions:
     srun_args: tuple[str, ...] = ()
     sbatch: Mapping[str, str] = field(default_factory=lambda: {"time": TIME})
 
-    def cpus(self, gpus: int) -> int:
-        """Cores of one machine with this many GPUs of a run."""
-        return self.cpus_per_task or max(gpus * self.cpus_per_gpu, 1)
-
     @property
     def save_seconds(self) -> float:
         """How long a run may take to save; the rest of the delay is for getting back in line."""
         return max(self.signal_delay_s - 20.0, self.signal_delay_s / 2)
 
 
-_LEAST = {
-    **{"gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_task": 1, "array_parallelism": 1},
-    "signal_delay_s": MIN_SIGNAL_SECONDS,
-}
+_LEAST = {"gpus_per_node": 0, "cpus_per_gpu": 1, "cpus_per_task": 1, "array_parallelism": 1}
+_LEAST["signal_delay_s"] = 30
 
 
 def parse_options(arguments: Sequence[str]) -> JobOptions:
@@ -96,7 +89,7 @@ def make_script(
         name: of the jobs. jobs: folder of their logs. entries: file that describes their runs.
         gpus, nodes: of one run.
     """
-    cpus = options.cpus(gpus // nodes)
+    cpus = options.cpus_per_task or max(gpus // nodes * options.cpus_per_gpu, 1)
     own = {
         "job-name": name,
         "array": f"0-{number - 1}%{options.array_parallelism}",

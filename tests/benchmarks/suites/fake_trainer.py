@@ -4,7 +4,7 @@ It keeps to what the real ones promise: its folder is locked, progress is logged
 saved, SIGTERM saves and ends with 85, the record comes last. What it does is written, one line per
 event, to a journal that all processes append to. Its numbers depend on task, init and seed alone.
 
-    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `fake_programs`)
+    python fake_trainer.py FOLDER JOURNAL SPEC.json      (started by `FakePrograms`)
 """
 
 import json
@@ -35,26 +35,27 @@ HOLD, HELD = "hold", 2  # beside the journal: continues after its second iterati
 HARDWARE = {"cpu": "a processor", "gpus": []}
 
 
-def fake_programs(journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> Programs:
+class FakePrograms(Programs):
     """Runs of `ITERATIONS` iterations of `delay` seconds; an init called `bad*` fails.
 
     Those of an init called `often*` are preempted after each iteration, and log nothing before
     the last one.
     """
 
-    def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
+    def __init__(self, journal: Path, delay: float = 0.02, problems: Sequence[str] = ()) -> None:
+        self.journal, self.delay, self.problems = journal, delay, problems
+
+    def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         lengths = {(spec.task, spec.engine, spec.init): ITERATIONS for spec in specs}
         sizes = {key: Checkpoints(10**9, ITERATIONS) for key in lengths}
-        return Findings(tuple(problems), (), lengths, HARDWARE, sizes)
+        return Findings(tuple(self.problems), (), lengths, HARDWARE, sizes)
 
-    def command(spec: RunSpec, folder: Path, machines: int) -> list[str]:
-        fields = asdict(spec) | {"config": str(spec.config), "delay": delay}
-        return [sys.executable, "-m", MODULE, str(folder), str(journal), json.dumps(fields)]
+    def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
+        fields = asdict(spec) | {"config": str(spec.config), "delay": self.delay}
+        return [sys.executable, "-m", MODULE, str(folder), str(self.journal), json.dumps(fields)]
 
-    def engines(wanted: str) -> tuple[str, ...]:
-        return ("detectron2", "embedded") if wanted == "each" else ("embedded",)
-
-    return Programs(dict, engines, check, command)
+    def choose_engines(self, wanted: str) -> tuple[str, ...]:
+        return ("embedded",)
 
 
 def train(argv: Sequence[str] | None) -> int:
@@ -126,7 +127,7 @@ def suite_main(argv: Sequence[str] | None) -> None:
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]
-    main(arguments, fake_programs(Path(journal), float(delay)))
+    main(arguments, FakePrograms(Path(journal), float(delay)))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from benchmarks import run_suite
 from benchmarks.suites import scheduler
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
-from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, fake_programs
+from benchmarks.suites.suite import RANDOM, Init, RunSpec, Suite, expand
+from benchmarks.suites.suite_file import with_options
+from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,10 +33,9 @@ class Lab:
     def __init__(self, path: Path, inits: Sequence[str] = ("random", "mine"), trials: int = 2):
         self.with_tables = False
         self.path, self.out, self.journal = path, path / "out", path / "journal"
-        (path / "task.yaml").write_text("SOLVER: {MAX_ITER: 8}\n")
-        tasks = [{"config": "task.yaml", "name": name} for name in ("a", "b")]
-        content = {"name": "small", "title": "Two tasks", "trials": trials, "tasks": tasks}
-        (path / "suite.yaml").write_text(yaml.safe_dump(content))
+        write_suite(
+            path, {"name": "a"}, {"name": "b"}, name="small", title="Two tasks", trials=trials
+        )
         (path / "runner.log").touch()
         self.inits = []
         for name in inits:
@@ -48,7 +49,7 @@ class Lab:
 
     def run(self, *more: str, delay: float = 0.0, problems: Sequence[str] = ()) -> None:
         """In this process."""
-        self.main(fake_programs(self.journal, delay, problems), *more)
+        self.main(FakePrograms(self.journal, delay, problems), *more)
 
     def main(self, programs: Programs, *more: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -58,20 +59,16 @@ class Lab:
 
     def run_command(self, code: str, *more: str) -> None:
         """With a Python program in the place of the trainer."""
-        programs = fake_programs(self.journal)
-        argv = [sys.executable, "-c", code]
-        self.main(replace(programs, command=lambda *arguments: argv), *more)
+        programs = FakePrograms(self.journal)
+        programs.command = lambda *arguments: [sys.executable, "-c", code]
+        self.main(programs, *more)
 
-    def start(self, *more: str, delay: float = 0.02, host: str = "") -> subprocess.Popen[bytes]:
+    def start(self, *more: str, delay: float = 0.02, host: str = "", **keys) -> subprocess.Popen:
         """In a process of its own; what it prints goes to `runner.log`."""
+        env = {**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host}
+        argv = self.argv(delay, *more)
         with open(self.path / "runner.log", "ab") as log:
-            return subprocess.Popen(
-                self.argv(delay, *more),
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host},
-            )
+            return subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log, env=env, **keys)
 
     def argv(self, delay: float, *more: str) -> list[str]:
         mode = "--suite" if self.with_tables else "--suite-without-tables"
@@ -91,9 +88,9 @@ class Lab:
     def count(self, what: str) -> Counter:
         return Counter(name for event, name, _ in self.events() if event == what)
 
-    def assert_once(self, runs: int) -> None:
+    def assert_once(self, runs: int | None = None) -> None:
         """Every run to its end, and no iteration of any done twice."""
-        assert len(self.count("done")) == runs and set(self.count("done").values()) == {1}
+        assert runs in (None, len(self.count("done"))) and set(self.count("done").values()) == {1}
         done = Counter(event[:2] for event in self.events() if event[0].startswith("iteration"))
         assert set(done.values()) == {1}, "an iteration was done again"
         assert not self.count("locked"), "a process was started beside another one of its run"
@@ -127,6 +124,20 @@ class Lab:
         return Counter(folder.run(spec).state().kind for spec in folder.read()[1])
 
 
+def write_suite(folder: Path, *tasks: dict, task: str = "SOLVER: {MAX_ITER: 8}", **keys) -> Path:
+    """Write a suite of tasks that all have the file `task`."""
+    (folder / "task.yaml").write_text(task)
+    content = {"name": "s", **keys, "tasks": [{"config": "task.yaml", **each} for each in tasks]}
+    (folder / "suite.yaml").write_text(yaml.safe_dump(content))
+    return folder / "suite.yaml"
+
+
+def from_random(suite: Suite, **keys) -> tuple[RunSpec, ...]:
+    """One trial of each task from random weights."""
+    suite = with_options(suite, {}, {}, trials=1)
+    return expand(suite, {"random": Init(RANDOM, None)}, ["embedded"], version="1", **keys)
+
+
 def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -139,6 +150,14 @@ def kept(lab: Lab) -> set[tuple[str, ...]]:
     """The checkpoints in the folders of the runs."""
     folders = lab.out.glob("runs/*/*/*")
     return {tuple(sorted(path.name for path in run.glob("model_*"))) for run in folders}
+
+
+def classes(root: Path) -> None:
+    """Two classes of two images, to train on and to validate on."""
+    for folder in (root / split / name for split in ("train", "val") for name in "ab"):
+        folder.mkdir(parents=True)
+        for index in range(2):
+            Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
 
 
 def after(patch: pytest.MonkeyPatch, method: str, hook: Callable[[], object]) -> None:

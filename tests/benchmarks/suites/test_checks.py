@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torchvision
-import yaml
-from PIL import Image
 
 from benchmarks.suites.checks import check, resolve_names
 from benchmarks.suites.suite import Init, expand
-from benchmarks.suites.suite_file import load_suite, parse_inits
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.errors import UserError
-from tests.benchmarks.suites.lab import ROOT
+from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
 
 SUITES = ROOT / "configs" / "suites"
 
@@ -56,8 +54,7 @@ def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
     """The same task file, on VOC, COCO, and a folder of the user's own."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     suite = load_suite(SUITES / "smoke.yaml")
-    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
-    voc, coco, own = check(specs, False).problems
+    voc, coco, own = check(from_random(suite), False).problems
     assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
     assert coco.startswith("coco_small") and coco.endswith("detection.datasets doctor coco")
     assert own.startswith("bccd_small") and "detection.datasets doctor --voc-dir" in own
@@ -70,11 +67,10 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
     text = tmp_path / "text.pth"
     text.write_text("not weights")
     suite = load_suite(SUITES / "smoke.yaml")
-    suite = replace(suite, tasks=suite.tasks[:1])
     probe = load_suite(SUITES / "imagenet.yaml").tasks[0]
-    suite = replace(suite, tasks=(*suite.tasks, probe))
+    suite = with_options(replace(suite, tasks=(suite.tasks[0], probe)), {}, {}, trials=3)
     inits = {"random": Init("random", None), "text": Init(str(text), "a" * 64)}
-    specs = expand(suite, inits, 3, ["embedded"], version="1")
+    specs = expand(suite, inits, ["embedded"], version="1")
     found = check(specs, False)
     assert len(found.problems) == 2, found.problems  # not one for each trial
     data, weights = found.problems
@@ -92,21 +88,11 @@ def test_the_real_checks_name_every_problem(tmp_path, monkeypatch):
 def test_tasks_that_tables_would_take_for_one(tmp_path, monkeypatch):
     """Else the tables would be refused when everything is done."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for split, name in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
-        folder = tmp_path / "data" / split / name
-        folder.mkdir(parents=True)
-        for index in range(2):
-            Image.new("RGB", (8, 8)).save(folder / f"{index}.png")
-    (tmp_path / "probe.yaml").write_text("TASK: tiny\nSOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 200}\n")
-    tasks = [
-        {"config": "probe.yaml", "name": name, "program": name, **changes}
-        for name, changes in (("linear", {}), ("finetune", {}))
-    ]
-    overrides = {"overrides": {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}}
-    content = {"name": "s", "tasks": [task | overrides for task in tasks]}
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(content))
-    suite = load_suite(tmp_path / "suite.yaml")
-    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
+    classes(tmp_path / "data")
+    overrides = {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}
+    tasks = [{"name": n, "program": n, "overrides": overrides} for n in ("linear", "finetune")]
+    task = "TASK: tiny\nSOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 200}"
+    specs = from_random(load_suite(write_suite(tmp_path, *tasks, task=task)))
     found = check(specs, False)
     assert found.problems == (
         "linear and finetune: both would be tiny_resnet18 in the tables; give one of them a file "

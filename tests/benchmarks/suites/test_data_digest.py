@@ -6,14 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks.suites import data_digest
 from benchmarks.suites.data_digest import data_digests, folder_digest
-from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite
 from moco.common.errors import UserError
-from tests.benchmarks.suites.lab import ROOT, Lab
+from tests.benchmarks.suites.lab import ROOT, Lab, from_random, write_suite
 
 
 @pytest.fixture(autouse=True)
@@ -80,23 +78,15 @@ def test_a_large_folder_is_sampled(tmp_path, monkeypatch):
     assert folder_digest(str(tmp_path)) != before
 
 
-def suite_of(path: Path, **keys: str):
-    (path / "task.yaml").write_text("SOLVER: {MAX_ITER: 8}\n")
-    tasks = [{"config": "task.yaml", "name": "own", "overrides": keys}]
-    tasks.append({"config": "task.yaml", "name": "known"})
-    (path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "tasks": tasks}))
-    return load_suite(path / "suite.yaml")
-
-
 @pytest.mark.parametrize("key", ["DATASETS.VOC_DIR", "DATA.ROOT"])
 def test_ids(key, tmp_path, monkeypatch):
     """Two folders under one key are two experiments, one folder in two places is one."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
 
     def ids(place: str) -> list[str]:
-        suite = suite_of(tmp_path, **{key: place})
-        data, inits = data_digests(suite, None), {"random": Init("random", None)}
-        return [run.id for run in expand(suite, inits, 1, ["embedded"], version="1", data=data)]
+        own = {"name": "own", "overrides": {key: place}}
+        suite = load_suite(write_suite(tmp_path, own, {"name": "known"}))
+        return [run.id for run in from_random(suite, data=data_digests(suite, None))]
 
     first, other = voc(tmp_path / "first"), voc(tmp_path / "other")
     (other / "JPEGImages" / "1.jpg").write_text("other pixels")
@@ -104,9 +94,8 @@ def test_ids(key, tmp_path, monkeypatch):
     assert ids(str(first)) == ids("$DETECTRON2_DATASETS/copy")
     own, known = zip(ids(str(first)), ids(str(other)), strict=True)
     assert own[0] != own[1] and known[0] == known[1]
-    inits = {"random": Init("random", None)}
-    plain = expand(suite_of(tmp_path), inits, 1, ["embedded"], version="1")
-    assert known[0] == plain[1].id, "a task of a known dataset keeps its id"
+    plain = from_random(load_suite(write_suite(tmp_path, {"name": "known"})))
+    assert known[0] == plain[0].id, "a task of a known dataset keeps its id"
 
 
 def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):

@@ -11,8 +11,7 @@ from benchmarks import run_suite
 from benchmarks.run_suite import build_parser, make_executor
 from benchmarks.suites.executors import local
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options, Process, Slots
-from benchmarks.suites.executors.local import visible_gpus
-from benchmarks.suites.executors.processes import ProcessExecutor
+from benchmarks.suites.executors.local import LocalExecutor, visible_gpus
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
 from moco.common.errors import UserError
@@ -25,7 +24,7 @@ def run_of(folder, code: str) -> Run:
 
 
 def test_gpus_are_packed_in_groups(tmp_path):
-    executor = ProcessExecutor(tmp_path, ["0", "1", "2"])
+    executor = LocalExecutor(tmp_path, ["0", "1", "2"])
     assert executor.gpus == 3 and [executor.parallel(gpus) for gpus in (0, 1, 2)] == [3, 3, 1]
     pair, single = executor.reserve(2), executor.reserve(1)
     assert pair is not None and single is not None
@@ -81,17 +80,6 @@ class Ended(Process):
     def poll(self) -> int:
         return self._code
 
-    def terminate(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        pass
-
-
-class Free(Slots):
-    def release(self) -> None:
-        pass
-
 
 class ToyExecutor(Executor):
     """One run after the other, each to its end before the next."""
@@ -105,8 +93,8 @@ class ToyExecutor(Executor):
     def where(self) -> str:
         return "in a toy"
 
-    def reserve(self, gpus: int) -> Free:
-        return Free()
+    def reserve(self, gpus: int) -> Slots:
+        return Slots()
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> Ended:
         self.started.append(run.name)

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 import torchvision
-import yaml
-from PIL import Image
 
 from benchmarks.suites.checks import check
 from benchmarks.suites.keep import list_checkpoints, remove_checkpoints
-from benchmarks.suites.suite import Init, expand
 from benchmarks.suites.suite_file import load_suite
+from tests.benchmarks.suites.lab import classes, from_random, write_suite
 
 DETECTION = ["model_0000499.pth", "model_0000999.pth", "model_0001499.pth", "model_final.pth"]
 CLASSIFIER = ["checkpoint_0001.pth.tar", "checkpoint_0002_step00000300.pth.tar"]
@@ -45,18 +43,11 @@ def test_the_one_to_resume_from_stays(tmp_path):
 
 def test_the_size_is_what_a_run_writes(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for split in ("train", "val"):
-        for name in ("a", "b"):
-            (tmp_path / "data" / split / name).mkdir(parents=True)
-            for index in range(2):
-                Image.new("RGB", (8, 8)).save(tmp_path / f"data/{split}/{name}/{index}.png")
-    (tmp_path / "probe.yaml").write_text("SOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 90}\n")
+    classes(tmp_path / "data")
     keys = {"DATA.ROOT": str(tmp_path / "data"), "MODEL.ARCH": "resnet18"}
-    task = {"config": "probe.yaml", "program": "linear", "overrides": keys}
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "tasks": [task]}))
-    suite = load_suite(tmp_path / "suite.yaml")
-    specs = expand(suite, {"random": Init("random", None)}, 1, ["embedded"], version="1")
-    findings = check(specs, False)
+    task = "SOLVER: {BATCH_SIZE: 2, MAX_EPOCHS: 90}"
+    path = write_suite(tmp_path, {"program": "linear", "overrides": keys}, task=task)
+    findings = check(from_random(load_suite(path)), False)
     assert not findings.problems
     [found] = findings.checkpoints.values()
     assert found.number == 2

@@ -1,33 +1,15 @@
-"""Locks that outlive the process that took them."""
+"""Locks: one at a time, and folders that have none. See test_executors.py for inherited ones."""
 
 import errno
 import fcntl
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from benchmarks.suites import folder as suite_folder
 from benchmarks.suites import locks
-from benchmarks.suites.locks import Lock, exclusive, held
+from benchmarks.suites.locks import Lock, exclusive
 from moco.common.errors import UserError
-
-
-@pytest.mark.race
-def test_a_lock_outlives_the_process_that_took_it(tmp_path):
-    path = tmp_path / "lock"
-    lock = Lock.take(path)
-    assert lock is not None and held(path) and Lock.take(path) is None
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, pass_fds=[lock.fd])
-    lock.release()
-    assert held(path), "the child has it still"
-    child.communicate(b"\n")
-    assert not held(path)
-    again = Lock.take(path)
-    assert again is not None
-    again.release()
-    assert not held(tmp_path / "none") and not (tmp_path / "none").exists()
 
 
 @pytest.mark.race

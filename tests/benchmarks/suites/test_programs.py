@@ -6,21 +6,23 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.programs import command
+from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, expand
-from benchmarks.suites.suite_file import load_suite
+from benchmarks.suites.suite_file import load_suite, with_options
 from detection import train_net
 from moco.classification import classify
 from moco.finetune import FINETUNE
 from moco.linear import LINEAR
 from tests.benchmarks.suites.lab import ROOT
 
+command = Programs().command
 INITS = {"random": Init("random", None), "mine": Init("/w/mine.pth", "a" * 64)}
 
 
 def runs(name: str, **keys):
     suite = load_suite(ROOT / "configs" / "suites" / f"{name}.yaml")
-    return expand(suite, INITS, 2, ["detectron2", "embedded"], version="1", **keys)
+    suite = with_options(suite, {}, {}, trials=2)
+    return expand(suite, INITS, ["detectron2", "embedded"], version="1", **keys)
 
 
 @pytest.mark.parametrize("name", ["paper", "smoke"])

@@ -12,11 +12,10 @@ import pytest
 from benchmarks import run_suite
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
-from benchmarks.suites.programs import Programs
 from benchmarks.suites.suite import Init, RunSpec
-from benchmarks.suites.suite_file import load_suite
-from moco.common.errors import DataError, UserError
-from tests.benchmarks.suites.fake_trainer import ITERATIONS, fake_programs
+from benchmarks.suites.suite_file import load_suite, with_options
+from moco.common.errors import UserError
+from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
 
 
@@ -97,16 +96,14 @@ def test_a_failure_is_shown_and_the_others_continue(failing_lab, capsys):
 def test_a_retry_forgets_what_was(lab, capsys):
     """The next failure's text is its own, and while it runs the run is not a failed one."""
 
-    def failing(text: str) -> Programs:
-        def command(spec: RunSpec, folder: Path, machines: int) -> list[str]:
+    class Failing(FakePrograms):
+        def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
             assert not (folder / "failed.json").exists()
             return [sys.executable, "-c", f"print({text!r}); raise SystemExit(4)"]
 
-        return replace(fake_programs(lab.journal), command=command)
-
     for text, more in (("error: old", ()), ("something new", ("--retry-failed",))):
         with pytest.raises(SuiteFailed):
-            lab.main(failing(text), "--trials", "1", *more)
+            lab.main(Failing(lab.journal), "--trials", "1", *more)
         assert text.removeprefix("error: ") in capsys.readouterr().err
     texts = [json.loads(p.read_text())["error"] for p in lab.out.glob("runs/*/*/*/failed.json")]
     assert texts == ["something new"] * 4
@@ -232,12 +229,13 @@ def test_nothing_starts_that_would_fail(lab, capsys):
     assert "problem: a from mine: no such dataset\nproblem: b: too wide\n" in said
     with pytest.raises(UserError, match="nothing was started: b: too wide"):
         lab.run("--dry-run", problems=["b: too wide"])
-    with pytest.raises(DataError, match=r"--init x=no\.pth.*--init y=no\.pth"):
-        lab.run("--init", "x=no.pth", "--init", "y=no.pth")
-    with pytest.raises(UserError, match="--baseline x"):
-        lab.run("--baseline", "x")
-    with pytest.raises(UserError, match="--gpus-per-run: got 2"):
-        lab.run("--gpus-per-run", "2")
+    for more, text in (
+        (("--init", "x=no.pth", "--init", "y=no.pth"), r"--init x=no\.pth.*--init y=no\.pth"),
+        (("--baseline", "x"), "--baseline x"),
+        (("--gpus-per-run", "2"), "--gpus-per-run: got 2"),
+    ):
+        with pytest.raises(UserError, match=text):
+            lab.run(*more)
     assert not lab.events() and not lab.out.exists()
 
 
@@ -266,33 +264,33 @@ def test_what_two_calls_must_agree_on(lab):
 
     def content(inits=inits, trials=2, engines=("embedded",), gpus=None, version="1", **keys):
         tasks = tuple(replace(task, overrides=tuple(keys.items())) for task in suite.tasks)
-        own = replace(suite, tasks=tasks)
-        return requested(own, inits, trials, list(engines), gpus, version)
+        own = with_options(replace(suite, tasks=tasks), {}, {}, trials)
+        return requested(own, inits, engines, gpus=gpus, version=version)
 
+    full, moved, half = (
+        content(**{"DATASETS.COCO_TRAIN_JSON": path})
+        for path in ("/data/full.json", "/other/full.json", "/data/half.json")
+    )
     first = content()
-    for same in (
-        first,
-        content(more, 3, ("embedded", "detectron2")),
-        content(**{"DATASETS.VOC_DIR": "/data"}),
+    for before, now in (
+        (first, first),
+        (first, content(more, 3, ("embedded", "detectron2"))),
+        (first, content(**{"DATASETS.VOC_DIR": "/data"})),
+        (full, moved),
     ):
-        check_agreement(first, same, "here")
-
-    def trained_on(path: str) -> dict:
-        return content(**{"DATASETS.COCO_TRAIN_JSON": path})
-
-    check_agreement(trained_on("/data/full.json"), trained_on("/other/full.json"), "here")
-    with pytest.raises(UserError, match=r"COCO_TRAIN_JSON: full\.json before, half\.json now"):
-        check_agreement(trained_on("/data/full.json"), trained_on("/data/half.json"), "here")
-    for changed, text in (
-        (content(more, engines=("detectron2",)), "engines: "),
-        (content(gpus=4), "gpus_per_run: None before, 4 now"),
-        (content(version="2"), "version: 1 before, 2 now"),
-        (content({}), r"inits\.mine: "),
+        check_agreement(before, now, "here")
+    for before, now, text in (
+        (first, content(more, engines=("detectron2",)), "engines: "),
+        (first, content(gpus=4), "gpus_per_run: None before, 4 now"),
+        (first, content(version="2"), "version: 1 before, 2 now"),
+        (first, content({}), r"inits\.mine: "),
+        (full, half, r"COCO_TRAIN_JSON: full\.json before, half\.json now"),
     ):
         with pytest.raises(UserError, match=f"here .*{text}"):
-            check_agreement(first, changed, "here")
+            check_agreement(before, now, "here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", ["of other weights", "damaged"])
 def test_a_folder_of_another_run_is_not_continued(lab, capsys, record):
     """Not with --retry-failed, either: its checkpoints are those of the other run."""
@@ -301,28 +299,18 @@ def test_a_folder_of_another_run_is_not_continued(lab, capsys, record):
     whole = path.read_text()
     other = json.dumps(json.loads(whole) | {"weights_sha256": "f" * 64})
     path.write_text("{" if record == "damaged" else other)
-    before = lab.events()
+    before, lab.with_tables = lab.events(), True
     with pytest.raises(SuiteFailed, match="1 of 4"):
         lab.run("--trials", "1", "--retry-failed")
-    assert lab.events() == before
+    assert lab.events() == before and "f" * 64 not in lab.tables()["runs.csv"].decode()
     said = capsys.readouterr().err
     assert f"; remove {path.parent}, and the same command" in said
     assert record == "damaged" or "weights_sha256 is ffff" in said
     shutil.rmtree(path.parent)
+    lab.with_tables = False
     lab.run("--trials", "1")
     assert path.read_text() == whole and len(lab.count("start")) == 4
     assert not lab.count("resume")
-
-
-@pytest.mark.slow
-def test_a_record_of_another_run_is_in_no_table(lab):
-    lab.with_tables = True
-    lab.run("--trials", "1")
-    [path] = lab.out.glob("runs/a/mine/*/run.json")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"weights_sha256": "f" * 64}))
-    with pytest.raises(SuiteFailed):
-        lab.run("--trials", "1")
-    assert "f" * 64 not in lab.tables()["runs.csv"].decode()
 
 
 def test_which_checkpoints_stay(lab):

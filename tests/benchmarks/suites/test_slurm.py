@@ -1,7 +1,6 @@
 """The Slurm executor without a Slurm: its script, its options, and what a job does on its node."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,11 @@ from benchmarks.suites.scheduler import Scheduler
 from moco.common.errors import LockedError, UserError
 from tests.benchmarks.suites.fake_trainer import ITERATIONS
 from tests.benchmarks.suites.lab import Lab, kept
+
+
+@pytest.fixture(autouse=True)
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())  # the job is this process here
 
 
 def test_the_script_that_is_submitted():
@@ -57,7 +61,6 @@ def test_the_script_that_is_submitted():
 def test_options():
     options = parse_options(["time=90", "time=01:30:01", "qos=high"])
     assert options.sbatch == {"time": "01:30:01", "qos": "high"} and options.save_seconds == 70
-    assert parse_options([]).sbatch == {"time": "24:00:00"}
     assert parse_options(["signal_delay_s=30"]).save_seconds == 15
     executor = SlurmExecutor(Path("out"), parse_options(["gpus_per_node=4"]), 0, "all")
     assert [executor.machines(gpus) for gpus in (0, 1, 4, 8, 16)] == [1, 1, 1, 2, 4]
@@ -67,10 +70,7 @@ def test_options():
 
 @pytest.mark.parametrize(
     "argument",
-    [
-        *("partition", "nodes=2", "sbatch.signal=USR1", "job_name=x"),
-        *("gpus_per_node=x", "signal_delay_s=5"),
-    ],
+    ["partition", "nodes=2", "sbatch.signal=USR1", "gpus_per_node=x", "signal_delay_s=5"],
 )
 def test_options_that_cannot_be(argument):
     with pytest.raises(UserError, match=f"^--slurm {re.escape(argument)}: "):
@@ -115,7 +115,7 @@ class Cluster:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.scripts, self.states = path, list[str](), dict[str, str]()
-        self.refuses = ""
+        self.refuses, self.patch = "", monkeypatch
         monkeypatch.setattr(slurm, "sbatch", self.sbatch)
         monkeypatch.setattr(slurm, "ask_queue", self.ask_queue)
         monkeypatch.setattr(slurm, "last_state", lambda id_: self.states[id_])
@@ -135,19 +135,21 @@ class Cluster:
         queued = ("PENDING", "RUNNING")
         return {id_: self.states[id_] for id_ in ids if self.states[id_] in queued}
 
+    def pending(self) -> list[str]:
+        return [id_ for id_, state in self.states.items() if state == "PENDING"]
+
     def begin(self, id_: str) -> int:
-        """The job's own program, without srun; its exit code."""
+        """The job's own program, with `env` in the place of srun; its exit code."""
         array, index = id_.split("_")
         [entries] = re.findall(r"slurm_job (\S+) ", self.scripts[int(array) - 101])
-        entry = json.loads(Path(entries).read_text())[int(index)]
         self.states[id_] = "RUNNING"
-        run = Run("", "", Path(entry["folder"]), lambda: entry["argv"], expected=entry["expected"])
-        return lead(run, entry["keep"], id_, [])
+        self.patch.setenv("SLURM_ARRAY_JOB_ID", array)
+        self.patch.setenv("SLURM_ARRAY_TASK_ID", index)
+        return slurm_job.main([entries, "1", "--", "env"])
 
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch) -> Cluster:
-    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())  # the job is this process here
     return Cluster(tmp_path, monkeypatch)
 
 
@@ -175,7 +177,7 @@ def test_a_failure_is_noted_by_its_job(cluster, tmp_path, quick):
     runs = [code_run(tmp_path, "print('error: nan'); raise SystemExit(4)", n) for n in "ab"]
 
     def act() -> None:
-        for id_ in [id_ for id_, state in cluster.states.items() if state == "PENDING"]:
+        for id_ in cluster.pending():
             assert cluster.begin(id_) == 4
             cluster.states[id_] = "FAILED"
 
@@ -190,7 +192,7 @@ def test_lost_again_and_again(cluster, tmp_path, quick):
     """Jobs that leave the queue without a word are submitted again, and not for ever."""
 
     def act() -> None:
-        for id_ in [id_ for id_, state in cluster.states.items() if state == "PENDING"]:
+        for id_ in cluster.pending():
             cluster.states[id_] = "NODE_FAIL"
 
     states = schedule(cluster, [code_run(tmp_path, "pass")], act)
@@ -214,19 +216,16 @@ def test_a_cancelled_job_stays_out(cluster, tmp_path, quick):
 
 def test_sbatch_refuses(cluster, tmp_path, quick):
     cluster.refuses = "sbatch: error: Invalid partition specified\n"
-    executor = SlurmExecutor(tmp_path, parse_options([]), 0, "all")
+    executor = SlurmExecutor(tmp_path, parse_options([]), 2, "all")
     [problem] = executor.problems({8})
     assert "Invalid partition" in problem and "gpus_per_node=0" in problem
     run = code_run(tmp_path, "pass")
     with pytest.raises(UserError, match=r"sbatch refused 1 job: .*Invalid partition"):
         schedule(cluster, [run], lambda: None)
     assert not (run.folder / "job.json").exists() and not run.failure()
-
-
-def test_jobs_in_the_queue_at_a_time(tmp_path):
-    executor = slurm.SlurmExecutor(tmp_path, parse_options([]), 2, "all")
+    # No more jobs in the queue at a time than --workers says.
     assert executor.parallel(8) == 2 and executor.reserve(8) is not None
-    executor.jobs += [slurm.SlurmJob(executor, code_run(tmp_path, "pass")) for _ in range(2)]
+    executor.jobs += [slurm.SlurmJob(executor, run) for _ in range(2)]
     assert executor.reserve(8) is None
 
 
@@ -234,7 +233,6 @@ def test_what_a_job_does_that_comes_too_late(lab, monkeypatch):
     """Whoever submitted it, and however often: the lock and the record decide."""
     monkeypatch.setattr(slurm_job, "LOCK_SECONDS", 0.2)
     monkeypatch.setattr(slurm_job, "SUBMIT_SECONDS", 1.0)
-    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
     lab.run("--trials", "1")
     run = replace(runs_of(lab)[0], argv=lambda: [sys.executable, "-c", "raise SystemExit(7)"])
     assert lead(run, "all", "12_3", []) == 0, "the run is done"
@@ -254,9 +252,8 @@ def test_what_a_job_does_that_comes_too_late(lab, monkeypatch):
     assert run.failure()["exit_code"] == 7
 
 
-def test_preempted_again_and_again(tmp_path, monkeypatch):
+def test_preempted_again_and_again(tmp_path):
     """A job is put back as long as its run progresses, and not for ever."""
-    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
     run = code_run(tmp_path, "raise SystemExit(85)")
     codes = [lead(run, "all", "12_0", []) for _ in range(MAX_FRUITLESS)]
     assert codes == [85] * (MAX_FRUITLESS - 1) + [0] and "interrupted" in run.failure()["error"]
@@ -265,9 +262,8 @@ def test_preempted_again_and_again(tmp_path, monkeypatch):
     assert lead(run, "all", "12_0", []) == 85 and not run.failure()
 
 
-def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
+def test_jobs_delete_checkpoints_that_nobody_needs(lab):
     """Without a runner that would do it."""
-    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
     lab.run("--trials", "1", "--keep", "all")
     assert {len(names) for names in kept(lab)} == {ITERATIONS}
     for run in runs_of(lab):
@@ -280,26 +276,25 @@ def test_jobs_delete_checkpoints_that_nobody_needs(lab, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.race
-@pytest.mark.parametrize(("code", "expected"), [("sys.exit(0)", 85), ("time.sleep(60)", 85)])
-def test_a_task_that_is_asked_to_end(tmp_path, code, expected):
+@pytest.mark.parametrize("answer", ["sys.exit(3)", "None"])
+def test_a_task_that_is_asked_to_end(tmp_path, answer):
     """Its program gets SIGTERM, whatever Slurm sent, and is ended if it does not save in time."""
     began = tmp_path / "began"
     program = (
         "import signal, sys, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(3) if 'exit' in {code!r} else None)\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: {answer})\n"
         f"open({str(began)!r}, 'w')\nwhile True: time.sleep(0.1)"
     )
     task = [sys.executable, "-m", slurm_job.__name__, "--task", "0.5", "--"]
-    process = subprocess.Popen([*task, sys.executable, "-c", program], env=dict(os.environ))
+    process = subprocess.Popen([*task, sys.executable, "-c", program])
     while not began.exists():
         time.sleep(0.02)
     time.sleep(0.5)  # until the task listens
     process.send_signal(slurm_job.signal.SIGUSR2)
-    assert process.wait(30) == expected
+    assert process.wait(30) == 85
 
 
 def test_a_task_passes_its_rank_and_its_programs_exit_code(monkeypatch):
-    monkeypatch.setattr(slurm_job, "STOP_SIGNALS", ())
     monkeypatch.setenv("SLURM_NODEID", "3")
     code = "import sys; raise SystemExit(int(sys.argv[1]))"
     assert slurm_job.task([sys.executable, "-c", code, RANK], 1.0) == 3

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from benchmarks.suites import synthetic
-from moco.common.errors import UserError
 
 
 def digest(folder: Path) -> str:
@@ -42,12 +41,6 @@ def test_a_file_depends_on_its_number_only():
     assert not np.array_equal(few[2], synthetic.make_image(0, synthetic.KNN_VAL, 2, 2))
 
 
-def test_streams_and_splits_do_not_share_images(tmp_path):
-    synthetic.write_scenes(tmp_path / "scenes", 5, 5, seed=0)
-    images = [p.read_bytes() for p in (tmp_path / "scenes" / "JPEGImages").iterdir()]
-    assert len(set(images)) == 10
-
-
 @pytest.mark.parametrize("label", range(8), ids=synthetic.CLASSES)
 def test_box_is_the_tight_box_of_the_rendered_object(label):
     for seed in range(6):
@@ -70,33 +63,35 @@ def test_an_object_over_the_edge_is_marked_truncated():
     assert box.truncated and box.x0 == 0
 
 
+def annotated(path: Path) -> tuple[ElementTree.Element, list[tuple]]:
+    """A VOC annotation, and of each object in it the class and the corners."""
+    root = ElementTree.parse(path).getroot()
+    sides = ("xmin", "ymin", "xmax", "ymax")
+    return root, [
+        (node.findtext("name"), *(int(node.findtext(f"bndbox/{side}")) for side in sides))
+        for node in root.findall("object")
+    ]
+
+
 def test_voc_layout(tmp_path):
-    tmp_path = tmp_path / "scenes"
-    synthetic.write_scenes(tmp_path, trainval=12, test=7, seed=0)
-    splits = {
-        name: (tmp_path / "ImageSets" / "Main" / f"{name}.txt").read_text().split()
-        for name in ("trainval", "test")
-    }
-    assert {k: len(v) for k, v in splits.items()} == {"trainval": 12, "test": 7}
-    assert not set(splits["trainval"]) & set(splits["test"])
+    folder = tmp_path / "scenes"
+    synthetic.write_scenes(folder, trainval=12, test=7, seed=0)
+    lists = [folder / "ImageSets" / "Main" / f"{name}.txt" for name in ("trainval", "test")]
+    trainval, test = (path.read_text().split() for path in lists)
+    assert (len(trainval), len(test)) == (12, 7)
+    assert len({path.read_bytes() for path in (folder / "JPEGImages").iterdir()}) == 19
     seen = set()
-    for name in splits["trainval"] + splits["test"]:
-        with Image.open(tmp_path / "JPEGImages" / f"{name}.jpg") as image:
+    for name in {*trainval, *test}:
+        with Image.open(folder / "JPEGImages" / f"{name}.jpg") as image:
             assert (image.size, image.mode, image.format) == ((160, 160), "RGB", "JPEG")
-        root = ElementTree.parse(tmp_path / "Annotations" / f"{name}.xml").getroot()
+        root, objects = annotated(folder / "Annotations" / f"{name}.xml")
         assert root.findtext("filename") == f"{name}.jpg"
-        assert [root.findtext(f"size/{k}") for k in ("width", "height", "depth")] == [
-            "160",
-            "160",
-            "3",
-        ]
-        objects = root.findall("object")
+        assert [node.text for node in root.find("size")] == ["160", "160", "3"]
         assert 1 <= len(objects) <= 5
-        for node in objects:
-            seen.add(node.findtext("name"))
-            corners = [int(node.findtext(f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax")]
-            x0, y0, x1, y1 = corners
+        for label, x0, y0, x1, y1 in objects:
+            seen.add(label)
             assert 1 <= x0 < x1 <= 160 and 1 <= y0 < y1 <= 160
+        for node in root.findall("object"):
             assert node.findtext("difficult") == "0" and node.findtext("truncated") in ("0", "1")
     assert seen <= set(synthetic.CLASSES) and len(seen) > 5
 
@@ -106,13 +101,9 @@ def test_annotations_are_one_based_and_inclusive(tmp_path):
     for index in range(3):
         _, boxes = synthetic.make_scene(0, synthetic.SCENES_TRAIN, index)
         path = tmp_path / "scenes" / "Annotations" / f"{index + 1:06d}.xml"
-        nodes = ElementTree.parse(path).getroot().findall("object")
-        assert [node.findtext("name") for node in nodes] == [
-            synthetic.CLASSES[box.label] for box in boxes
+        assert annotated(path)[1] == [
+            (synthetic.CLASSES[box.label], box.x0 + 1, box.y0 + 1, box.x1, box.y1) for box in boxes
         ]
-        for node, box in zip(nodes, boxes, strict=True):
-            corners = [int(node.findtext(f"bndbox/{k}")) for k in ("xmin", "ymin", "xmax", "ymax")]
-            assert corners == [box.x0 + 1, box.y0 + 1, box.x1, box.y1]
 
 
 def test_objects_hardly_overlap():
@@ -140,18 +131,3 @@ def test_knn_folders_hold_every_class(tmp_path):
         folders = sorted((tmp_path / "knn" / split).iterdir())
         assert [f.name for f in folders] == sorted(synthetic.CLASSES)
         assert {len(list(f.iterdir())) for f in folders} == {each}
-
-
-def test_a_folder_appears_when_it_is_whole(tmp_path, monkeypatch):
-    def fail(*args):
-        raise RuntimeError("interrupted")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(synthetic, "make_scene", fail)
-        with pytest.raises(RuntimeError):
-            synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)
-    assert not (tmp_path / "scenes").exists()
-    synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)
-    assert [path.name for path in tmp_path.iterdir()] == ["scenes"]
-    with pytest.raises(UserError, match="exists already"):
-        synthetic.write_scenes(tmp_path / "scenes", 2, 2, seed=0)
