@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import check_milestones, check_range
+from moco.common.cfgcheck import check_milestones
 from moco.common.cfgnode import load_cfg
 from moco.common.files import PathLike
 from moco.engine import config as common_config
@@ -92,7 +92,10 @@ def load_classify_cfg(
         UserError: unknown key, wrong type, or keys that contradict each other.
     """
     cfg = load_cfg(default_cfg(protocol), config_file, opts)
-    check_cfg(cfg)
+    common_config.check_common(cfg)
+    at_least_0 = "SOLVER.RANDOM_LR MODEL.WIDTH EVAL.EVERY_EPOCHS EVAL.RESIZE_PX EVAL.CROP_PX"
+    common_config.check_lowest(cfg, {0: at_least_0})
+    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)
     return cfg
 
 
@@ -110,9 +113,7 @@ def with_weights(
 
 
 def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
-    """The keys under SOLVER with the learning rate for the batch at hand, by the linear rule.
-
-    See SOLVER.REFERENCE_BATCH_SIZE.
+    """The keys under SOLVER with the learning rate for the batch of the run (linear scaling).
 
     Args:
         random: the network starts from random weights, so that RANDOM_LR is its rate if it is set.
@@ -123,17 +124,3 @@ def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
     solver.BASE_LR = base * solver.BATCH_SIZE / (solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE)
     solver.freeze()
     return solver
-
-
-def check_cfg(cfg: CfgNode) -> None:
-    """Ranges and cross-field constraints; everything that needs neither data nor weights.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
-    common_config.check_common(cfg)
-    for key in ("SOLVER.RANDOM_LR", "MODEL.WIDTH"):
-        check_range(cfg, key, low=0)
-    for key in ("EVERY_EPOCHS", "RESIZE_PX", "CROP_PX"):
-        check_range(cfg, f"EVAL.{key}", low=0)
-    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)

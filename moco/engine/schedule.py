@@ -55,7 +55,6 @@ class LearningRate:
 
     Args:
         solver: the keys under SOLVER, with rate and durations for the batch of the run.
-        length: of the run.
     """
 
     def __init__(self, solver: CfgNode, length: Length) -> None:

@@ -72,15 +72,13 @@ def leave(number: int, after: str, saved: Path) -> NoReturn:
     """End a run that got a signal and has saved its state.
 
     Args:
-        number: the signal. after: e.g. "iteration 4". saved: the checkpoint.
+        after: e.g. "iteration 4".
 
     Raises:
         KeyboardInterrupt: for SIGINT, the message is printed. Preempted: for the others.
     """
-    end(
-        number,
-        f"stopped after {after} and saved {saved}; run the same command with --resume to continue",
-    )
+    again = "run the same command with --resume to continue"
+    end(number, f"stopped after {after} and saved {saved}; {again}")
 
 
 def end(number: int, message: str) -> NoReturn:

@@ -68,36 +68,26 @@ class Training(ABC, Generic[P, S]):
     """A network in training: model, optimizer, data and step.
 
     Args:
-        cfg: checked keys. solver: those under SOLVER for the batch of the run.
-        spec: the network. model: with new weights, on the CPU.
-        images: trained on. max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
+        solver: the keys under SOLVER for the batch of the run. model: with new weights, on the CPU.
+        max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
 
     Raises:
         DataError: less than a batch of images. UserError: milestones after the end.
 
     Attributes:
-        kind: of the run record. checkpoint_format: see `moco.engine.checkpoint`.
-        verb: what is done, for the progress display.
-        may_change: keys that a resumed run may change.
-        not_protocol: keys that the hash of the protocol leaves out.
-        added_keys: keys that earlier versions did not have, with what they did.
-        accuracy_name: of a step's accuracy in metrics.json.
-        evaluated: name of a metric that each evaluation gives.
-        evaluate_every_epochs: 0: only at the end.
-        recorded: names in run.json → in metrics.json.
         notes: what a reader of the result has to know.
     """
 
-    kind: str
-    checkpoint_format: str
-    verb: str
-    may_change: tuple[str, ...]
-    not_protocol: tuple[str, ...]
-    added_keys: Mapping[str, Any]
-    accuracy_name: str
-    evaluated: str
-    evaluate_every_epochs: int
-    recorded: Mapping[str, str]
+    kind: str  # of the run record
+    checkpoint_format: str  # see `moco.engine.checkpoint`
+    verb: str  # for the progress display
+    may_change: tuple[str, ...]  # keys that a resumed run may change
+    not_protocol: tuple[str, ...]  # keys that the hash of the protocol leaves out
+    added_keys: Mapping[str, Any]  # that earlier versions did not have, with what they did
+    accuracy_name: str  # of a step's accuracy in metrics.json
+    evaluated: str  # a metric that each evaluation gives
+    evaluate_every_epochs: int  # 0: only at the end
+    recorded: Mapping[str, str]  # names in run.json → in metrics.json
 
     def __init__(
         self,
@@ -194,14 +184,10 @@ class Training(ABC, Generic[P, S]):
                 waiting.append(self.plan(step, positions))
                 yield waiting[-1].items
 
-        for batch in self.loader(self.views(), plans()):
-            yield waiting.popleft(), batch
-
-    def loader(self, dataset: Any, batch_sampler: Any) -> Iterator[Any]:
-        """Batches by the workers of this training."""
         data = self.cfg.DATA
-        timeout = data.WORKER_TIMEOUT_SECONDS
-        return batch_loader(dataset, batch_sampler, self.device, data.NUM_WORKERS, timeout)
+        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS
+        for batch in batch_loader(self.views(), plans(), *how):
+            yield waiting.popleft(), batch
 
     def cache_bytes(self) -> int:
         """Memory for decoded images in each process that decodes."""

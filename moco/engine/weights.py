@@ -21,7 +21,6 @@ class InitialWeights:
 
     Attributes:
         init: name in a table.
-        spec: the network.
         state: its tensors without a head, in torchvision's names; None: random weights.
         beside: head, key encoder and queue as far as the file has them, by a mechanism's names.
         mean, std: what pixels of 0..1 are normalized by, RGB.
@@ -61,20 +60,13 @@ def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeig
 
 
 def init_name(path: Path) -> str:
-    """What weights are called in a table.
-
-    The file's name without its ending, with the folder's name before it for files called
-    `checkpoint_*`.
+    """The name in a table: the file's without its ending, `folder_checkpoint_*` for checkpoints.
 
     Raises:
         UserError: it would be the word for random weights.
     """
-    name = path.name
-    for ending in ENDINGS:
-        if name.endswith(ending):
-            name = name.removesuffix(ending)
-            break
-    folder = path.resolve().parent.name
+    ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), "")
+    name, folder = path.name.removesuffix(ending), path.resolve().parent.name
     name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
     if name == RANDOM:
         raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")

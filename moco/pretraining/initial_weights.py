@@ -8,17 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.engine.weights import InitialWeights
 from moco.modeling.encoder import COUNTER, HEAD
 from moco.modeling.mechanisms.base import Mechanism
 
-QUERY, KEY = "encoder_q.", "encoder_k."
-QUEUE = ("queue", "queue_ptr")
+QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,47 +44,38 @@ def load_weights(
     state = model.state_dict()
     given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
     names = {name for name in state if not name.endswith(COUNTER)}
+    query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
+    head = {name for name in query if name.startswith(QUERY + HEAD)}
 
     def fits(wanted: set[str]) -> bool:
-        return bool(wanted) and all(
-            name in given and given[name].shape == state[name].shape for name in wanted
-        )
+        shapes = {name: given[name].shape for name in wanted & given.keys()}
+        return bool(wanted) and shapes == {name: state[name].shape for name in wanted}
 
-    head = {name for name in state if name.startswith(QUERY + HEAD)}
-    key = {name for name in names if name.startswith(KEY)}
-    taken = {name for name in names if name.startswith(QUERY)} - head
-    notes, missing = list(weights.notes), []
     has_head = fits(head) and not any(n.startswith(QUERY + HEAD) for n in given.keys() - head)
     has_key = model.has_key_encoder and has_head and fits(key)
-    if has_head:
-        taken |= head
-    else:
-        missing.append("the head")
-    if has_key:
-        taken |= key
-    if has_key and fits(set(QUEUE) & state.keys()):
-        taken |= set(QUEUE)
-    elif "queue" in state:
-        missing.append("the queue")
+    has_queue = has_key and fits(QUEUE & names)
+    parts = ((has_head, head), (has_key, key), (has_queue, QUEUE))
+    taken = (query - head).union(*(part for has, part in parts if has))
     loaded = {name: given[name] for name in taken}
+    missing = [] if has_head else ["the head"]
+    if "queue" in state and not has_queue:
+        missing.append("the queue")
     if model.has_key_encoder and not has_key:
-        own = {**state, **loaded}
-        loaded |= {
-            KEY + n.removeprefix(QUERY): own[n].clone() for n in state if n.startswith(QUERY)
-        }
         missing.append("the key encoder (a copy of the query encoder)")
+        for name, own in {**state, **loaded}.items():
+            if name.startswith(QUERY):
+                loaded[KEY + name.removeprefix(QUERY)] = own.clone()
     model.load_state_dict(loaded, strict=False)
+    notes = list(weights.notes)
     if missing:
         notes.append(f"MODEL.WEIGHTS: not from the file: {', '.join(missing)}")
-    if any(
-        abs(a - b) > 1e-3 for a, b in zip((*weights.mean, *weights.std), (*mean, *std), strict=True)
-    ):
+    pixels = zip((*weights.mean, *weights.std), (*mean, *std), strict=True)
+    if any(abs(theirs - ours) > 1e-3 for theirs, ours in pixels):
         notes.append(
             f"MODEL.WEIGHTS: its network saw pixels of mean {weights.mean} and std {weights.std}, "
             "this run normalizes by AUG.MEAN and AUG.STD"
         )
-    anew = sorted(name for name in names if name not in loaded)
-    coverage = {"loaded": len(loaded), "left_at_init": anew}
+    coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
     return Start(weights.init, weights.sha256, weights.source, coverage, notes)
 
 
@@ -109,16 +96,3 @@ def resumed_start(path: Path, state: Mapping[str, Any], weights: InitialWeights 
             f"MODEL.WEIGHTS is of {mine}; give the same, or set another OUTPUT_DIR"
         )
     return start
-
-
-def check_queue(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise DataError for values that no training can leave."""
-    bad = [n for n, x in tensors.items() if x.is_floating_point() and not bool(x.isfinite().all())]
-    if bad:
-        raise DataError(f"{path}: not finite: {min(bad)}")
-    queue, pointer = tensors.get("queue"), tensors.get("queue_ptr")
-    if queue is None or pointer is None:
-        return
-    inside = queue.dim() == 2 and pointer.numel() == 1 and pointer.dtype == torch.long
-    if not (inside and 0 <= int(pointer) < queue.shape[1]):
-        raise DataError(f"{path}: queue_ptr does not point into the queue")

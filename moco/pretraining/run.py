@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import Images, check_present, labeled_sets, open_images
+from moco.data.images import Images, labeled_sets, open_images
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
@@ -36,12 +37,7 @@ from moco.modeling.mechanisms.end_to_end import EndToEnd
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
-from moco.pretraining.config import (
-    MAY_CHANGE,
-    NOT_PROTOCOL,
-    check_processes,
-    scale_to_batch,
-)
+from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
 from moco.pretraining.initial_weights import Start, load_weights, resumed_start
 
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
@@ -49,15 +45,10 @@ INDEX_NAME = "shards.json"  # how many images each tar shard holds
 
 @dataclass(frozen=True)
 class PretrainPlan(Plan):
-    """Of a step.
+    """Of a step."""
 
-    Attributes:
-        images: (N,) numbers of all processes' images.
-        shuffles: for each pass the order (N,) in which keys go through BN; None: as the queries.
-    """
-
-    images: Tensor
-    shuffles: list[Tensor | None]
+    images: Tensor  # (N,) numbers of all processes' images
+    shuffles: list[Tensor | None]  # of each pass, see `_shuffle`
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     """Pre-training, before its first step or before it is resumed.
 
     Args:
-        cfg: checked keys (`moco.pretraining.config.load_pretrain_cfg`).
+        cfg: checked keys.
         folder: of the run; shards get their index there.
         weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
 
@@ -100,7 +91,6 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     ) -> None:
         set_up_torch(cfg.NUM_THREADS, cfg.DETERMINISTIC)
         world = distributed.world_size()
-        check_processes(cfg, world)
         images = open_pretraining_images(cfg, folder.path)
         solver, scaling = scale_to_batch(cfg)
         torch.manual_seed(cfg.SEED)
@@ -111,14 +101,29 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                     encoder.compile()
         super().__init__(cfg, solver, spec, model, images, solver.MAX_ITERS)
         self.model: Mechanism
-        self.notes = [*scaling, *_notes(cfg, len(images))]
+        moco, knn, aug = cfg.MOCO, cfg.KNN, cfg.AUG
+        self.notes = scaling
+        if moco.MECHANISM != "end_to_end" and moco.K > len(images):
+            self.notes.append(
+                f"MOCO.K {moco.K} exceeds the {len(images)} images: a query meets keys of its own "
+                "image, and they count as negatives; a smaller K or more images teach more"
+            )
         if distributed.is_main():
-            print(_batch_line(cfg, world), flush=True)
+            N, G, parts = self.batch_size, moco.BN_SPLITS, cfg.SOLVER.ACCUMULATE
+            share = f"{world} process{'es' if world > 1 else ''} x {self.n}"
+            in_parts = f" in {parts} parts" if parts > 1 else ""
+            print(f"batch {N}: {share}{in_parts}; BN in {G} groups of {N // G}", flush=True)
         print_notes(self.notes)
-        self.evaluate_every_epochs = cfg.KNN.EVERY_EPOCHS
-        self._center_crop = _center_crop(cfg)
+        self.evaluate_every_epochs = knn.EVERY_EPOCHS
+        self._center_crop = None
+        if cfg.DATA.KNN_ROOT:  # checked before training
+            labeled_sets(cfg.DATA.KNN_ROOT)
+            crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
+            self._center_crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
         self._aug = augmentation_from(cfg)
-        self._passes = _passes(cfg, model)
+        self._passes: list[Pass] = [Pass(0, 1 if model.needs_key_view else None)]
+        if moco.SYMMETRIC:  # each view is query once and key once
+            self._passes.append(Pass(1, 0))
         self._bad_images: set[str] = set()
         self._weights, self._start = weights, Start()
 
@@ -129,9 +134,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             print_notes(self._start.notes)
 
     def views(self) -> Views:
-        data = self.cfg.DATA
-        skip_bad, cache_bytes = data.BAD_IMAGES == "skip", self.cache_bytes()
-        return Views(self.images, self._aug, self.cfg.SEED, skip_bad, cache_bytes)
+        skip_bad = self.cfg.DATA.BAD_IMAGES == "skip"
+        return Views(self.images, self._aug, self.cfg.SEED, skip_bad, self.cache_bytes())
 
     def plan(self, step: int, positions: list[Position]) -> PretrainPlan:
         rank, world = distributed.rank(), distributed.world_size()
@@ -156,7 +160,11 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             for part in range(parts):
                 rows = slice(part * size, (part + 1) * size)
                 last = number + 1 == passes and part + 1 == parts
-                with self._gradients_stay_here(not last):
+                # Gradients are exchanged once per step, with the last part's backward pass.
+                exchange: AbstractContextManager[None] = nullcontext()
+                if isinstance(self.parallel, DistributedDataParallel) and not last:
+                    exchange = self.parallel.no_sync()
+                with exchange:
                     with self.autocast():
                         out = self.parallel(x_q[rows], dictionary.rows(rows))
                     self.scaler.scale(out.loss / parts).backward()
@@ -199,21 +207,14 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.model.load_gathered_state(state)
 
     def record(self) -> dict[str, Any]:
-        start = self._start
-        notes = [*self.notes, *start.notes]
+        notes = [*self.notes, *self._start.notes]
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} images could not be decoded, replaced")
-        return {
-            "task": f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}",
-            "init": start.init,
-            "weights_sha256": start.weights_sha256,
-            "weights_source": start.weights_source,
-            "coverage": start.coverage,
-            "notes": notes,
-        }
+        task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
+        return {**dataclasses.asdict(self._start), "task": task, "notes": notes}
 
     def _shuffle(self, step: int, number: int) -> Tensor | None:
-        """In which order the keys of one pass go through BN; None: as the queries."""
+        """The order (N,) in which the keys of one pass go through BN; None: as the queries."""
         if not self.cfg.MOCO.SHUFFLE_BN or self._passes[number].key_view is None:
             return None
         splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
@@ -241,12 +242,6 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                 parts[keys] = distributed.exchange_rows(parts[keys], *exchange)
         return torch.cat(parts)
 
-    def _gradients_stay_here(self, stay: bool) -> AbstractContextManager[None]:
-        """Gradients are exchanged once per step, with the last part's backward pass."""
-        if stay and isinstance(self.parallel, torch.nn.parallel.DistributedDataParallel):
-            return self.parallel.no_sync()
-        return nullcontext()
-
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:
             if reason not in self._bad_images and batch.complete:
@@ -268,7 +263,6 @@ def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
     Raises:
         DataError: missing or damaged.
     """
-    check_present(cfg.DATA.ROOT)
     # The main process writes the index of shards, the others read it.
     in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:
@@ -297,40 +291,6 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, E
         cfg.SEED,
     )
     return bank, spec
-
-
-def _passes(cfg: CfgNode, model: Mechanism) -> tuple[Pass, ...]:
-    """Which views are compared; a symmetric loss takes each as query and as key."""
-    if not model.needs_key_view:
-        return (Pass(0, None),)
-    return (Pass(0, 1), Pass(1, 0)) if cfg.MOCO.SYMMETRIC else (Pass(0, 1),)
-
-
-def _batch_line(cfg: CfgNode, world_size: int) -> str:
-    N, G, parts = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
-    line = f"batch {N}: {world_size} process{'es' if world_size > 1 else ''} x {N // world_size}"
-    if parts > 1:
-        line += f" in {parts} parts"
-    return f"{line}; BN in {G} groups of {N // G}"
-
-
-def _notes(cfg: CfgNode, num_images: int) -> list[str]:
-    """What is allowed and yet likely to disappoint."""
-    if cfg.MOCO.MECHANISM == "end_to_end" or cfg.MOCO.K <= num_images:
-        return []
-    return [
-        f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} images: a query meets keys of its own "
-        "image, and they count as negatives; a smaller K or more images teach more"
-    ]
-
-
-def _center_crop(cfg: CfgNode) -> CenterCrop | None:
-    """What the kNN monitor needs, checked before training; None where it is off."""
-    if not cfg.DATA.KNN_ROOT:
-        return None
-    labeled_sets(cfg.DATA.KNN_ROOT)
-    knn, aug = cfg.KNN, cfg.AUG
-    return CenterCrop.sized(knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX, aug.MEAN, aug.STD)
 
 
 def augmentation_from(cfg: CfgNode) -> Augmentation:

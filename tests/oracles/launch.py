@@ -221,20 +221,20 @@ def _pretrain() -> None:
 
 
 def _build_in(fault: Fault) -> None:
-    from moco.engine.metrics import StepLog
+    from moco.engine.metrics import MetricsLog
     from moco.modeling.mechanisms.base import Mechanism
     from moco.pretraining.run import Pretraining
     from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
 
-    def add(self: StepLog, step: int, *values: float) -> None:
+    def add(self: MetricsLog, step: int, *values: float) -> None:
         original(self, step, *values)
         if mine and step + 1 == fault.step and fault.signal:
             os.kill(os.getppid() if fault.to_parent else os.getpid(), fault.signal)
 
-    original: Callable[..., None] = StepLog.add
-    StepLog.add = add  # type: ignore[method-assign,assignment]
+    original: Callable[..., None] = MetricsLog.add
+    MetricsLog.add = add  # type: ignore[method-assign,assignment]
     if fault.hold:
         hold_at(fault.step + 1)
     if mine and fault.nan is not None:

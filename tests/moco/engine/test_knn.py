@@ -115,7 +115,7 @@ def test_sizes():
         crop = CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)
         assert (crop.resize_px, crop.crop_px) == expected
     with pytest.raises(UserError, match="RESIZE_PX"):
-        CenterCrop(30, 32, (0.0,) * 3, (1.0,) * 3)
+        CenterCrop.sized(32, 30, 0, (0.0,) * 3, (1.0,) * 3)
 
 
 def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):

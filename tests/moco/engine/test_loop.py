@@ -14,7 +14,7 @@ from moco.common.errors import DataError, LockedError, NumericError, Preempted, 
 from moco.common.files import sha256_state
 from moco.common.run import RunFolder, read_record
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.engine.metrics import StepLog
+from moco.engine.metrics import MetricsLog
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
@@ -58,7 +58,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, straight, tmp_path, st
 def test_a_signal_stops_after_the_step_and_is_resumed(
     train, straight, tmp_path, monkeypatch, number
 ):
-    add = StepLog.add
+    add = MetricsLog.add
 
     def interrupted(log, step, *values):
         add(log, step, *values)
@@ -66,7 +66,7 @@ def test_a_signal_stops_after_the_step_and_is_resumed(
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepLog, "add", interrupted)
+        patch.setattr(MetricsLog, "add", interrupted)
         # The next step learns of it, in every process.
         with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
             train(tmp_path / "run")
