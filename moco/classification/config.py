@@ -26,22 +26,13 @@ ADDED_KEYS = {**common_config.ADDED_KEYS, "SOLVER.DECAY_EVERY_ITERS": 62500}
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to measure features by a classifier.
+    """One way to measure features by a classifier."""
 
-    Attributes:
-        kind: of the run record, and the first part of its metrics' names.
-        frozen: only the classifier is trained, and nothing else may change.
-        head_std: standard deviation of the classifier's initial weights, its bias being 0; None
-            leaves torch's initialization.
-        defaults: values of keys, by dotted name.
-        description: for `--help`.
-    """
-
-    kind: str
-    frozen: bool
-    head_std: float | None
-    defaults: Mapping[str, Any]
-    description: str
+    kind: str  # of the run record, and the first part of its metrics' names
+    frozen: bool  # only the classifier is trained, and nothing else may change
+    head_std: float | None  # of its initial weights, the bias being 0; None: torch's initialization
+    defaults: Mapping[str, Any]  # values of keys, by dotted name
+    description: str  # for `--help`
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
@@ -86,11 +77,7 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
 def load_classify_cfg(
     protocol: Mapping[str, Any], config_file: PathLike | None, opts: Sequence[str]
 ) -> CfgNode:
-    """A protocol's defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
-
-    Raises:
-        UserError: unknown key, wrong type, or keys that contradict each other.
-    """
+    """A protocol's defaults, the YAML file, `KEY VALUE` pairs; checked (UserError) and frozen."""
     cfg = load_cfg(default_cfg(protocol), config_file, opts)
     common_config.check_common(cfg)
     at_least_0 = "SOLVER.RANDOM_LR MODEL.WIDTH EVAL.EVERY_EPOCHS EVAL.RESIZE_PX EVAL.CROP_PX"

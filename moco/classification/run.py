@@ -48,12 +48,7 @@ class Classification(Training[ClassifyPlan, Step]):
     """Training a classifier, before its first step or before it is resumed.
 
     Args:
-        cfg: checked keys, with the network of `weights`.
-        protocol: linear or finetune.
-        weights: where a new run starts.
-
-    Raises:
-        DataError, UserError: images and keys do not fit each other.
+        cfg: with the network of `weights`, where a new run starts.
     """
 
     checkpoint_format = CLASSIFIER_FORMAT
@@ -195,11 +190,7 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
 
 
 def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
-    """Check that a frozen network is bitwise identical to the one of the `fingerprint` `before`.
-
-    Raises:
-        AssertionError: naming the tensors that differ.
-    """
+    """Assert that a frozen network is bitwise identical to that of the `fingerprint` `before`."""
     changed = sorted({name for name, _ in fingerprint(model).items() ^ before.items()})
     assert not changed, f"the frozen network changed during training: {', '.join(changed[:5])}"
 

@@ -57,13 +57,10 @@ def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
-    """Read a checkpoint of this project and check that it is whole.
-
-    Args:
-        form: `FORMAT` of pre-training, or `CLASSIFIER_FORMAT`.
+    """The content of a checkpoint that this project wrote in the format `form`.
 
     Raises:
-        DataError: missing, damaged, or not written by this project in that format.
+        DataError: missing, damaged, or another file.
     """
     state = load_torch(path)
     if not isinstance(state, dict):

@@ -16,19 +16,9 @@ ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd"}
 # Keys that name a place or a speed and leave the weights as they are, up to rounding on another
 # device. A resumed run may change them; the hash of the protocol leaves them out.
 PLACES_AND_SPEED = (
-    "OUTPUT_DIR",
-    "DEVICE",
-    "NUM_THREADS",
-    "DIST_TIMEOUT_SECONDS",
-    "DETERMINISTIC",
-    "DATA.ROOT",
-    "DATA.NUM_WORKERS",
-    "DATA.WORKER_TIMEOUT_SECONDS",
-    "DATA.CACHE_MIB",
-    "SOLVER.COMPILE",
-    "SOLVER.STOP_AT_ITERS",
-    "CHECKPOINT",
-    "LOG",
+    *("OUTPUT_DIR", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS", "DETERMINISTIC"),
+    *("DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS", "DATA.CACHE_MIB"),
+    *("SOLVER.COMPILE", "SOLVER.STOP_AT_ITERS", "CHECKPOINT", "LOG"),
 )
 LOWEST = {
     0: "SEED NUM_THREADS DATA.NUM_WORKERS DATA.CACHE_MIB SOLVER.BASE_LR SOLVER.GAMMA "

@@ -229,7 +229,8 @@ class _Run:
         self.saver.resume_from(path, state)
         if distributed.is_main():
             drop_metrics(self.folder.path, self.step)
-            print(f"resuming from {path} after step {self.step} of {training.total_steps}")
+            steps = f"step {self.step} of {training.total_steps}"
+            print(f"resuming from {path} after {steps}", flush=True)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.opened

@@ -88,10 +88,8 @@ class MetricsLog:
         Raises:
             DataError: malformed.
         """
-        if "step_log" not in state:
-            return
         try:
-            saved = state["step_log"]
+            saved = state.get("step_log", self.state_dict())
             self._steps = [(float(loss), float(accuracy)) for loss, accuracy in saved["values"]]
             self._since = time.monotonic() - float(saved["seconds"])
         except (KeyError, TypeError, ValueError) as error:

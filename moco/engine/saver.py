@@ -64,15 +64,11 @@ class Saver:
     """Saves a run's state after the steps that are due, and leaves when a stop is requested.
 
     Args:
-        folder: of the run.
         content: what to save after N steps; all processes call it together.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        training: Training[Any, Any],
-        content: Callable[[int], Mapping[str, Any]],
+        self, folder: Path, training: Training[Any, Any], content: Callable[[int], dict[str, Any]]
     ) -> None:
         self._folder, self._training, self._content = folder, training, content
         self._range = LossRange()
@@ -96,11 +92,11 @@ class Saver:
         """Continue from a checkpoint that all processes have read; newer ones are moved aside."""
         done = state["step"]
         named = self.path(done)
-        if "loss_range" in state:
-            try:
+        try:
+            if "loss_range" in state:
                 self._range.load(state["loss_range"], named.name)
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{path}: a malformed 'loss_range'") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: a malformed 'loss_range'") from error
         if not distributed.is_main():
             return
         inside = path.parent.resolve() == self._folder.resolve()

@@ -18,39 +18,30 @@ from torch import Tensor, nn
 from moco.common import distributed
 from moco.common.cfgcheck import check_milestones
 from moco.common.errors import DataError
+from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.device import autocast, pick_device
 from moco.engine.loader import batch_loader
-from moco.engine.optim import build_optimizer
+from moco.engine.optim import OPTIMIZERS
 from moco.engine.schedule import LearningRate, Length
 from moco.modeling.encoder import EncoderSpec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What this process loads for a step; a training adds what it has to know of the step.
+    """What this process loads for a step; a training adds what it has to know of the step."""
 
-    Attributes:
-        step: its number, from 0.
-        items: of the batch, in order.
-    """
-
-    step: int
-    items: list[Item]
+    step: int  # from 0
+    items: list[Item]  # of the batch, in order
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward and backward pass gives; a training adds what its update needs.
+    """What a forward and backward pass gives; a training adds what its update needs."""
 
-    Attributes:
-        loss: () of this process's images.
-        accuracy: () on them, 0..100.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
+    loss: Tensor  # () of this process's images
+    accuracy: Tensor  # () on them, 0..100
 
 
 class Evaluation(NamedTuple):
@@ -73,9 +64,6 @@ class Training(ABC, Generic[P, S]):
 
     Raises:
         DataError: less than a batch of images. UserError: milestones after the end.
-
-    Attributes:
-        notes: what a reader of the result has to know.
     """
 
     kind: str  # of the run record
@@ -118,10 +106,11 @@ class Training(ABC, Generic[P, S]):
         # Only parameters with a gradient are exchanged, so nothing of a frozen network.
         self.parallel = distributed.data_parallel(self.model)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(trained, solver)
+        build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
+        self.optimizer: torch.optim.Optimizer = build(trained, solver)
         fp16 = cfg.SOLVER.PRECISION == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what a reader of the result has to know
 
     @abstractmethod
     def plan(self, step: int, positions: list[Position]) -> P:
@@ -159,11 +148,7 @@ class Training(ABC, Generic[P, S]):
         return {}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Check and continue from what `state_dict` gave.
-
-        Raises:
-            UserError: of another run. DataError: damaged.
-        """
+        """Check and continue from what `state_dict` gave."""
 
     def gathered_state(self) -> dict[str, Tensor]:
         """The model's state of all processes together; they call it together."""

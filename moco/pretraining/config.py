@@ -144,11 +144,7 @@ def default_cfg(aug: str = "v1") -> CfgNode:
 
 
 def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
-    """Defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
-
-    Raises:
-        UserError: unknown key, wrong type, or keys that contradict each other.
-    """
+    """Defaults, then the YAML file, then `KEY VALUE` pairs; checked (UserError) and frozen."""
     cfg = load_cfg(default_cfg(), config_file, opts)
     check_choice(cfg, "AUG.KIND", ("v1", "v2"))
     if cfg.AUG.KIND != "v1":
@@ -191,9 +187,7 @@ def check_cfg(cfg: CfgNode) -> None:
 
 
 def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
-    """The keys under SOLVER for the batch at hand, by the linear rule (sec. 4.1).
-
-    See SOLVER.REFERENCE_BATCH_SIZE. MAX_ITERS stays 0 where MAX_EPOCHS gives the length.
+    """The keys under SOLVER for the batch of the run by linear scaling (sec. 4.1).
 
     Returns:
         The keys; notes: what was scaled, and what is not equivalent to the reference for all that.

@@ -4,12 +4,9 @@ convert/initial_weights.py reads the file; here they get into a mechanism.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError
 from moco.engine.weights import InitialWeights
 from moco.modeling.encoder import COUNTER, HEAD
 from moco.modeling.mechanisms.base import Mechanism
@@ -36,9 +33,6 @@ def load_weights(
     The head is taken if it has the run's shape, the key encoder if the head was, the queue if the
     key encoder was: a queue of keys means something beside its own encoder only. Without its own
     weights the key encoder starts as a copy of the query encoder.
-
-    Args:
-        mean, std: AUG.MEAN and AUG.STD.
     """
     assert weights.state is not None
     state = model.state_dict()
@@ -77,22 +71,3 @@ def load_weights(
         )
     coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
     return Start(weights.init, weights.sha256, weights.source, coverage, notes)
-
-
-def resumed_start(path: Path, state: Mapping[str, Any], weights: InitialWeights | None) -> Start:
-    """What a checkpoint says of its run's start.
-
-    Raises:
-        UserError: its run started from other weights. DataError: damaged.
-    """
-    try:
-        start = Start(**state.get("start", {}))
-    except TypeError as error:
-        raise DataError(f"{path}: a malformed 'start'") from error
-    mine = weights.sha256 if weights else None
-    if start.weights_sha256 != mine:
-        raise UserError(
-            f"{path}: its run started from weights of sha256 {start.weights_sha256}, and "
-            f"MODEL.WEIGHTS is of {mine}; give the same, or set another OUTPUT_DIR"
-        )
-    return start

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
-from moco.common.errors import DataError
+from moco.common.errors import DataError, UserError
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
 from moco.data.images import Images, labeled_sets, open_images
@@ -38,7 +38,7 @@ from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
-from moco.pretraining.initial_weights import Start, load_weights, resumed_start
+from moco.pretraining.initial_weights import Start, load_weights
 
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
 
@@ -64,12 +64,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     """Pre-training, before its first step or before it is resumed.
 
     Args:
-        cfg: checked keys.
         folder: of the run; shards get their index there.
         weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
-
-    Raises:
-        DataError, UserError: images, keys and processes do not fit each other.
     """
 
     kind = "pretrain"
@@ -198,7 +194,16 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         }
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        self._start = resumed_start(path, state, self._weights)
+        try:
+            self._start = Start(**state.get("start", {}))
+        except TypeError as error:
+            raise DataError(f"{path}: a malformed 'start'") from error
+        theirs, mine = self._start.weights_sha256, self._weights.sha256 if self._weights else None
+        if theirs != mine:
+            raise UserError(
+                f"{path}: its run started from weights of sha256 {theirs}, and MODEL.WEIGHTS is "
+                f"of {mine}; give the same, or set another OUTPUT_DIR"
+            )
 
     def gathered_state(self) -> dict[str, Tensor]:
         return self.model.gathered_state()
@@ -258,11 +263,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 
 
 def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
-    """The images of DATA.ROOT.
-
-    Raises:
-        DataError: missing or damaged.
-    """
+    """The images of DATA.ROOT."""
     # The main process writes the index of shards, the others read it.
     in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:
