@@ -162,11 +162,7 @@ def check_common(cfg: CfgNode) -> None:
 
 
 def check_lowest(cfg: CfgNode, lowest: Mapping[int, str]) -> None:
-    """Each key is at least its bound and finite, else UserError.
-
-    Args:
-        lowest: bound → keys.
-    """
+    """Each of the keys of a bound is at least the bound and finite, else UserError."""
     for low, keys in lowest.items():
         for key in keys.split():
             check_range(cfg, key, low=low)

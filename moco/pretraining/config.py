@@ -149,12 +149,6 @@ def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgN
     check_choice(cfg, "AUG.KIND", ("v1", "v2"))
     if cfg.AUG.KIND != "v1":
         cfg = load_cfg(default_cfg(cfg.AUG.KIND), config_file, opts)
-    check_cfg(cfg)
-    return cfg
-
-
-def check_cfg(cfg: CfgNode) -> None:
-    """Ranges and cross-field constraints, everything that needs no data; else UserError."""
     common_config.check_common(cfg)
     check_choice(cfg, "MODEL.ARCH", tuple(ARCHS))
     check_choice(cfg, "MODEL.STEM", STEMS)
@@ -184,6 +178,7 @@ def check_cfg(cfg: CfgNode) -> None:
             f"more images a group; the next smaller one is {largest}"
         )
     check_milestones(cfg, None if cfg.SOLVER.MAX_ITERS else cfg.SOLVER.MAX_EPOCHS)
+    return cfg
 
 
 def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:

@@ -61,12 +61,6 @@ def test_what_must_stay_stays(tmp_path):
     assert names(tmp_path) == [good, written, checkpoint_name(3), checkpoint_name(4)]
 
 
-def test_saved_checkpoint_is_read_back_and_pointed_at(tmp_path):
-    save_checkpoint(tmp_path / checkpoint_name(0), content())
-    assert (tmp_path / "last_checkpoint").read_text() == "checkpoint_0000.pth.tar"
-    assert load_checkpoint(tmp_path / checkpoint_name(0))["step"] == 3
-
-
 def test_newest_skips_what_cannot_be_read(tmp_path):
     assert newest_checkpoint(tmp_path) is None
     for epoch in range(2):

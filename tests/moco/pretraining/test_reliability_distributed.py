@@ -245,10 +245,18 @@ class TestSignals:
 class TestLostProcess:
     """Rows 5 and 6."""
 
-    def test_killed(self, words, tmp_path):
-        done = torchrun(words(), Fault(1, 3, signal.SIGKILL))
+    @pytest.mark.parametrize(
+        ("number", "said"),
+        [
+            (signal.SIGKILL, r"did not .*--resume"),
+            # A stopped process does not even react to SIGTERM.
+            (signal.SIGSTOP, r"did not answer in 5 s.*--resume to go on \(.*imed out"),
+        ],
+    )
+    def test_dies_or_hangs(self, words, tmp_path, number, said):
+        done = torchrun([*words(), "--dist-timeout", "5"], Fault(1, 3, number))
         assert done.codes != [0]
-        assert re.search(r"process 0 of 2: process 1 of this run died .*--resume", done.err)
+        assert re.search(f"process 0 of 2: process 1 of this run died or {said}", done.err)
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)  # torchrun's report
         assert not processes_of(str(tmp_path))
 
@@ -269,17 +277,6 @@ class TestLostProcess:
         monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
         with pytest.raises(UserError, match="--max-restarts 3: is for one machine"):
             distributed.restarted()
-
-    def test_hangs(self, words, tmp_path):
-        """A stopped process does not even react to SIGTERM."""
-        fault = Fault(1, 3, signal.SIGSTOP)
-        done = torchrun([*words(), "--dist-timeout", "5"], fault)
-        assert done.codes != [0]
-        expected = "process 0 of 2: process 1 of this run died or did not answer in 5 s"
-        assert expected in done.err
-        assert re.search(r"--resume to go on \(.*imed out", done.err)  # as gloo says it
-        assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
-        assert not processes_of(str(tmp_path))
 
     def test_an_error_of_one_is_not_contradicted_by_the_other(self):
         """Nor is it ended while it closes its data-loader workers."""
@@ -318,16 +315,14 @@ def test_a_loss_that_is_no_number_in_one_process(words, tmp_path):
     assert all(value.isfinite().all() for value in last["state_dict"].values())
 
 
-class TestUsedFolder:
+def test_a_locked_folder(words, tmp_path):
     """Row 25, with torchrun; tests/moco/pretraining/test_reliability.py has it without."""
-
-    def test_locked(self, words, tmp_path):
-        with RunFolder(tmp_path / "run"):
-            done = torchrun(words())
-        assert done.codes != [0]
-        assert "is in use by another process" in done.err
-        assert re.search(r"rank +: 0 .*exitcode +: 5 ", done.err, re.S), done.err
-        assert not processes_of(str(tmp_path))
+    with RunFolder(tmp_path / "run"):
+        done = torchrun(words())
+    assert done.codes != [0]
+    assert "is in use by another process" in done.err
+    assert re.search(r"rank +: 0 .*exitcode +: 5 ", done.err, re.S), done.err
+    assert not processes_of(str(tmp_path))
 
 
 class TestOpeningImages:
