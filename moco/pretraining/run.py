@@ -4,10 +4,9 @@
 size in pixels, W processes.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
+from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
@@ -31,16 +31,27 @@ from moco.engine.knn import evaluate
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
+from moco.modeling.encoder import COUNTER, HEAD, EncoderSpec, build_encoder, load_backbone
 from moco.modeling.mechanisms.base import Dictionary, LookUp, Mechanism
 from moco.modeling.mechanisms.end_to_end import EndToEnd
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
-from moco.pretraining.initial_weights import Start, load_weights
 
+QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run started, for its record and its checkpoints; the fields are the record's."""
+
+    init: str = RANDOM
+    weights_sha256: str | None = None
+    weights_source: str | None = None
+    coverage: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         moco = self.cfg.MOCO
         return {
             "encoder": {**self.spec.to_dict(), "dim": moco.DIM, "mlp": moco.MLP},
-            "start": dataclasses.asdict(self._start),
+            "start": asdict(self._start),
         }
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
@@ -216,7 +227,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} images could not be decoded, replaced")
         task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
-        return {**dataclasses.asdict(self._start), "task": task, "notes": notes}
+        return {**asdict(self._start), "task": task, "notes": notes}
 
     def _shuffle(self, step: int, number: int) -> Tensor | None:
         """The order (N,) in which the keys of one pass go through BN; None: as the queries."""
@@ -260,6 +271,54 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                 f"{len(self._bad_images)} of {len(self.images)} images are bad, more than "
                 f"DATA.MAX_BAD_FRACTION {limit}; the last: {batch.bad[-1]}"
             )
+
+
+def load_weights(
+    model: Mechanism, weights: InitialWeights, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Start:
+    """Put a file's weights into a mechanism of the same network that has just been built.
+
+    The head is taken if it has the run's shape, the key encoder if the head was, the queue if the
+    key encoder was: a queue of keys means something beside its own encoder only. Without its own
+    weights the key encoder starts as a copy of the query encoder.
+    """
+    assert weights.state is not None
+    state = model.state_dict()
+    given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
+    names = {name for name in state if not name.endswith(COUNTER)}
+    query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
+    head = {name for name in query if name.startswith(QUERY + HEAD)}
+
+    def fits(wanted: set[str]) -> bool:
+        shapes = {name: given[name].shape for name in wanted & given.keys()}
+        return bool(wanted) and shapes == {name: state[name].shape for name in wanted}
+
+    has_head = fits(head) and not any(n.startswith(QUERY + HEAD) for n in given.keys() - head)
+    has_key = model.has_key_encoder and has_head and fits(key)
+    has_queue = has_key and fits(QUEUE & names)
+    parts = ((has_head, head), (has_key, key), (has_queue, QUEUE))
+    taken = (query - head).union(*(part for has, part in parts if has))
+    loaded = {name: given[name] for name in taken}
+    missing = [] if has_head else ["the head"]
+    if "queue" in state and not has_queue:
+        missing.append("the queue")
+    if model.has_key_encoder and not has_key:
+        missing.append("the key encoder (a copy of the query encoder)")
+        for name, own in {**state, **loaded}.items():
+            if name.startswith(QUERY):
+                loaded[KEY + name.removeprefix(QUERY)] = own.clone()
+    model.load_state_dict(loaded, strict=False)
+    notes = list(weights.notes)
+    if missing:
+        notes.append(f"MODEL.WEIGHTS: not from the file: {', '.join(missing)}")
+    pixels = zip((*weights.mean, *weights.std), (*mean, *std), strict=True)
+    if any(abs(theirs - ours) > 1e-3 for theirs, ours in pixels):
+        notes.append(
+            f"MODEL.WEIGHTS: its network saw pixels of mean {weights.mean} and std {weights.std}, "
+            "this run normalizes by AUG.MEAN and AUG.STD"
+        )
+    coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
+    return Start(weights.init, weights.sha256, weights.source, coverage, notes)
 
 
 def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
