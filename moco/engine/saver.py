@@ -153,10 +153,9 @@ class Saver:
 
     def _advice(self) -> str:
         good = self._folder / self._range.good
-        kept = f"is {good}" if good.is_file() else "does not exist"
         return (
-            f"the newest checkpoint after which the loss stayed in its range {kept}; "
-            "lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
+            "the newest checkpoint after which the loss stayed in its range: "
+            f"{good if good.is_file() else 'none'}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
         )
 
 
