@@ -31,10 +31,8 @@ def read_initial_weights(
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
 
     Raises:
-        UserError: the network is not determined, is not the requested one, or none that the
-            trainings here have.
-        DataError: missing, damaged, of an unknown layout, or a network that was never trained or
-            overflows.
+        UserError: not determined, not the requested network, or none that the trainings here have.
+        DataError: missing, damaged, of an unknown layout, never trained, or overflowing.
     """
     from convert.files import read_file
     from convert.sources import Given
@@ -72,20 +70,17 @@ def read_initial_weights(
             f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
             "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
         )
-    for key, requested, got in (
-        ("ARCH", arch, spec.arch),
-        ("STEM", stem, spec.stem),
-        ("WIDTH", width, spec.width),
-    ):
-        if requested and requested != got:
-            raise UserError(f"MODEL.{key}: got {requested}, but {path} holds a network of {got}")
+    for name, requested in {"arch": arch, "stem": stem, "width": width}.items():
+        if requested and requested != (got := getattr(spec, name)):
+            key = f"MODEL.{name.upper()}"
+            raise UserError(f"{key}: got {requested}, but {path} holds a network of {got}")
     check_network(network, str(path))
     own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
         init=init or init_name(path),
         spec=spec,
         state=network.state_dict(),
-        beside=_beside(raw, str(path)),
+        beside=_beside(raw, path),
         mean=tuple(round(value / 255, 8) for value in contract.pixels.mean),
         std=tuple(round(value / 255, 8) for value in contract.pixels.std),
         sha256=sha256_file(path),
@@ -116,23 +111,35 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
 
     try:
         translate(path, raw, Given(stem="stride2"))
-    except UserError:
+    except UserError:  # the file tells the stride
         return False
     return True
 
 
-def _beside(raw: Any, where: str) -> dict[str, Tensor]:
-    """Tensors of a mechanism beside its query encoder's backbone; raises DataError."""
+def _beside(raw: Any, path: Path) -> dict[str, Tensor]:
+    """Tensors of a mechanism beside its query encoder's backbone.
+
+    Raises:
+        DataError: values that no training can leave.
+    """
+    import torch
+
     from convert.files import is_array, to_tensor, unwrapped
-    from moco.pretraining.initial_weights import check_queue
 
     state = raw.get("state_dict") if isinstance(raw, Mapping) else None
     if not isinstance(state, Mapping):
         return {}
     beside = {
-        name: to_tensor(key, value, where)
+        name: to_tensor(key, value, str(path))
         for key, value in state.items()
         if (name := unwrapped(key)).startswith(_BESIDE) and is_array(value)
     }
-    check_queue(beside, Path(where))
+    for name, x in beside.items():
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            raise DataError(f"{path}: not finite: {name}")
+    if beside.keys() >= {"queue", "queue_ptr"}:
+        queue, pointer = beside["queue"], beside["queue_ptr"]
+        inside = queue.dim() == 2 and pointer.numel() == 1 and pointer.dtype == torch.long
+        if not (inside and 0 <= int(pointer) < queue.shape[1]):
+            raise DataError(f"{path}: queue_ptr does not point into the queue")
     return beside

@@ -8,6 +8,7 @@ ROOT holds train/<class>/* and val/<class>/*, or CIFAR-10's own files.
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,37 +33,24 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m moco.knn", description="kNN classification with a checkpoint's features."
     )
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FILE",
-        help="weights, any that convert/convert_to_d2.py recognizes",
-    )
-    parser.add_argument(
-        "--data",
-        required=True,
-        metavar="ROOT",
-        help="train/<class>/* and val/<class>/*, or CIFAR-10's own files",
-    )
-    parser.add_argument("--k", type=int, default=200, help="neighbors (default: %(default)s)")
-    parser.add_argument("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
-    parser.add_argument(
-        "--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)"
-    )
-    parser.add_argument("--crop-px", type=int, default=0, help="center crop (default: the run's)")
-    parser.add_argument(
-        "--stem", default="", choices=STEMS, help="of a 3x3 stem whose stride is not in the file"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
-    parser.add_argument("-j", "--workers", type=int, default=0, help="data-loader workers")
-    parser.add_argument(
-        "--output", metavar="DIR", help="folder for run.json, which benchmarks.make_table reads"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace what DIR holds")
-    parser.add_argument(
-        "--init", default="", metavar="NAME", help="of the weights in a table (default: the file's)"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    add = parser.add_argument
+    weights = "weights, any that convert/convert_to_d2.py recognizes"
+    add("--checkpoint", required=True, metavar="FILE", help=weights)
+    data = "train/<class>/* and val/<class>/*, or CIFAR-10's own files"
+    add("--data", required=True, metavar="ROOT", help=data)
+    add("--k", type=int, default=200, help="neighbors (default: %(default)s)")
+    add("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
+    add("--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)")
+    add("--crop-px", type=int, default=0, help="center crop (default: the run's)")
+    stem = "of a 3x3 stem whose stride is not in the file"
+    add("--stem", default="", choices=STEMS, help=stem)
+    add("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
+    add("-j", "--workers", type=int, default=0, help="data-loader workers")
+    add("--output", metavar="DIR", help="folder for run.json, which benchmarks.make_table reads")
+    add("--overwrite", action="store_true", help="replace what DIR holds")
+    init = "of the weights in a table (default: the file's)"
+    add("--init", default="", metavar="NAME", help=init)
+    add("--debug", action="store_true", help="show tracebacks of errors")
     return parser
 
 
@@ -87,31 +75,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
     # Without a flag, as the run's own monitor saw the images. A run older than these keys has none.
-    knn_crop = _pixels(args.checkpoint, weights, "KNN.CROP_PX")
-    knn_resize = _pixels(args.checkpoint, weights, "KNN.RESIZE_PX")
-    training_crop = _pixels(args.checkpoint, weights, "AUG.CROP_PX", CROP_PX)
-    crop = CenterCrop.sized(
-        args.crop_px or knn_crop,
-        args.resize_px or (0 if args.crop_px else knn_resize),
-        training_crop,
-        weights.mean,
-        weights.std,
+    keys = {"KNN.CROP_PX": 0, "KNN.RESIZE_PX": 0, "AUG.CROP_PX": CROP_PX}
+    knn_crop, knn_resize, training_crop = (
+        _pixels(args.checkpoint, key, weights.config.get(key, otherwise))
+        for key, otherwise in keys.items()
     )
-    device = pick_device(args.device)
-    if args.output is None:
-        print(evaluate(backbone, args.data, crop, args.k, args.t, device, args.workers))
-        return
-    with RunFolder(args.output, overwrite=args.overwrite) as folder:
-        start = time.monotonic()
+    crop_px, resize_px = args.crop_px or knn_crop, 0 if args.crop_px else knn_resize
+    resize_px = args.resize_px or resize_px
+    crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
+    device, start = pick_device(args.device), time.monotonic()
+    with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, args.data, crop, args.k, args.t, device, args.workers)
         print(result)
-        record = _record(result, crop, weights, time.monotonic() - start)
-        print(f"record: {write_record(folder.path, record)}")
+        if run:
+            record = _record(result, crop, weights, time.monotonic() - start)
+            print(f"record: {write_record(run.path, record)}")
 
 
-def _pixels(checkpoint: str, weights: "InitialWeights", key: str, otherwise: int = 0) -> int:
+def _pixels(checkpoint: str, key: str, value: Any) -> int:
     """A size from a checkpoint's configuration; raises DataError for what is none."""
-    value: Any = weights.config.get(key, otherwise)
     if type(value) is not int or not 0 <= value <= MAX_RECORDED_PX:
         raise DataError(
             f"{checkpoint}: its config has {key} {shown(value)}, expected a whole number of "
@@ -128,11 +110,7 @@ def _record(
     from moco.common.run import RunRecord, provenance
 
     protocol = {key: value for key, value in asdict(result).items() if key != "top1"}
-    protocol |= {
-        "network": weights.spec.name,
-        "resize_px": crop.resize_px,
-        "crop_px": crop.crop_px,
-    }
+    protocol |= {"network": weights.spec.name, "resize_px": crop.resize_px, "crop_px": crop.crop_px}
     return RunRecord(
         kind="knn",
         status="done",

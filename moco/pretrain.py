@@ -49,21 +49,16 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="resume although another number of processes made the checkpoint",
     )
-    for flag, (key, value) in SWITCHES.items():
-        parser.add_argument(flag, action="store_true", help=f"{key} {value}")
+    for flag, pair in SWITCHES.items():
+        add, said = parser.add_argument, " ".join(pair)
+        add(flag, action="append_const", dest="switched", default=[], const=pair, help=said)
     return parser
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Arguments with the flags turned into `opts`; explicit `KEY VALUE` pairs come last."""
     args = command.parse_training_args(build_parser(), argv, VALUES)
-    switched = [
-        word
-        for flag, pair in SWITCHES.items()
-        if getattr(args, flag.strip("-").replace("-", "_"))
-        for word in pair
-    ]
-    args.opts = switched + args.opts
+    args.opts = [word for pair in args.switched for word in pair] + args.opts
     return args
 
 
@@ -88,11 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         from moco.engine.loop import train
         from moco.pretraining.run import Pretraining
 
-        weights, network = None, cfg.MODEL
-        if network.WEIGHTS:
-            weights = read_initial_weights(
-                network.WEIGHTS, network.ARCH, network.STEM, network.WIDTH
-            )
+        weights, model = None, cfg.MODEL
+        if model.WEIGHTS:
+            weights = read_initial_weights(model.WEIGHTS, model.ARCH, model.STEM, model.WIDTH)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             training = Pretraining(cfg, folder, weights)
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)

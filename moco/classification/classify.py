@@ -6,7 +6,7 @@ and moco/engine/loop.py the loop around it. OUTPUT_DIR gets what a pre-training'
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,24 +19,16 @@ from moco.data.images import check_present
 from moco.engine.config import check_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from moco.engine.weights import InitialWeights
 
 
 def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     """The command line."""
     parser = training_parser(f"python -m moco.{protocol.kind}", protocol.description)
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        metavar="FILE",
-        help="pre-trained weights, any that convert/convert_to_d2.py recognizes; or the word "
-        f"{RANDOM}",
-    )
-    parser.add_argument(
-        "--init", default="", metavar="NAME", help="of the weights in a table (default: the file's)"
-    )
+    weights = f"pre-trained, any that convert/convert_to_d2.py recognizes; or the word {RANDOM}"
+    parser.add_argument("--checkpoint", required=True, metavar="FILE", help=weights)
+    init = "of the weights in a table (default: the file's)"
+    parser.add_argument("--init", default="", metavar="NAME", help=init)
     return parser
 
 
@@ -50,13 +42,9 @@ def parse_args(protocol: Protocol, argv: Sequence[str] | None = None) -> argpars
 
 
 def main(
-    protocol: Protocol, read: "Callable[..., InitialWeights]", argv: Sequence[str] | None = None
+    protocol: Protocol, read: Callable[..., "InitialWeights"], argv: Sequence[str] | None = None
 ) -> None:
-    """The command of a protocol.
-
-    Args:
-        read: `convert.initial_weights.read_initial_weights`.
-    """
+    """The command of a protocol; `read` is `convert.initial_weights.read_initial_weights`."""
     args = parse_args(protocol, argv)
     if distributed.restarted():  # torchrun --max-restarts: a process died, all start again
         args.resume, args.overwrite = args.resume or AUTO, False
@@ -75,8 +63,8 @@ def main(
         from moco.engine.device import pick_device
         from moco.engine.loop import train
 
-        network = cfg.MODEL
-        weights = read(args.checkpoint, network.ARCH, network.STEM, network.WIDTH, args.init)
+        model = cfg.MODEL
+        weights = read(args.checkpoint, model.ARCH, model.STEM, model.WIDTH, args.init)
         for note in weights.notes if main_process else ():
             print(f"note: {note}", flush=True)
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from moco.common.cfgcheck import check_milestones, check_range
+from moco.common.cfgcheck import check_milestones
 from moco.common.cfgnode import load_cfg
 from moco.common.files import PathLike
 from moco.engine import config as common_config
@@ -26,22 +26,13 @@ ADDED_KEYS = {**common_config.ADDED_KEYS, "SOLVER.DECAY_EVERY_ITERS": 62500}
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to measure features by a classifier.
+    """One way to measure features by a classifier."""
 
-    Attributes:
-        kind: of the run record, and the first part of its metrics' names.
-        frozen: only the classifier is trained, and nothing else may change.
-        head_std: standard deviation of the classifier's initial weights, its bias being 0; None
-            leaves torch's initialization.
-        defaults: values of keys, by dotted name.
-        description: for `--help`.
-    """
-
-    kind: str
-    frozen: bool
-    head_std: float | None
-    defaults: Mapping[str, Any]
-    description: str
+    kind: str  # of the run record, and the first part of its metrics' names
+    frozen: bool  # only the classifier is trained, and nothing else may change
+    head_std: float | None  # of its initial weights, the bias being 0; None: torch's initialization
+    defaults: Mapping[str, Any]  # values of keys, by dotted name
+    description: str  # for `--help`
 
 
 def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
@@ -86,13 +77,12 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
 def load_classify_cfg(
     protocol: Mapping[str, Any], config_file: PathLike | None, opts: Sequence[str]
 ) -> CfgNode:
-    """A protocol's defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
-
-    Raises:
-        UserError: unknown key, wrong type, or keys that contradict each other.
-    """
+    """A protocol's defaults, the YAML file, `KEY VALUE` pairs; checked (UserError) and frozen."""
     cfg = load_cfg(default_cfg(protocol), config_file, opts)
-    check_cfg(cfg)
+    common_config.check_common(cfg)
+    at_least_0 = "SOLVER.RANDOM_LR MODEL.WIDTH EVAL.EVERY_EPOCHS EVAL.RESIZE_PX EVAL.CROP_PX"
+    common_config.check_lowest(cfg, {0: at_least_0})
+    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)
     return cfg
 
 
@@ -110,9 +100,7 @@ def with_weights(
 
 
 def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
-    """The keys under SOLVER with the learning rate for the batch at hand, by the linear rule.
-
-    See SOLVER.REFERENCE_BATCH_SIZE.
+    """The keys under SOLVER with the learning rate for the batch of the run (linear scaling).
 
     Args:
         random: the network starts from random weights, so that RANDOM_LR is its rate if it is set.
@@ -123,17 +111,3 @@ def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
     solver.BASE_LR = base * solver.BATCH_SIZE / (solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE)
     solver.freeze()
     return solver
-
-
-def check_cfg(cfg: CfgNode) -> None:
-    """Ranges and cross-field constraints; everything that needs neither data nor weights.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
-    common_config.check_common(cfg)
-    for key in ("SOLVER.RANDOM_LR", "MODEL.WIDTH"):
-        check_range(cfg, key, low=0)
-    for key in ("EVERY_EPOCHS", "RESIZE_PX", "CROP_PX"):
-        check_range(cfg, f"EVAL.{key}", low=0)
-    check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)

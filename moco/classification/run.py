@@ -25,11 +25,10 @@ from moco.common import distributed
 from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
 from moco.data.augment import apply_colors
-from moco.data.images import check_present
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
-from moco.engine.evaluation import CenterCrop, in_batches, outputs
+from moco.engine.evaluation import CenterCrop, outputs
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
@@ -49,12 +48,7 @@ class Classification(Training[ClassifyPlan, Step]):
     """Training a classifier, before its first step or before it is resumed.
 
     Args:
-        cfg: checked keys, with the network of `weights`.
-        protocol: linear or finetune.
-        weights: where a new run starts.
-
-    Raises:
-        DataError, UserError: images and keys do not fit each other.
+        cfg: with the network of `weights`, where a new run starts.
     """
 
     checkpoint_format = CLASSIFIER_FORMAT
@@ -65,13 +59,10 @@ class Classification(Training[ClassifyPlan, Step]):
 
     def __init__(self, cfg: CfgNode, protocol: Protocol, weights: InitialWeights) -> None:
         set_up_torch(cfg.NUM_THREADS, cfg.DETERMINISTIC)
-        check_present(cfg.DATA.ROOT, labeled=True)
         self._sets = sets = open_labeled(cfg.DATA.ROOT)
         distributed.agree(len(sets.val), f"number of val images in {cfg.DATA.ROOT}")
-        evaluation, aug = cfg.EVAL, cfg.AUG
-        self._crop = CenterCrop.sized(
-            evaluation.CROP_PX, evaluation.RESIZE_PX, aug.CROP_PX, aug.MEAN, aug.STD
-        )
+        crops, aug = (cfg.EVAL.CROP_PX, cfg.EVAL.RESIZE_PX, cfg.AUG.CROP_PX), cfg.AUG
+        self._crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
@@ -82,38 +73,29 @@ class Classification(Training[ClassifyPlan, Step]):
         self.kind = self.verb = protocol.kind
         self._metrics = tuple(f"{self.kind}/{name}" for name in ("top1", "top5"))
         self.evaluated, self.recorded = self._metrics[0], {name: name for name in self._metrics}
-        self.evaluate_every_epochs = evaluation.EVERY_EPOCHS
+        self.evaluate_every_epochs = cfg.EVAL.EVERY_EPOCHS
         self._protocol, self._weights, self._aug = protocol, weights, crop_and_flip(cfg)
         self._labels, self._val_labels = map(torch.tensor, (sets.train_labels, sets.val_labels))
         self._frozen = fingerprint(self.model) if protocol.frozen else {}
         self.task = f"{cfg.TASK or self.kind}_{self.spec.name}"
         self.notes = _notes(cfg, solver.BASE_LR, protocol.frozen)
         if distributed.is_main():
-            print(
-                f"{self.task}, init {weights.init} ({weights.source or 'random weights'}): "
-                f"{len(sets.train)} images, {len(sets.classes)} classes; "
-                f"learning rate {solver.BASE_LR:g}",
-                flush=True,
-            )
+            init = f"init {weights.init} ({weights.source or 'random weights'})"
+            data = f"{len(sets.train)} images, {len(sets.classes)} classes"
+            print(f"{self.task}, {init}: {data}; learning rate {solver.BASE_LR:g}", flush=True)
         print_notes(self.notes)
 
     def views(self) -> Views:
         return Views(self.images, self._aug, self.cfg.SEED, cache_bytes=self.cache_bytes())
 
     def plan(self, step: int, positions: list[Position]) -> ClassifyPlan:
-        first = distributed.rank() * self.n
-        mine = positions[first : first + self.n]
+        mine = positions[distributed.rank() * self.n :][: self.n]
         labels = self._labels[[index for _, index in mine]]
         return ClassifyPlan(step, [(epoch, index, 0) for epoch, index in mine], labels)
 
     def forward_backward(self, batch: Batch, plan: ClassifyPlan) -> Step:
-        """Gradients of the mean cross-entropy.
-
-        Raises:
-            DataError: an image that cannot be decoded, naming it. (None takes its place, because
-                it would have another label.)
-        """
-        if not batch.complete:
+        """Gradients of the mean cross-entropy."""
+        if not batch.complete:  # no image takes its place: that would have another label
             raise DataError(batch.bad[0])
         self.model.train(not self._protocol.frozen)
         labels = plan.labels.to(self.device, non_blocking=True)  # (n,)
@@ -127,11 +109,6 @@ class Classification(Training[ClassifyPlan, Step]):
         return Step(loss.detach(), 100 * right)
 
     def end_epoch(self) -> None:
-        """Check that a frozen network is what it was.
-
-        Raises:
-            AssertionError: naming the tensors that changed.
-        """
         if self._protocol.frozen:
             require_unchanged(self.model, self._frozen)
 
@@ -147,12 +124,10 @@ class Classification(Training[ClassifyPlan, Step]):
                 return self.model(x.contiguous(memory_format=self.layout))
 
         self.model.eval()
+        data = self.cfg.DATA
+        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS
         with mean_statistics(self.model):  # all processes evaluate one network
-            batches = in_batches(mine, self.n)
-            images, loader = self._sets.val, self.loader
-            for indices, scores in outputs(
-                logits, images, self._crop, batches, self.device, loader
-            ):
+            for indices, scores in outputs(logits, self._sets.val, self._crop, mine, self.n, *how):
                 labels = self._val_labels[indices].to(self.device)[:, None]
                 best = scores.topk(top, dim=1).indices == labels  # (n, top)
                 hits += torch.stack([best[:, 0].sum(), best.any(dim=1).sum()])
@@ -163,11 +138,8 @@ class Classification(Training[ClassifyPlan, Step]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "weights_sha256": self._weights.sha256,
-            "classes": self._sets.classes,
-        }
+        sha256, classes = self._weights.sha256, self._sets.classes
+        return {"kind": self.kind, "weights_sha256": sha256, "classes": classes}
 
     def resume(self, path: Path, state: Any) -> None:
         for name, mine in self.state_dict().items():
@@ -180,15 +152,13 @@ class Classification(Training[ClassifyPlan, Step]):
 
     def record(self) -> dict[str, Any]:
         weights, sets = self._weights, self._sets
+        size = f"{len(sets.classes)} classes, {len(sets.val)} validation images"
         return {
             "task": self.task,
             "init": weights.init,
             "weights_sha256": weights.sha256,
             "weights_source": weights.source,
-            "notes": [
-                f"{len(sets.classes)} classes, {len(sets.val)} validation images",
-                *self.notes,
-            ],
+            "notes": [size, *self.notes],
         }
 
 
@@ -220,16 +190,9 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
 
 
 def require_unchanged(model: nn.Module, before: dict[str, str]) -> None:
-    """Check that a frozen network is bitwise identical to the one of the `fingerprint` `before`.
-
-    Raises:
-        AssertionError: naming the tensors that differ.
-    """
+    """Assert that a frozen network is bitwise identical to that of the `fingerprint` `before`."""
     changed = sorted({name for name, _ in fingerprint(model).items() ^ before.items()})
-    assert not changed, (
-        f"the frozen network changed during training, {len(changed)} tensors: "
-        f"{', '.join(changed[:5])}"
-    )
+    assert not changed, f"the frozen network changed during training: {', '.join(changed[:5])}"
 
 
 def _notes(cfg: CfgNode, base_lr: float, frozen: bool) -> list[str]:

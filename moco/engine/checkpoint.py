@@ -5,6 +5,7 @@ The four keys and the names of the official code (`epoch, arch, state_dict, opti
 plain values and tensors, readable with `weights_only=True`.
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
@@ -22,18 +23,9 @@ PREFIX = "module."
 POINTER_NAME = "last_checkpoint"  # Detectron2's name: a file that holds the newest file's name
 SUPERSEDED = "superseded_"  # start of the names of folders for what a resumed run replaces
 REQUIRED = {
-    "epoch": int,
-    "arch": str,
-    "state_dict": Mapping,
-    "optimizer": Mapping,
-    "format": str,
-    "encoder": Mapping,
-    "input": Mapping,
-    "step": int,
-    "seed": int,
-    "num_images": int,
-    "seconds": float,
-    "config": Mapping,
+    **dict.fromkeys(("epoch", "step", "seed", "num_images"), int),
+    **dict.fromkeys(("state_dict", "optimizer", "encoder", "input", "config"), Mapping),
+    **{"arch": str, "format": str, "seconds": float},
 }
 _NAME = re.compile(r"checkpoint_(\d{4,})(?:_step(\d{8}))?\.pth\.tar")
 
@@ -47,19 +39,14 @@ def checkpoint_name(epoch: int, step: int | None = None) -> str:
 def list_checkpoints(folder: PathLike) -> list[Path]:
     """Checkpoints in a folder, the newest last, by epoch and step in their names."""
     paths = Path(folder).glob("checkpoint_*.pth.tar")
-    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: _order(p.name))
+    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=lambda p: order(p.name))
 
 
-def newer_than(folder: PathLike, name: str) -> list[Path]:
-    """Checkpoints in a folder that come after the one of this name."""
-    return [path for path in list_checkpoints(folder) if _order(path.name) > _order(name)]
-
-
-def _order(name: str) -> tuple[int, float]:
-    """Epoch and step in a name; the end of an epoch comes after its steps."""
+def order(name: str) -> tuple[int, float]:
+    """Epoch and step in a checkpoint's name; the end of an epoch comes after its steps."""
     match = _NAME.fullmatch(name)
     assert match, name
-    return int(match[1]), int(match[2]) if match[2] else float("inf")
+    return int(match[1]), int(match[2]) if match[2] else math.inf
 
 
 def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
@@ -70,13 +57,10 @@ def save_checkpoint(path: PathLike, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
-    """Read a checkpoint of this project and check that it is whole.
-
-    Args:
-        form: `FORMAT` of pre-training, or `CLASSIFIER_FORMAT`.
+    """The content of a checkpoint that this project wrote in the format `form`.
 
     Raises:
-        DataError: missing, damaged, or not written by this project in that format.
+        DataError: missing, damaged, or another file.
     """
     state = load_torch(path)
     if not isinstance(state, dict):
@@ -95,10 +79,7 @@ def load_checkpoint(path: PathLike, form: str = FORMAT) -> dict[str, Any]:
 def newest_checkpoint(
     folder: PathLike, form: str = FORMAT
 ) -> tuple[Path, dict[str, Any], list[str]] | None:
-    """The newest checkpoint that can be read, with what was wrong with any newer one.
-
-    Returns:
-        path, content, warnings; or None where the folder holds no checkpoint.
+    """Path and content of the newest readable checkpoint, warnings about newer ones; or None.
 
     Raises:
         DataError: there are checkpoints and none of them can be read.
@@ -125,11 +106,9 @@ def remove_old_checkpoints(
         never: names of others that stay.
     """
     for path in list_checkpoints(folder)[:-keep]:
-        match = _NAME.fullmatch(path.name)
-        assert match
-        whole_epoch = match[2] is None
-        milestone = milestone_epochs and (int(match[1]) + 1) % milestone_epochs == 0
-        if not (path.name in never or (whole_epoch and milestone)):
+        epoch, step = order(path.name)
+        milestone = milestone_epochs and step == math.inf and (epoch + 1) % milestone_epochs == 0
+        if not (path.name in never or milestone):
             path.unlink()
 
 

@@ -16,20 +16,19 @@ ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd"}
 # Keys that name a place or a speed and leave the weights as they are, up to rounding on another
 # device. A resumed run may change them; the hash of the protocol leaves them out.
 PLACES_AND_SPEED = (
-    "OUTPUT_DIR",
-    "DEVICE",
-    "NUM_THREADS",
-    "DIST_TIMEOUT_SECONDS",
-    "DETERMINISTIC",
-    "DATA.ROOT",
-    "DATA.NUM_WORKERS",
-    "DATA.WORKER_TIMEOUT_SECONDS",
-    "DATA.CACHE_MIB",
-    "SOLVER.COMPILE",
-    "SOLVER.STOP_AT_ITERS",
-    "CHECKPOINT",
-    "LOG",
+    *("OUTPUT_DIR", "DEVICE", "NUM_THREADS", "DIST_TIMEOUT_SECONDS", "DETERMINISTIC"),
+    *("DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS", "DATA.CACHE_MIB"),
+    *("SOLVER.COMPILE", "SOLVER.STOP_AT_ITERS", "CHECKPOINT", "LOG"),
 )
+LOWEST = {
+    0: "SEED NUM_THREADS DATA.NUM_WORKERS DATA.CACHE_MIB SOLVER.BASE_LR SOLVER.GAMMA "
+    "SOLVER.WEIGHT_DECAY SOLVER.WARMUP_ITERS SOLVER.REFERENCE_BATCH_SIZE SOLVER.STOP_AT_ITERS "
+    "CHECKPOINT.EVERY_ITERS CHECKPOINT.MILESTONE_EPOCHS",
+    1: "DIST_TIMEOUT_SECONDS DATA.WORKER_TIMEOUT_SECONDS LOG.EVERY_ITERS SOLVER.MAX_EPOCHS "
+    "SOLVER.DECAY_EVERY_ITERS CHECKPOINT.EVERY_EPOCHS",
+    2: "SOLVER.BATCH_SIZE CHECKPOINT.KEEP",
+    8: "AUG.CROP_PX",
+}
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_moco.py, main_lincls.py
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -142,11 +141,7 @@ def common_cfg() -> CfgNode:
 
 
 def check_common(cfg: CfgNode) -> None:
-    """Ranges of the common keys.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
+    """The common keys are in their ranges, else UserError."""
     from moco.engine.optim import OPTIMIZERS
     from moco.engine.schedule import SCHEDULES
 
@@ -154,22 +149,8 @@ def check_common(cfg: CfgNode) -> None:
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
-    solver = ("BASE_LR", "REFERENCE_BATCH_SIZE", "WEIGHT_DECAY", "GAMMA", "WARMUP_ITERS")
-    for key in (
-        *("SEED", "NUM_THREADS", "DATA.NUM_WORKERS", "DATA.CACHE_MIB", "SOLVER.STOP_AT_ITERS"),
-        *("CHECKPOINT.EVERY_ITERS", "CHECKPOINT.MILESTONE_EPOCHS"),
-        *(f"SOLVER.{key}" for key in solver),
-    ):
-        check_range(cfg, key, low=0)
-    for key in (
-        *("DIST_TIMEOUT_SECONDS", "DATA.WORKER_TIMEOUT_SECONDS", "LOG.EVERY_ITERS"),
-        *("SOLVER.MAX_EPOCHS", "SOLVER.DECAY_EVERY_ITERS", "CHECKPOINT.EVERY_EPOCHS"),
-    ):
-        check_range(cfg, key, low=1)
-    for key in ("SOLVER.BATCH_SIZE", "CHECKPOINT.KEEP"):
-        check_range(cfg, key, low=2)
+    check_lowest(cfg, LOWEST)
     check_momentum(cfg, "SOLVER.MOMENTUM")
-    check_range(cfg, "AUG.CROP_PX", low=8)
     check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
     check_interval(cfg, "AUG.CROP_SCALE", high=1)
     check_interval(cfg, "AUG.CROP_RATIO")
@@ -178,6 +159,13 @@ def check_common(cfg: CfgNode) -> None:
             check_numbers(cfg, key, 3)
     if min(cfg.AUG.STD, default=1) <= 0:
         raise UserError(f"AUG.STD: got {cfg.AUG.STD}, expected 3 numbers > 0")
+
+
+def check_lowest(cfg: CfgNode, lowest: Mapping[int, str]) -> None:
+    """Each of the keys of a bound is at least the bound and finite, else UserError."""
+    for low, keys in lowest.items():
+        for key in keys.split():
+            check_range(cfg, key, low=low)
 
 
 def check_momentum(cfg: CfgNode, key: str) -> None:
@@ -189,21 +177,13 @@ def check_momentum(cfg: CfgNode, key: str) -> None:
 def protocol_sha256(
     cfg: CfgNode, exclude: Collection[str], added: Mapping[str, Any] = ADDED_KEYS
 ) -> str:
-    """Hash of what two runs must have in common to be rows of one table.
-
-    Args:
-        exclude: keys that are left out. added: see `ADDED_KEYS`.
-    """
+    """Hash of what two runs must have in common to be rows of one table; see `ADDED_KEYS`."""
     flat = flatten(cfg)
     return cfg_sha256(flat, (*exclude, *(k for k, value in added.items() if flat[k] == value)))
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:
-    """Whether the batch can be divided among the processes.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
+    """The batch can be divided among the processes, else UserError."""
     N = cfg.SOLVER.BATCH_SIZE
     if N % world_size:
         raise UserError(

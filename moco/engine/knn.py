@@ -17,8 +17,7 @@ from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.common.progress import Progress
 from moco.data.images import Images, labeled_sets
-from moco.engine.evaluation import CenterCrop, in_batches, outputs
-from moco.engine.loader import batch_loader
+from moco.engine.evaluation import CenterCrop, outputs
 
 WORKER_TIMEOUT_SECONDS = 600  # a data-loader worker that delivers nothing for this long hangs
 MAX_SIMILARITIES = 1 << 27  # computed at a time: half a gigabyte
@@ -106,17 +105,9 @@ def features(
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
     rows = []
     with Progress(len(mine), "kNN features", "img", silent=not is_main()) as bar:
-        for indices, encoded in outputs(
-            lambda x: F.normalize(backbone(x), dim=1),
-            images,
-            crop,
-            in_batches(mine, batch),
-            device,
-            lambda crops, batches: batch_loader(
-                crops, batches, device, workers, WORKER_TIMEOUT_SECONDS
-            ),
-        ):
-            rows.append(encoded)
+        timeout = WORKER_TIMEOUT_SECONDS
+        for indices, h in outputs(backbone, images, crop, mine, batch, device, workers, timeout):
+            rows.append(F.normalize(h, dim=1))
             bar.update(len(indices))
     mine_encoded = torch.cat(rows)
     if not bool(mine_encoded.isfinite().all()):

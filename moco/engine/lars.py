@@ -27,9 +27,7 @@ class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling with momentum.
 
     Args:
-        parameters: to be trained.
-        lr: λ >= 0. momentum: m, 0 <= m < 1. weight_decay: β >= 0.
-        trust_coefficient: η > 0.
+        lr: λ >= 0. momentum: m, 0 <= m < 1. weight_decay: β >= 0. trust_coefficient: η > 0.
     """
 
     def __init__(
@@ -50,11 +48,7 @@ class LARS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of all parameters that have a gradient.
-
-        Args:
-            closure: unsupported, as it is nowhere used here.
-        """
+        """One update of all parameters that have a gradient; `closure` is not supported."""
         assert closure is None
         for group in self.param_groups:
             for w in group["params"]:

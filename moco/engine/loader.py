@@ -28,7 +28,6 @@ def batch_loader(
 
     Args:
         batch_sampler: what the dataset's `__getitems__` is called with.
-        device: where the batches go.
         timeout_seconds: a worker that delivers nothing for this long is taken to hang.
     """
     loader = torch.utils.data.DataLoader(

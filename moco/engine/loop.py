@@ -1,7 +1,4 @@
-"""The loop of all trainings: batch, step, update, log, save, stop, evaluate, record.
-
-W processes.
-"""
+"""The loop of all trainings: batch, step, update, log, save, stop, evaluate, record."""
 
 import signal
 import time
@@ -15,10 +12,10 @@ from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, UserError
 from moco.common.files import atomic_write_text
 from moco.common.progress import Progress
-from moco.common.run import RunFolder, RunRecord, provenance, write_record
+from moco.common.run import RunFolder, RunRecord, drop_metrics, provenance, write_record
 from moco.engine.checkpoint import PREFIX
 from moco.engine.config import protocol_sha256
-from moco.engine.metrics import MetricsLog, StepLog
+from moco.engine.metrics import MetricsLog
 from moco.engine.resume import check_same_run, extensions, find_checkpoint
 from moco.engine.saver import Saver
 from moco.engine.statistics import mean_statistics, set_statistics
@@ -36,13 +33,11 @@ def train(
     """Train, save, evaluate; returns the path of the last checkpoint.
 
     Args:
-        training: just built.
-        folder: open and locked.
+        training: just built. folder: open and locked.
         resume: None to start from scratch, `"auto"` for the newest checkpoint in the folder (from
             scratch where there is none), or the path of a checkpoint.
         extend: the checkpoint's run may have been a shorter one.
-        other_processes: resume although another number of processes made the checkpoint; None:
-            that cannot be chosen.
+        other_processes: so may its number of processes; None: that cannot be chosen.
 
     Raises:
         DataError, NumericError, UserError: the newest checkpoint stays as it was.
@@ -65,7 +60,7 @@ def train(
             loss, accuracy, stop_signal = _over_processes(step, stop.received)
             run.saver.check_loss(loss, plan.step)
             training.update(step)
-            run.log.add(plan.step, loss, accuracy, lr)
+            run.metrics.add(plan.step, loss, accuracy, lr)
             bar.update(size, loss=f"{loss:.3f}", **run.shown)
             if (plan.step + 1) % training.steps_per_epoch == 0:
                 training.end_epoch()
@@ -77,8 +72,7 @@ def train(
 def _over_processes(step: Step, received: int | None) -> tuple[float, float, int | None]:
     """Mean loss and accuracy of all processes, and a stop signal that any of them got.
 
-    One exchange of three numbers: with it a loss that is not finite, or a signal, is known to every
-    process before the weights change.
+    So every process knows of a loss that is not finite before its weights change.
     """
     number = step.loss.new_tensor(float(received or 0))
     report = torch.stack([step.loss.detach(), step.accuracy, number])
@@ -91,12 +85,8 @@ class _Run:
 
     def __init__(self, training: Training[Any, Any], folder: RunFolder) -> None:
         self.training, self.folder = training, folder
-        cfg, size = training.cfg, training.batch_size
-        epoch, total = training.steps_per_epoch, training.total_steps
-        main_folder = folder if distributed.is_main() else None
-        self.metrics = MetricsLog(main_folder, epoch, cfg.LOG.TENSORBOARD)
-        self.log = StepLog(self.metrics, cfg.LOG.EVERY_ITERS, total, size, training.accuracy_name)
-        self.saver = Saver(folder.path, epoch, total, cfg, training.model, self._content)
+        self.metrics = MetricsLog(folder if distributed.is_main() else None, training)
+        self.saver = Saver(folder.path, training, self._content)
         self.step, self.seconds_before = 0, 0.0  # done when the run was opened
         self.extensions: list[str] = []
         self.shown: dict[str, str] = {}
@@ -145,18 +135,17 @@ class _Run:
         self.shown = {"top1": f"{result.metrics[self.training.evaluated]:.1f}"}
         if distributed.is_main():
             print(f"after step {done} of {self.training.total_steps}: {result.text}", flush=True)
-        self.log.pause(time.monotonic() - started)  # the speed logged is that of training
+        self.metrics.pause(time.monotonic() - started)  # the speed logged is that of training
 
     def _write_record(self) -> None:
         training, cfg, last = self.training, self.training.cfg, self.metrics.last()
-        excluded, added = training.not_protocol, training.added_keys
         own = training.record()
         record = RunRecord(
             kind=training.kind,
             status="done",
             engine="moco",
             seed=cfg.SEED,
-            config_sha256=protocol_sha256(cfg, excluded, added),
+            config_sha256=protocol_sha256(cfg, training.not_protocol, training.added_keys),
             config=flatten(cfg),
             provenance={**provenance(), "processes": distributed.world_size()},
             iterations=training.total_steps,
@@ -190,11 +179,7 @@ class _Run:
             "optimizer": training.optimizer.state_dict(),
             "format": training.checkpoint_format,
             "encoder": training.spec.to_dict(),
-            "input": {
-                "channel_order": "RGB",
-                "mean": list(cfg.AUG.MEAN),
-                "std": list(cfg.AUG.STD),
-            },
+            "input": {"channel_order": "RGB", "mean": [*cfg.AUG.MEAN], "std": [*cfg.AUG.STD]},
             "step": done,
             "seed": cfg.SEED,
             "num_images": len(training.images),
@@ -203,7 +188,7 @@ class _Run:
             "processes": distributed.world_size(),
             "statistics": statistics,
             "scaler": training.scaler.state_dict(),
-            "step_log": self.log.state_dict(),
+            "step_log": self.metrics.state_dict(),
             "extensions": self.extensions,
             **training.state_dict(),
         }
@@ -217,8 +202,7 @@ class _Run:
                 raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
             return
         path, state = found
-        images, may_change = len(training.images), training.may_change
-        check_same_run(path, state, training.cfg, images, may_change, extend, training.added_keys)
+        check_same_run(path, state, training, extend)
         world = distributed.world_size()
         same_processes = state.get("processes") == world
         if not same_processes and not other_processes:
@@ -239,12 +223,12 @@ class _Run:
             reason = " ".join(str(error).split())[:300]
             raise DataError(f"{path}: does not fit this model ({reason})") from error
         training.end_epoch()
-        self.extensions = extensions(path, state, training.rate, training.cfg, extend)
+        self.extensions = extensions(path, state, training, extend)
         self.step, self.seconds_before = state["step"], state["seconds"]
-        self.log.resume(path, state)
+        self.metrics.resume(path, state)
         self.saver.resume_from(path, state)
-        self.metrics.drop_after(self.step)
         if distributed.is_main():
+            drop_metrics(self.folder.path, self.step)
             steps = f"step {self.step} of {training.total_steps}"
             print(f"resuming from {path} after {steps}", flush=True)
 

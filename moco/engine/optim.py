@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from fvcore.common.registry import Registry
 
-from moco.common.registry import lookup
-
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
     from torch import Tensor
@@ -34,10 +32,3 @@ def lars(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
     from moco.engine.lars import LARS
 
     return LARS(parameters, solver.BASE_LR, solver.MOMENTUM, solver.WEIGHT_DECAY)
-
-
-def build_optimizer(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
-    """What SOLVER.OPTIMIZER names."""
-    build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
-    optimizer: Optimizer = build(parameters, solver)
-    return optimizer

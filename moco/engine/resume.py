@@ -1,17 +1,15 @@
 """Resuming: which checkpoint, whether it is of the same run, and by how much the run got longer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from fvcore.common.config import CfgNode
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.command import AUTO
 from moco.common.errors import DataError, UserError
 from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
-from moco.engine.schedule import LearningRate
+from moco.engine.training import Training
 
 LENGTH = ("SOLVER.MAX_EPOCHS", "SOLVER.MAX_ITERS")  # what --extend may change
 
@@ -38,25 +36,18 @@ def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[st
 
 
 def check_same_run(
-    path: Path,
-    state: Mapping[str, Any],
-    cfg: CfgNode,
-    num_images: int,
-    may_change: Sequence[str],
-    extend: bool,
-    added: Mapping[str, Any],
+    path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
 ) -> None:
     """Whether a checkpoint was made by a run with these keys and as many images.
 
     Args:
-        may_change: keys that may differ. extend: so may the length of the run.
-        added: keys that earlier versions did not have, with what they did.
+        extend: the length of the run may differ.
 
     Raises:
         UserError: with other keys. DataError: with other data.
     """
-    mine, theirs = flatten(cfg), {**added, **state["config"]}
-    may_change = (*may_change, *LENGTH) if extend else may_change
+    may_change = (*training.may_change, *(LENGTH if extend else ()))
+    mine, theirs = flatten(training.cfg), {**training.added_keys, **state["config"]}
     for key in sorted(mine.keys() | theirs.keys()):
         if any(key == name or key.startswith(f"{name}.") for name in may_change):
             continue
@@ -71,26 +62,23 @@ def check_same_run(
                 f"{path}: was trained with {key} {theirs[key]!r}, this run has "
                 f"{mine[key]!r}; set the same{longer}, or set another OUTPUT_DIR"
             )
-    if state["num_images"] != num_images:
+    if state["num_images"] != len(training.images):
         raise DataError(
-            f"{cfg.DATA.ROOT}: holds {num_images} images, the run in {path} was "
+            f"{training.cfg.DATA.ROOT}: holds {len(training.images)} images, the run in {path} was "
             f"started with {state['num_images']}; give the same data or start from scratch"
         )
 
 
 def extensions(
-    path: Path, state: Mapping[str, Any], rate: LearningRate, cfg: CfgNode, extend: bool
+    path: Path, state: Mapping[str, Any], training: Training[Any, Any], extend: bool
 ) -> list[str]:
     """A note for each time that the run in a checkpoint was made longer.
-
-    Args:
-        rate: of the run as it is now, longer if `extend`.
 
     Raises:
         UserError: a run that is to be extended is not longer than before.
     """
     notes = [str(note) for note in state.get("extensions", [])]
-    step, total = state["step"], rate.length.total_steps
+    step, total, rate = state["step"], training.total_steps, training.rate
     before = state.get("total_steps", step)
     # The same command again: an extended run was interrupted, or is finished.
     if not extend or (total == before and (step < before or notes)):
@@ -98,7 +86,7 @@ def extensions(
     if total <= before:
         raise UserError(
             f"--extend: {path} is of a run of {before} steps, and this one has {total}; "
-            f"set a larger {' or '.join(key for key in LENGTH if key in flatten(cfg))}"
+            f"set a larger {' or '.join(key for key in LENGTH if key in flatten(training.cfg))}"
         )
     note = f"extended from {before} to {total} steps, after step {step}"
     if rate.of_total(before)(step - 1) != rate(step - 1):

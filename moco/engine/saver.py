@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 
 from moco.common import distributed
 from moco.common.errors import DataError, NumericError
@@ -15,12 +14,13 @@ from moco.common.run import RECORD_NAME
 from moco.engine.checkpoint import (
     checkpoint_name,
     list_checkpoints,
-    newer_than,
+    order,
     remove_old_checkpoints,
     save_checkpoint,
     set_aside,
 )
 from moco.engine.stop import leave
+from moco.engine.training import Training
 
 
 class LossRange:
@@ -64,33 +64,22 @@ class Saver:
     """Saves a run's state after the steps that are due, and leaves when a stop is requested.
 
     Args:
-        folder: of the run.
-        steps_per_epoch, total_steps: of the whole run.
-        cfg: of the run: the keys under CHECKPOINT, SOLVER.STOP_AT_ITERS.
-        model: whose weights have to be finite.
         content: what to save after N steps; all processes call it together.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        steps_per_epoch: int,
-        total_steps: int,
-        cfg: CfgNode,
-        model: torch.nn.Module,
-        content: Callable[[int], Mapping[str, Any]],
+        self, folder: Path, training: Training[Any, Any], content: Callable[[int], dict[str, Any]]
     ) -> None:
-        self._folder, self._model, self._content = folder, model, content
-        self._steps_per_epoch, self._total_steps = steps_per_epoch, total_steps
-        self._every, self._stop_at = cfg.CHECKPOINT, cfg.SOLVER.STOP_AT_ITERS
+        self._folder, self._training, self._content = folder, training, content
         self._range = LossRange()
 
     def path(self, done: int) -> Path:
         """What is saved after `done` steps, also where another machine's folder holds it."""
-        epoch, into_epoch = divmod(done, self._steps_per_epoch)
-        if done == self._total_steps or into_epoch == 0:
-            return self._folder / checkpoint_name(math.ceil(done / self._steps_per_epoch) - 1)
-        return self._folder / checkpoint_name(epoch, done)
+        epoch, into_epoch = divmod(done, self._training.steps_per_epoch)
+        if into_epoch == 0:
+            return self._folder / checkpoint_name(epoch - 1)
+        finished = done == self._training.total_steps
+        return self._folder / checkpoint_name(epoch, None if finished else done)
 
     def delete_earlier(self) -> None:
         """Delete an earlier run's checkpoints, which a later --resume must not find."""
@@ -100,37 +89,30 @@ class Saver:
                 path.unlink()
 
     def resume_from(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; newer ones in the folder are moved aside.
-
-        To be called after all processes have read it.
-        """
+        """Continue from a checkpoint that all processes have read; newer ones are moved aside."""
         done = state["step"]
         named = self.path(done)
-        if "loss_range" in state:
-            try:
+        try:
+            if "loss_range" in state:
                 self._range.load(state["loss_range"], named.name)
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{path}: a malformed 'loss_range'") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: a malformed 'loss_range'") from error
         if not distributed.is_main():
             return
-        here = {found.name for found in list_checkpoints(path.parent)}
         inside = path.parent.resolve() == self._folder.resolve()
-        if inside and path.name in here - {named.name}:
+        if inside and path.name != named.name and path in list_checkpoints(path.parent):
             # A copy with another step's name, or the end of a run that is longer now.
             set_aside(self._folder, [named], None)
             path.rename(named)
-        newer = newer_than(self._folder, named.name)
-        kept = [found for found in list_checkpoints(self._folder) if found not in newer]
-        if done < self._total_steps:
+        all_of_them = list_checkpoints(self._folder)
+        kept = [found for found in all_of_them if order(found.name) <= order(named.name)]
+        newer = all_of_them[len(kept) :]
+        if done < self._training.total_steps:
             newer.append(self._folder / RECORD_NAME)
         set_aside(self._folder, newer, kept[-1] if kept else None)
 
     def check_loss(self, loss: float, step: int) -> None:
-        """Stop before a loss that is not finite reaches the weights.
-
-        Raises:
-            NumericError: naming the step and the newest good checkpoint.
-        """
+        """Raise NumericError before a loss that is not finite reaches the weights."""
         if not math.isfinite(loss):
             raise NumericError(f"loss is {loss} at step {step}; {self._advice()}")
         self._range.add(loss)
@@ -142,21 +124,23 @@ class Saver:
             NumericError: a weight is not finite; nothing is saved.
             Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
         """
-        done, every = step + 1, self._every
-        finished = done == self._total_steps
-        epoch, into_epoch = divmod(done, self._steps_per_epoch)
-        stop = not finished and (stop_signal is not None or done == self._stop_at)
+        training, done = self._training, step + 1
+        total, every = training.total_steps, training.cfg.CHECKPOINT
+        finished = done == total
+        epoch, into_epoch = divmod(done, training.steps_per_epoch)
+        stop_at = training.cfg.SOLVER.STOP_AT_ITERS
+        stop = not finished and (stop_signal is not None or done == stop_at)
         due = into_epoch == 0 and epoch % every.EVERY_EPOCHS == 0
         due |= every.EVERY_ITERS > 0 and done % every.EVERY_ITERS == 0
         if not (finished or stop or due):
             return
-        largest = largest_weight(self._model)
+        largest = largest_weight(training.model)
         if not math.isfinite(largest):
             raise NumericError(f"a weight is {largest} after step {step}; {self._advice()}")
         path = self.path(done)
         content = {
             **self._content(done),
-            "total_steps": self._total_steps,
+            "total_steps": total,
             "loss_range": self._range.save(path.name, largest),
         }
         if distributed.is_main():
@@ -165,17 +149,14 @@ class Saver:
             remove_old_checkpoints(self._folder, every.KEEP, every.MILESTONE_EPOCHS, never)
         if stop:
             distributed.barrier()  # no process ends before the file is there
-            # Where the schedule stops the run, as where another process got the signal.
-            number = signal.SIGTERM if stop_signal is None else stop_signal
-            leave(number, f"step {done} of {self._total_steps}", path)
+            leave(stop_signal or signal.SIGTERM, f"step {done} of {total}", path)
 
     def _advice(self) -> str:
-        good = [path for path in list_checkpoints(self._folder) if path.name == self._range.good]
-        if good:
-            kept = f"the newest checkpoint after which the loss stayed in its range is {good[0]}"
-        else:
-            kept = "there is no checkpoint after which the loss stayed in its range"
-        return f"{kept}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
+        good = self._folder / self._range.good
+        return (
+            "the newest checkpoint after which the loss stayed in its range: "
+            f"{good if good.is_file() else 'none'}; lower SOLVER.BASE_LR or add SOLVER.WARMUP_ITERS"
+        )
 
 
 def largest_weight(model: torch.nn.Module) -> float:

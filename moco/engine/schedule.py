@@ -52,10 +52,6 @@ class LearningRate:
     """`LearningRate(solver, length)(step)` is the learning rate of the step with that number.
 
     The first WARMUP_ITERS = w steps rise linearly, `1/w, 2/w, ... 1` times the schedule.
-
-    Args:
-        solver: the keys under SOLVER, with rate and durations for the batch of the run.
-        length: of the run.
     """
 
     def __init__(self, solver: CfgNode, length: Length) -> None:

@@ -29,9 +29,8 @@ def mean_statistics(model: nn.Module) -> Iterator[Tensor]:
 def set_statistics(model: nn.Module, flat: Tensor) -> None:
     """Copy statistics (B,) into the model's buffers."""
     buffers = _buffers(model)
-    for buffer, part in zip(
-        buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True
-    ):
+    parts = flat.split([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
 
 

@@ -52,9 +52,6 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
 
     SIGTERM and SIGUSR1/2 are what schedulers send before they take a machine away, SIGINT is
     Ctrl-C. Outside the main thread, which alone may handle signals, nothing is ever requested.
-
-    Args:
-        stop: the handler, for processes that answer a signal in another way.
     """
     stop = stop or StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -69,18 +66,13 @@ def stop_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
 
 
 def leave(number: int, after: str, saved: Path) -> NoReturn:
-    """End a run that got a signal and has saved its state.
-
-    Args:
-        number: the signal. after: e.g. "iteration 4". saved: the checkpoint.
+    """End a run that got a signal and has saved its state `after`, e.g., "iteration 4".
 
     Raises:
         KeyboardInterrupt: for SIGINT, the message is printed. Preempted: for the others.
     """
-    end(
-        number,
-        f"stopped after {after} and saved {saved}; run the same command with --resume to continue",
-    )
+    again = "run the same command with --resume to continue"
+    end(number, f"stopped after {after} and saved {saved}; {again}")
 
 
 def end(number: int, message: str) -> NoReturn:

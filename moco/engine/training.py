@@ -18,39 +18,30 @@ from torch import Tensor, nn
 from moco.common import distributed
 from moco.common.cfgcheck import check_milestones
 from moco.common.errors import DataError
+from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.device import autocast, pick_device
 from moco.engine.loader import batch_loader
-from moco.engine.optim import build_optimizer
+from moco.engine.optim import OPTIMIZERS
 from moco.engine.schedule import LearningRate, Length
 from moco.modeling.encoder import EncoderSpec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What this process loads for a step; a training adds what it has to know of the step.
+    """What this process loads for a step; a training adds what it has to know of the step."""
 
-    Attributes:
-        step: its number, from 0.
-        items: of the batch, in order.
-    """
-
-    step: int
-    items: list[Item]
+    step: int  # from 0
+    items: list[Item]  # of the batch, in order
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward and backward pass gives; a training adds what its update needs.
+    """What a forward and backward pass gives; a training adds what its update needs."""
 
-    Attributes:
-        loss: () of this process's images.
-        accuracy: () on them, 0..100.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
+    loss: Tensor  # () of this process's images
+    accuracy: Tensor  # () on them, 0..100
 
 
 class Evaluation(NamedTuple):
@@ -68,36 +59,23 @@ class Training(ABC, Generic[P, S]):
     """A network in training: model, optimizer, data and step.
 
     Args:
-        cfg: checked keys. solver: those under SOLVER for the batch of the run.
-        spec: the network. model: with new weights, on the CPU.
-        images: trained on. max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
+        solver: the keys under SOLVER for the batch of the run. model: with new weights, on the CPU.
+        max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
 
     Raises:
         DataError: less than a batch of images. UserError: milestones after the end.
-
-    Attributes:
-        kind: of the run record. checkpoint_format: see `moco.engine.checkpoint`.
-        verb: what is done, for the progress display.
-        may_change: keys that a resumed run may change.
-        not_protocol: keys that the hash of the protocol leaves out.
-        added_keys: keys that earlier versions did not have, with what they did.
-        accuracy_name: of a step's accuracy in metrics.json.
-        evaluated: name of a metric that each evaluation gives.
-        evaluate_every_epochs: 0: only at the end.
-        recorded: names in run.json → in metrics.json.
-        notes: what a reader of the result has to know.
     """
 
-    kind: str
-    checkpoint_format: str
-    verb: str
-    may_change: tuple[str, ...]
-    not_protocol: tuple[str, ...]
-    added_keys: Mapping[str, Any]
-    accuracy_name: str
-    evaluated: str
-    evaluate_every_epochs: int
-    recorded: Mapping[str, str]
+    kind: str  # of the run record
+    checkpoint_format: str  # see `moco.engine.checkpoint`
+    verb: str  # for the progress display
+    may_change: tuple[str, ...]  # keys that a resumed run may change
+    not_protocol: tuple[str, ...]  # keys that the hash of the protocol leaves out
+    added_keys: Mapping[str, Any]  # that earlier versions did not have, with what they did
+    accuracy_name: str  # of a step's accuracy in metrics.json
+    evaluated: str  # a metric that each evaluation gives
+    evaluate_every_epochs: int  # 0: only at the end
+    recorded: Mapping[str, str]  # names in run.json → in metrics.json
 
     def __init__(
         self,
@@ -128,10 +106,11 @@ class Training(ABC, Generic[P, S]):
         # Only parameters with a gradient are exchanged, so nothing of a frozen network.
         self.parallel = distributed.data_parallel(self.model)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(trained, solver)
+        build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
+        self.optimizer: torch.optim.Optimizer = build(trained, solver)
         fp16 = cfg.SOLVER.PRECISION == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what a reader of the result has to know
 
     @abstractmethod
     def plan(self, step: int, positions: list[Position]) -> P:
@@ -169,11 +148,7 @@ class Training(ABC, Generic[P, S]):
         return {}
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Check and continue from what `state_dict` gave.
-
-        Raises:
-            UserError: of another run. DataError: damaged.
-        """
+        """Check and continue from what `state_dict` gave."""
 
     def gathered_state(self) -> dict[str, Tensor]:
         """The model's state of all processes together; they call it together."""
@@ -194,14 +169,10 @@ class Training(ABC, Generic[P, S]):
                 waiting.append(self.plan(step, positions))
                 yield waiting[-1].items
 
-        for batch in self.loader(self.views(), plans()):
-            yield waiting.popleft(), batch
-
-    def loader(self, dataset: Any, batch_sampler: Any) -> Iterator[Any]:
-        """Batches by the workers of this training."""
         data = self.cfg.DATA
-        timeout = data.WORKER_TIMEOUT_SECONDS
-        return batch_loader(dataset, batch_sampler, self.device, data.NUM_WORKERS, timeout)
+        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS
+        for batch in batch_loader(self.views(), plans(), *how):
+            yield waiting.popleft(), batch
 
     def cache_bytes(self) -> int:
         """Memory for decoded images in each process that decodes."""

@@ -17,41 +17,25 @@ ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A backbone with its input, and what a file has beside it.
+    """A backbone with its input, and what a file has beside it."""
 
-    Attributes:
-        init: name in a table.
-        spec: the network.
-        state: its tensors without a head, in torchvision's names; None: random weights.
-        beside: head, key encoder and queue as far as the file has them, by a mechanism's names.
-        mean, std: what pixels of 0..1 are normalized by, RGB.
-        sha256: of the file. source: of which layout it is.
-        notes: what a reader of the result has to know.
-        config, seed: of the run that wrote the file, where this project did.
-    """
-
-    init: str
+    init: str  # name in a table
     spec: EncoderSpec
-    state: dict[str, Tensor] | None = None
+    state: dict[str, Tensor] | None = None  # without a head, torchvision's names; None: random
+    # Head, key encoder and queue as far as the file has them, by a mechanism's names.
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    mean: tuple[float, ...] = IMAGENET_MEAN
+    mean: tuple[float, ...] = IMAGENET_MEAN  # what pixels of 0..1 are normalized by, RGB
     std: tuple[float, ...] = IMAGENET_STD
-    sha256: str | None = None
-    source: str | None = None
-    notes: tuple[str, ...] = ()
+    sha256: str | None = None  # of the file
+    source: str | None = None  # its layout
+    notes: tuple[str, ...] = ()  # what a reader of the result has to know
+    # Of the run that wrote the file, where this project did.
     config: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
 
 
 def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeights:
-    """What the word `random` means: no file.
-
-    Args:
-        stem, width, init: `""` and 0: `imagenet`, 1, `random`.
-
-    Raises:
-        UserError: no architecture is given.
-    """
+    """What the word `random` means; `""` and 0 for stem, width, init: `imagenet`, 1, `random`."""
     if not arch:
         raise UserError(
             f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
@@ -61,20 +45,9 @@ def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeig
 
 
 def init_name(path: Path) -> str:
-    """What weights are called in a table.
-
-    The file's name without its ending, with the folder's name before it for files called
-    `checkpoint_*`.
-
-    Raises:
-        UserError: it would be the word for random weights.
-    """
-    name = path.name
-    for ending in ENDINGS:
-        if name.endswith(ending):
-            name = name.removesuffix(ending)
-            break
-    folder = path.resolve().parent.name
+    """The name in a table: the file's without its ending, `folder_checkpoint_*` for checkpoints."""
+    ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), "")
+    name, folder = path.name.removesuffix(ending), path.resolve().parent.name
     name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
     if name == RANDOM:
         raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")

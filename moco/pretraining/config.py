@@ -25,13 +25,11 @@ from moco.engine import config as common_config
 from moco.modeling.archs import ARCHS, STEMS
 from moco.modeling.mechanisms import MECHANISMS
 
-AUG_KINDS = ("v1", "v2")
 # Keys under AUG in which MoCo v2 (arXiv 2003.04297; main_moco.py --aug-plus) differs from v1.
-AUG_V2: dict[str, Any] = {
-    "KIND": "v2",
-    "JITTER_PROB": 0.8,
-    "HUE": 0.1,
-    "BLUR_PROB": 0.5,
+AUG_V2: dict[str, Any] = {"KIND": "v2", "JITTER_PROB": 0.8, "HUE": 0.1, "BLUR_PROB": 0.5}
+LOWEST = {
+    0: "SOLVER.MAX_ITERS KNN.EVERY_EPOCHS KNN.RESIZE_PX KNN.CROP_PX",
+    1: "SOLVER.ACCUMULATE DATA.SHARD_WINDOW KNN.K MOCO.DIM MOCO.K MOCO.BN_SPLITS",
 }
 # As common_config.PLACES_AND_SPEED.
 PLACES_AND_SPEED = (
@@ -147,25 +145,11 @@ def default_cfg(aug: str = "v1") -> CfgNode:
 
 
 def load_pretrain_cfg(config_file: PathLike | None, opts: Sequence[str]) -> CfgNode:
-    """Defaults, then the YAML file, then `KEY VALUE` pairs; checked and frozen.
-
-    Raises:
-        UserError: unknown key, wrong type, or keys that contradict each other.
-    """
+    """Defaults, then the YAML file, then `KEY VALUE` pairs; checked (UserError) and frozen."""
     cfg = load_cfg(default_cfg(), config_file, opts)
-    check_choice(cfg, "AUG.KIND", AUG_KINDS)
+    check_choice(cfg, "AUG.KIND", ("v1", "v2"))
     if cfg.AUG.KIND != "v1":
         cfg = load_cfg(default_cfg(cfg.AUG.KIND), config_file, opts)
-    check_cfg(cfg)
-    return cfg
-
-
-def check_cfg(cfg: CfgNode) -> None:
-    """Ranges and cross-field constraints; everything that needs no data.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
     common_config.check_common(cfg)
     check_choice(cfg, "MODEL.ARCH", tuple(ARCHS))
     check_choice(cfg, "MODEL.STEM", STEMS)
@@ -173,16 +157,8 @@ def check_cfg(cfg: CfgNode) -> None:
     check_choice(cfg, "MOCO.LOSS", ("info_nce", "nce"))
     check_choice(cfg, "MOCO.SHUFFLE_BY", ("index", "all_to_all"))
     check_choice(cfg, "DATA.BAD_IMAGES", ("fail", "skip"))
-    for key in ("SOLVER.MAX_ITERS", "KNN.EVERY_EPOCHS", "KNN.RESIZE_PX", "KNN.CROP_PX"):
-        check_range(cfg, key, low=0)
-    for key in ("SOLVER.ACCUMULATE", "DATA.SHARD_WINDOW", "KNN.K"):
-        check_range(cfg, key, low=1)
-    for key in ("DIM", "K", "BN_SPLITS"):
-        check_range(cfg, f"MOCO.{key}", low=1)
-    for key in (
-        *("JITTER_PROB", "GRAY_PROB", "BLUR_PROB"),
-        *("BRIGHTNESS", "CONTRAST", "SATURATION"),
-    ):
+    common_config.check_lowest(cfg, LOWEST)
+    for key in ("JITTER_PROB", "GRAY_PROB", "BLUR_PROB", "BRIGHTNESS", "CONTRAST", "SATURATION"):
         check_range(cfg, f"AUG.{key}", low=0, high=1)
     check_range(cfg, "AUG.HUE", low=0, high=0.5)
     check_range(cfg, "DATA.MAX_BAD_FRACTION", low=0, high=1)
@@ -195,14 +171,19 @@ def check_cfg(cfg: CfgNode) -> None:
     for key in ("MOCO.M", "MOCO.BANK_MOMENTUM"):
         common_config.check_momentum(cfg, key)
     _check_mechanism(cfg)
-    _check_batch(cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS)
+    N, G = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS
+    if N % G or N // G < 2:
+        largest = max(d for d in range(1, min(G, N // 2) + 1) if N % d == 0)
+        raise UserError(
+            f"MOCO.BN_SPLITS: {G} groups of SOLVER.BATCH_SIZE {N}, expected a divisor with 2 or "
+            f"more images a group; the next smaller one is {largest}"
+        )
     check_milestones(cfg, None if cfg.SOLVER.MAX_ITERS else cfg.SOLVER.MAX_EPOCHS)
+    return cfg
 
 
 def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
-    """The keys under SOLVER for the batch at hand, by the linear rule (sec. 4.1).
-
-    See SOLVER.REFERENCE_BATCH_SIZE. MAX_ITERS stays 0 where MAX_EPOCHS gives the length.
+    """The keys under SOLVER for the batch of the run by linear scaling (sec. 4.1).
 
     Returns:
         The keys; notes: what was scaled, and what is not equivalent to the reference for all that.
@@ -235,20 +216,13 @@ def scale_to_batch(cfg: CfgNode) -> tuple[CfgNode, list[str]]:
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:
-    """Whether the batch and its BN groups can be divided among the processes.
-
-    Raises:
-        UserError: naming the key, what it got and what it may be.
-    """
+    """The batch and its BN groups can be divided among the processes, else UserError."""
     common_config.check_processes(cfg, world_size)
     G, parts = cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
     if G % (world_size * parts):
-        what = f"the {world_size} processes"
-        if parts > 1:
-            what += f" x {parts} parts (SOLVER.ACCUMULATE)"
         raise UserError(
-            f"MOCO.BN_SPLITS: got {G}, expected a multiple of {what}: each normalizes its own "
-            f"images, in {max(1, G // (world_size * parts))} or more groups"
+            f"MOCO.BN_SPLITS: got {G}, expected a multiple of {world_size} processes x {parts} "
+            "parts (SOLVER.ACCUMULATE): each normalizes its own images"
         )
 
 
@@ -277,17 +251,3 @@ def _check_mechanism(cfg: CfgNode) -> None:
         raise UserError(f"MOCO.LOSS: {moco.LOSS} is for MOCO.MECHANISM memory_bank; use info_nce")
     if moco.MECHANISM == "memory_bank" and moco.SYMMETRIC:
         raise UserError("MOCO.SYMMETRIC: memory_bank encodes no keys; set it to False")
-
-
-def _check_batch(batch: int, splits: int) -> None:
-    if batch % splits:
-        near = max(d for d in range(1, splits + 1) if batch % d == 0)
-        raise UserError(
-            f"MOCO.BN_SPLITS: {splits} does not divide SOLVER.BATCH_SIZE {batch}; "
-            f"the next smaller divisor is {near}"
-        )
-    if batch // splits < 2:
-        raise UserError(
-            f"MOCO.BN_SPLITS: {splits} groups of a batch of {batch} leave {batch // splits} "
-            f"image each; batch normalization needs at least 2, so at most {batch // 2}"
-        )

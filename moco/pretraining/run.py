@@ -4,23 +4,24 @@
 size in pixels, W processes.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
-from moco.common.errors import DataError
+from moco.common.command import RANDOM
+from moco.common.errors import DataError, UserError
 from moco.common.registry import lookup
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import Images, check_present, labeled_sets, open_images
+from moco.data.images import Images, labeled_sets, open_images
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
@@ -31,32 +32,33 @@ from moco.engine.knn import evaluate
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.encoder import EncoderSpec, build_encoder, load_backbone
+from moco.modeling.encoder import COUNTER, HEAD, EncoderSpec, build_encoder, load_backbone
 from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Mechanism
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
-from moco.pretraining.config import (
-    MAY_CHANGE,
-    NOT_PROTOCOL,
-    check_processes,
-    scale_to_batch,
-)
-from moco.pretraining.initial_weights import Start, load_weights, resumed_start
+from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
 
+QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where a run started, for its record and its checkpoints; the fields are the record's."""
+
+    init: str = RANDOM
+    weights_sha256: str | None = None
+    weights_source: str | None = None
+    coverage: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class PretrainPlan(Plan):
-    """Of a step.
+    """Of a step."""
 
-    Attributes:
-        images: (N,) numbers of all processes' images.
-        shuffles: for each pass the order (N,) in which keys go through BN; None: as the queries.
-    """
-
-    images: Tensor
-    shuffles: list[Tensor | None]
+    images: Tensor  # (N,) numbers of all processes' images
+    shuffles: list[Tensor | None]  # of each pass, see `_shuffle`
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     """Pre-training, before its first step or before it is resumed.
 
     Args:
-        cfg: checked keys (`moco.pretraining.config.load_pretrain_cfg`).
         folder: of the run; shards get their index there.
         weights: of MODEL.WEIGHTS, where a new run starts; None: from scratch.
-
-    Raises:
-        DataError, UserError: images, keys and processes do not fit each other.
     """
 
     kind = "pretrain"
@@ -99,7 +97,6 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     ) -> None:
         set_up_torch(cfg.NUM_THREADS, cfg.DETERMINISTIC)
         world = distributed.world_size()
-        check_processes(cfg, world)
         images = open_pretraining_images(cfg, folder.path)
         solver, scaling = scale_to_batch(cfg)
         torch.manual_seed(cfg.SEED)
@@ -110,14 +107,29 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                     encoder.compile()
         super().__init__(cfg, solver, spec, model, images, solver.MAX_ITERS)
         self.model: Mechanism
-        self.notes = [*scaling, *_notes(cfg, len(images))]
+        moco, knn, aug = cfg.MOCO, cfg.KNN, cfg.AUG
+        self.notes = scaling
+        if moco.MECHANISM != "end_to_end" and moco.K > len(images):
+            self.notes.append(
+                f"MOCO.K {moco.K} exceeds the {len(images)} images: a query meets keys of its own "
+                "image, and they count as negatives; a smaller K or more images teach more"
+            )
         if distributed.is_main():
-            print(_batch_line(cfg, world), flush=True)
+            N, G, parts = self.batch_size, moco.BN_SPLITS, cfg.SOLVER.ACCUMULATE
+            share = f"{world} process{'es' if world > 1 else ''} x {self.n}"
+            in_parts = f" in {parts} parts" if parts > 1 else ""
+            print(f"batch {N}: {share}{in_parts}; BN in {G} groups of {N // G}", flush=True)
         print_notes(self.notes)
-        self.evaluate_every_epochs = cfg.KNN.EVERY_EPOCHS
-        self._center_crop = _center_crop(cfg)
+        self.evaluate_every_epochs = knn.EVERY_EPOCHS
+        self._center_crop = None
+        if cfg.DATA.KNN_ROOT:  # checked before training
+            labeled_sets(cfg.DATA.KNN_ROOT)
+            crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
+            self._center_crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
         self._aug = augmentation_from(cfg)
-        self._passes = _passes(cfg, model)
+        self._passes: list[Pass] = [Pass(0, 1 if model.needs_key_view else None)]
+        if moco.SYMMETRIC:  # each view is query once and key once
+            self._passes.append(Pass(1, 0))
         self._bad_images: set[str] = set()
         self._weights, self._start = weights, Start()
 
@@ -128,9 +140,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             print_notes(self._start.notes)
 
     def views(self) -> Views:
-        data = self.cfg.DATA
-        skip_bad, cache_bytes = data.BAD_IMAGES == "skip", self.cache_bytes()
-        return Views(self.images, self._aug, self.cfg.SEED, skip_bad, cache_bytes)
+        skip_bad = self.cfg.DATA.BAD_IMAGES == "skip"
+        return Views(self.images, self._aug, self.cfg.SEED, skip_bad, self.cache_bytes())
 
     def plan(self, step: int, positions: list[Position]) -> PretrainPlan:
         rank, world = distributed.rank(), distributed.world_size()
@@ -155,7 +166,11 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             for part in range(parts):
                 rows = slice(part * size, (part + 1) * size)
                 last = number + 1 == passes and part + 1 == parts
-                with self._gradients_stay_here(not last):
+                # Gradients are exchanged once per step, with the last part's backward pass.
+                exchange: AbstractContextManager[None] = nullcontext()
+                if isinstance(self.parallel, DistributedDataParallel) and not last:
+                    exchange = self.parallel.no_sync()
+                with exchange:
                     with self.autocast():
                         out = self.parallel(x_q[rows], dictionary.rows(rows))
                     self.scaler.scale(out.loss / parts).backward()
@@ -185,11 +200,20 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         moco = self.cfg.MOCO
         return {
             "encoder": {**self.spec.to_dict(), "dim": moco.DIM, "mlp": moco.MLP},
-            "start": dataclasses.asdict(self._start),
+            "start": asdict(self._start),
         }
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
-        self._start = resumed_start(path, state, self._weights)
+        try:
+            self._start = Start(**state.get("start", {}))
+        except TypeError as error:
+            raise DataError(f"{path}: a malformed 'start'") from error
+        theirs, mine = self._start.weights_sha256, self._weights.sha256 if self._weights else None
+        if theirs != mine:
+            raise UserError(
+                f"{path}: its run started from weights of sha256 {theirs}, and MODEL.WEIGHTS is "
+                f"of {mine}; give the same, or set another OUTPUT_DIR"
+            )
 
     def gathered_state(self) -> dict[str, Tensor]:
         return self.model.gathered_state()
@@ -198,21 +222,14 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.model.load_gathered_state(state)
 
     def record(self) -> dict[str, Any]:
-        start = self._start
-        notes = [*self.notes, *start.notes]
+        notes = [*self.notes, *self._start.notes]
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} images could not be decoded, replaced")
-        return {
-            "task": f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}",
-            "init": start.init,
-            "weights_sha256": start.weights_sha256,
-            "weights_source": start.weights_source,
-            "coverage": start.coverage,
-            "notes": notes,
-        }
+        task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
+        return {**asdict(self._start), "task": task, "notes": notes}
 
     def _shuffle(self, step: int, number: int) -> Tensor | None:
-        """In which order the keys of one pass go through BN; None: as the queries."""
+        """The order (N,) in which the keys of one pass go through BN; None: as the queries."""
         if not self.cfg.MOCO.SHUFFLE_BN or self._passes[number].key_view is None:
             return None
         splits, seed = self.cfg.MOCO.BN_SPLITS, self.cfg.SEED
@@ -240,12 +257,6 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                 parts[keys] = distributed.exchange_rows(parts[keys], *exchange)
         return torch.cat(parts)
 
-    def _gradients_stay_here(self, stay: bool) -> AbstractContextManager[None]:
-        """Gradients are exchanged once per step, with the last part's backward pass."""
-        if stay and isinstance(self.parallel, torch.nn.parallel.DistributedDataParallel):
-            return self.parallel.no_sync()
-        return nullcontext()
-
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:
             if reason not in self._bad_images and batch.complete:
@@ -261,13 +272,56 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             )
 
 
-def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
-    """The images of DATA.ROOT.
+def load_weights(
+    model: Mechanism, weights: InitialWeights, mean: tuple[float, ...], std: tuple[float, ...]
+) -> Start:
+    """Put a file's weights into a mechanism of the same network that has just been built.
 
-    Raises:
-        DataError: missing or damaged.
+    The head is taken if it has the run's shape, the key encoder if the head was, the queue if the
+    key encoder was: a queue of keys means something beside its own encoder only. Without its own
+    weights the key encoder starts as a copy of the query encoder.
     """
-    check_present(cfg.DATA.ROOT)
+    assert weights.state is not None
+    state = model.state_dict()
+    given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
+    names = {name for name in state if not name.endswith(COUNTER)}
+    query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
+    head = {name for name in query if name.startswith(QUERY + HEAD)}
+
+    def fits(wanted: set[str]) -> bool:
+        shapes = {name: given[name].shape for name in wanted & given.keys()}
+        return bool(wanted) and shapes == {name: state[name].shape for name in wanted}
+
+    has_head = fits(head) and not any(n.startswith(QUERY + HEAD) for n in given.keys() - head)
+    has_key = model.has_key_encoder and has_head and fits(key)
+    has_queue = has_key and fits(QUEUE & names)
+    parts = ((has_head, head), (has_key, key), (has_queue, QUEUE))
+    taken = (query - head).union(*(part for has, part in parts if has))
+    loaded = {name: given[name] for name in taken}
+    missing = [] if has_head else ["the head"]
+    if "queue" in state and not has_queue:
+        missing.append("the queue")
+    if model.has_key_encoder and not has_key:
+        missing.append("the key encoder (a copy of the query encoder)")
+        for name, own in {**state, **loaded}.items():
+            if name.startswith(QUERY):
+                loaded[KEY + name.removeprefix(QUERY)] = own.clone()
+    model.load_state_dict(loaded, strict=False)
+    notes = list(weights.notes)
+    if missing:
+        notes.append(f"MODEL.WEIGHTS: not from the file: {', '.join(missing)}")
+    pixels = zip((*weights.mean, *weights.std), (*mean, *std), strict=True)
+    if any(abs(theirs - ours) > 1e-3 for theirs, ours in pixels):
+        notes.append(
+            f"MODEL.WEIGHTS: its network saw pixels of mean {weights.mean} and std {weights.std}, "
+            "this run normalizes by AUG.MEAN and AUG.STD"
+        )
+    coverage = {"loaded": len(loaded), "left_at_init": sorted(names - loaded.keys())}
+    return Start(weights.init, weights.sha256, weights.source, coverage, notes)
+
+
+def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
+    """The images of DATA.ROOT."""
     # The main process writes the index of shards, the others read it.
     in_turn = distributed.main_first() if find_shards(cfg.DATA.ROOT) else nullcontext()
     with in_turn:
@@ -283,40 +337,6 @@ def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, E
     encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
     build = lookup(MECHANISMS, moco.MECHANISM, "MOCO.MECHANISM")
     return build(cfg, encoder, num_images), spec
-
-
-def _passes(cfg: CfgNode, model: Mechanism) -> tuple[Pass, ...]:
-    """Which views are compared; a symmetric loss takes each as query and as key."""
-    if not model.needs_key_view:
-        return (Pass(0, None),)
-    return (Pass(0, 1), Pass(1, 0)) if cfg.MOCO.SYMMETRIC else (Pass(0, 1),)
-
-
-def _batch_line(cfg: CfgNode, world_size: int) -> str:
-    N, G, parts = cfg.SOLVER.BATCH_SIZE, cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
-    line = f"batch {N}: {world_size} process{'es' if world_size > 1 else ''} x {N // world_size}"
-    if parts > 1:
-        line += f" in {parts} parts"
-    return f"{line}; BN in {G} groups of {N // G}"
-
-
-def _notes(cfg: CfgNode, num_images: int) -> list[str]:
-    """What is allowed and yet likely to disappoint."""
-    if cfg.MOCO.MECHANISM == "end_to_end" or cfg.MOCO.K <= num_images:
-        return []
-    return [
-        f"MOCO.K {cfg.MOCO.K} exceeds the {num_images} images: a query meets keys of its own "
-        "image, and they count as negatives; a smaller K or more images teach more"
-    ]
-
-
-def _center_crop(cfg: CfgNode) -> CenterCrop | None:
-    """What the kNN monitor needs, checked before training; None where it is off."""
-    if not cfg.DATA.KNN_ROOT:
-        return None
-    labeled_sets(cfg.DATA.KNN_ROOT)
-    knn, aug = cfg.KNN, cfg.AUG
-    return CenterCrop.sized(knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX, aug.MEAN, aug.STD)
 
 
 def augmentation_from(cfg: CfgNode) -> Augmentation:

@@ -1,8 +1,7 @@
 """Pre-training in several processes, one of which fails after a chosen step.
 
-`torchrun ... tests/oracles/launch.py KEY VALUE ...` is `torchrun ... -m moco.pretrain` with the
-fault that the variable FAULT describes; `run_ranks` starts processes without torchrun, from
-a server that has imported everything, in a tenth of the time.
+As a program: `moco.pretrain` with the fault that the variable FAULT describes. `run_ranks` starts
+processes without torchrun, from a server that has imported everything, in a tenth of the time.
 """
 
 import contextlib
@@ -14,13 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from tests.oracles.processes import processes, variables_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "MOCO_TEST_FAULT"
+SECONDS = 300  # until a run that does not end is killed
 
 
 @dataclass(frozen=True)
@@ -43,78 +45,42 @@ class Fault:
 
 @dataclass(frozen=True)
 class Done:
-    """How a run ended: exit code (of each process without torchrun), output, seconds."""
+    """How a run ended: exit code (of each process without torchrun) and output."""
 
     codes: list[int]
     err: str
     out: str
-    seconds: float
 
 
 def torchrun(words: Sequence[str], fault: Fault | None = None, *flags: str) -> Done:
     """`torchrun --nproc-per-node 2 moco.pretrain`, to its end."""
-    start = time.monotonic()
-    process = start_torchrun(words, fault, *flags)
-    try:
-        out, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    return Done([process.returncode], err, out, time.monotonic() - start)
-
-
-def start_torchrun(
-    words: Sequence[str], fault: Fault | None = None, *flags: str
-) -> "subprocess.Popen[str]":
-    """The same, not waited for."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--standalone", *flags, str(Path(__file__).resolve()), *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if fault:
-        environment[FAULT] = json.dumps(asdict(fault))
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    variables = {"PYTHONPATH": str(ROOT), FAULT: json.dumps(asdict(fault)) if fault else ""}
+    how = {"capture_output": True, "text": True, "timeout": SECONDS, "start_new_session": True}
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, **how)
+    return Done([done.returncode], done.stderr, done.stdout)
 
 
-def run_ranks(
-    world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None, timeout: float = 300
-) -> Done:
+def run_ranks(world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None) -> Done:
     """`python -m moco.pretrain` in `world` connected processes."""
     context = _server()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start = time.monotonic()
-    variables = [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            FAULT: json.dumps(asdict(fault)) if fault else "",
-        }
-        for rank in range(world)
-    ]
-    ranks = [
-        context.Process(target=_rank, args=(variable, list(words), str(tmp / f"rank{rank}")))
-        for rank, variable in enumerate(variables)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(max(0.0, start + timeout - time.monotonic()))
-        if rank.is_alive():
-            rank.kill()
-            rank.join()
-    said = ["".join((tmp / f"rank{r}.{s}").read_text() for r in range(world)) for s in ("e", "o")]
-    return Done([rank.exitcode or 0 for rank in ranks], *said, time.monotonic() - start)
+    ranks = []
+    for rank in range(world):
+        variables = variables_of(rank, world, port)
+        variables[FAULT] = json.dumps(asdict(fault)) if fault else ""
+        said = str(tmp / f"rank{rank}")
+        ranks.append(context.Process(target=_rank, args=(variables, list(words), said)))
+        ranks[-1].start()
+    for process in ranks:
+        process.join(SECONDS)
+        process.kill()
+        process.join()
+    err, out = ("".join((tmp / f"rank{r}.{s}").read_text() for r in range(world)) for s in "eo")
+    return Done([process.exitcode or 0 for process in ranks], err, out)
 
 
 def kill_while_saving(folder: Path, call: int) -> int:
@@ -142,14 +108,8 @@ def kill_while_saving(folder: Path, call: int) -> int:
 
 def processes_of(text: str) -> list[int]:
     """Running processes whose command line holds `text`, e.g. an output folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if text.encode() in (entry / "cmdline").read_bytes() and state != "Z":
-                    found.append(int(entry.name))
-    return found
+    found = {number for number, stat, line in processes() if text in line and stat[0] != "Z"}
+    return sorted(found - {os.getpid()})
 
 
 def _server() -> "multiprocessing.context.ForkServerContext":
@@ -181,23 +141,17 @@ def save_and_remove(folder: str | Path) -> int:
     """Continue from the newest checkpoint by a step, save it, and remove old ones; the step."""
     import torch
 
-    from moco.engine.checkpoint import (
-        FORMAT,
-        checkpoint_name,
-        newest_checkpoint,
-        remove_old_checkpoints,
-        save_checkpoint,
-    )
+    from moco.engine import checkpoint
 
-    found = newest_checkpoint(folder)
+    found = checkpoint.newest_checkpoint(folder)
     step = found[1]["step"] + 1 if found else 1
     state: dict[str, object] = {
         **{key: {} for key in ("optimizer", "encoder", "input", "config")},
-        **{"epoch": 0, "arch": "none", "format": FORMAT, "step": step, "seconds": 0.0},
+        **{"epoch": 0, "arch": "none", "format": checkpoint.FORMAT, "step": step, "seconds": 0.0},
         **{"seed": 0, "num_images": 1, "state_dict": {"x": torch.full((200_000,), step)}},
     }
-    save_checkpoint(Path(folder, checkpoint_name(0, step)), state)
-    remove_old_checkpoints(folder, keep=2, milestone_epochs=0)
+    checkpoint.save_checkpoint(Path(folder, checkpoint.checkpoint_name(0, step)), state)
+    checkpoint.remove_old_checkpoints(folder, keep=2, milestone_epochs=0)
     return step
 
 
@@ -221,36 +175,30 @@ def _pretrain() -> None:
 
 
 def _build_in(fault: Fault) -> None:
-    from moco.engine.metrics import StepLog
-    from moco.modeling.mechanisms.base import Mechanism
-    from moco.pretraining.run import Pretraining
+    from moco.engine.metrics import MetricsLog
+    from moco.modeling.mechanisms.momentum_queue import MomentumQueue
     from tests.oracles.stopping import hold_at
 
     mine = int(os.environ["RANK"]) == fault.rank
 
-    def add(self: StepLog, step: int, *values: float) -> None:
+    original: Any = MetricsLog.add
+
+    def add(self: MetricsLog, step: int, *values: float) -> None:
         original(self, step, *values)
         if mine and step + 1 == fault.step and fault.signal:
             os.kill(os.getppid() if fault.to_parent else os.getpid(), fault.signal)
 
-    original: Callable[..., None] = StepLog.add
-    StepLog.add = add  # type: ignore[method-assign,assignment]
+    MetricsLog.add = add  # type: ignore[method-assign,assignment]
     if fault.hold:
         hold_at(fault.step + 1)
     if mine and fault.nan is not None:
-        calls = iter(range(10**9))
+        calls, forward = itertools.count(1), MomentumQueue.forward
 
-        def poison(module: Mechanism, args: object, out: tuple[object, ...]) -> object:
-            now = next(calls) + 1 == fault.step
-            return out._replace(loss=out.loss * fault.nan) if now else out  # type: ignore
+        def poisoned(self: MomentumQueue, *args: Any) -> Any:
+            out = forward(self, *args)
+            return out._replace(loss=out.loss * fault.nan) if next(calls) == fault.step else out
 
-        build = Pretraining.__init__
-
-        def poisoned(self: Pretraining, *args: object) -> None:
-            build(self, *args)  # type: ignore[arg-type]
-            self.model.register_forward_hook(poison)
-
-        Pretraining.__init__ = poisoned  # type: ignore[method-assign]
+        MomentumQueue.forward = poisoned  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Run a function on several gloo processes of this machine; what processes cost."""
+"""Run a function on several gloo processes of this machine."""
 
 import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,27 @@ def _work(
     from moco.common import distributed
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "MOCO_PROGRESS": "off",
-    }
+    os.environ |= variables_of(rank, world_size, port)
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MOCO_PROGRESS": "off"}
     meet()
     session = distributed.session(torch.device("cpu"), timeout_seconds=60)
     with session if connect else nullcontext():
         result = function(*args)
     Path(folder, str(rank)).write_bytes(pickle.dumps(result))
+
+
+def processes() -> Iterator[tuple[int, list[str], str]]:
+    """Number, `stat` after the command's name, and command line of this machine's processes."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            yield int(entry.name), stat, (entry / "cmdline").read_text(errors="replace")
+
+
+def variables_of(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process of this machine."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1"} | {name: str(value) for name, value in numbers.items()}
 
 
 def meet() -> None:
@@ -67,12 +74,3 @@ def meet() -> None:
     store.add("met", 1)
     while store.add("met", 0) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)
-
-
-def processor_seconds(function: Callable[[], object]) -> float:
-    """What the processes that `function` starts and awaits take; others do not slow that down."""
-    before = os.times()
-    function()
-    after = os.times()
-    own = after.children_user + after.children_system
-    return own - before.children_user - before.children_system

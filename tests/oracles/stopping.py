@@ -13,6 +13,7 @@ from pathlib import Path
 
 from moco.common.errors import run_cli
 from moco.engine.stop import StopRequest
+from tests.oracles.processes import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_NET = [sys.executable, __file__]
@@ -63,16 +64,11 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen, out: Pa
 
 def children(pid: int) -> list[int]:
     """The training processes of a run's first process, the oldest first."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text().rpartition(")")[2].split()
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if int(stat[1]) == pid and b"spawn_main" in line:
-                found.append((int(stat[19]), int(entry.name)))
+    found = [
+        (int(stat[19]), number)
+        for number, stat, line in processes()
+        if int(stat[1]) == pid and "spawn_main" in line
+    ]
     return [number for _, number in sorted(found)]
 
 

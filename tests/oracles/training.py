@@ -1,11 +1,16 @@
-"""One training step with a mechanism, as the loop of moco.pretrain does it."""
+"""One training step with a mechanism, as the loop of moco.pretrain does it; what a run left."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moco.common.distributed import rank, world_size
+from moco.common.files import sha256_state
+from moco.engine.checkpoint import FORMAT, list_checkpoints, load_checkpoint
 from moco.modeling.mechanisms.base import KeyBatch, Mechanism, StepOutput
 
 
@@ -40,3 +45,18 @@ def train_step(
     optimizer.step()
     model.update([dictionary], [out.queries], numbers)
     return out
+
+
+def newest(folder: Path, form: str = FORMAT) -> dict[str, Any]:
+    """The content of a run's last checkpoint."""
+    return load_checkpoint(list_checkpoints(folder)[-1], form)
+
+
+def weights(folder: Path, form: str = FORMAT) -> str:
+    """A hash of the model's state in it."""
+    return sha256_state(newest(folder, form)["state_dict"])
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """The lines of metrics.json."""
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]

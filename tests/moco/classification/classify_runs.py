@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -12,6 +13,7 @@ from moco.modeling.encoder import EncoderSpec, build_backbone
 COLORS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 SIDE_PX = 16
 SPEC = EncoderSpec("resnet10", "stride2", 0.125)
+COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.3, 0.35)
 # 22 images in batches of 8: 2 steps per epoch.
 TINY = {
@@ -28,14 +30,16 @@ TINY = {
 }
 
 
-def write_labeled(root: Path, counts: dict[str, tuple[int, int, int]], noise: float) -> Path:
+def write_labeled(
+    root: Path, counts: dict[str, tuple[int, int, int]] = COUNTS, noise: float = 25
+) -> Path:
     """`counts[split][class]` images of noise around the three colors."""
     rng = np.random.default_rng(0)
     for split, numbers in counts.items():
         for (name, color), number in zip(COLORS.items(), numbers, strict=True):
             folder = root / split / name
-            folder.mkdir(parents=True)
             for i in range(number):
+                folder.mkdir(parents=True, exist_ok=True)
                 pixels = color + rng.normal(0, noise, (SIDE_PX, SIDE_PX, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i:02d}.png")
     return root
@@ -57,21 +61,25 @@ def write_pretrained(path: Path) -> Path:
         "module.queue_ptr": torch.zeros(1, dtype=torch.long),
     }
     content = {
-        "epoch": 1,
-        "arch": SPEC.arch,
-        "state_dict": state,
-        "optimizer": {},
-        "format": FORMAT,
+        **{"epoch": 1, "step": 3, "seed": 0, "num_images": 26, "seconds": 1.0},
+        **{"arch": SPEC.arch, "format": FORMAT, "state_dict": state, "optimizer": {}, "config": {}},
         "encoder": {**SPEC.to_dict(), "dim": 16, "mlp": False},
         "input": {"channel_order": "RGB", "mean": list(MEAN), "std": list(STD)},
-        "step": 3,
-        "seed": 0,
-        "num_images": 26,
-        "seconds": 1.0,
-        "config": {},
     }
     torch.save(content, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of three colors."""
+    return write_labeled(tmp_path_factory.mktemp("labeled"))
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `write_pretrained`."""
+    return write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
 
 
 def words(folder: Path, data: Path, checkpoint: object, **changes: object) -> list[str]:

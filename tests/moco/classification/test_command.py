@@ -3,7 +3,6 @@
 import pytest
 
 from moco.classification.classify import build_parser, parse_args
-from moco.common.command import training_parser
 from moco.finetune import FINETUNE
 from moco.linear import LINEAR
 
@@ -17,20 +16,6 @@ def test_flags_are_these(protocol):
         *("-a", "--arch", "-j", "--workers", "-b", "--batch-size", "--lr", "--learning-rate"),
         *("--momentum", "--wd", "--weight-decay", "--epochs", "--seed", "--dist-timeout"),
         *("--checkpoint", "--init"),
-    }
-
-
-def test_aliases_become_keys_and_explicit_keys_come_last():
-    args = parse_args(
-        LINEAR,
-        ["--checkpoint", "x", "-b", "32", "--lr", "3", "--epochs", "5", "SOLVER.BASE_LR", "7"],
-    )
-    pairs = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
-    assert pairs == {
-        "SOLVER.BATCH_SIZE": "32",
-        "SOLVER.BASE_LR": "7",
-        "SOLVER.MAX_EPOCHS": "5",
-        "SOLVER.REFERENCE_BATCH_SIZE": "0",  # a learning rate that is given is meant as it is
     }
 
 
@@ -54,10 +39,3 @@ def test_lr_is_the_one_that_the_run_has():
 )
 def test_schedule(line, opts):
     assert parse_args(LINEAR, ["--checkpoint", "x", *line.split()]).opts == opts
-
-
-def test_the_checkpoint_has_to_be_named(capsys):
-    with pytest.raises(SystemExit):
-        parse_args(LINEAR, [])
-    assert "--checkpoint" in capsys.readouterr().err
-    assert "--checkpoint" not in training_parser("x", "y").format_help()

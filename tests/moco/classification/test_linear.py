@@ -1,7 +1,5 @@
 """Linear classification: the mathematics by hand, the frozen network, and a run's habits."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,56 +9,31 @@ from convert.initial_weights import read_initial_weights
 from moco.classification.run import Classification, build_classifier, fingerprint, require_unchanged
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
-from moco.engine.checkpoint import (
-    CLASSIFIER_FORMAT,
-    list_checkpoints,
-    load_checkpoint,
-)
+from moco.engine.checkpoint import CLASSIFIER_FORMAT, list_checkpoints, load_checkpoint
 from moco.linear import LINEAR, main
 from moco.modeling.encoder import COUNTER, load_backbone
-from tests.moco.classification.classify_runs import (
-    MEAN,
-    STD,
-    words,
-    write_labeled,
-    write_pretrained,
-)
+from tests.moco.classification import classify_runs
+from tests.moco.classification.classify_runs import MEAN, STD, words, write_labeled
 from tests.oracles.processes import run_on
-
-COUNTS = {"train": (8, 8, 6), "val": (3, 2, 2)}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_labeled(tmp_path_factory.mktemp("labeled"), COUNTS, noise=25)
+from tests.oracles.training import metrics, newest
 
 
 @pytest.fixture(scope="module")
 def hard_data(tmp_path_factory):
     """Classes that overlap, so that the loss stays away from 0."""
-    return write_labeled(tmp_path_factory.mktemp("hard"), COUNTS, noise=200)
+    return write_labeled(tmp_path_factory.mktemp("hard"), noise=200)
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    return write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
-
-
-@pytest.fixture(scope="module")
-def straight(data, pretrained, tmp_path_factory):
+def straight(labeled, pretrained, tmp_path_factory):
     """Folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    main(words(folder, data, pretrained))
+    main(words(folder, labeled, pretrained))
     return folder
 
 
 def last_state(folder):
-    path = list_checkpoints(folder)[-1]
-    return load_checkpoint(path, CLASSIFIER_FORMAT)["state_dict"]
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return newest(folder, CLASSIFIER_FORMAT)["state_dict"]
 
 
 def test_training_is_softmax_regression_by_hand(hard_data, pretrained, tmp_path):
@@ -136,7 +109,7 @@ def test_a_run_separates_colors_and_leaves_the_network_as_it_was(straight, pretr
 
 
 @pytest.mark.parametrize("name", ["conv1.weight", "bn1.running_var", "bn1.num_batches_tracked"])
-def test_a_changed_network_is_found(data, pretrained, tmp_path, monkeypatch, name):
+def test_a_changed_network_is_found(labeled, pretrained, tmp_path, monkeypatch, name):
     """One unit in the last place of one value of one tensor, after the third step."""
     update, steps = Classification.update, iter(range(6))
 
@@ -144,13 +117,12 @@ def test_a_changed_network_is_found(data, pretrained, tmp_path, monkeypatch, nam
         update(run, step)
         if next(steps) == 2:
             tensor = run.model.state_dict()[name].view(-1)[:1]
-            tensor += (
-                1 if name.endswith("tracked") else torch.nextafter(tensor, tensor + 1) - tensor
-            )
+            counter = name.endswith("tracked")
+            tensor.copy_(tensor + 1 if counter else torch.nextafter(tensor, tensor + 1))
 
     monkeypatch.setattr(Classification, "update", tamper)
     with pytest.raises(AssertionError, match=rf"frozen network changed.*: {name}$"):
-        main(words(tmp_path / "run", data, pretrained))
+        main(words(tmp_path / "run", labeled, pretrained))
     # Nothing of the changed network was saved.
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["checkpoint_0000.pth.tar"]
 
@@ -169,10 +141,10 @@ def test_the_sign_of_zero_and_nan_are_compared_as_bits(pretrained):
 
 
 @pytest.mark.slow
-def test_two_processes_equal_one(data, pretrained, straight, tmp_path):
+def test_two_processes_equal_one(labeled, pretrained, straight, tmp_path):
     """No BN statistics are made, so the gradients are the same numbers, averaged in two parts; the
     seven validation images are divided 4 and 3."""
-    run_on(2, main, words(tmp_path / "run", data, pretrained), connect=False)
+    run_on(2, main, words(tmp_path / "run", labeled, pretrained), connect=False)
     mine, theirs = last_state(tmp_path / "run"), last_state(straight)
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-5)
@@ -180,13 +152,13 @@ def test_two_processes_equal_one(data, pretrained, straight, tmp_path):
     assert one.metrics == two.metrics and one.config_sha256 == two.config_sha256
     assert two.provenance["processes"] == 2
     with pytest.raises(UserError, match="by 2 processes, this run has 1"):
-        main([*words(tmp_path / "run", data, pretrained), "--resume"])
+        main([*words(tmp_path / "run", labeled, pretrained), "--resume"])
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, workers):
-    data = write_labeled(tmp_path / "data", COUNTS, noise=25)
+def test_an_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, workers):
+    data = write_labeled(tmp_path / "data")
     bad = data / split / "red" / "01.png"
     bad.write_bytes(bad.read_bytes()[:60])
     with pytest.raises(DataError) as error:
@@ -194,44 +166,40 @@ def test_a_image_that_cannot_be_decoded_is_named(pretrained, tmp_path, split, wo
     assert str(error.value).startswith(str(bad)) and "\n" not in str(error.value)
 
 
-def test_resuming_another_run_is_refused(data, pretrained, straight, tmp_path):
+def test_resuming_another_run_is_refused(labeled, pretrained, straight, tmp_path):
     with pytest.raises(UserError, match=r"SOLVER\.BASE_LR 3\.0, this run has 2\.0"):
-        main([*words(straight, data, pretrained, SOLVER__BASE_LR=2), "--resume"])
-    other = write_pretrained(tmp_path / "moco.pth.tar")
+        main([*words(straight, labeled, pretrained, SOLVER__BASE_LR=2), "--resume"])
+    other = classify_runs.write_pretrained(tmp_path / "moco.pth.tar")
     state = torch.load(other, weights_only=True)
     state["state_dict"]["module.encoder_q.conv1.weight"] += 1
     torch.save(state, other)
     with pytest.raises(UserError, match="trained with weights_sha256"):
-        main([*words(straight, data, other), "--resume"])
+        main([*words(straight, labeled, other), "--resume"])
 
 
 @pytest.mark.parametrize(
     ("key", "value", "names"),
     [
-        ("SOLVER.BASE_LRR", "3", r"SOLVER\.BASE_LRR; the nearest is SOLVER\.BASE_LR"),
         ("MODEL.ARCH", "resnet18", r"MODEL\.ARCH: got resnet18.* resnet10"),
-        ("SOLVER.BATCH_SIZE", "32", r"SOLVER\.BATCH_SIZE"),
         ("SOLVER.MAX_EPOCHS", "1", "MILESTONES_EPOCHS: 1"),
         ("EVAL.RESIZE_PX", "8", "RESIZE_PX"),
-        ("AUG.STD", "(0.2, 0, 0.2)", r"AUG\.STD"),
         ("DATA.ROOT", "", r"DATA\.ROOT"),
-        ("SOLVER.PRECISION", "half", r"SOLVER\.PRECISION: got 'half'"),
     ],
 )
-def test_keys_that_cannot_be_used(data, pretrained, tmp_path, key, value, names):
+def test_keys_that_cannot_be_used(labeled, pretrained, tmp_path, key, value, names):
     with pytest.raises(UserError, match=names):
-        main([*words(tmp_path / "run", data, pretrained), key, value])
+        main([*words(tmp_path / "run", labeled, pretrained), key, value])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_sixteen_bits_and_channels_last(data, pretrained, tmp_path, precision):
+def test_sixteen_bits_and_channels_last(labeled, pretrained, tmp_path, precision):
     more = {"SOLVER__PRECISION": precision, "SOLVER__CHANNELS_LAST": True}
-    main(words(tmp_path / "run", data, pretrained, **more))
+    main(words(tmp_path / "run", labeled, pretrained, **more))
     assert read_record(tmp_path / "run" / "run.json").metrics["linear/top1"] == 100
 
 
-def test_accuracy_is_not_rounded(data, pretrained, tmp_path):
+def test_accuracy_is_not_rounded(labeled, pretrained, tmp_path):
     """Sevenths are no numbers of float32."""
-    main(words(tmp_path / "run", data, pretrained, SOLVER__BASE_LR=0.0, SOLVER__MAX_EPOCHS=2))
+    main(words(tmp_path / "run", labeled, pretrained, SOLVER__BASE_LR=0.0, SOLVER__MAX_EPOCHS=2))
     record = read_record(tmp_path / "run" / "run.json")
     assert record.metrics["linear/top1"] in [100 * right / 7 for right in range(1, 7)]

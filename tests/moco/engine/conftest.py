@@ -9,16 +9,7 @@ from moco import finetune, linear, pretrain
 from moco.engine.checkpoint import CLASSIFIER_FORMAT, FORMAT
 from tests.moco.classification import classify_runs
 
-
-@pytest.fixture(scope="session")
-def labeled(tmp_path_factory) -> Path:
-    counts = {"train": (7, 7, 8), "val": (3, 2, 2)}
-    return classify_runs.write_labeled(tmp_path_factory.mktemp("labeled"), counts, 60)
-
-
-@pytest.fixture(scope="session")
-def pretrained(tmp_path_factory) -> Path:
-    return classify_runs.write_pretrained(tmp_path_factory.mktemp("weights") / "moco.pth.tar")
+labeled, pretrained = classify_runs.labeled, classify_runs.pretrained
 
 
 @pytest.fixture(scope="session", params=["pretrain", "linear", "finetune"])

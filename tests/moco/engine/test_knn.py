@@ -1,12 +1,10 @@
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import UserError
 from moco.common.run import read_record
 from moco.data.images import labeled_sets
 from moco.engine.checkpoint import list_checkpoints
@@ -15,10 +13,11 @@ from moco.engine.knn import evaluate, features, knn_predict
 from moco.knn import main
 from moco.modeling.encoder import EncoderSpec, build_backbone
 from moco.pretrain import main as pretrain
+from tests.moco.classification.classify_runs import write_labeled
 from tests.oracles.processes import run_on
 from tests.oracles.resnets import randomize
+from tests.oracles.training import metrics
 
-COLORS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 HOW = CenterCrop(16, 16, (0.5,) * 3, (0.25,) * 3)
 CPU = torch.device("cpu")
 
@@ -27,15 +26,7 @@ CPU = torch.device("cpu")
 def labeled(tmp_path_factory):
     """Noise around three colors; `val` lacks one class, so labels of the two differ."""
     root = tmp_path_factory.mktemp("labeled")
-    rng = np.random.default_rng(0)
-    for split, classes in (("train", COLORS), ("val", ("green", "red"))):
-        for name in classes:
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(6):
-                pixels = COLORS[name] + rng.normal(0, 25, (18, 20, 3))
-                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{i}.png")
-    return root
+    return write_labeled(root, {"train": (6, 6, 6), "val": (0, 6, 6)})
 
 
 def test_votes_are_weighted_as_in_instdisc():
@@ -53,11 +44,10 @@ def test_votes_are_weighted_as_in_instdisc():
         for i in nearest:
             votes[labels[i]] += np.exp(similarity[i] / t)
         expected.append(int(np.argmax(votes)))
-    tensors = [torch.from_numpy(x) for x in (train, labels, queries)]
-    got = knn_predict(tensors[0].float(), tensors[1], tensors[2].float(), k, t, classes)
-    assert got.tolist() == expected
-    unweighted = knn_predict(tensors[0].float(), tensors[1], tensors[2].float(), k, 1e9, classes)
-    assert unweighted.tolist() != expected
+    given = torch.from_numpy(train).float(), torch.from_numpy(labels)
+    given = *given, torch.from_numpy(queries).float(), k
+    assert knn_predict(*given, t, classes).tolist() == expected
+    assert knn_predict(*given, 1e9, classes).tolist() != expected  # not weighted
 
 
 def test_colors_are_told_apart(labeled):
@@ -80,7 +70,7 @@ def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
     """17 and 11 images on 2 processes: the same rows in the same order as on one."""
     root = tmp_path / "odd"
     shutil.copytree(labeled, root)
-    for name in ("train/blue/5.png", "val/red/5.png"):
+    for name in ("train/blue/05.png", "val/red/05.png"):
         (root / name).unlink()
     alone, result = features_and_result(root)
     assert (len(alone), result.num_train, result.num_val) == (17, 17, 11)
@@ -89,57 +79,28 @@ def test_processes_share_the_images_and_all_get_the_result(labeled, tmp_path):
         assert same == result
 
 
-def test_a_class_without_training_images_is_an_error(labeled, tmp_path):
-    (tmp_path / "val").symlink_to(labeled / "val")
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "red").symlink_to(labeled / "train" / "red")
-    with pytest.raises(DataError, match="class green is in val and not in train"):
-        evaluate(torch.nn.Flatten(), tmp_path, HOW, 1, 0.1, CPU)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_image_is_named_in_one_line(labeled, tmp_path, workers):
-    shutil.copytree(labeled, tmp_path / "data")
-    (tmp_path / "data/val/red/3.png").write_bytes(b"")
-    with pytest.raises(DataError) as caught:
-        evaluate(torch.nn.Flatten(), tmp_path / "data", HOW, 1, 0.1, CPU, workers)
-    assert str(caught.value) == f"{tmp_path}/data/val/red/3.png: the file is empty (0 bytes)"
-
-
 def test_sizes():
-    for given, expected in (
-        ((0, 0, 224), (256, 224)),
-        ((32, 0, 224), (37, 32)),
-        ((0, 32, 32), (32, 32)),
-    ):
-        crop = CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)
-        assert (crop.resize_px, crop.crop_px) == expected
+    sizes = {(0, 0, 224): (256, 224), (32, 0, 224): (37, 32), (0, 32, 32): (32, 32)}
+    for given, expected in sizes.items():
+        assert CenterCrop.sized(*given, (0.0,) * 3, (1.0,) * 3)[:2] == expected
     with pytest.raises(UserError, match="RESIZE_PX"):
-        CenterCrop(30, 32, (0.0,) * 3, (1.0,) * 3)
+        CenterCrop.sized(32, 30, 0, (0.0,) * 3, (1.0,) * 3)
 
 
 def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
-    opts = tiny(
-        DATA__ROOT=images,
-        DATA__KNN_ROOT=labeled,
-        OUTPUT_DIR=tmp_path / "run",
-        SOLVER__MAX_ITERS=7,
-        KNN__EVERY_EPOCHS=1,
-        KNN__K=5,
-        KNN__RESIZE_PX=16,  # the crop's own size, not 256/224 of it
-    )
-    pretrain(opts)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.json").read_text().splitlines()]
+    data = {"DATA__ROOT": images, "DATA__KNN_ROOT": labeled}
+    # The crop's own size, not 256/224 of it.
+    knn = {"KNN__EVERY_EPOCHS": 1, "KNN__K": 5, "KNN__RESIZE_PX": 16}
+    pretrain(tiny(OUTPUT_DIR=tmp_path / "run", SOLVER__MAX_ITERS=7, **data, **knn))
+    lines = metrics(tmp_path / "run")
     measured = {line["iteration"]: line["knn/top1"] for line in lines if "knn/top1" in line}
     assert list(measured) == [3, 6, 7]
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["metrics"]["knn/top1"] == measured[7]
-    capsys.readouterr()
+    assert read_record(tmp_path / "run/run.json").metrics["knn/top1"] == measured[7]
     checkpoint = list_checkpoints(tmp_path / "run")[-1]
-    main(["--checkpoint", str(checkpoint), "--data", str(labeled), "--k", "5"])
-    assert f"kNN top-1 {measured[7]:.1f}% (k=5, t=0.1; 18 train, 12 val" in capsys.readouterr().out
     command = ["--checkpoint", str(checkpoint), "--data", str(labeled), "--k", "5"]
+    capsys.readouterr()
     main([*command, "--output", str(tmp_path / "knn")])
+    assert f"kNN top-1 {measured[7]:.1f}% (k=5, t=0.1; 18 train, 12 val" in capsys.readouterr().out
     record = read_record(tmp_path / "knn" / "run.json")
     assert (record.kind, record.task) == ("knn", "knn_resnet10w0.125_stride2")
     assert (record.init, record.seed) == (f"run_{checkpoint.name.removesuffix('.pth.tar')}", 0)

@@ -1,6 +1,5 @@
 """The loop, in all trainings: stops, resuming, longer runs, used folders, what is refused."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,27 +10,18 @@ import pytest
 import torch
 
 from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
-from moco.common.files import sha256_state
 from moco.common.run import RunFolder, read_record
-from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.engine.metrics import StepLog
+from moco.engine.checkpoint import list_checkpoints
+from moco.engine.metrics import MetricsLog
+from tests.oracles.training import metrics, newest, weights
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
-    found = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in found]
+    return [{**line, "images_per_second": None} for line in metrics(folder)]
 
 
 def names(folder: Path) -> list[str]:
     return [path.name for path in list_checkpoints(folder)]
-
-
-def newest(folder: Path, train: Callable[..., None]) -> dict:
-    return load_checkpoint(list_checkpoints(folder)[-1], train.form)
-
-
-def weights(folder: Path, train: Callable[..., None]) -> str:
-    return sha256_state(newest(folder, train)["state_dict"])
 
 
 def stopped(train: Callable[..., None], folder: Path, step: int, *flags: str, **changes) -> None:
@@ -46,19 +36,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(train, straight, tmp_path, st
     stopped(train, run, stop, **keys)
     assert not (run / "run.json").exists()
     train(run, "--resume", **keys)
-    assert weights(run, train) == weights(straight, train)
+    assert weights(run, train.form) == weights(straight, train.form)
     assert lines(run) == lines(straight)
     mine, theirs = (read_record(folder / "run.json") for folder in (run, straight))
     assert mine.metrics == theirs.metrics and mine.config_sha256 == theirs.config_sha256
     train(run, "--resume", **keys)  # once more changes nothing
-    assert weights(run, train) == weights(straight, train) and lines(run) == lines(straight)
+    assert weights(run, train.form) == weights(straight, train.form) and lines(run) == lines(
+        straight
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_after_the_step_and_is_resumed(
     train, straight, tmp_path, monkeypatch, number
 ):
-    add = StepLog.add
+    add = MetricsLog.add
 
     def interrupted(log, step, *values):
         add(log, step, *values)
@@ -66,13 +58,13 @@ def test_a_signal_stops_after_the_step_and_is_resumed(
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StepLog, "add", interrupted)
+        patch.setattr(MetricsLog, "add", interrupted)
         # The next step learns of it, in every process.
         with pytest.raises(Preempted if number == signal.SIGTERM else KeyboardInterrupt):
             train(tmp_path / "run")
-    assert newest(tmp_path / "run", train)["step"] == 2
+    assert newest(tmp_path / "run", train.form)["step"] == 2
     train(tmp_path / "run", "--resume")
-    assert weights(tmp_path / "run", train) == weights(straight, train)
+    assert weights(tmp_path / "run", train.form) == weights(straight, train.form)
 
 
 @pytest.mark.slow
@@ -90,7 +82,7 @@ def test_an_older_checkpoint_replaces_what_came_after_it(train, tmp_path, capsys
     assert "note: " in out and str(run / "superseded_1") in out
     assert all(name in out for name in end)
     assert {p.name for p in (run / "superseded_1").iterdir()} == {*end, "earlier_run.json"}
-    assert newest(run, train)["step"] == 5 and len(names(run)) == 2
+    assert newest(run, train.form)["step"] == 5 and len(names(run)) == 2
     assert not (run / "run.json").exists()
     assert (run / "last_checkpoint").read_text() == names(run)[-1]
     train(run, "--resume")
@@ -105,11 +97,11 @@ def test_damaged_newer_files_are_moved_aside(train, straight, tmp_path, capsys):
     (run / "last_checkpoint").write_text("checkpoint_0007.pth.tar")
     stopped(train, run, 5, "--resume")
     assert "warning: skipped a checkpoint" in capsys.readouterr().out
-    assert newest(run, train)["step"] == 5
+    assert newest(run, train.form)["step"] == 5
     assert (run / "last_checkpoint").read_text() == names(run)[-1]
     assert (run / "superseded_1/checkpoint_0007.pth.tar").read_bytes() == b"PK\x03\x04 half"
     train(run, "--resume")
-    assert weights(run, train) == weights(straight, train)
+    assert weights(run, train.form) == weights(straight, train.form)
 
 
 def test_a_copy_with_another_steps_name(train, tmp_path):
@@ -117,7 +109,7 @@ def test_a_copy_with_another_steps_name(train, tmp_path):
     stopped(train, run, 3)
     list_checkpoints(run)[-1].rename(run / "checkpoint_0009.pth.tar")
     stopped(train, run, 4, "--resume", str(run / "checkpoint_0009.pth.tar"))
-    assert newest(run, train)["step"] == 4
+    assert newest(run, train.form)["step"] == 4
     assert "checkpoint_0009.pth.tar" not in names(run)
 
 
@@ -145,14 +137,14 @@ def test_used_folders(train, tmp_path, monkeypatch):
 def test_a_checkpoint_of_an_earlier_version_can_be_resumed(train, straight, tmp_path):
     run = tmp_path / "run"
     stopped(train, run, 4)
-    state = newest(run, train)
+    state = newest(run, train.form)
     for key in ("step_log", "loss_range", "total_steps", "extensions", "start"):
         state.pop(key, None)
     for key in ("MODEL.WEIGHTS", "SOLVER.OPTIMIZER"):
         state["config"].pop(key, None)
     torch.save(state, list_checkpoints(run)[-1])
     train(run, "--resume")
-    assert weights(run, train) == weights(straight, train)
+    assert weights(run, train.form) == weights(straight, train.form)
 
 
 @pytest.mark.parametrize("key", ["step_log", "loss_range", "start"])
@@ -161,7 +153,7 @@ def test_a_checkpoint_with_malformed_values_is_named(train, tmp_path, key):
         pytest.skip("classifiers have none")
     stopped(train, tmp_path / "run", 4)
     path = list_checkpoints(tmp_path / "run")[-1]
-    torch.save({**newest(tmp_path / "run", train), key: {"values": 3, "seconds": "x"}}, path)
+    torch.save({**newest(tmp_path / "run", train.form), key: {"values": 3, "seconds": "x"}}, path)
     with pytest.raises(DataError, match=rf"{path.name}: a malformed '{key}'"):
         train(tmp_path / "run", "--resume")
 
@@ -198,12 +190,9 @@ def test_another_run_is_refused(train, images, labeled, tmp_path):
 
 
 def test_too_few_images(train, tmp_path):
+    queue = {"MOCO__K": 32} if train.name == "pretrain" else {}
     with pytest.raises(DataError, match=r"SOLVER\.BATCH_SIZE"):
-        train(
-            tmp_path / "run",
-            SOLVER__BATCH_SIZE=32,
-            **({"MOCO__K": 32} if train.name == "pretrain" else {}),
-        )
+        train(tmp_path / "run", SOLVER__BATCH_SIZE=32, **queue)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
@@ -219,7 +208,7 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_over_processes", poisoned)
     with pytest.raises(NumericError, match=r"loss is nan at step 5; .*checkpoint_000[01].pth"):
         train(tmp_path / "run")
-    state = newest(tmp_path / "run", train)
+    state = newest(tmp_path / "run", train.form)
     assert state["step"] in (3, 4)
     assert all(value.isfinite().all() for value in state["state_dict"].values())
     assert not (tmp_path / "run/run.json").exists()
@@ -228,11 +217,8 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, monkeypatch):
 @pytest.fixture
 def length(train) -> Callable[[int], dict[str, int]]:
     """The given number of steps as a key: of pre-training in steps, else in epochs of two."""
-    return lambda steps: (
-        {"SOLVER__MAX_ITERS": steps}
-        if train.name == "pretrain"
-        else {"SOLVER__MAX_EPOCHS": steps // 2}
-    )
+    key, unit = ("MAX_ITERS", 1) if train.name == "pretrain" else ("MAX_EPOCHS", 2)
+    return lambda steps: {f"SOLVER__{key}": steps // unit}
 
 
 @pytest.mark.slow
@@ -253,7 +239,7 @@ def test_an_extended_run_equals_the_longer_one(train, length, tmp_path, capsys):
     assert "note: extended from 8 to 12 steps" in capsys.readouterr().out
     assert not (run / "run.json").exists()
     train(run, "--extend", **step, **length(12))  # the same command
-    assert weights(run, train) == weights(longer, train)
+    assert weights(run, train.form) == weights(longer, train.form)
     record = read_record(run / "run.json")
     assert record.iterations == 12
     said = [note for note in record.notes if note.startswith("extended from 8 to 12 steps")]

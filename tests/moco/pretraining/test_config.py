@@ -22,6 +22,7 @@ from moco.pretraining.run import augmentation_from
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pretrain"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
+BANK = {"MOCO.MECHANISM": "memory_bank", "MOCO.SHUFFLE_BN": False}
 KEY = re.compile(r"[A-Z]+\.[A-Z_]+|OUTPUT_DIR")
 
 
@@ -63,19 +64,8 @@ def test_the_papers_recipe_is_the_default():
         ("moco_v1_r50w2x_in1m_200ep", {"MODEL.WIDTH": 2.0}),
         ("moco_v1_r50w4x_in1m_200ep", {"MODEL.WIDTH": 4.0}),
         ("ablation_momentum_r50_in1m", {"MOCO.K": 4096}),
-        (
-            "ablation_memory_bank_r50_in1m",
-            {"MOCO.MECHANISM": "memory_bank", "MOCO.SHUFFLE_BN": False},
-        ),
-        (
-            "ablation_memory_bank_nce_r50_in1m",
-            {
-                "MOCO.MECHANISM": "memory_bank",
-                "MOCO.LOSS": "nce",
-                "MOCO.K": 4096,
-                "MOCO.SHUFFLE_BN": False,
-            },
-        ),
+        ("ablation_memory_bank_r50_in1m", BANK),
+        ("ablation_memory_bank_nce_r50_in1m", {**BANK, "MOCO.LOSS": "nce", "MOCO.K": 4096}),
         (
             "ablation_end_to_end_r50_in1m",
             {"MOCO.MECHANISM": "end_to_end", "MOCO.K": 1024, "SOLVER.BATCH_SIZE": 1024},
@@ -119,10 +109,7 @@ def test_augmentations_are_the_published_ones():
         ("MOCO.K 255", "MOCO.K: got 255"),
         ("MOCO.K 511 MOCO.SYMMETRIC True", "MOCO.K: got 511"),
         ("MOCO.MECHANISM end_to_end", "MOCO.K: got 65536"),
-        (
-            "MOCO.MECHANISM end_to_end MOCO.K 256 SOLVER.ACCUMULATE 2",
-            "SOLVER.ACCUMULATE: got 2",
-        ),
+        ("MOCO.MECHANISM end_to_end MOCO.K 256 SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE: got 2"),
         ("MOCO.MECHANISM memory_bank MOCO.LOSS nce SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE"),
         ("MOCO.LOSS nce", "MOCO.LOSS"),
         ("MOCO.MECHANISM memory_bank MOCO.SYMMETRIC True", "MOCO.SYMMETRIC"),
@@ -144,6 +131,10 @@ def test_augmentations_are_the_published_ones():
         ("AUG.STD (1,1,0)", "AUG.STD"),
         ("AUG.MEAN ()", "AUG.MEAN"),
         ("CHECKPOINT.KEEP 1", "CHECKPOINT.KEEP: got 1"),
+        ("SOLVER.BASE_LR inf", "SOLVER.BASE_LR: got inf"),
+        ("SOLVER.WEIGHT_DECAY nan", "SOLVER.WEIGHT_DECAY: got nan"),
+        ("SOLVER.GAMMA -1", "SOLVER.GAMMA: got -1"),
+        ("SOLVER.PRECISION half", "SOLVER.PRECISION: got 'half'"),
         ("SOLVER.BATCHSIZE 8", "SOLVER.BATCHSIZE; the nearest is SOLVER.BATCH_SIZE"),
     ],
 )

@@ -1,6 +1,5 @@
 """What the keys of a run change: mechanism, symmetric loss, momentum, shuffle, precision."""
 
-import json
 import math
 
 import pytest
@@ -9,30 +8,25 @@ import torch
 from moco.common.errors import Preempted
 from moco.common.files import sha256_state
 from moco.data.images import open_images
-from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.data.views import Views
 from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass
 from moco.pretrain import main
+from tests.oracles.training import metrics, newest
+
+BANK = {"MOCO__MECHANISM": "memory_bank"}
 
 
 @pytest.fixture
-def train(images, tiny, tmp_path):
+def train(opts, tmp_path):
     """`train(folder, KEY=value)`: the last checkpoint's content and the losses of a tiny run."""
 
     def run(folder, *flags, **changes):
-        opts = tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, LOG__EVERY_ITERS=1, **changes)
-        main([*flags, *opts])
-        losses = logged(tmp_path / folder, "loss")
-        return load_checkpoint(list_checkpoints(tmp_path / folder)[-1]), losses
+        main([*flags, *opts(folder, LOG__EVERY_ITERS=1, **changes)])
+        return newest(tmp_path / folder), [line["loss"] for line in metrics(tmp_path / folder)]
 
     return run
-
-
-def logged(folder, name):
-    """The values of each step in metrics.json."""
-    lines = (folder / "metrics.json").read_text().splitlines()
-    return [json.loads(line)[name] for line in lines]
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def test_rate_and_durations_given_for_a_reference_batch_are_scaled(train, tmp_pa
         SOLVER__DECAY_EVERY_ITERS=1,
     )
     warm_up, decayed = [0.025, 0.05, 0.075, 0.1], [0.05] * 4 + [0.025] * 4
-    assert logged(tmp_path / "scaled", "lr") == pytest.approx(warm_up + decayed)
+    assert [line["lr"] for line in metrics(tmp_path / "scaled")] == pytest.approx(warm_up + decayed)
 
 
 def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
@@ -69,23 +63,21 @@ def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
     _, (forth,) = train("forth", **one_step)
     state, (both,) = train("both", MOCO__SYMMETRIC=True, **one_step)
     assert state["state_dict"]["module.queue_ptr"].item() == 16  # 2 N keys
-    monkeypatch.setattr("moco.pretraining.run._passes", lambda cfg, model: (Pass(1, 0),))
+    monkeypatch.setattr("moco.pretraining.run.Pass", lambda query, key: Pass(1, 0))
     _, (back,) = train("back", **one_step)
     assert both == pytest.approx(forth + back, rel=1e-6)
     assert forth != back
 
 
 def test_memory_bank_reads_one_view_and_keeps_one_entry_per_image(train, monkeypatch):
-    asked = []
-    from moco.data.views import Views
+    asked, whole_batch = [], Views.__getitems__
 
-    whole_batch = Views.__getitems__
-    monkeypatch.setattr(
-        Views,
-        "__getitems__",
-        lambda self, items: (asked.extend(items), whole_batch(self, items))[1],
-    )
-    state, _ = train("bank", MOCO__MECHANISM="memory_bank", SOLVER__MAX_ITERS=1)
+    def spy(self, items):
+        asked.extend(items)
+        return whole_batch(self, items)
+
+    monkeypatch.setattr(Views, "__getitems__", spy)
+    state, _ = train("bank", SOLVER__MAX_ITERS=1, **BANK)
     assert len(asked) == 8 and {view for _, _, view in asked} == {0}
     assert state["state_dict"]["module.bank"].shape == (26, 16)
 
@@ -111,16 +103,17 @@ def test_an_entry_of_the_bank_moves_by_its_momentum(train):
     assert ((query * half).sum(dim=1) > (query * most).sum(dim=1)).all()
 
 
-def test_the_seed_draws_the_negatives_of_the_bank(train, monkeypatch):
-    drawn, entries = [], MemoryBank._entries
-    monkeypatch.setattr(
-        MemoryBank,
-        "_entries",
-        lambda self, images: (drawn.append(images[-20:].tolist()), entries(self, images))[1],
-    )
+def test_the_seed_samples_the_negatives_of_the_bank(train, monkeypatch):
+    sampled, entries = [], MemoryBank._entries
+
+    def spy(self, images):
+        sampled.append(images[-20:].tolist())
+        return entries(self, images)
+
+    monkeypatch.setattr(MemoryBank, "_entries", spy)
     for seed in (0, 1):
-        train(f"seed{seed}", MOCO__MECHANISM="memory_bank", SEED=seed, SOLVER__MAX_ITERS=1)
-    assert len(drawn) == 2 and drawn[0] != drawn[1]
+        train(f"seed{seed}", SEED=seed, SOLVER__MAX_ITERS=1, **BANK)
+    assert len(sampled) == 2 and sampled[0] != sampled[1]
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -152,9 +145,6 @@ def test_the_window_of_shards_reaches_the_images(train, monkeypatch):
     monkeypatch.setattr("moco.pretraining.run.open_images", spy)
     train("run", DATA__SHARD_WINDOW=5, SOLVER__MAX_ITERS=1)
     assert windows == [5]
-
-
-BANK = {"MOCO__MECHANISM": "memory_bank"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Each fault is built in at a step (`tests.oracles.launch`), so nothing here waits for a time.
 """
 
+import functools
 import os
 import re
 import shutil
@@ -20,11 +21,12 @@ from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
 from moco.common.run import RunFolder
 from moco.data.images import open_images
-from moco.engine.checkpoint import list_checkpoints, load_checkpoint
+from moco.engine.checkpoint import list_checkpoints
 from moco.pretraining.config import load_pretrain_cfg
 from moco.pretraining.run import open_pretraining_images
 from tests.oracles.launch import Fault, processes_of, run_ranks, torchrun
 from tests.oracles.processes import run_on
+from tests.oracles.training import newest, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.race, pytest.mark.timeout(400)]
 MECHANISMS = {
@@ -35,29 +37,23 @@ MECHANISMS = {
 
 
 @pytest.fixture
-def words(images, tiny, tmp_path):
+def words(opts):
     """`words(mechanism, KEY=value)`: of a tiny run of 8 steps in tmp_path/run."""
-
-    def build(mechanism="queue", folder="run", **changes):
-        keys = {"LOG__EVERY_ITERS": 1, **MECHANISMS[mechanism], **changes}
-        return tiny(DATA__ROOT=images, OUTPUT_DIR=tmp_path / folder, **keys)
-
-    return build
+    return lambda mechanism="queue", **changes: opts(
+        LOG__EVERY_ITERS=1, **MECHANISMS[mechanism], **changes
+    )
 
 
 @pytest.fixture(scope="module")
 def straight(images, tiny, tmp_path_factory):
     """`straight(mechanism)`: weights of the uninterrupted run in two processes."""
-    known = {}
 
+    @functools.cache
     def run(mechanism="queue"):
-        if mechanism not in known:
-            tmp = tmp_path_factory.mktemp("straight")
-            keys = MECHANISMS[mechanism]
-            done = run_ranks(2, tiny(DATA__ROOT=images, OUTPUT_DIR=tmp / "run", **keys), tmp)
-            assert done.codes == [0, 0], done.err
-            known[mechanism] = state(tmp / "run")["state_dict"]
-        return known[mechanism]
+        tmp, keys = tmp_path_factory.mktemp("straight"), MECHANISMS[mechanism]
+        done = run_ranks(2, tiny(DATA__ROOT=images, OUTPUT_DIR=tmp / "run", **keys), tmp)
+        assert done.codes == [0, 0], done.err
+        return newest(tmp / "run")["state_dict"]
 
     return run
 
@@ -104,40 +100,37 @@ def slow_scan(root, folder):
         return scan(path)
 
     moco.data.shards.scan = slow
-    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
     images = []
 
     def work():
-        images.append(len(open_pretraining_images(cfg, folder)))
-        images.append(len(open_pretraining_images(cfg, folder)))
+        for _ in range(2):
+            images.append(len(opened(root, folder)))
 
     return said_by_session(work, seconds=5), images, scanned
 
 
+def opened(root, folder):
+    return open_pretraining_images(load_pretrain_cfg(None, ["DATA.ROOT", str(root)]), folder)
+
+
 def bad_shard(root, folder):
-    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root)])
-    return said_by_session(lambda: open_pretraining_images(cfg, folder))
+    return said_by_session(lambda: opened(root, folder))
 
 
 def open_together(root, folder):
     """Each process waits for the other while it opens the images."""
 
-    def opened(*args):
+    def together(*args):
         distributed.gather_rows(torch.zeros(1))  # unlike a barrier between turns
         return open_images(*args)
 
-    moco.pretraining.run.open_images = opened
-    cfg = load_pretrain_cfg(None, ["DATA.ROOT", str(root), "SOLVER.BATCH_SIZE", "16"])
-    return said_by_session(lambda: open_pretraining_images(cfg, folder), seconds=10)
+    moco.pretraining.run.open_images = together
+    return said_by_session(lambda: opened(root, folder), seconds=10)
 
 
-def state(folder):
-    return load_checkpoint(list_checkpoints(folder)[-1])
-
-
-def equals(folder, weights):
-    """To the last bit."""
-    return sha256_state(state(folder)["state_dict"]) == sha256_state(weights)
+def equals(folder, state):
+    """Bitwise."""
+    return weights(folder) == sha256_state(state)
 
 
 def resume(words, tmp_path, *flags, world=2):
@@ -151,14 +144,16 @@ class TestResume:
 
     @pytest.mark.parametrize(
         "mechanism, stop, workers",
-        [("queue", stop, workers) for stop in (1, 3, 5) for workers in (0, 2)]
-        + [("end_to_end", 4, 0), ("memory_bank", 4, 2)],
+        [
+            *(("queue", 1, 2), ("queue", 3, 0), ("queue", 5, 2)),
+            *(("end_to_end", 4, 0), ("memory_bank", 4, 2)),
+        ],
     )
     def test_equals_the_straight_run(self, words, straight, tmp_path, mechanism, stop, workers):
         same = words(mechanism, DATA__NUM_WORKERS=workers)
         done = run_ranks(2, [*same, "SOLVER.STOP_AT_ITERS", str(stop)], tmp_path)
         assert done.codes == [85, 85], done.err
-        assert state(tmp_path / "run")["step"] == stop
+        assert newest(tmp_path / "run")["step"] == stop
         resume(same, tmp_path)
         assert equals(tmp_path / "run", straight(mechanism))
 
@@ -184,18 +179,18 @@ class TestOtherProcesses:
     ):
         done = run_ranks(before, words(mechanism, SOLVER__STOP_AT_ITERS=3), tmp_path)
         assert done.codes == [85] * before, done.err
-        saved = state(tmp_path / "run")["state_dict"]
+        saved = weights(tmp_path / "run")
         done = run_ranks(after, [*words(mechanism), "--resume"], tmp_path)
         assert set(done.codes) == {2}
         message = f"was trained by {before} processes, this run has {after}; .*--other-processes"
         assert re.search(message, done.err)
         assert done.err.count("\n") == after  # a line of each process
-        assert sha256_state(state(tmp_path / "run")["state_dict"]) == sha256_state(saved)
+        assert weights(tmp_path / "run") == saved
 
         done = resume(words(mechanism), tmp_path, "--other-processes", world=after)
         assert f"batch 8: {after} process" in done.out
         # Sums in another order, and nothing else: weights, queue or bank, momentum.
-        ended = state(tmp_path / "run")
+        ended = newest(tmp_path / "run")
         assert (ended["step"], ended["processes"]) == (8, after)
         for name, expected in straight(mechanism).items():
             if "running_" not in name:  # statistics start from the mean
@@ -210,7 +205,7 @@ class TestSignals:
         done = run_ranks(2, words(), tmp_path, Fault(1, 3, signal.SIGUSR2))
         assert done.codes == [85, 85], done.err
         assert done.err.count("stopped after step 4 of 8 and saved") == 2
-        assert state(tmp_path / "run")["step"] == 4
+        assert newest(tmp_path / "run")["step"] == 4
         resume(words(), tmp_path)
         assert equals(tmp_path / "run", straight())
 
@@ -230,7 +225,7 @@ class TestSignals:
         stopped = re.findall(r"error: stopped after step (\d) of 8", done.err)
         # The step at hand is finished and saved, so nothing is lost.
         assert stopped == ["4", "4"], done.err
-        assert state(tmp_path / "run")["step"] == 4
+        assert newest(tmp_path / "run")["step"] == 4
         while processes_of(str(tmp_path)):  # where torchrun is gone before them
             time.sleep(0.1)
         resume(words(), tmp_path)
@@ -250,12 +245,18 @@ class TestSignals:
 class TestLostProcess:
     """Rows 5 and 6."""
 
-    def test_killed(self, words, tmp_path):
-        done = torchrun(words(), Fault(1, 3, signal.SIGKILL))
+    @pytest.mark.parametrize(
+        ("number", "said"),
+        [
+            (signal.SIGKILL, r"did not .*--resume"),
+            # A stopped process does not even react to SIGTERM.
+            (signal.SIGSTOP, r"did not answer in 5 s.*--resume to continue \(.*imed out"),
+        ],
+    )
+    def test_dies_or_hangs(self, words, tmp_path, number, said):
+        done = torchrun([*words(), "--dist-timeout", "5"], Fault(1, 3, number))
         assert done.codes != [0]
-        assert re.search(
-            r"process 0 of 2: process 1 of this run died or did not.*--resume", done.err
-        )
+        assert re.search(f"process 0 of 2: process 1 of this run died or {said}", done.err)
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)  # torchrun's report
         assert not processes_of(str(tmp_path))
 
@@ -276,17 +277,6 @@ class TestLostProcess:
         monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
         with pytest.raises(UserError, match="--max-restarts 3: is for one machine"):
             distributed.restarted()
-
-    def test_hangs(self, words, tmp_path):
-        """A stopped process does not even react to SIGTERM."""
-        fault = Fault(1, 3, signal.SIGSTOP)
-        done = torchrun([*words(), "--dist-timeout", "5"], fault)
-        assert done.codes != [0]
-        expected = "process 0 of 2: process 1 of this run died or did not answer in 5 s"
-        assert expected in done.err
-        assert re.search(r"--resume to continue \(.*imed out", done.err)  # as gloo says it
-        assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)
-        assert not processes_of(str(tmp_path))
 
     def test_an_error_of_one_is_not_contradicted_by_the_other(self):
         """Nor is it ended while it closes its data-loader workers."""
@@ -320,28 +310,19 @@ def test_a_loss_that_is_no_number_in_one_process(words, tmp_path):
     assert len(lines) == 2
     for line in lines:
         assert re.match(r"error: loss is nan at step 4; .*checkpoint_0000.pth", line)
-    last = state(tmp_path / "run")
+    last = newest(tmp_path / "run")
     assert last["step"] == 3
     assert all(value.isfinite().all() for value in last["state_dict"].values())
 
 
-class TestUsedFolder:
+def test_a_locked_folder(words, tmp_path):
     """Row 25, with torchrun; tests/moco/pretraining/test_reliability.py has it without."""
-
-    def test_locked(self, words, tmp_path):
-        with RunFolder(tmp_path / "run"):
-            done = torchrun(words())
-        assert done.codes != [0]
-        assert "is in use by another process" in done.err
-        assert re.search(r"rank +: 0 .*exitcode +: 5 ", done.err, re.S), done.err
-        assert not processes_of(str(tmp_path))
-
-    def test_not_empty(self, words, tmp_path):
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run/notes.txt").touch()
-        done = run_ranks(2, words(DIST_TIMEOUT_SECONDS=3), tmp_path)
-        assert done.codes[0] == 2
-        assert "is not empty (it holds notes.txt); add --resume" in done.err
+    with RunFolder(tmp_path / "run"):
+        done = torchrun(words())
+    assert done.codes != [0]
+    assert "is in use by another process" in done.err
+    assert re.search(r"rank +: 0 .*exitcode +: 5 ", done.err, re.S), done.err
+    assert not processes_of(str(tmp_path))
 
 
 class TestOpeningImages:
