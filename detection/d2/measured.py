@@ -1,4 +1,4 @@
-"""What is measured of Detectron2 (benchmarks/speed/engines.py): its loop and its loader."""
+"""What is measured of Detectron2 (benchmarks/speed/detection.py): its loop and its loader."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
