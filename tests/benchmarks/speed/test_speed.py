@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, detection, pretrain, reference, scaling
+from benchmarks.speed import convert, detection, pretrain, reference
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
 from benchmarks.speed.results import Result, goals, number, page, suites, text
-from benchmarks.speed.shuffle import received_bytes
+from benchmarks.speed.shuffle import Machine, Model, received_bytes
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.loss import info_nce
@@ -132,9 +132,9 @@ def test_bytes_of_two_processes_by_hand(tmp_path):
     assert found.bytes["official"] == 2 * image * 4 + 2 * keys + sent_by_first / 2
     assert found.bytes["index"] == keys
     # The formula on paper, but for what only the second process receives.
-    model = scaling.Model(0, key_bytes=4 * 4, image_bytes=4 * image, buffer_bytes=0)
-    assert scaling.exchanged_bytes(False, 2, 2, model) == found.bytes["index"]
-    official = scaling.exchanged_bytes(True, 2, 2, model)
+    model = Model(0, key_bytes=4 * 4, image_bytes=4 * image, buffer_bytes=0)
+    assert model.exchanged_bytes(False, 2, 2) == found.bytes["index"]
+    official = model.exchanged_bytes(True, 2, 2)
     assert official == found.bytes["official"] - sent_by_first / 2
     plan = shuffle_plan(4, 2, seed=0, step=0).view(2, 2)
     moved = sum(int((plan[rank] // 2 != rank).sum()) for rank in range(2))
@@ -143,21 +143,21 @@ def test_bytes_of_two_processes_by_hand(tmp_path):
 
 def test_scaling_by_hand():
     """100 images/s, 1 kB/s: 10 images take 0.1 s, keys 9.. bytes, no gradients."""
-    machine = scaling.Machine(100, 1000, latency_seconds=0.0, backward_share=0.5)
-    model = scaling.Model(gradient_bytes=0, key_bytes=2, image_bytes=7, buffer_bytes=30)
-    assert scaling.exchanged_bytes(False, 2, 10, model) == 20
-    assert scaling.exchanged_bytes(True, 2, 10, model) == 70 + 40 + 30
-    assert scaling.efficiency(False, 2, 10, machine, model) == pytest.approx(0.1 / 0.12)
-    assert scaling.efficiency(True, 2, 10, machine, model) == pytest.approx(0.1 / 0.24)
+    machine = Machine(100, 1000, latency_seconds=0.0, backward_share=0.5)
+    model = Model(gradient_bytes=0, key_bytes=2, image_bytes=7, buffer_bytes=30)
+    assert model.exchanged_bytes(False, 2, 10) == 20
+    assert model.exchanged_bytes(True, 2, 10) == 70 + 40 + 30
+    assert machine.efficiency(False, 2, 10, model) == pytest.approx(0.1 / 0.12)
+    assert machine.efficiency(True, 2, 10, model) == pytest.approx(0.1 / 0.24)
     # 100 bytes of gradients take 0.1 s beside the backward pass of 0.05 s.
-    busy = scaling.Model(gradient_bytes=100, key_bytes=0)
-    assert scaling.efficiency(False, 2, 10, machine, busy) == pytest.approx(0.1 / 0.15)
+    busy = Model(gradient_bytes=100, key_bytes=0)
+    assert machine.efficiency(False, 2, 10, busy) == pytest.approx(0.1 / 0.15)
 
 
 def test_papers_goal_of_scaling():
-    machine, model = scaling.Machine(), scaling.Model()
-    assert scaling.efficiency(False, 64, 64, machine, model) >= 0.9
-    assert scaling.efficiency(True, 64, 16, machine, model) <= 0.3
+    machine, model = Machine(), Model()
+    assert machine.efficiency(False, 64, 64, model) >= 0.9
+    assert machine.efficiency(True, 64, 16, model) <= 0.3
 
 
 def test_interleaved_times_each_side_in_turn():
