@@ -80,10 +80,9 @@ def children_seconds() -> float:
 
 def present() -> set[str]:
     """Which needs of goals.yaml are met here."""
-    gpu, detectron2 = torch.cuda.is_available(), installed()
-    needs = {"": True, "a GPU": gpu, "Detectron2": detectron2}
-    needs["a GPU and Detectron2"] = gpu and detectron2
-    return {need for need, met in needs.items() if met}
+    parts = [("a GPU", torch.cuda.is_available()), ("Detectron2", installed())]
+    met = [need for need, is_met in parts if is_met]
+    return {"", *met, " and ".join(met)}
 
 
 def description(rounds: int) -> list[str]:
