@@ -3,14 +3,14 @@
 import pytest
 
 from benchmarks.report import style
-from benchmarks.report.aggregate import Gap, summarize
+from benchmarks.report.aggregate import Cell, Gap
 
 
 def test_cells():
     assert style.format_cell(None, 3) == "–"
-    assert style.format_cell(summarize([10.04]), 1) == "10.0"
-    assert style.format_cell(summarize([10.0, 12.0]), 2) == "11.0 ± 1.4"
-    assert style.format_cell(summarize([10.0, 12.0]), 3) == "11.0 ± 1.4 (n = 2)"
+    assert style.format_cell(Cell((10.04,)), 1) == "10.0"
+    assert style.format_cell(Cell((10.0, 12.0)), 2) == "11.0 ± 1.4"
+    assert style.format_cell(Cell((10.0, 12.0)), 3) == "11.0 ± 1.4 (n = 2)"
 
 
 @pytest.mark.parametrize(
