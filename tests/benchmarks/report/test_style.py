@@ -43,17 +43,3 @@ def test_evidence(gap, text, significant):
 def test_random_is_gray_and_the_others_differ():
     found = style.colors(["moco", "random", "x"])
     assert found["random"] == style.GRAY and len(set(found.values())) == 3
-
-
-@pytest.mark.parametrize(
-    ("title", "parts"),
-    [
-        ("AP", ("AP", "", "")),
-        ("AP50", ("AP", "50", "")),
-        ("AP^bb", ("AP", "", "bb")),
-        ("AP75^mk", ("AP", "75", "mk")),
-        ("mIoU", ("mIoU", "", "")),
-    ],
-)
-def test_parts_of_a_head(title, parts):
-    assert style.title_parts(title) == parts
