@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.speed import scenes
-from benchmarks.speed.measure import interleaved
+from benchmarks.speed.measure import Contenders, interleaved
 from benchmarks.speed.results import Result, compare
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
@@ -110,11 +110,7 @@ class COCOPredictions:
         return self._others(COCO, "loadRes", COCOeval)
 
     def compiled(self) -> dict[str, float]:
-        """The same by hotcoco, which this project uses for LVIS.
-
-        Raises:
-            ImportError: it is not installed.
-        """
+        """The same by hotcoco."""
         import hotcoco
 
         return self._others(hotcoco.COCO, "load_res", hotcoco.COCOeval)
@@ -135,26 +131,25 @@ class COCOPredictions:
 def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Result:
     """From predictions in memory to the AP over ten thresholds."""
     given = VOCPredictions(num_images, num_false, folder)
-    contenders: dict[str, Callable[[], Any]] = {"ours": given.ours, "official": given.official}
-    differs = given.ours() != given.official()
+    contenders: Contenders = {"ours": given.ours, "official": given.official}
     count = sum(len(found["scores"]) for found in given.predictions.values())
-    sizes = f"{num_images} images, {count} detections"
+    differs = given.ours() != given.official()
     seconds = interleaved(contenders, rounds)
-    return compare("C9 voc", seconds, reference="official", sizes=sizes, differs=differs)
+    sizes = f"{num_images} images, {count} detections"
+    return compare("C9 voc", seconds, "ours", "official", sizes, differs)
 
 
 def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Result]:
     """From predictions in COCO's format in memory to AP."""
     given = COCOPredictions(num_images, num_false, folder)
-    contenders: dict[str, Callable[[], Any]] = {"ours": given.ours, "official": given.official}
-    with contextlib.suppress(ImportError):
-        given.compiled()
+    contenders = {"ours": given.ours, "official": given.official}
+    if importlib.util.find_spec("hotcoco"):
         contenders["compiled"] = given.compiled
     metrics = {name: run() for name, run in contenders.items()}
+    official = metrics["official"]
     seconds = interleaved(contenders, rounds)
     sizes = f"{num_images} images, {len(given.evaluator.rows)} detections"
-    rows = []
-    for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled")):
-        differs = side in metrics and metrics[side] != metrics["official"]
-        rows.append(compare(goal, seconds, side, "official", sizes, differs))
-    return rows
+    return [
+        compare(goal, seconds, side, "official", sizes, metrics.get(side, official) != official)
+        for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled"))
+    ]

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import convert, detection, pretrain, reference
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
-from benchmarks.speed.results import Result, goals, number, page, suites, text
+from benchmarks.speed.results import Result, number, page, suites
 from benchmarks.speed.shuffle import Machine, Model, received_bytes
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import LookUp
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
@@ -75,35 +73,9 @@ def test_the_measured_step_is_the_trained_one():
     for step in range(2):
         x_q, x_k, plan = views(step)
         loss = ours(x_q.float(), x_k.float(), plan)
-        assert official(x_q.float(), x_k.float(), plan).item() == pytest.approx(
-            loss.item(), rel=1e-4
-        )
+        expected = official(x_q.float(), x_k.float(), plan)
+        assert expected.item() == pytest.approx(loss.item(), rel=1e-4)
         torch.testing.assert_close(ours.model.queue, official.queue, rtol=0, atol=1e-4)
-
-
-def test_the_reference_loss_is_ours():
-    torch.manual_seed(0)
-    q, k = (F.normalize(torch.randn(5, C, dtype=torch.float64), dim=1) for _ in range(2))
-    k[:2] = q[:2]
-    queue = F.normalize(torch.randn(C, 20, dtype=torch.float64), dim=0)
-    results = []
-    for loss in (reference.loss_and_accuracy, info_nce):
-        wanting = q.clone().requires_grad_()
-        value, accuracy, *_ = loss(wanting, k, queue, T)
-        value.backward()
-        results.append((value.detach(), accuracy, wanting.grad))
-    for theirs, mine in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
-
-
-def test_the_reference_momentum_update_by_hand():
-    q, k = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    for layer, value in ((q, 1.0), (k, 3.0)):
-        for p in layer.parameters():
-            p.data.fill_(value)
-    reference.momentum_update(k, q, 0.75)
-    assert [p.item() for p in k.parameters()] == [2.5, 2.5]
-    assert [p.item() for p in q.parameters()] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
@@ -186,9 +158,8 @@ def test_interleaved_times_each_side_in_turn():
 def test_a_row_says_whether_its_goal_is_met(goal, ours, reference, cells, met):
     row = Result(goal, ours, reference)
     assert row.met is met and row.cells()[2:6] == cells
-    assert row.cells()[0] == number(goal) and row.cells()[6] == {True: "yes", False: "no"}.get(
-        met, "-"
-    )
+    assert row.cells()[0] == number(goal)
+    assert row.cells()[6] == {True: "yes", False: "no", None: "-"}[met]
 
 
 def test_a_wrong_side_meets_nothing_however_fast():
@@ -200,18 +171,6 @@ def test_noise_beside_the_fastest_rounds():
     row = detection.with_noise("D1", {"ours": [2.0, 1.5, 1.0], "reference": [1.1, 1.0, 2]}, "x")
     assert (row.ours, row.reference, row.noise) == (1.0, 1.0, 0.5)
     assert row.cells()[4] == "1.000 (50.0%)"
-
-
-def test_tables_render():
-    rows = [{"goal": "C1", "ours": 1.0, "reference": 2.0}, {"goal": "G3"}]
-    shown = text([Result(**row) for row in rows])
-    assert "| C1     | two views" in shown and shown.endswith(f"C1: {goals()['C1']['why']}")
-    written = page({"pretrain": {"facts": ["a machine"], "quick": True, "results": rows}})
-    assert written.startswith("# Speed\n") and "\n## Pre-training\n" in written
-    assert "\n- a machine\n" in written and "smoke test" in written
-    assert (
-        f"\n- C1: {goals()['C1']['why']}\n" in written and "needs code for CUDA graphs" in written
-    )
 
 
 def test_the_page_is_rendered_from_its_data():
@@ -240,7 +199,7 @@ def test_command_runs(names, tmp_path, capsys, monkeypatch):
     for name in names.split(","):
         assert f"| {name} " in shown and f"| {name} " in written
     assert "4 files, in the mean 500 x 375 px" in written
-    assert "needs the extra `speed`" in written
+    assert "needs the extra `speed`" in written and "smoke test" in written
 
 
 def test_a_later_measurement_takes_the_place_of_its_section_alone(tmp_path, monkeypatch):
