@@ -19,63 +19,32 @@ from benchmarks.speed.results import Result, number, page, suites
 from benchmarks.speed.shuffle import Machine, Model, received_bytes
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
-from moco.modeling.mechanisms.base import LookUp
-from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 
-C, K, M, T, LR = 6, 12, 0.9, 0.2, 0.1
 
-
-def small_encoder():
-    torch.manual_seed(0)
-    return build_encoder(EncoderSpec("resnet10", "stride2", 0.125), C, mlp=False).double()
-
-
-def views(step, N=4):
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(2, N, 3, 8, 8, dtype=torch.float64, generator=generator)
-    return x[0], x[1], torch.randperm(N, generator=generator)
-
-
-def test_the_reference_step_trains_as_ours():
+def test_the_measured_step_trains_as_the_reference(monkeypatch):
     """Losses, queries' gradients and weights, keys' weights one update later, queue."""
-    ours = MomentumQueue(small_encoder(), C, K, M, T).double()
-    official = reference.Step(small_encoder(), ours.queue.clone(), M, T, LR)
-    sgd = {"momentum": 0.9, "weight_decay": 1e-4}
-    optimizer = torch.optim.SGD(ours.encoder_q.parameters(), LR, **sgd)
-    for step in range(5):
-        x_q, x_k, plan = views(step)
-        images = torch.arange(4)
-        before = copy.deepcopy(ours.encoder_k)
-        dictionary = ours.look_up(LookUp(x_k[plan], plan, images, step))
-        out = ours(x_q, dictionary)
-        optimizer.zero_grad()
-        out.loss.backward()
-        optimizer.step()
-        ours.update([dictionary], [out.queries], images)
-        assert official(x_q, x_k, plan).item() == pytest.approx(out.loss.item(), rel=1e-10)
-        for mine, theirs in ((ours.encoder_q, official.encoder_q), (before, official.encoder_k)):
+    for name, value in (("DIM", 6), ("M", 0.9), ("T", 0.2), ("LR", 0.1)):
+        monkeypatch.setattr(steps, name, value)
+    torch.manual_seed(0)
+    spec = EncoderSpec("resnet10", "stride2", 0.125)
+    encoder = build_encoder(spec, steps.DIM, mlp=False).double()
+    ours = steps.OurStep(copy.deepcopy(encoder), 12)
+    model = ours.model.double()
+    official = reference.Step(encoder, model.queue.clone(), steps.M, steps.T, steps.LR)
+    for _ in range(5):
+        x_q, x_k = torch.randn(2, 4, 3, 8, 8, dtype=torch.float64)
+        plan = torch.randperm(4)
+        before = copy.deepcopy(model.encoder_k)
+        loss = ours(x_q, x_k, plan)
+        assert official(x_q, x_k, plan).item() == pytest.approx(loss.item(), rel=1e-10)
+        for mine, theirs in ((model.encoder_q, official.encoder_q), (before, official.encoder_k)):
             for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
                 if a.grad is not None:
                     torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=1e-10)
-        torch.testing.assert_close(ours.queue, official.queue, rtol=0, atol=1e-10)
-        assert torch.equal(ours.queue_ptr, official.pointer)
-
-
-def test_the_measured_step_is_the_trained_one():
-    """OurStep against the reference, in float32, in another memory layout."""
-    torch.manual_seed(0)
-    encoder = build_encoder(EncoderSpec("resnet10", "stride2", 0.125), steps.DIM, mlp=False)
-    ours = steps.OurStep(copy.deepcopy(encoder), 8, None)
-    settings = (steps.M, steps.T, steps.LR)
-    official = reference.Step(encoder, ours.model.queue.clone(), *settings)
-    for step in range(2):
-        x_q, x_k, plan = views(step)
-        loss = ours(x_q.float(), x_k.float(), plan)
-        expected = official(x_q.float(), x_k.float(), plan)
-        assert expected.item() == pytest.approx(loss.item(), rel=1e-4)
-        torch.testing.assert_close(ours.model.queue, official.queue, rtol=0, atol=1e-4)
+        torch.testing.assert_close(model.queue, official.queue, rtol=0, atol=1e-10)
+        assert torch.equal(model.queue_ptr, official.pointer)
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2"])
