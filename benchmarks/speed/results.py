@@ -53,8 +53,10 @@ class Result:
         """What is compared with the goal."""
         if self.ours is None or self.reference is None:
             return None
-        values = {"faster": self.reference / self.ours, "error": self.ours}
-        return values.get(self.spec["kind"], self.ours / self.reference)
+        kind = self.spec["kind"]
+        if kind == "error":
+            return self.ours
+        return self.reference / self.ours if kind == "faster" else self.ours / self.reference
 
     @property
     def met(self) -> bool | None:

@@ -122,6 +122,7 @@ def test_interleaved_times_each_side_in_turn():
         ("D1", 1.004, 1.0, ("1 s", "1 s", "1.004", "<= 1.00"), True),
         ("D1", 1.006, 1.0, ("1.01 s", "1 s", "1.006", "<= 1.00"), False),
         ("D1", None, None, ("", "", "", "<= 1.00"), None),
+        ("V4", 0.0, 2.0, ("0 MiB", "2 MiB", "0.000", "<= 3.00"), True),
     ],
 )
 def test_a_row_says_whether_its_goal_is_met(goal, ours, reference, cells, met):
