@@ -56,7 +56,7 @@ class VOCPredictions:
 
     def official(self) -> dict[str, float]:
         """The same by `voc_eval` of VOC's devkit, which Detectron2 has, called as its evaluator."""
-        from detectron2.evaluation import pascal_voc_evaluation
+        from detection.d2.measured import voc_eval as official
 
         lines: dict[str, list[str]] = {name: [] for name in VOC_CLASSES}
         for image_id, found in self.predictions.items():
@@ -69,7 +69,7 @@ class VOCPredictions:
         for k, (name, content) in enumerate(lines.items()):
             (self.folder / f"{name}.txt").write_text("\n".join(content))
             for t, percent in enumerate(range(50, 100, 5)):
-                _, _, ap = pascal_voc_evaluation.voc_eval(*paths, name, percent / 100.0, True)
+                _, _, ap = official(*paths, name, percent / 100.0, True)
                 aps[t, k] = ap * 100
         means = [np.mean(row) for row in aps]
         values = (np.mean(means), means[0], means[5])
