@@ -20,11 +20,7 @@ SUITE_NAME = "suite.json"  # in a suite's folder, whose runs are in runs/<task>/
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder and its record.
-
-    The folder is where the record was found, maybe on another machine than it was written on: no
-    table needs what the paths within the record lead to.
-    """
+    """A finished run: its record and where it was found, maybe not the machine that wrote it."""
 
     folder: Path
     record: RunRecord

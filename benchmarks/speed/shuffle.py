@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.speed import reference
 from benchmarks.speed.results import Result
@@ -65,7 +65,7 @@ def _process(rank: int, W: int, port: int, n: int, P: int, dim: int, K: int, fol
         official: Counter[str] = Counter()
         buffers = [queue, torch.zeros(1, dtype=torch.long), *encoder.buffers()]
         expected = reference.shuffled_keys(
-            copy.deepcopy(encoder), _floats(crops[mine]), plan.clone(), buffers, official
+            copy.deepcopy(encoder), crops[mine] / 255, plan.clone(), buffers, official
         )
         received, equal = {"official": official.total()}, {"official": True}
         for way in ("index", "all_to_all"):
@@ -74,14 +74,10 @@ def _process(rank: int, W: int, port: int, n: int, P: int, dim: int, K: int, fol
                 x = crops[plan[mine]]  # the loader's part: these are the views it makes
             else:
                 x = distributed.exchange_rows(crops[mine], *exchange_plan(plan, rank, W))
-            keys = distributed.gather_rows(copy.deepcopy(encoder)(_floats(x)))
+            keys = distributed.gather_rows(copy.deepcopy(encoder)(x / 255))
             equal[way] = torch.equal(unshuffle(keys, plan), expected)
             received[way] = distributed.bytes_received.total()
     Path(folder, f"{rank}.json").write_text(json.dumps({"bytes": received, "equal": equal}))
-
-
-def _floats(crops: Tensor) -> Tensor:
-    return crops.float() / 255
 
 
 class Model(NamedTuple):
