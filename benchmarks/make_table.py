@@ -24,6 +24,7 @@ from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
+    from benchmarks.report.compare import Comparison
     from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
@@ -34,20 +35,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if bool(args.runs) == (args.diff is not None):
         raise UserError("give either folders of runs, or --diff with two of them")
-    if args.diff is not None:
-        diff(args.diff[0], args.diff[1], args.engine, args.out)
-        return
     from benchmarks.report.records import collect
-    from benchmarks.report.render import to_terminal
+    from benchmarks.report.render import diff_files, diff_text, to_terminal
 
-    formats = [name.strip() for name in args.format.split(",")]
-    _renderers(formats)  # before the work
-    results = collect(args.runs)
-    tables = make_tables(results, args.baseline, args.engine)
-    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
-    if args.out is not None:
-        for path in write_files(args.out, tables, results, formats):
-            print(f"wrote {path}")
+    if args.diff is not None:
+        a, b = args.diff
+        comparison, names = diff(a, b, args.engine), (str(a), str(b))
+        print(diff_text(comparison, names))
+        written = _write(args.out, diff_files(comparison, names)) if args.out else []
+    else:
+        formats = [name.strip() for name in args.format.split(",")]
+        _renderers(formats)  # before the work
+        results = collect(args.runs)
+        tables = make_tables(results, args.baseline, args.engine)
+        print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
+        written = write_files(args.out, tables, results, formats) if args.out else []
+    for path in written:
+        print(f"wrote {path}")
 
 
 def make_tables(
@@ -78,15 +82,14 @@ def make_tables(
     return [table for group in groups for table in aggregate(group, baseline)]
 
 
-def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -> None:
-    """Print what changed from the results in `a` to those in `b`; files with `out`.
+def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
+    """What changed from the results in `a` to those in `b`.
 
     Raises:
         UserError: what `make_tables` refuses; the message names the folder.
     """
     from benchmarks.report.compare import compare
     from benchmarks.report.records import collect
-    from benchmarks.report.render import diff_files, diff_text
 
     sides = []
     for folder in (a, b):
@@ -94,11 +97,7 @@ def diff(a: Path, b: Path, engine: str | None = None, out: Path | None = None) -
             sides.append(make_tables(collect([folder]), engine=engine or EACH))
         except UserError as error:
             raise UserError(f"{folder}: {error}") from error
-    comparison, names = compare(*sides), (str(a), str(b))
-    print(diff_text(comparison, names))
-    if out is not None:
-        for path in _write(out, diff_files(comparison, names)):
-            print(f"wrote {path}")
+    return compare(*sides)
 
 
 def write_files(

@@ -47,21 +47,16 @@ def plot_curves(runs: Mapping[str, Mapping[str, Curve]]) -> Plot:
     figure, axes = new_figure(len(panels), width=4.2, height=3.4)
     for axis, name in zip(axes, panels, strict=True):
         for number, (label, curves) in enumerate(runs.items()):
-            if name not in curves:
-                continue
-            epochs, values = curves[name]
-            # The kNN is measured now and then; a point says when.
-            marker = "o" if name == "knn/top1" else ""
-            axis.plot(
-                epochs,
-                values,
-                color=PALETTE[number % len(PALETTE)],
-                linestyle=("-", "--", ":")[number // len(PALETTE) % 3],
-                marker=marker,
-                markersize=3,
-                linewidth=1.5,
-                label=escape.figure(label),
-            )
+            if name in curves:
+                axis.plot(
+                    *curves[name],
+                    color=PALETTE[number % len(PALETTE)],
+                    linestyle=("-", "--", ":")[number // len(PALETTE) % 3],
+                    marker="o" if name == "knn/top1" else "",  # measured now and then
+                    markersize=3,
+                    linewidth=1.5,
+                    label=escape.figure(label),
+                )
         axis.set(title=PANELS[name], xlabel="epoch")
         axis.margins(x=0.01)
         if name != "loss":  # whose level depends on K and T; the others have a meaningful zero
@@ -82,7 +77,6 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plot_curves",
         description="Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
@@ -96,7 +90,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m benchmarks.plot_curves`."""
     args = build_parser().parse_args(argv)
     if not args.output.lower().endswith(".png"):
         raise UserError(f"--output: got {args.output}, expected a name that ends in .png")

@@ -28,20 +28,22 @@ NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCO
 
 @dataclass(frozen=True)
 class Cell:
-    """One metric over the trials of one row.
-
-    Attributes:
-        values: one per trial, in the order of the seeds.
-        std: sample standard deviation (ddof 1), None for a single trial.
-    """
+    """One metric over the trials of one row: a value of each, in the order of the seeds."""
 
     values: tuple[float, ...]
-    mean: float
-    std: float | None
 
     @property
     def n(self) -> int:
         return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation (ddof 1), None for a single trial."""
+        return statistics.stdev(self.values) if self.n > 1 else None
 
 
 @dataclass(frozen=True)
@@ -116,15 +118,11 @@ def stems(tables: Sequence[Table]) -> list[str]:
     return file_names(keys)
 
 
-def aggregate(
-    runs: Sequence[Run], baseline: str | None = None, metrics: Sequence[str] | None = None
-) -> list[Table]:
+def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
     """One table per task and what it is tested on, in alphabetical order.
 
     Args:
         baseline: name of the row that gaps refer to; None takes `random` where there is one.
-        metrics: the columns; None takes, per task, what its runs measured
-            (detection/evaluation/metrics.py), in the order of the paper's table where it has one.
 
     Raises:
         UserError: no runs; a baseline that no task has; or, within a task, several engines,
@@ -139,16 +137,7 @@ def aggregate(
     groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
     for (task, _), members in groups.items():
         _require_comparable(task, members)
-    return [
-        _table(members, baseline, tuple(metrics or _measured(task, data, members)))
-        for (task, data), members in sorted(groups.items(), key=lambda item: item[0])
-    ]
-
-
-def summarize(values: Sequence[float]) -> Cell:
-    """Mean and sample standard deviation of at least one value."""
-    std = statistics.stdev(values) if len(values) > 1 else None
-    return Cell(tuple(values), statistics.fmean(values), std)
+    return [_table(members, baseline or RANDOM) for _, members in sorted(groups.items())]
 
 
 def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
@@ -183,42 +172,37 @@ def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
     return _first_few(parts, 6) if parts else "keys that their records do not hold"
 
 
-def _measured(task: str, data: tuple[str, ...], runs: list[Run]) -> list[str]:
-    names = {name for run in runs for name in run.record.metrics}
-    shown = headline_names(names) or headline_names(["bbox/"])
-    order = [name for paper in tables_for(task, data) for name in paper.metrics]
-    return sorted(shown, key=lambda name: order.index(name) if name in order else len(order))
-
-
-def _table(runs: list[Run], baseline: str | None, metrics: tuple[str, ...]) -> Table:
+def _table(runs: list[Run], baseline: str) -> Table:
+    first, tested_on = runs[0].record, runs[0].tested_on
+    # What its runs measured, in the order of the paper's table where it has one.
+    shown = headline_names({name for run in runs for name in run.record.metrics})
+    order = [name for paper in tables_for(first.task, tested_on) for name in paper.metrics]
+    metrics = sorted(
+        shown or headline_names(["bbox/"]),
+        key=lambda name: order.index(name) if name in order else len(order),
+    )
     by_init = _groups(sorted(runs, key=lambda run: run.record.seed), lambda run: run.record.init)
-    baseline = RANDOM if baseline is None else baseline
-    cells = {
-        init: {metric: _cell(members, metric) for metric in metrics}
-        for init, members in by_init.items()
-    }
-    base = cells.get(baseline, {})
+    cells: dict[str, dict[str, Cell | None]] = {}
+    for init, members in by_init.items():
+        found = {name: [run.record.metrics.get(name) for run in members] for name in metrics}
+        values = {name: tuple(v for v in all_ if v is not None) for name, all_ in found.items()}
+        cells[init] = {name: Cell(v) if v else None for name, v in values.items()}
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
-        other = base if init != baseline else {}
-        gaps = {metric: gap(cell, other.get(metric)) for metric, cell in cells[init].items()}
+        base = cells.get(baseline, {}) if init != baseline else {}
+        gaps = {name: gap(cell, base.get(name)) for name, cell in cells[init].items()}
         rows.append(Row(init, tuple(by_init[init]), cells[init], gaps))
-    first, titles = runs[0].record, {run.suite_task for run in runs}
+    titles = {run.suite_task for run in runs}
     return Table(
         task=first.task,
         title=(titles.pop() if len(titles) == 1 else None) or first.task,
-        tested_on=runs[0].tested_on,
+        tested_on=tested_on,
         engine=first.engine,
         iterations=first.iterations,
         baseline=baseline if baseline in by_init else None,
-        metrics=metrics,
+        metrics=tuple(metrics),
         rows=tuple(rows),
     )
-
-
-def _cell(runs: list[Run], metric: str) -> Cell | None:
-    values = [v for run in runs if (v := run.record.metrics.get(metric)) is not None]
-    return summarize(values) if values else None
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:

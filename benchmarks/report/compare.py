@@ -79,13 +79,13 @@ class Difference:
         """Per init and metric: both names, both means and their difference."""
         found = []
         for change in self.changes:
-            heads = titles(change.metrics)
-            for title, pair, between in zip(
-                heads, change.pairs.values(), change.gaps.values(), strict=True
+            for title, (metric, (a, b)) in zip(
+                titles(change.metrics), change.pairs.items(), strict=True
             ):
-                sides = [_side(*side) for side in zip(pair, (change.a.n, change.b.n), strict=True)]
-                result = Shown("same numbers") if change.same else evidence(between)
-                found.append([*map(Shown, (change.a.init, title, *sides)), result])
+                means = (_mean(a, change.a.n), _mean(b, change.b.n))
+                result = evidence(change.gaps[metric])
+                texts = map(Shown, (change.a.init, title, *means))
+                found.append([*texts, Shown("same numbers") if change.same else result])
         return found
 
     @property
@@ -118,7 +118,7 @@ def compare(first: Sequence[Table], second: Sequence[Table]) -> Comparison:
     )
 
 
-def _side(cell: Cell | None, n: int) -> str:
+def _mean(cell: Cell | None, n: int) -> str:
     if cell is None:
         return MISSING
     return f"{format_cell(cell, cell.n)} (n = {cell.n}{'' if cell.n == n else f' of {n}'})"

@@ -41,18 +41,24 @@ class Shown:
     """A cell of a table.
 
     Attributes:
-        gap: the printed gap, empty for none; `strong` from +0.5 on, `significant` where its
-            interval does not hold 0.
-        best: whether no other row has a higher number, as printed.
         value: what a column is sorted by; None: the text.
+        points: the gap beside the text, as printed; `significant`: its interval does not hold 0.
+        best: whether no other row has a higher number, as printed.
     """
 
     text: str
-    gap: str = ""
-    strong: bool = False
+    value: float | None = None
+    points: float | None = None
     significant: bool = False
     best: bool = False
-    value: float | None = None
+
+    @property
+    def gap(self) -> str:
+        return "" if self.points is None else format_gap(self.points)
+
+    @property
+    def strong(self) -> bool:
+        return self.points is not None and is_strong(self.points)
 
 
 class Section:
@@ -82,29 +88,26 @@ class Section:
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
         """Name, n, marked where the paper averages more trials, and a cell per column."""
-        found = []
-        for row in self.table.rows:
-            n = Shown(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", value=row.n)
-            cells = [
-                self.cell(row, metric) if method == OWN and metric in row.cells else Shown(MISSING)
-                for metric, method in columns or self.columns
+        return [
+            [
+                Shown(row.init),
+                Shown(f"{row.n}{FEW_MARK if row.n < self.trials else ''}", row.n),
+                *(self._cell(row, *column) for column in columns or self.columns),
             ]
-            found.append([Shown(row.init), n, *cells])
-        return found
+            for row in self.table.rows
+        ]
 
-    def cell(self, row: Row, metric: str) -> Shown:
-        """A mean with its gap."""
-        cell, gap = row.cells[metric], row.gaps[metric]
-        text = format_cell(cell, row.n)
-        if cell is None:
-            return Shown(text)
+    def _cell(self, row: Row, metric: str, method: str) -> Shown:
+        cell, gap = row.cells.get(metric), row.gaps.get(metric)
+        if cell is None or method != OWN:
+            return Shown(MISSING)
         others = (other.cells[metric] for other in self.table.rows if other is not row)
         means = [round(other.mean, 1) for other in others if other is not None]
         best = bool(means) and round(cell.mean, 1) >= max(means)
+        text, value = format_cell(cell, row.n), cell.mean
         if gap is None:
-            return Shown(text, best=best, value=cell.mean)
-        strong = is_strong(gap.printed)
-        return Shown(text, format_gap(gap.printed), strong, gap.significant, best, cell.mean)
+            return Shown(text, value, best=best)
+        return Shown(text, value, gap.printed, gap.significant, best)
 
     @property
     def evidence(self) -> list[list[Shown]]:
@@ -144,17 +147,16 @@ class Section:
         return found
 
     def row_anchor(self, row: Row) -> str:
-        """Of the runs of a row."""
         return f"{self.runs_anchor}--{_slug(row.init)}"
 
     def run_rows(self, row: Row) -> list[list[Shown]]:
         """Per run of a row its seed, metrics, length, time and folder."""
         return [
             [
-                Shown(str(run.record.seed), value=run.record.seed),
-                *(printed(run.record.metrics.get(m), None) for m in self.table.metrics),
-                Shown(str(run.record.iterations), value=run.record.iterations),
-                Shown(f"{run.record.seconds:.0f} s", value=run.record.seconds),
+                Shown(str(run.record.seed), run.record.seed),
+                *(printed(run.record.metrics.get(metric)) for metric in self.table.metrics),
+                Shown(str(run.record.iterations), run.record.iterations),
+                Shown(f"{run.record.seconds:.0f} s", run.record.seconds),
                 Shown(run.finished or MISSING),
                 Shown(str(run.folder)),
             ]
@@ -171,7 +173,6 @@ class Report:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """One per table."""
         names = stems(self.tables)
         return [Section(t, name, self.tables) for t, name in zip(self.tables, names, strict=True)]
 
@@ -202,17 +203,14 @@ def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]
     ]
 
 
-def printed(value: float | None, gap: float | None) -> Shown:
-    """The cell of one of the paper's numbers."""
-    text = MISSING if value is None else f"{value:.1f}"
-    if gap is None:
-        return Shown(text, value=value)
-    return Shown(text, format_gap(gap), is_strong(gap), value=value)
+def printed(value: float | None, gap: float | None = None) -> Shown:
+    """The cell of one number."""
+    return Shown(MISSING if value is None else f"{value:.1f}", value, gap)
 
 
 def evidence(gap: Gap | None) -> Shown:
     """The cell of a gap with its interval and p-value."""
-    return Shown(format_evidence(gap), value=None if gap is None else gap.value)
+    return Shown(format_evidence(gap), None if gap is None else gap.value)
 
 
 def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, list[Section]]]]:
@@ -221,11 +219,10 @@ def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, l
     A task that several of the paper's tables are about is in each; one that none is about is
     alone, at the end, with None for the paper's.
     """
-    floats: dict[str, list[tuple[PaperTable | None, list[Section]]]] = {}
+    floats: dict[int | str, list[tuple[PaperTable | None, list[Section]]]] = {}
     for paper in load_paper()[1]:
         if ours := [section for section in sections if paper in section.papers]:
-            name = paper.cite if paper.number is None else str(paper.number)
-            floats.setdefault(name, []).append((paper, ours))
+            floats.setdefault(paper.number or paper.cite, []).append((paper, ours))
     for section in sections:
         if not section.papers:
             floats[f"ours: {section.stem}"] = [(None, [section])]
@@ -302,13 +299,11 @@ def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
     for metric, title in zip(metrics, titles(metrics), strict=True):
         if not any(metric in run.record.metrics for run in row.runs):
             continue
-        for run in row.runs:
-            if run.record.metrics.get(metric) is not None:
-                continue
-            absent = "null, no reason recorded" if metric in run.record.metrics else "not reported"
-            reasons = (n for n in run.record.notes if metric in re.split(r"[\s,]+", n))
+        for record in (run.record for run in row.runs if run.record.metrics.get(metric) is None):
+            absent = "null, no reason recorded" if metric in record.metrics else "not reported"
+            reasons = (note for note in record.notes if metric in re.split(r"[\s,]+", note))
             reason = next(reasons, absent)
-            found.append(f"{row.init}, seed {run.record.seed}: no {title} ({reason})")
+            found.append(f"{row.init}, seed {record.seed}: no {title} ({reason})")
     return found
 
 
@@ -318,5 +313,4 @@ def _versions(runs: Sequence[Run]) -> str:
     for run in runs:
         for package, version in (run.record.provenance.get("versions") or {}).items():
             found.setdefault(package, set()).add(str(version))
-    differing = {package: sorted(versions) for package, versions in found.items()}
-    return ", ".join(f"{p} ({' / '.join(v)})" for p, v in differing.items() if len(v) > 1)
+    return ", ".join(f"{p} ({' / '.join(sorted(v))})" for p, v in found.items() if len(v) > 1)

@@ -12,7 +12,6 @@ from benchmarks.report import plots
 from benchmarks.report.aggregate import Table
 from benchmarks.report.content import Report, Section, seeds
 from benchmarks.report.precision import precision_recall
-from benchmarks.report.records import sample_images
 from moco.common.errors import UserError
 from moco.data.decode import decode
 
@@ -54,7 +53,7 @@ def figures(report: Report, section: Section) -> Figures:
         else:
             shown[title] = _svg(plot if isinstance(plot, plots.Plot) else plots.Plot(plot))
 
-    has_losses = any(plots.read_losses(table.runs))
+    has_losses = bool(plots.read_curves(table.runs))
     losses = report.plots[f"loss-{section.stem}"] if has_losses else None
     add("Loss", losses, "the folders hold no metrics.json with one")
     once = "the runs were evaluated at their end alone (TEST.EVAL_PERIOD)"
@@ -103,8 +102,10 @@ def _samples(table: Table) -> dict[str, list[tuple[str, str] | None]]:
     """The same images with the predictions of each init: those that most of them have."""
     by_init: dict[str, dict[str, Path]] = {}
     for row in table.rows:
-        if images := next((files for run in row.runs if (files := sample_images(run))), {}):
-            by_init[row.init] = images
+        folders = [run.folder / "inference" / "visualize" for run in row.runs]
+        files = next(filter(None, (sorted(folder.glob("*.jpg")) for folder in folders)), None)
+        if files:
+            by_init[row.init] = {path.name: path for path in files}
     counts = Counter(name for images in by_init.values() for name in images)
     names = sorted(counts, key=lambda name: (-counts[name], name))[:SAMPLES]
     return {

@@ -70,13 +70,15 @@ class Plot:
         return [png, svg]
 
 
-def read_losses(runs: Sequence[Run]) -> list[Curve]:
-    """The loss curve of every run that has one (a record may have come without its metrics).
+def read_curves(runs: Sequence[Run], names: Sequence[str] = LOSS_NAMES) -> list[Curve]:
+    """The curve of every run that has one (a record may have come without its metrics).
 
     Raises:
         UserError: a line of `metrics.json` that is not JSON.
     """
-    return [curve for curve in _read_curves(runs, LOSS_NAMES) if len(curve[0])]
+    files = [run.folder / METRICS_NAME for run in runs]
+    curves = [read_curve(path, names) for path in files if path.is_file()]
+    return [curve for curve in curves if len(curve[0])]
 
 
 def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
@@ -114,16 +116,14 @@ def losses(table: Table, results: Results) -> dict[str, Curves]:
     A panel without curves is left out.
 
     Raises:
-        UserError: as `read_losses`.
+        UserError: as `read_curves`.
     """
     tasks = [run.record.task for run in results.pretraining]
     pretraining = {
-        f"{run.record.task} {run.folder.name}"
-        if tasks.count(run.record.task) > 1
-        else run.record.task: read_losses([run])
-        for run in results.pretraining
+        task if tasks.count(task) == 1 else f"{task} {run.folder.name}": read_curves([run])
+        for task, run in zip(tasks, results.pretraining, strict=True)
     }
-    finetuning = {row.init: read_losses(row.runs) for row in table.rows}
+    finetuning = {row.init: read_curves(row.runs) for row in table.rows}
     panels = {"Pre-training": pretraining, "Fine-tuning": finetuning}
     return {title: curves for title, curves in panels.items() if any(curves.values())}
 
@@ -201,11 +201,11 @@ def gap_figure(table: Table) -> "Figure | None":
 def ap_curve_figure(table: Table) -> "Figure | None":
     """The first metric over the iterations of a run, where it was evaluated more than once."""
     metric = table.metrics[0]
-    curves = {row.init: _read_curves(row.runs, (metric,)) for row in table.rows}
+    curves = {row.init: read_curves(row.runs, (metric,)) for row in table.rows}
     if not any(len(curve[0]) > 1 for runs in curves.values() for curve in runs):
         return None
     figure, [axis] = new_figure(1, width=5.2, height=3.4)
-    _plot_curves(axis, {name: [c for c in runs if len(c[0])] for name, runs in curves.items()})
+    _plot_curves(axis, curves)
     axis.set(xlabel="iteration", ylabel=pretty(titles(table.metrics)[0]))
     axis.set_ylim(bottom=0)
     axis.legend(frameon=False)
@@ -246,26 +246,25 @@ def class_figure(table: Table) -> "Figure | None":
     """A line per class, a point per init: the mean over its seeds."""
     kind = table.metrics[0].split("/", 1)[0]
     what = "IoU" if kind == "sem_seg" else "AP"
-    found: dict[str, dict[str, list[float]]] = {}  # class → init → values
-    for run in table.runs:
-        for name, value in run.record.metrics.items():
-            if name.startswith(f"{kind}/{what}-") and value is not None:
-                of_class = found.setdefault(name.split("-", 1)[1], {})
-                of_class.setdefault(run.record.init, []).append(value)
-    if not found:
+    means: dict[str, dict[str, float]] = {}  # class → init → mean
+    for row in table.rows:
+        values: dict[str, list[float]] = {}
+        for run in row.runs:
+            for name, value in run.record.metrics.items():
+                if name.startswith(f"{kind}/{what}-") and value is not None:
+                    values.setdefault(name.split("-", 1)[1], []).append(value)
+        for name, of_class in values.items():
+            means.setdefault(name, {})[row.init] = float(np.mean(of_class))
+    if not means:
         return None
-    means = {
-        name: {init: float(np.mean(values)) for init, values in of_class.items()}
-        for name, of_class in found.items()
-    }
     spread = {name: max(of.values()) - min(of.values()) for name, of in means.items()}
     names = sorted(means, key=lambda name: (-spread[name], name))[:MAX_CLASSES]
     names.sort(key=lambda name: (np.mean(list(means[name].values())), name))
     figure, [axis] = new_figure(1, width=5.8, height=1.2 + 0.22 * len(names), along="x")
     palette = colors([row.init for row in table.rows])
     for y, name in enumerate(names):
-        values = list(means[name].values())
-        axis.plot([min(values), max(values)], [y, y], color="#cccccc", linewidth=2, zorder=1)
+        ends = [min(means[name].values()), max(means[name].values())]
+        axis.plot(ends, [y, y], color="#cccccc", linewidth=2, zorder=1)
     for row in table.rows:
         points = [(means[n][row.init], y) for y, n in enumerate(names) if row.init in means[n]]
         if points:
@@ -343,11 +342,6 @@ def _per_metric(
         place = axis.get_subplotspec()
         axis.tick_params(axis="y", length=0, labelleft=place is None or place.is_first_col())
     return figure, axes
-
-
-def _read_curves(runs: Sequence[Run], names: Sequence[str]) -> list[Curve]:
-    files = [run.folder / METRICS_NAME for run in runs]
-    return [read_curve(path, names) for path in files if path.is_file()]
 
 
 def _plot_curves(axis: "Axes", curves: Curves) -> None:

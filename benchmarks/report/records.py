@@ -20,11 +20,7 @@ SUITE_NAME = "suite.json"  # in a suite's folder, whose runs are in runs/<task>/
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its folder and its record.
-
-    The folder is where the record was found, maybe on another machine than it was written on: no
-    table needs what the paths within the record lead to.
-    """
+    """A finished run: its record and where it was found, maybe not the machine that wrote it."""
 
     folder: Path
     record: RunRecord
@@ -120,7 +116,12 @@ def collect(paths: Sequence[PathLike]) -> Results:
         if not (folder / RECORD_NAME).is_file():
             unusable.append(Unusable(folder, f"unfinished: it has no {RECORD_NAME} yet"))
             continue
-        record = _validated(folder / RECORD_NAME)
+        record = read_record(folder / RECORD_NAME)
+        for name, value in record.metrics.items():
+            if name.split("/", 1)[0] in HEADLINE and value is not None and not 0 <= value <= 100:
+                raise UserError(
+                    f"{folder / RECORD_NAME}: metric {name}: got {value}, expected 0 to 100"
+                )
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))
@@ -129,12 +130,6 @@ def collect(paths: Sequence[PathLike]) -> Results:
         else:
             transfer.append(Run(folder, record))
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
-
-
-def sample_images(run: Run) -> dict[str, Path]:
-    """Predictions rendered by `--visualize`: file name → file; empty if there are none."""
-    folder = run.folder / "inference" / "visualize"
-    return {path.name: path for path in sorted(folder.glob("*.jpg"))}
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
@@ -147,11 +142,3 @@ def _run_folders(root: Path) -> Iterator[Path]:
         if RECORD_NAME in files or METRICS_NAME in files:
             yield Path(folder)
             below.clear()
-
-
-def _validated(path: Path) -> RunRecord:
-    record = read_record(path)
-    for name, value in record.metrics.items():
-        if name.split("/", 1)[0] in HEADLINE and value is not None and not 0 <= value <= 100:
-            raise UserError(f"{path}: metric {name}: got {value}, expected 0 to 100")
-    return record

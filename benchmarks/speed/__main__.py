@@ -12,6 +12,7 @@ several rounds counts, and of that only the ratio.
 
 import argparse
 import dataclasses
+import importlib
 import json
 import tempfile
 import time
@@ -30,7 +31,6 @@ MIN_ROUNDS = 5
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed",
         description="Measured speed against stated goals.",
@@ -54,35 +54,34 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command `python -m benchmarks.speed`."""
     args = build_parser().parse_args(argv)
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
-    from benchmarks.speed import convert, detection, pretrain
     from benchmarks.speed.measure import Setting, description
     from benchmarks.speed.results import page, text
     from moco.common.files import atomic_write_text
 
-    suite = {"pretrain": pretrain, "convert": convert, "detection": detection}[args.suite]
-    names = args.goals.split(",") if args.goals else list(suite.GOALS)
+    goals = importlib.import_module(f"benchmarks.speed.{args.suite}").GOALS
+    names = args.goals.split(",") if args.goals else goals
     for name in names:
-        if name not in suite.GOALS:
-            raise UserError(f"--goals: got {name!r}, choices are {', '.join(suite.GOALS)}")
+        if name not in goals:
+            raise UserError(f"--goals: got {name!r}, choices are {', '.join(goals)}")
     rounds = 1 if args.quick else args.rounds
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(Path(scratch), rounds, args.quick, args.images)
-        results = measure({name: suite.GOALS[name] for name in names}, setting)
+        results = measure({name: goals[name] for name in names}, setting)
     print(text(results))
     if args.output:
-        data = Path(args.output).with_suffix(".json")
+        output = Path(args.output)
+        data = output.with_suffix(".json")
         content = json.loads(data.read_text()) if data.exists() else {}
         rows = [dataclasses.asdict(result) for result in results]
         content[args.suite] = {"facts": description(rounds), "quick": args.quick, "results": rows}
         content = {name: content[name] for name in SUITES if name in content}
         atomic_write_text(data, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        atomic_write_text(Path(args.output), page(content))
-        print(f"wrote {args.output} and {data}")
+        atomic_write_text(output, page(content))
+        print(f"wrote {output} and {data}")
 
 
 def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Result]":
@@ -101,9 +100,9 @@ def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Resul
         mine = {key: goal for key, goal in goals().items() if goal.get("run", number(key)) == name}
         if run is None or not {goal.get("needs", "") for goal in mine.values()} <= present():
             results += [Result(key) for key in mine]
-            continue
-        torch.manual_seed(0)
-        results += run(setting)
+        else:
+            torch.manual_seed(0)
+            results += run(setting)
     return results
 
 

@@ -1,6 +1,5 @@
 """Goals of conversion: mostly the time that importing torch takes, memory at most 3x the file."""
 
-import json
 import subprocess
 import sys
 import time
@@ -35,7 +34,7 @@ convert_file(sys.argv[1], sys.argv[2], overwrite=True)
 ALONE = 'import sys; sys.modules["detectron2"] = None' + WITH_DETECTRON2
 # "VmHWM" is this program's own peak; getrusage starts with that of the process before it.
 PEAK = """
-import json, sys
+import sys
 sys.modules["detectron2"] = None
 def peak_bytes():
     lines = open("/proc/self/status").read().splitlines()
@@ -45,7 +44,7 @@ import safetensors.torch
 from convert.convert_to_d2 import convert_file
 before = peak_bytes()
 convert_file(sys.argv[1], sys.argv[2], overwrite=True)
-print(json.dumps(peak_bytes() - before))
+print(peak_bytes() - before)
 """
 
 
@@ -58,9 +57,9 @@ def checkpoint(setting: Setting, layout: str) -> Path:
     return path
 
 
-def plain_state(spec: EncoderSpec, seed: int = 0) -> dict[str, Tensor]:
-    """torchvision's state dict, every tensor random, the same for the same seed."""
-    torch.manual_seed(seed)
+def plain_state(spec: EncoderSpec) -> dict[str, Tensor]:
+    """torchvision's state dict, every tensor random, the same each time."""
+    torch.manual_seed(0)
     return randomized(build_encoder(spec, 1000, mlp=False).state_dict())
 
 
@@ -91,26 +90,14 @@ def randomized(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def cpu_seconds(setting: Setting, goal: str, layout: str) -> list[Result]:
-    """V1, V2: a conversion without Detectron2 ÷ the least that any has to do."""
+def processes(setting: Setting, goal: str, layout: str, ours: str, reference: str) -> list[Result]:
+    """V1, V2: CPU time of two programs. V3: what the user waits for."""
     path, target = checkpoint(setting, layout), setting.scratch / "converted.pth"
-    contenders = {
-        "ours": partial(_run, ALONE, path, target),
-        "minimum": partial(_run, MINIMUM, path, target),
-    }
-    found = interleaved(contenders, setting.rounds, timer=children_seconds)
-    return [compare(goal, found, reference="minimum", sizes=_mebibytes(path))]
-
-
-def waiting(setting: Setting) -> list[Result]:
-    """V3: what the user waits for, with a verification by Detectron2's backbone and without."""
-    path, target = checkpoint(setting, TORCHVISION), setting.scratch / "converted.pth"
-    contenders = {
-        "with": partial(_run, WITH_DETECTRON2, path, target),
-        "without": partial(_run, ALONE, path, target),
-    }
-    found = interleaved(contenders, setting.rounds, timer=time.monotonic)
-    return [compare("V3", found, "with", "without", _mebibytes(path))]
+    programs = {"ours": ours, "reference": reference}
+    contenders = {side: partial(_run, program, path, target) for side, program in programs.items()}
+    timer = time.monotonic if goal == "V3" else children_seconds
+    seconds = interleaved(contenders, setting.rounds, timer=timer)
+    return [compare(goal, seconds, sizes=f"{path.stat().st_size / 2**20:.1f} MiB")]
 
 
 def memory(setting: Setting) -> list[Result]:
@@ -127,19 +114,15 @@ def memory(setting: Setting) -> list[Result]:
 
 def peak_bytes(source: Path, target: Path) -> int:
     """Memory that converting `source` takes at its peak, over what the imports take. Linux only."""
-    return int(json.loads(_run(PEAK, source, target)))
+    return int(_run(PEAK, source, target))
 
 
 GOALS: dict[str, Run | None] = {
-    "V1": partial(cpu_seconds, goal="V1", layout=TORCHVISION),
-    "V2": partial(cpu_seconds, goal="V2", layout=OFFICIAL),
-    "V3": waiting,
+    "V1": partial(processes, goal="V1", layout=TORCHVISION, ours=ALONE, reference=MINIMUM),
+    "V2": partial(processes, goal="V2", layout=OFFICIAL, ours=ALONE, reference=MINIMUM),
+    "V3": partial(processes, goal="V3", layout=TORCHVISION, ours=WITH_DETECTRON2, reference=ALONE),
     "V4": memory,
 }
-
-
-def _mebibytes(path: Path) -> str:
-    return f"{path.stat().st_size / 2**20:.1f} MiB"
 
 
 def _run(program: str, source: Path, target: Path) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.speed import reference_voc, scenes
-from benchmarks.speed.measure import interleaved
+from benchmarks.speed import scenes
+from benchmarks.speed.measure import Contenders, interleaved
 from benchmarks.speed.results import Result, compare
 from detection.datasets.coco import COCO_CATEGORIES
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation import voc as voc_eval
 from detection.evaluation.base import Prediction
 from detection.evaluation.coco import COCOEvaluator
-from detection.evaluation.predictions import Row as Instance
 
 METRICS = ("AP", "AP50", "AP75")
 
@@ -30,26 +28,22 @@ class VOCPredictions:
     Args:
         num_images: VOC2007's test has 4952.
         num_false: false alarms per image.
+        folder: for the files of the official evaluator.
     """
 
-    def __init__(self, num_images: int, num_false: int) -> None:
+    def __init__(self, num_images: int, num_false: int, folder: Path) -> None:
         rng = np.random.default_rng(0)
+        self.folder = folder
         self.truth: dict[str, voc_eval.GroundTruth] = {}
-        self.objects: dict[str, reference_voc.Objects] = {}
         self.predictions: dict[str, Prediction] = {}
-        for number in range(num_images):
-            image_id, num_classes = f"{number:06d}", len(VOC_CLASSES)
-            scene = scenes.random_scene(rng, num_classes, mean_objects=3.0)
+        for image_id in (f"{number:06d}" for number in range(num_images)):
+            scene = scenes.random_scene(rng, len(VOC_CLASSES), mean_objects=3.0)
             inclusive = scene.boxes + np.array([1, 1, 0, 0])
             self.truth[image_id] = voc_eval.GroundTruth(inclusive, scene.classes, scene.difficult)
-            parts = zip(inclusive.tolist(), scene.classes, scene.difficult, strict=True)
-            self.objects[image_id] = [
-                {"bbox": box, "name": VOC_CLASSES[label], "difficult": bool(difficult)}
-                for box, label, difficult in parts
-            ]
-            self.predictions[image_id] = scenes.random_prediction(
-                rng, scene, num_classes, num_false
-            )
+            found = scenes.random_prediction(rng, scene, len(VOC_CLASSES), num_false)
+            self.predictions[image_id] = found
+            scenes.write_voc_annotation(folder / f"{image_id}.xml", scene)
+        (folder / "images.list").write_text("\n".join(self.truth))
 
     def ours(self) -> dict[str, float]:
         """AP, AP50, AP75 by detection/evaluation/voc.py, over all classes as the official code."""
@@ -60,15 +54,26 @@ class VOCPredictions:
         own = {name: metrics[f"bbox/{name}"] for name in METRICS}
         return {name: metrics.get(f"bbox/{name}_detectron2", own[name]) for name in METRICS}
 
-    def official(self, folder: Path) -> dict[str, float]:
-        """The same by the transcription; `folder` is for its result files."""
+    def official(self) -> dict[str, float]:
+        """The same by `voc_eval` of VOC's devkit, which Detectron2 has, called as its evaluator."""
+        from detection.d2.measured import voc_eval as official
+
         lines: dict[str, list[str]] = {name: [] for name in VOC_CLASSES}
         for image_id, found in self.predictions.items():
-            scores, classes = found["scores"].tolist(), found["classes"].tolist()
-            rows = reference_voc.result_lines(image_id, found["boxes"], scores, classes)
-            for label, line in rows:
-                lines[VOC_CLASSES[label]].append(line)
-        return reference_voc.evaluate(lines, self.objects, folder)
+            columns = (found["boxes"], found["scores"].tolist(), found["classes"].tolist())
+            for (x1, y1, x2, y2), score, label in zip(*columns, strict=True):
+                box = f"{x1 + 1:.1f} {y1 + 1:.1f} {x2:.1f} {y2:.1f}"
+                lines[VOC_CLASSES[label]].append(f"{image_id} {score:.3f} {box}")
+        paths = [str(self.folder / name) for name in ("{}.txt", "{}.xml", "images.list")]
+        aps = np.empty((10, len(VOC_CLASSES)))  # threshold x class
+        for k, (name, content) in enumerate(lines.items()):
+            (self.folder / f"{name}.txt").write_text("\n".join(content))
+            for t, percent in enumerate(range(50, 100, 5)):
+                _, _, ap = official(*paths, name, percent / 100.0, True)
+                aps[t, k] = ap * 100
+        means = [np.mean(row) for row in aps]
+        values = (np.mean(means), means[0], means[5])
+        return {name: float(value) for name, value in zip(METRICS, values, strict=True)}
 
 
 class COCOPredictions:
@@ -102,61 +107,49 @@ class COCOPredictions:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
 
-        with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO(str(self.path))
-            return _coco_metrics(COCOeval(truth, truth.loadRes(self._rows()), "bbox"))
+        return self._others(COCO, "loadRes", COCOeval)
 
     def compiled(self) -> dict[str, float]:
-        """The same by hotcoco, which this project uses for LVIS.
-
-        Raises:
-            ImportError: it is not installed.
-        """
+        """The same by hotcoco."""
         import hotcoco
 
-        with contextlib.redirect_stdout(io.StringIO()):
-            truth = hotcoco.COCO(str(self.path))
-            return _coco_metrics(hotcoco.COCOeval(truth, truth.load_res(self._rows()), "bbox"))
+        return self._others(hotcoco.COCO, "load_res", hotcoco.COCOeval)
 
-    def _rows(self) -> list[Instance]:
-        return [dict(row) for row in self.evaluator.rows]  # pycocotools writes into them
+    def _others(self, dataset: Any, load: str, evaluator: Any) -> dict[str, float]:
+        """Means as in detection/evaluation/coco.py, which takes them from Detectron2."""
+        rows = [dict(row) for row in self.evaluator.rows]  # pycocotools writes into them
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = dataset(str(self.path))
+            evaluation = evaluator(truth, getattr(truth, load)(rows), "bbox")
+            evaluation.evaluate()
+            evaluation.accumulate()
+        precision = np.asarray(evaluation.eval["precision"])[:, :, :, [0], [2]]  # (T, R, K, 1)
+        parts = zip(METRICS, (precision, precision[:1], precision[5:6]), strict=True)
+        return {name: float(np.mean(part[part > -1]) * 100) for name, part in parts}
 
 
 def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Result:
     """From predictions in memory to the AP over ten thresholds."""
-    given = VOCPredictions(num_images, num_false)
-    contenders: dict[str, Callable[[], Any]] = {
-        "ours": given.ours,
-        "official": partial(given.official, folder),
-    }
-    differs = given.ours() != given.official(folder)
+    given = VOCPredictions(num_images, num_false, folder)
+    contenders: Contenders = {"ours": given.ours, "official": given.official}
     count = sum(len(found["scores"]) for found in given.predictions.values())
-    sizes = f"{num_images} images, {count} detections"
+    differs = given.ours() != given.official()
     seconds = interleaved(contenders, rounds)
-    return compare("C9 voc", seconds, reference="official", sizes=sizes, differs=differs)
+    sizes = f"{num_images} images, {count} detections"
+    return compare("C9 voc", seconds, "ours", "official", sizes, differs)
 
 
 def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Result]:
     """From predictions in COCO's format in memory to AP."""
     given = COCOPredictions(num_images, num_false, folder)
-    contenders: dict[str, Callable[[], Any]] = {"ours": given.ours, "official": given.official}
-    with contextlib.suppress(ImportError):
-        given.compiled()
+    contenders = {"ours": given.ours, "official": given.official}
+    if importlib.util.find_spec("hotcoco"):
         contenders["compiled"] = given.compiled
     metrics = {name: run() for name, run in contenders.items()}
+    official = metrics["official"]
     seconds = interleaved(contenders, rounds)
     sizes = f"{num_images} images, {len(given.evaluator.rows)} detections"
-    rows = []
-    for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled")):
-        differs = side in metrics and metrics[side] != metrics["official"]
-        rows.append(compare(goal, seconds, side, "official", sizes, differs))
-    return rows
-
-
-def _coco_metrics(evaluation: Any) -> dict[str, float]:
-    """Means as in detection/evaluation/coco.py, which takes them from Detectron2."""
-    evaluation.evaluate()
-    evaluation.accumulate()
-    precision = np.asarray(evaluation.eval["precision"])[:, :, :, [0], [2]]  # (T, R, K, 1)
-    parts = zip(METRICS, (precision, precision[:1], precision[5:6]), strict=True)
-    return {name: float(np.mean(part[part > -1]) * 100) for name, part in parts}
+    return [
+        compare(goal, seconds, side, "official", sizes, metrics.get(side, official) != official)
+        for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled"))
+    ]

@@ -80,21 +80,19 @@ def children_seconds() -> float:
 
 def present() -> set[str]:
     """Which needs of goals.yaml are met here."""
-    gpu, detectron2 = torch.cuda.is_available(), installed()
-    needs = {"": True, "a GPU": gpu, "Detectron2": detectron2}
-    needs["a GPU and Detectron2"] = gpu and detectron2
-    return {need for need, met in needs.items() if met}
+    parts = [("a GPU", torch.cuda.is_available()), ("Detectron2", installed())]
+    met = [need for need, is_met in parts if is_met]
+    return {"", *met, " and ".join(met)}
 
 
 def description(rounds: int) -> list[str]:
     """When, by which command, on which machine, with which versions."""
     facts = provenance()
     command = shlex.join(["python", "-m", "benchmarks.speed", *sys.argv[1:]])
-    versions = ", ".join(f"{name} {v}" for name, v in facts["versions"].items() if v)
+    cpu, gpus = facts["hardware"]["cpu"], ", ".join(facts["hardware"]["gpus"])
     return [
         f"{facts['utc']}, `{command}`, revision {facts['git']}",
-        f"CPU {facts['hardware']['cpu']}, {torch.get_num_threads()} thread; "
-        f"GPU {', '.join(facts['hardware']['gpus']) or 'none'}",
-        versions,
+        f"CPU {cpu}, {torch.get_num_threads()} thread; GPU {gpus or 'none'}",
+        ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version),
         f"{rounds} rounds of each timing",
     ]

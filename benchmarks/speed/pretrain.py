@@ -7,17 +7,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed import reference, scaling, step, views
+from benchmarks.speed import reference, step, views
 from benchmarks.speed.measure import Setting, interleaved
 from benchmarks.speed.results import Result, Run, compare
-from benchmarks.speed.shuffle import received_bytes
+from benchmarks.speed.shuffle import received_bytes, scaling
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 from moco.modeling.loss import info_nce
 
 
 def loss(setting: Setting) -> list[Result]:
     """C6: loss, accuracy and the queries' gradient."""
-    N, K = step.sizes(setting).N, step.sizes(setting).K
+    N, _, K, *_ = step.sizes(setting)
     (q, k), queue = step.queries_and_keys(N), step.unit_columns(K)
 
     def official(q: Tensor, k: Tensor, queue: Tensor) -> Tensor:
@@ -56,24 +56,23 @@ def loss(setting: Setting) -> list[Result]:
 
 def grouped_bn(setting: Setting, goal: str, device: str) -> list[Result]:
     """BN, G5: forward and backward, in both memory layouts."""
+
+    def run(layer: nn.Module, x: Tensor, upstream: Tensor) -> None:
+        layer(x).backward(upstream)
+
     rows = []
     shape = (8, 16, 8, 8) if setting.quick else (64, 256, 56, 56)
     layouts = {"(C, H, W)": torch.contiguous_format, "(H, W, C)": torch.channels_last}
     for name, layout in layouts.items():
         x = torch.randn(shape, device=device).contiguous(memory_format=layout).requires_grad_()
-        upstream = torch.randn_like(x)
         norms = {"ours": GroupedBatchNorm2d(shape[1], 8), "plain": nn.BatchNorm2d(shape[1])}
         contenders = {
-            key: partial(_forward_backward, bn.to(device), x, upstream) for key, bn in norms.items()
+            key: partial(run, bn.to(device), x, torch.randn_like(x)) for key, bn in norms.items()
         }
         seconds = interleaved(contenders, setting.rounds, device)
         sizes = f"{shape} in memory as {name}"
         rows.append(compare(goal, seconds, reference="plain", sizes=sizes))
     return rows
-
-
-def _forward_backward(layer: nn.Module, x: Tensor, upstream: Tensor) -> None:
-    layer(x).backward(upstream)
 
 
 def shuffle(setting: Setting) -> list[Result]:
@@ -86,7 +85,7 @@ def shuffle(setting: Setting) -> list[Result]:
         compare(goal, mib, way, "official", sizes, differs=not found.equal[way])
         for goal, way in (("C8", "index"), ("C8 all_to_all", "all_to_all"))
     ]
-    return rows + scaling.results()
+    return rows + scaling()
 
 
 GOALS: dict[str, Run | None] = {

@@ -22,23 +22,6 @@ from torchvision.datasets import ImageFolder
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class RandomBlur:
-    """PIL's blur with a random radius."""
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
-
-
-class TwoCrops:
-    """A random transformation, twice."""
-
-    def __init__(self, transform: T.Compose) -> None:
-        self._transform = transform
-
-    def __call__(self, image: Image.Image) -> list[Tensor]:
-        return [self._transform(image), self._transform(image)]
-
-
 def transform(kind: str, crop_px: int = 224) -> T.Compose:
     """The augmentation `v1` or `v2` (--aug-plus)."""
     crop = T.RandomResizedCrop(crop_px, scale=(0.2, 1.0))
@@ -47,15 +30,22 @@ def transform(kind: str, crop_px: int = 224) -> T.Compose:
         colors = [gray, T.ColorJitter(0.4, 0.4, 0.4, 0.4)]
     else:
         jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
-        colors = [jitter, gray, T.RandomApply([RandomBlur()], p=0.5)]
+        colors = [jitter, gray, T.RandomApply([T.Lambda(blur)], p=0.5)]
     return T.Compose(
         [crop, *colors, T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)]
     )
 
 
+def blur(image: Image.Image) -> Image.Image:
+    """PIL's blur with a random radius."""
+    return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+
 def loader(root: str, kind: str, batch: int) -> "DataLoader[tuple[list[Tensor], Tensor]]":
     """Batches of two views (N, 3, 224, 224) each, made in this process."""
-    return DataLoader(ImageFolder(root, TwoCrops(transform(kind))), batch_size=batch)
+    once = transform(kind)
+    dataset = ImageFolder(root, lambda image: [once(image), once(image)])
+    return DataLoader(dataset, batch_size=batch)
 
 
 def loss_and_accuracy(
@@ -80,14 +70,6 @@ def momentum_update(encoder_k: nn.Module, encoder_q: nn.Module, m: float) -> Non
     """One parameter after the other, each into a new tensor."""
     for q, k in zip(encoder_q.parameters(), encoder_k.parameters(), strict=True):
         k.data = k.data * m + q.data * (1.0 - m)
-
-
-@torch.no_grad()
-def enqueue(queue: Tensor, pointer: Tensor, keys: Tensor) -> None:
-    """N keys over the oldest; N divides K."""
-    start = int(pointer)
-    queue[:, start : start + len(keys)] = keys.T
-    pointer[0] = (start + len(keys)) % queue.shape[1]
 
 
 class Step:
@@ -122,7 +104,9 @@ class Step:
                 k = F.normalize(self.encoder_k(x_k[plan]), dim=1)
                 k = k[torch.argsort(plan)]
             loss, _, _ = loss_and_accuracy(q, k, self.queue, self._T)
-            enqueue(self.queue, self.pointer, k)
+            start = int(self.pointer)  # over the oldest keys; N divides K
+            self.queue[:, start : start + len(k)] = k.T
+            self.pointer[0] = (start + len(k)) % self.queue.shape[1]
         self._optimizer.zero_grad()
         loss.backward()
         self._optimizer.step()

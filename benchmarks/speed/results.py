@@ -64,26 +64,21 @@ class Result:
         value, wanted, kind = self.value, self.spec["wanted"], self.spec["kind"]
         if value is None or wanted is None:
             return None
-        if kind in ("faster", "reached"):
-            enough = value >= wanted
-        else:
-            enough = (round(value, 2) if kind == "ratio" else value) <= wanted
+        if kind == "ratio":
+            value = round(value, 2)
+        enough = value >= wanted if kind in ("faster", "reached") else value <= wanted
         return enough and not self.differs
 
     def cells(self) -> tuple[str, ...]:
         """The columns of HEADERS."""
         spec = self.spec
-        parts = [spec["what"], self.sizes, "results DIFFER" if self.differs else ""]
-        measured = wanted = ""
         value_format, wanted_format = FORMATS[spec["kind"]]
-        if self.value is None:
-            parts.append(f"needs {spec['needs']}")
-        else:
-            measured = value_format.format(self.value)
+        needs = f"needs {spec['needs']}" if self.value is None else ""
+        parts = (spec["what"], self.sizes, "results DIFFER" if self.differs else "", needs)
+        measured = "" if self.value is None else value_format.format(self.value)
         if self.noise is not None:
             measured += f" ({self.noise:.1%})"
-        if spec["wanted"] is not None:
-            wanted = wanted_format.format(spec["wanted"])
+        wanted = "" if spec["wanted"] is None else wanted_format.format(spec["wanted"])
         sides = (quantity(side, spec) for side in (self.ours, self.reference))
         met = {True: "yes", False: "no", None: "-"}[self.met]
         return number(self.goal), "; ".join(filter(None, parts)), *sides, measured, wanted, met
@@ -158,10 +153,10 @@ def page(content: Mapping[str, Mapping[str, Any]]) -> str:
         parts += [f"## {suites()[suite]['title']}\n", suites()[suite]["about"]]
         if of["quick"]:
             parts.append("**A smoke test with tiny sizes: these numbers say nothing.**\n")
-        parts += ["".join(f"- {fact}\n" for fact in of["facts"])]
-        parts += [tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True) + "\n"]
-        notes = _notes(results)
-        parts += ["".join(f"- {note}\n" for note in notes)] if notes else []
+        parts.append("".join(f"- {fact}\n" for fact in of["facts"]))
+        parts.append(tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True) + "\n")
+        if notes := _notes(results):
+            parts.append("".join(f"- {note}\n" for note in notes))
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@ Boxes are (x1, y1, x2, y2) in pixels, 0-based and half-open.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from detection.evaluation.base import Prediction
 
 WIDTH, HEIGHT = IMAGENET_PX
 CORNERS = 24  # of an object's polygon
+MEAN_OBJECTS = 7.0  # of an image of the datasets
 Boxes = NDArray[np.float64]
 
 
@@ -62,28 +63,62 @@ def random_prediction(
     }
 
 
-def write_datasets(root: Path, num_images: int, mean_objects: float) -> None:
+def write_datasets(root: Path, num_images: int) -> None:
     """VOC2007, VOC2012 and coco as they are named below $DETECTRON2_DATASETS.
 
-    The same images everywhere, for training and testing; COCO's objects have polygons, persons
-    keypoints.
+    The same images everywhere, for training and testing: VOC2007's boxes, VOC2012's labels of
+    pixels (ellipses), COCO's polygons and persons' keypoints.
     """
     images = root / "images"
     images.mkdir(parents=True)
     generate_images(images, num_images)
-    for name in ("VOC2007/JPEGImages", "VOC2012/JPEGImages", "coco/train2017", "coco/val2017"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(images, target_is_directory=True)
     ids = sorted(path.stem for path in images.iterdir())
     rng = np.random.default_rng(0)
-    _write_voc(root, {i: random_scene(rng, len(VOC_CLASSES), mean_objects) for i in ids})
-    scenes = [random_scene(rng, len(COCO_CATEGORIES), mean_objects) for _ in ids]
-    folder = root / "coco" / "annotations"
-    folder.mkdir()
+    voc = {image_id: random_scene(rng, len(VOC_CLASSES), MEAN_OBJECTS) for image_id in ids}
+    for folder, lists in (
+        ("VOC2007", ("Main/trainval", "Main/test")),
+        ("VOC2012", ("Segmentation/train_aug", "Segmentation/val")),
+    ):
+        for name in lists:
+            path = root / folder / "ImageSets" / f"{name}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(voc) + "\n")
+    annotations = root / "VOC2007" / "Annotations"
+    masks = [root / "VOC2012" / name for name in ("SegmentationClass", "SegmentationClassAug")]
+    for made in (annotations, *masks):
+        made.mkdir()
+    for image_id, scene in voc.items():
+        write_voc_annotation(annotations / f"{image_id}.xml", scene)
+        labels = Image.new("P", (WIDTH, HEIGHT))
+        for box, label in zip(scene.boxes, scene.classes, strict=True):
+            ImageDraw.Draw(labels).polygon(_ellipse(box), fill=int(label) + 1, outline=255)
+        labels.putpalette([index // 3 for index in range(768)])
+        for target in masks:
+            labels.save(target / f"{image_id}.png")
+    scenes = [random_scene(rng, len(COCO_CATEGORIES), MEAN_OBJECTS) for _ in ids]
+    annotations = root / "coco" / "annotations"
+    annotations.mkdir(parents=True)
     for split in ("train2017", "val2017"):
-        write_coco(folder / f"instances_{split}.json", ids, scenes, COCO_CATEGORIES)
-        path = folder / f"person_keypoints_{split}.json"
+        write_coco(annotations / f"instances_{split}.json", ids, scenes, COCO_CATEGORIES)
+        path = annotations / f"person_keypoints_{split}.json"
         write_coco(path, ids, scenes, COCO_CATEGORIES[:1], rng)
+    for name in ("VOC2007/JPEGImages", "VOC2012/JPEGImages", "coco/train2017", "coco/val2017"):
+        (root / name).symlink_to(images, target_is_directory=True)
+
+
+def write_voc_annotation(path: Path, scene: Scene) -> None:
+    """An image's XML file."""
+    objects = []
+    for box, label, difficult in zip(*scene, strict=True):
+        x1, y1, x2, y2 = map(int, box)
+        objects.append(
+            f"<object><name>{VOC_CLASSES[label]}</name><pose/><truncated>0</truncated>"
+            f"<difficult>{difficult:d}</difficult>"
+            f"<bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
+            f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>"
+        )
+    size = f"<width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth>"
+    path.write_text(f"<annotation><size>{size}</size>{''.join(objects)}</annotation>")
 
 
 def write_coco(
@@ -93,7 +128,10 @@ def write_coco(
     categories: Sequence[tuple[int, str]],
     keypoints: np.random.Generator | None = None,
 ) -> None:
-    """An annotation file; with `keypoints` from that stream every object is a person."""
+    """An annotation file; with `keypoints` from that stream every object is a person.
+
+    A person's keypoints are anywhere in the box, two thirds of them labeled.
+    """
     annotations: list[dict[str, Any]] = []
     for image_id, scene in zip(ids, scenes, strict=True):
         for box, label in zip(scene.boxes, scene.classes, strict=True):
@@ -107,7 +145,14 @@ def write_coco(
                 "area": w * h * np.pi / 4,
                 "segmentation": [_ellipse(box)],
             }
-            annotations.append(item | (_keypoints(keypoints, box) if keypoints else {}))
+            if keypoints:
+                number = len(PERSON_KEYPOINTS)
+                points = np.rint(keypoints.uniform(box[:2], box[2:] - 1, (number, 2)))
+                visible = keypoints.integers(0, 3, number)
+                flat = np.column_stack([points * (visible > 0)[:, None], visible])
+                item["keypoints"] = flat.astype(int).ravel().tolist()
+                item["num_keypoints"] = int((visible > 0).sum())
+            annotations.append(item)
     sizes = {"height": HEIGHT, "width": WIDTH}
     content = {
         "info": {},
@@ -119,54 +164,12 @@ def write_coco(
     path.write_text(json.dumps(content))
 
 
-def _write_voc(root: Path, scenes: Mapping[str, Scene]) -> None:
-    """Boxes as VOC2007's trainval and test, ellipses as the labels of VOC2012's pixels."""
-    lists = (
-        ("2007/ImageSets/Main", "trainval test"),
-        ("2012/ImageSets/Segmentation", "train_aug val"),
-    )
-    for folder, splits in lists:
-        (root / f"VOC{folder}").mkdir(parents=True)
-        for split in splits.split():
-            (root / f"VOC{folder}" / f"{split}.txt").write_text("\n".join(scenes) + "\n")
-    masks = [root / "VOC2012" / name for name in ("SegmentationClass", "SegmentationClassAug")]
-    annotations = root / "VOC2007" / "Annotations"
-    for made in (*masks, annotations):
-        made.mkdir()
-    for image_id, scene in scenes.items():
-        objects, labels = [], Image.new("P", (WIDTH, HEIGHT))
-        for box, label, difficult in zip(*scene, strict=True):
-            x1, y1, x2, y2 = map(int, box)
-            objects.append(
-                f"<object><name>{VOC_CLASSES[label]}</name><difficult>{difficult:d}</difficult>"
-                f"<bndbox><xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin>"
-                f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>"
-            )
-            ImageDraw.Draw(labels).polygon(_ellipse(box), fill=int(label) + 1, outline=255)
-        labels.putpalette([index // 3 for index in range(768)])
-        for target in masks:
-            labels.save(target / f"{image_id}.png")
-        size = f"<width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth>"
-        text = f"<annotation><size>{size}</size>{''.join(objects)}</annotation>"
-        (annotations / f"{image_id}.xml").write_text(text)
-
-
 def _ellipse(box: Boxes) -> list[float]:
     """The largest in the box, as a polygon x0, y0, x1, y1, ..."""
     angles = np.linspace(0, 2 * np.pi, CORNERS, endpoint=False)
     corners = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     points: Boxes = (box[:2] + box[2:]) / 2 + corners * (box[2:] - box[:2]) / 2
     return [float(number) for number in points.round(2).ravel()]
-
-
-def _keypoints(rng: np.random.Generator, box: Boxes) -> dict[str, Any]:
-    """Anywhere in the box, two thirds of them labeled."""
-    number = len(PERSON_KEYPOINTS)
-    points = np.rint(rng.uniform(box[:2], box[2:] - 1, (number, 2)))
-    visible = rng.integers(0, 3, number)
-    flat = np.column_stack([points * (visible > 0)[:, None], visible])
-    labeled = int((visible > 0).sum())
-    return {"keypoints": flat.astype(int).ravel().tolist(), "num_keypoints": labeled}
 
 
 def _boxes(rng: np.random.Generator, count: int) -> Boxes:

@@ -139,48 +139,37 @@ def queries_and_keys(N: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def step_seconds(setting: Setting, arch: str, N: int, P: int) -> dict[str, float]:
-    """Whole steps: the reference's, ours in bf16 and fp32; and a bf16 matrix product."""
-    size, views = sizes(setting), random_batch(N, P)
+def step_seconds(setting: Setting, arch: str = "resnet50") -> tuple[dict[str, float], str]:
+    """Whole steps: the reference's, ours in bf16 and fp32; a bf16 matrix product; and the sizes."""
+    size = sizes(setting)
+    N, P = (size.step_n, size.P) if arch == "resnet50" else (size.N // 4, size.resnet18_px)
+    views = random_batch(N, P)
     contenders: dict[str, Callable[[], object]] = {
         side: partial(build_step(setting, side, arch), *views)
         for side in ("reference", "bf16", "fp32")
     }
     a, b = (torch.randn(size.matmul, size.matmul).bfloat16() for _ in range(2))
     contenders["matmul"] = partial(torch.mm, a, b)
-    return interleaved(contenders, setting.rounds)
-
-
-def resnet50_seconds(setting: Setting) -> dict[str, float]:
-    """See `step_seconds`."""
-    return step_seconds(setting, "resnet50", sizes(setting).step_n, sizes(setting).P)
+    return interleaved(contenders, setting.rounds), f"{P} px, N={N}, K={size.K}"
 
 
 def bf16_step(setting: Setting) -> list[Result]:
     """C4."""
     size = sizes(setting)
-    seconds = resnet50_seconds(setting)
+    seconds, of = step_seconds(setting)
     with FlopCounterMode(display=False) as counter:
         build_step(setting, "reference")(*random_batch(size.step_n, size.P))
     rate = counter.get_total_flops() / seconds["bf16"] / 1e9
     limit = 2 * size.matmul**3 / seconds["matmul"] / 1e9
-    of = f"{size.P} px, N={size.step_n}, K={size.K}"
-    return [
-        compare("C4", seconds, "bf16", sizes=of),
-        Result("C4 rate", rate, limit),
-    ]
+    return [compare("C4", seconds, "bf16", sizes=of), Result("C4 rate", rate, limit)]
 
 
 def fp32_step(setting: Setting) -> list[Result]:
     """C5."""
-    size = sizes(setting)
-    large = resnet50_seconds(setting)
-    of = f"{size.P} px, N={size.step_n}, K={size.K}"
-    N, P = size.N // 4, size.resnet18_px
-    small = step_seconds(setting, "resnet18", N, P)
+    large, small = step_seconds(setting), step_seconds(setting, "resnet18")
     return [
-        compare("C5", large, "fp32", sizes=of),
-        compare("C5 resnet18", small, "bf16", sizes=f"{P} px, N={N}, K={size.K}"),
+        compare("C5", large[0], "fp32", sizes=large[1]),
+        compare("C5 resnet18", small[0], "bf16", sizes=small[1]),
     ]
 
 
@@ -198,10 +187,7 @@ def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
 
         contenders["lightly"] = lambda: update_momentum(encoder_q, encoder_k, M)
     seconds = interleaved(contenders, setting.rounds, device)
-    return [
-        compare(goal, seconds),
-        compare("lightly momentum", seconds, reference="lightly"),
-    ]
+    return [compare(goal, seconds), compare("lightly momentum", seconds, reference="lightly")]
 
 
 def overhead(setting: Setting) -> list[Result]:
@@ -217,48 +203,44 @@ def overhead(setting: Setting) -> list[Result]:
         "recipe": step.without_encoders(size.N, size.P, with_colors=True),
     }
     rest = interleaved(contenders, setting.rounds)
-    whole = resnet50_seconds(setting)["bf16"]
-    encoders = (whole - rest["small"]) / size.step_n * size.N
-    of = f"{size.P} px, N={size.N}"
-    return [Result("C10", rest["recipe"], rest["recipe"] + encoders, of)]
+    encoders = (step_seconds(setting)[0]["bf16"] - rest["small"]) / size.step_n * size.N
+    whole = rest["recipe"] + encoders
+    return [Result("C10", rest["recipe"], whole, f"{size.P} px, N={size.N}")]
 
 
 def gpu_step(setting: Setting) -> list[Result]:
     """G1, G2, G8."""
     N, _, K, P, *_ = sizes(setting)
     views = random_batch(N, P, "cuda")
-    steps, peak = {}, {}
-    for side in ("reference", "autocast", "bf16"):
+    peak, sides = {}, ("reference", "autocast", "bf16")
+    for side in sides:
         torch.cuda.reset_peak_memory_stats()
         build_step(setting, side, device="cuda")(*views)
         peak[side] = torch.cuda.max_memory_allocated() / 2**30
-    for side in peak:
-        steps[side] = partial(build_step(setting, side, device="cuda"), *views)
-    seconds = interleaved(steps, setting.rounds, "cuda")
     a = torch.zeros(1 << (20 if setting.quick else 32), dtype=torch.uint8, device="cuda")
-    b = torch.empty_like(a)
-    copy = interleaved({"copy": lambda: b.copy_(a)}, setting.rounds, "cuda")["copy"]
-    bandwidth = 2 * a.nbytes / copy  # bytes read plus bytes written
+    contenders = {side: partial(build_step(setting, side, device="cuda"), *views) for side in sides}
+    contenders["copy"] = partial(torch.empty_like(a).copy_, a)
+    seconds = interleaved(contenders, setting.rounds, "cuda")
+    bandwidth = 2 * a.nbytes / seconds["copy"]  # bytes read plus bytes written
     of = f"{P} px, N={N}, K={K}"
+    limit, terabytes = bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
     return [
         compare("G1 fp32", seconds, "bf16", sizes=of),
         compare("G1 autocast", seconds, "bf16", "autocast", of),
-        Result(
-            "G2", N / seconds["bf16"], bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
-        ),
+        Result("G2", N / seconds["bf16"], limit, terabytes),
         compare("G8", peak, "bf16", "autocast"),
     ]
 
 
 def gpu_colors(setting: Setting) -> list[Result]:
     """G6."""
-    N, P = sizes(setting).N, sizes(setting).P
+    N, _, _, P, *_ = sizes(setting)
     pixels, params = random_crops(2 * N, P)
-    pixels, views = pixels.cuda(), random_batch(N, P, "cuda")
     step = build_step(setting, "bf16", device="cuda")
+    colors = partial(apply_colors, pixels.cuda(), params, V2, reference.MEAN, reference.STD)
     contenders: dict[str, Callable[[], object]] = {
-        "colors": lambda: apply_colors(pixels, params, V2, reference.MEAN, reference.STD),
-        "step": lambda: step(*views),
+        "colors": colors,
+        "step": partial(step, *random_batch(N, P, "cuda")),
     }
     seconds = interleaved(contenders, setting.rounds, "cuda")
     return [Result("G6", seconds["colors"], sum(seconds.values()), f"{P} px, N={N}")]

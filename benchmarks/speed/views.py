@@ -1,6 +1,7 @@
 """C1, C3: two augmented views of a JPEG, decoded in one process with one thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -24,16 +25,20 @@ def two_views(setting: Setting, goal: str, with_colors: bool) -> list[Result]:
     rows = []
     root = photographs(setting)
     paths = find_images(root)
+    W, H = np.mean([Image.open(path).size for path in paths], axis=0)
+    kib = np.mean([path.stat().st_size for path in paths]) / 1024
+    of = f"{len(paths)} files, in the mean {W:.0f} x {H:.0f} px and {kib:.0f} KiB"
     for kind, aug in (("v1", V1), ("v2", V2)):
         contenders: dict[str, Callable[[], object]] = {
             "reference": partial(list, reference.loader(str(root), kind, BATCH)),
             "ours": partial(_our_loader, root, aug, with_colors),
         }
-        if with_colors and (peer := _lightly_loader(root, kind)) is not None:
-            contenders["lightly"] = partial(list, peer)
+        if with_colors:
+            with suppress(ImportError):
+                contenders["lightly"] = partial(list, _lightly_loader(root, kind))
         found = interleaved(contenders, setting.rounds)
         seconds = {name: value / len(paths) for name, value in found.items()}
-        rows.append(compare(goal, seconds, sizes=f"{kind}; {_sizes(paths)}"))
+        rows.append(compare(goal, seconds, sizes=f"{kind}; {of}"))
         if with_colors:
             rows.append(compare("lightly views", seconds, reference="lightly", sizes=kind))
     return rows
@@ -78,18 +83,10 @@ def _our_loader(root: Path, aug: Augmentation, with_colors: bool) -> None:
             apply_colors(batch.pixels, batch.params, aug, reference.MEAN, reference.STD)
 
 
-def _lightly_loader(root: Path, kind: str) -> object | None:
+def _lightly_loader(root: Path, kind: str) -> Iterable[object]:
     """Two views by lightly's transforms, without its own progress and command line."""
-    try:
-        from lightly.transforms import MoCoV1Transform, MoCoV2Transform
-    except ImportError:
-        return None
+    from lightly.transforms import MoCoV1Transform, MoCoV2Transform
+
     transform = MoCoV1Transform() if kind == "v1" else MoCoV2Transform()
     dataset = reference.ImageFolder(str(root), transform)
     return torch.utils.data.DataLoader(dataset, batch_size=BATCH)
-
-
-def _sizes(paths: list[Path]) -> str:
-    W, H = np.mean([Image.open(path).size for path in paths], axis=0)
-    kib = np.mean([path.stat().st_size for path in paths]) / 1024
-    return f"{len(paths)} files, in the mean {W:.0f} x {H:.0f} px and {kib:.0f} KiB"

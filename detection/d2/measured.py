@@ -1,4 +1,4 @@
-"""What is measured of Detectron2 (benchmarks/speed/engines.py): its loop and its loader."""
+"""What is measured of Detectron2 (benchmarks/speed/): its loop, its loader and its VOC metric."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +8,7 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.data import build_detection_train_loader
 from detectron2.engine.train_loop import AMPTrainer, SimpleTrainer
+from detectron2.evaluation.pascal_voc_evaluation import voc_eval as voc_eval
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
 from torch import nn

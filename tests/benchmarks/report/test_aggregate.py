@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report.aggregate import Cell, aggregate, gap, stems, summarize
+from benchmarks.report.aggregate import Cell, aggregate, gap, stems
 from benchmarks.report.records import Run
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import CONFIG, record
@@ -38,14 +38,14 @@ def student_two_sided(t: float, df: float, steps: int = 200_000) -> float:
 
 
 def test_mean_and_sample_std_by_hand():
-    cell = summarize(A)
+    cell = Cell(A)
     # mean 36 / 3; squared deviations 4 + 0 + 4 over n - 1 = 2 gives variance 4
     assert (cell.mean, cell.std, cell.n) == (12.0, 2.0, 3)
-    assert summarize([7.5]) == Cell((7.5,), 7.5, None)
+    assert (Cell((7.5,)).mean, Cell((7.5,)).std) == (7.5, None)
 
 
 def test_gap_and_welch_by_hand():
-    result = gap(summarize(B), summarize(A))
+    result = gap(Cell(B), Cell(A))
     # variances 7 and 4, n = 3 each: se^2 = 11/3, df = se^4 / ((7/3)^2 / 2 + (4/3)^2 / 2)
     se2 = 11 / 3
     df = se2**2 / ((7 / 3) ** 2 / 2 + (4 / 3) ** 2 / 2)
@@ -57,10 +57,10 @@ def test_gap_and_welch_by_hand():
 
 
 def test_gap_without_enough_trials_has_no_interval():
-    single = gap(summarize([20.0]), summarize(A))
+    single = gap(Cell((20.0,)), Cell(A))
     assert single.value == pytest.approx(8.0)
     assert single.low is single.high is single.p_value is None
-    constant = gap(summarize([5.0, 5.0]), summarize([4.0, 4.0]))
+    constant = gap(Cell((5.0, 5.0)), Cell((4.0, 4.0)))
     assert constant.value == 1.0 and constant.p_value is None
 
 

@@ -19,15 +19,15 @@ def tables(rows: dict[str, tuple[float, ...]], **changes) -> list[Table]:
     runs = []
     for init, values in rows.items():
         for seed, value in enumerate(values):
-            fields = {"task": "t", "init": init, "seed": seed, "metrics": {"bbox/AP": value}}
+            fields = {"task": "t", "init": init, "seed": seed, "metrics": {"sem_seg/mIoU": value}}
             runs.append(Run(Path(init, str(seed)), record(**{**fields, **changes})))
-    return aggregate(runs, metrics=["bbox/AP"])
+    return aggregate(runs)
 
 
 def test_difference_of_means_by_hand():
     found = compare(tables({"random": A}), tables({"random": B}))
     [change] = found.both[0].changes
-    gap = change.gaps["bbox/AP"]
+    gap = change.gaps["sem_seg/mIoU"]
     # 22 - 12; se^2 = 4/3 + 7/3, 3.71 degrees of freedom: t is 2.86, half the interval 5.48
     assert gap.value == pytest.approx(10.0)
     assert (gap.low, gap.high) == (pytest.approx(4.52, abs=0.02), pytest.approx(15.48, abs=0.02))
@@ -82,12 +82,12 @@ def test_what_makes_a_comparison_doubtful_is_said():
 
 
 def test_missing_numbers_stay_missing():
-    found = compare(tables({"random": A}, metrics={"bbox/AP": None}), tables({"random": B}))
-    assert found.both[0].changes[0].gaps["bbox/AP"] is None
+    found = compare(tables({"random": A}, metrics={"sem_seg/mIoU": None}), tables({"random": B}))
+    assert found.both[0].changes[0].gaps["sem_seg/mIoU"] is None
     files = diff_files(found, NAMES)
     [line] = csv_rows(files["diff.csv"])
     assert [line[k] for k in ("n_a", "mean_a", "n_b", "difference")] == ["0", "", "3", ""]
-    assert "| random | AP | – | 22.0 ± 2.6 (n = 3) | – |" in files["diff.md"]
+    assert "| random | mIoU | – | 22.0 ± 2.6 (n = 3) | – |" in files["diff.md"]
 
 
 def test_one_more_seed_is_not_the_same():

@@ -1,9 +1,6 @@
 """The command line: what it prints, writes and refuses."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -60,35 +57,6 @@ def test_no_finished_run_is_an_error(tmp_path):
     write_run(tmp_path / "x", status="failed", notes=["nan"])
     with pytest.raises(UserError, match=r"failed: nan"):
         main([str(tmp_path)])
-
-
-@pytest.mark.slow
-def test_help_imports_nothing_heavy(request):
-    code = (
-        "import sys\nfrom benchmarks.make_table import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    root = request.config.rootpath
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        **{"cwd": root, "env": {**os.environ, "PYTHONPATH": "."}, "text": True},
-        capture_output=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--baseline" in done.stdout
-
-
-def test_every_kind_of_task_has_its_columns_and_figure(tmp_path, out, capsys):
-    kinds = {"a": ["bbox", "segm"], "b": ["sem_seg"], "c": ["keypoints"]}
-    for task, of_task in kinds.items():
-        names = [f"{k}/{n}" for k in of_task for n in (["mIoU"] if k == "sem_seg" else ["AP"])]
-        write_run(tmp_path / task, task=task, losses=[2, 1], metrics=dict.fromkeys(names, 50.0))
-    main([str(tmp_path), "--out", str(out), "--format", "md"])
-    printed = capsys.readouterr().out
-    assert all(head in printed for head in ("AP75^bb", "AP50^mk", "mIoU", "AP50^kp"))
-    assert {f"ap-{task}.png" for task in kinds} <= {path.name for path in out.iterdir()}
 
 
 def test_classifications_are_beside_the_papers_numbers(tmp_path, out, capsys):
@@ -184,14 +152,3 @@ def test_diff_of_two_folders(tmp_path, out, capsys):
 def test_either_runs_or_diff(arguments):
     with pytest.raises(UserError, match="--diff"):
         main(arguments)
-
-
-def test_tasks_of_one_name_have_files_of_their_own(tmp_path, out):
-    for data in ("coco_2017_val", "lvis_v0.5_val"):
-        write_pair(tmp_path / data, {"random": [9.0]}, task="m", config={"DATASETS.TEST": [data]})
-    main([str(tmp_path), "--out", str(out), "--format", "md"])
-    names = {path.name for path in out.iterdir()}
-    assert {"ap-m-coco_2017_val.png", "loss-m-lvis_v0.5_val.svg"} <= names
-    text = (out / "table.md").read_text()
-    assert "## m on coco_2017_val" in text and "## m on lvis_v0.5_val" in text
-    assert "runs-m-lvis_v0.5_val" in (out / "table.runs.md").read_text()

@@ -20,7 +20,7 @@ from benchmarks.report.plots import (
     loss_figure,
     precision_figure,
     pretty,
-    read_losses,
+    read_curves,
     schedule_figure,
 )
 from benchmarks.report.records import collect
@@ -35,16 +35,16 @@ def test_curves_are_in_order_and_a_resumed_run_keeps_its_last_value(tmp_path):
         '{"iteration": 20, "total_loss": 3}\n{"iteration": 20, "total_loss": 2.5}\n'
         '{"iteration": 40, "bbox/AP": 12.0}\n{"iteration": 60, "total_loss": null}\n'
     )
-    [(iterations, losses)] = read_losses(collect([tmp_path]).transfer)
+    [(iterations, losses)] = read_curves(collect([tmp_path]).transfer)
     assert iterations.tolist() == [0, 20, 40] and losses.tolist() == [4, 2.5, 2]
 
 
 def test_a_run_without_metrics_has_no_curve_and_a_broken_line_is_named(tmp_path):
     path = write_run(tmp_path / "run") / "metrics.json"
-    assert read_losses(collect([tmp_path]).transfer) == []
+    assert read_curves(collect([tmp_path]).transfer) == []
     path.write_text('{"iteration": 0, "total_loss": 4}\n{half\n')
     with pytest.raises(UserError, match=r"metrics\.json: line 2"):
-        read_losses(collect([tmp_path]).transfer)
+        read_curves(collect([tmp_path]).transfer)
 
 
 def test_band_by_hand():
@@ -59,7 +59,7 @@ def test_figures_are_a_png_and_an_svg_file_always_the_same(tmp_path):
     write_pair(tmp_path / "runs", {"random": [10.0, 12.0], "moco": [20.0, 21.0], "x": [5.0]})
     write_run(tmp_path / "runs" / "none", init="none", metrics={})
     [table] = aggregate(collect([tmp_path]).transfer)
-    curves = {row.init: read_losses(row.runs) for row in table.rows}
+    curves = {row.init: read_curves(row.runs) for row in table.rows}
     assert [len(runs) for runs in curves.values()] == [2, 2, 0, 1]
     panels = {"Pre-training": {"pre": curves["x"]}, "Fine-tuning": curves}
     for figure in (loss_figure(panels), loss_figure({}), ap_figure(table)):

@@ -105,16 +105,18 @@ def test_missing_is_a_dash(tmp_path):
     texts = md(report(tmp_path))
     assert "| random | 1 | 10.0 | – | – |" in texts["table.md"]
     assert "| 0 | 10.0 | – | – | 300 |" in texts["table.runs.md"]
-    # AP50 was measured and is no number: the reason is below; AP75 was not to be measured
     assert "random, seed 0: no AP50 (null, no reason recorded)" in texts["table.md"]
     assert "no AP75" not in texts["table.md"]
 
 
 def test_the_papers_rows_are_apart_from_ours(tmp_path):
     write_pair(tmp_path, {"random": [33.0] * 5}, iterations=24000)
-    text = md(report(tmp_path))["table.md"]
+    texts = rendered(report(tmp_path))
+    text = texts["md"]
     ours, paper = text.split("The paper, Table 2b (tab:voc); not measured here", 1)
     assert "MoCo" not in ours and "53.5" not in ours
+    ours, page = texts["html"].split("The paper, Table 2b (tab:voc)", 1)
+    assert "MoCo" not in ours and '55.9 <span class="gap strong">(+2.4)</span>' in page
     assert "| MoCo IN-1M | 81.5 (+0.2) | 55.9 (**+2.4**) | 62.6 (**+3.8**) |" in paper
     assert "| memory bank | 80.6 | 54.9 | 60.6 |" in paper
     assert "arXiv 1911.05722" in text and "not comparable" not in text
@@ -139,13 +141,6 @@ def test_tasks_of_one_name_have_the_papers_rows_of_their_own_data(tmp_path, spli
         assert tuple(dict.fromkeys(found)) == tables, renderer
         if renderer in ("md", "html"):
             assert ("1911.05722" in text) == bool(tables)
-
-
-def test_another_schedule_is_not_comparable(tmp_path):
-    write_run(tmp_path / "short", iterations=100)
-    note = "not comparable with Table 2b (tab:voc) of the paper: 100 iterations here, 24000 there"
-    for renderer, text in rendered(report(tmp_path)).items():
-        assert note in text, renderer
 
 
 def test_csv_golden(own):
@@ -178,28 +173,6 @@ def test_latex_golden(own):
     ) in text
     assert "other\\_10\\% & 1 & 11.2 ($+$0.2) &" in text
     assert "pre-train & $n$ & AP & AP$_{50}$ & AP$_{75}$ \\\\" in text
-
-
-@pytest.mark.parametrize("fixture", ["own", "voc_both"])
-def test_latex_is_balanced(fixture, request):
-    text = tex(request.getfixturevalue(fixture))["table.tex"]
-    plain = re.sub(r"\\[\\{}%&#_$]", "", re.sub(r"(?m)(?<!\\)%.*$", "", text))
-    depth = 0
-    for char in plain:
-        depth += {"{": 1, "}": -1}.get(char, 0)
-        assert depth >= 0
-    assert depth == 0 and plain.count("$") % 2 == 0
-    seen, inside = set(), []
-    for word, name in re.findall(r"\\(begin|end)\{(\w+)", text):
-        if word == "begin":
-            seen.add(name)
-            inside.append(name)
-        else:
-            assert inside.pop() == name
-    subtable = {"subtable"} if fixture == "voc_both" else set()
-    assert not inside and seen == {"document", "table", "tabular", *subtable}
-    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
-    assert {row.replace("\\&", "").count("&") for row in rows} <= {4, 0}  # or one \multicolumn
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@
 import pytest
 
 from benchmarks.report import style
-from benchmarks.report.aggregate import Gap, summarize
+from benchmarks.report.aggregate import Cell, Gap
 
 
 def test_cells():
     assert style.format_cell(None, 3) == "–"
-    assert style.format_cell(summarize([10.04]), 1) == "10.0"
-    assert style.format_cell(summarize([10.0, 12.0]), 2) == "11.0 ± 1.4"
-    assert style.format_cell(summarize([10.0, 12.0]), 3) == "11.0 ± 1.4 (n = 2)"
+    assert style.format_cell(Cell((10.04,)), 1) == "10.0"
+    assert style.format_cell(Cell((10.0, 12.0)), 2) == "11.0 ± 1.4"
+    assert style.format_cell(Cell((10.0, 12.0)), 3) == "11.0 ± 1.4 (n = 2)"
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,3 @@ def test_evidence(gap, text, significant):
 def test_random_is_gray_and_the_others_differ():
     found = style.colors(["moco", "random", "x"])
     assert found["random"] == style.GRAY and len(set(found.values())) == 3
-
-
-@pytest.mark.parametrize(
-    ("title", "parts"),
-    [
-        ("AP", ("AP", "", "")),
-        ("AP50", ("AP", "50", "")),
-        ("AP^bb", ("AP", "", "bb")),
-        ("AP75^mk", ("AP", "75", "mk")),
-        ("mIoU", ("mIoU", "", "")),
-    ],
-)
-def test_parts_of_a_head(title, parts):
-    assert style.title_parts(title) == parts

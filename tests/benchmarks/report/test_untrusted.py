@@ -343,7 +343,7 @@ def test_a_sample_image_is_decoded_as_any_other(tmp_path, monkeypatch):
     header = b"IHDR" + struct.pack(">IIBBBBB", 1 << 16, 1 << 16, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header
     bomb += struct.pack(">I", zlib.crc32(header)) + struct.pack(">I", 0) + b"IDAT"
-    for content in (postscript, bomb):
+    for content in (postscript, bomb, b"not an image"):
         folder = tmp_path / str(len(content))
         samples = write_run(folder / "run") / "inference" / "visualize"
         samples.mkdir(parents=True)
