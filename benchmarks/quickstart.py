@@ -29,7 +29,7 @@ from benchmarks.suites.forecast import foresee
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from benchmarks.suites.runs import DONE, LOCK_NAME, Run
 from benchmarks.suites.scheduler import Scheduler
-from benchmarks.suites.suite import RANDOM
+from moco.common.command import RANDOM
 from moco.common.distributed import usable_cores
 from moco.common.errors import LockedError, UserError, printable, run_cli
 from moco.common.files import atomic_write_json

@@ -19,9 +19,9 @@ from benchmarks.report.records import Run
 from detection.config import keys as detection_keys
 from detection.evaluation.metrics import headline_names
 from moco.classification import config as classification_config
-from moco.common.errors import UserError
+from moco.common.command import RANDOM
+from moco.common.errors import UserError, first_few
 
-RANDOM = "random"
 CONFIDENCE = 0.95
 NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCOL}
 
@@ -169,7 +169,7 @@ def listed_differences(groups: Sequence[Sequence[Run]]) -> str:
         constant = all(all(value == group[0] for value in group) for group in values)
         if constant and any(group[0] != values[0][0] for group in values):
             parts.append(f"{key} ({' / '.join(repr(group[0]) for group in values)})")
-    return _first_few(parts, 6) if parts else "keys that their records do not hold"
+    return first_few(parts, 6) if parts else "keys that their records do not hold"
 
 
 def _table(runs: list[Run], baseline: str) -> Table:
@@ -238,7 +238,7 @@ def _differing(runs: list[Run], field: str) -> str:
     """The values of a record's field with the runs that have each; empty where there is one."""
     groups = _groups(runs, lambda run: getattr(run.record, field))
     return " / ".join(
-        f"{str(value)[:10]} ({_first_few([str(run.folder) for run in members], 3)})"
+        f"{str(value)[:10]} ({first_few([str(run.folder) for run in members], 3)})"
         for value, members in groups.items()
         if len(groups) > 1
     )
@@ -249,8 +249,3 @@ def _groups(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Ru
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
-
-
-def _first_few(parts: list[str], limit: int) -> str:
-    more = f" and {len(parts) - limit} more" if len(parts) > limit else ""
-    return ", ".join(parts[:limit]) + more

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import RANDOM, Gap, Row, Table, stems
+from benchmarks.report.aggregate import Gap, Row, Table, stems
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.records import Results, Run
 from benchmarks.report.style import (
@@ -28,6 +28,7 @@ from benchmarks.report.style import (
     is_strong,
 )
 from detection.evaluation.metrics import titles
+from moco.common.command import RANDOM
 
 if TYPE_CHECKING:
     from benchmarks.report.plots import Plot

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from benchmarks.report.aggregate import RANDOM, Cell, Gap
+from benchmarks.report.aggregate import Cell, Gap
+from moco.common.command import RANDOM
 
 MISSING = "–"
 MINUS = "−"

@@ -12,8 +12,9 @@ from benchmarks.suites.folder import make_run, project_version
 from benchmarks.suites.keep import newest_name
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import Run
-from benchmarks.suites.suite import DETECTION, EMBEDDED, RANDOM, Init, Suite, SuiteTask, expand
+from benchmarks.suites.suite import DETECTION, EMBEDDED, Init, Suite, SuiteTask, expand
 from moco.common.cfgnode import read_yaml
+from moco.common.command import RANDOM
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRETRAIN_CONFIG = CONFIGS / "pretrain" / "quickstart.yaml"

@@ -21,13 +21,13 @@ from benchmarks.suites.suite import (
     EMBEDDED,
     LINEAR,
     MOCO,
-    RANDOM,
     RunSpec,
     SuiteTask,
 )
 from benchmarks.suites.suite_file import refuse_per_run
 from moco.common.cfgnode import split_assignments
-from moco.common.errors import UserError
+from moco.common.command import RANDOM
+from moco.common.errors import UserError, first_few
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,8 +123,7 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
                     who.append(spec.task)
     lines = []
     for what, who in problems.items():
-        more = f" and {len(who) - 3} more" if len(who) > 3 else ""
-        lines.append(f"{', '.join(who[:3])}{more}: {what}")
+        lines.append(f"{first_few(who, 3)}: {what}")
     called: dict[str, dict[str, None]] = {}
     for (task, _, _), found in sound.items():
         called.setdefault(found.called, {})[task] = None

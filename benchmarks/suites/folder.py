@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.suites import locks
 from benchmarks.suites.runs import Run, read_json
 from benchmarks.suites.suite import (
-    RANDOM,
     Init,
     RunSpec,
     Suite,
@@ -28,6 +27,7 @@ from benchmarks.suites.suite import (
 )
 from benchmarks.suites.suite_file import WEIGHT_ENDINGS
 from moco.common.cfgnode import flatten
+from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.files import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
 

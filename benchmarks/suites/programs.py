@@ -7,7 +7,8 @@ from pathlib import Path
 from benchmarks.suites import checks
 from benchmarks.suites.checks import Findings, command_keys, in_own_process
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.suite import DETECTION, RANDOM, RunSpec
+from benchmarks.suites.suite import DETECTION, RunSpec
+from moco.common.command import RANDOM
 
 PLOTTED_IMAGES = 4  # with predictions, for the report
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # torchrun would otherwise die of the last two

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.cfgnode import flatten, read_yaml
+from moco.common.command import RANDOM
 from moco.common.errors import UserError
 
-RANDOM = "random"
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
 PROGRAMS = (DETECTION, LINEAR, FINETUNE)
 DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"

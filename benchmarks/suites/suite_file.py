@@ -11,12 +11,12 @@ from benchmarks.suites.suite import (
     DETECTION,
     DETECTION_ENGINES,
     PROGRAMS,
-    RANDOM,
     SET_PER_RUN,
     Suite,
     SuiteTask,
 )
 from moco.common.cfgnode import flatten, read_yaml
+from moco.common.command import RANDOM
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 

@@ -16,8 +16,9 @@ from benchmarks import run_suite
 from benchmarks.suites import scheduler
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.suite import RANDOM, Init, RunSpec, Suite, expand
+from benchmarks.suites.suite import Init, RunSpec, Suite, expand
 from benchmarks.suites.suite_file import with_options
+from moco.common.command import RANDOM
 from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
