@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, image_size, read_json
+from detection.datasets.layout import expected, image_size
 from moco.common.errors import DataError, UserError
 
 # (id, name) of the 80 categories that COCO annotates; the ids have gaps.
@@ -37,7 +37,6 @@ COCO_CATEGORIES = (
     (87, "scissors"), (88, "teddy bear"), (89, "hair drier"), (90, "toothbrush"),
 )  # fmt: skip
 
-_PERSON = ((1, "person"),)
 _SIDES = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PERSON_KEYPOINTS = ("nose", *(f"{side}_{part}" for part in _SIDES for side in ("left", "right")))
 # Keypoints that are exchanged when an image is flipped.
@@ -60,6 +59,7 @@ PERSON_LINES = (
     ("right_knee", "right_ankle", (255, 195, 77)),
 )
 
+_KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # of annotations
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
 
@@ -116,38 +116,24 @@ class COCOSource:
     def read(self) -> Split:
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
-        content, sha256 = read_json(self.json_file)
         # The minival files of 2014 hold some annotations twice, and Detectron2 lets them pass.
         tolerant = self.kind != "custom" and "minival" in os.path.basename(self.json_file)
-        file = AnnotationFile(self.json_file, content, tolerant=tolerant)
-        metadata = self._metadata(file)
-        root = self.image_root or _find_images(self, file)
-        keys = ["iscrowd", "bbox", "keypoints", "category_id"]
-        if self.kind == "densepose":
-            keys += DENSEPOSE_KEYS
-        records = file.records(
-            root,
+        file = AnnotationFile(self.json_file, tolerant=tolerant)
+        split = file.split(
+            self.name,
+            "densepose" if self.kind == "densepose" else "coco",
+            [category["name"] for category in file.categories],
+            self.image_root or _find_images(self, file),
             self._expected(),
-            keys,
-            num_keypoints=len(metadata.get("keypoint_names", ())),
+            self._metadata(file),
+            keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
             measured=self.role == "TEST",
         )
-        for record in records:
+        for record in split.records:
             # A JPEG never has more than 8 bits, and COCO's are too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
                 image_size(record["file_name"])
-        objects = [obj for record in records for obj in record["annotations"]]
-        return Split(
-            name=self.name,
-            evaluator_type="densepose" if self.kind == "densepose" else "coco",
-            classes=tuple(metadata["thing_classes"]),
-            records=tuple(records),
-            annotations_sha256=sha256,
-            notes=file.notes(),
-            metadata={"json_file": self.json_file, "image_root": root, **metadata},
-            has_masks=bool(objects) and all(obj.get("segmentation") for obj in objects),
-            has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
-        )
+        return split
 
     def _expected(self) -> str:
         """The end of a message about missing files."""
@@ -160,7 +146,7 @@ class COCOSource:
         return expected("coco", Path(self.json_file).parents[2], custom)
 
     def _metadata(self, file: AnnotationFile) -> Json:
-        """What Detectron2 knows about the dataset once it is loaded."""
+        """What Detectron2's catalog has on such a split beyond any other file of the format."""
         wanted = {"instances": COCO_CATEGORIES, "keypoints": COCO_CATEGORIES[:1]}.get(self.kind)
         given = tuple((category["id"], category["name"]) for category in file.categories)
         if wanted and given != wanted:
@@ -169,26 +155,20 @@ class COCOSource:
                 f"{file.path}: the categories are not {what}; for a custom dataset set "
                 "DATASETS.COCO_TRAIN_JSON and DATASETS.COCO_TEST_JSON"
             )
-        metadata: Json = {
-            "thing_classes": [name for _, name in given],
-            "thing_dataset_id_to_contiguous_id": file.contiguous,
-        }
         if self.kind == "keypoints":
-            metadata |= {
+            return {
                 "keypoint_names": PERSON_KEYPOINTS,
                 "keypoint_flip_map": PERSON_FLIP_MAP,
                 "keypoint_connection_rules": list(PERSON_LINES),
             }
-        elif self.kind == "custom":
-            metadata |= _custom_keypoints(file)
-        elif self.kind == "densepose":
-            metadata |= {
+        if self.kind == "densepose":
+            return {
                 "categories": dict(given),
                 "densepose_transform_src": _DENSEPOSE_FILES + "UV_symmetry_transforms.mat",
                 "densepose_smpl_subdiv": _DENSEPOSE_FILES + "SMPL_subdiv.mat",
                 "densepose_smpl_subdiv_transform": _DENSEPOSE_FILES + "SMPL_SUBDIV_TRANSFORM.mat",
             }
-        return metadata
+        return _custom_keypoints(file) if self.kind == "custom" else {}
 
 
 def _published(root: str) -> list[COCOSource]:
@@ -198,14 +178,9 @@ def _published(root: str) -> list[COCOSource]:
         year, split, *number = fold.split("_")  # the number of images, of the smallest ones
         annotations = "_".join([file, split + year, *number])
         images = f"{'train' if split == 'train' else 'val'}{year}"
-        sources.append(
-            COCOSource(
-                f"{prefix}_{fold}",
-                os.path.join(root, f"coco/annotations/{annotations}.json"),
-                os.path.join(root, f"coco/{images}"),
-                kind,
-            )
-        )
+        json_file = os.path.join(root, f"coco/annotations/{annotations}.json")
+        image_root = os.path.join(root, f"coco/{images}")
+        sources.append(COCOSource(f"{prefix}_{fold}", json_file, image_root, kind))
     return sources
 
 
@@ -215,9 +190,7 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
     Their name is `<folder of the file>_<file without ending>`.
     """
     sources = []
-    for role in ("TRAIN", "TEST"):
-        file = datasets.get(f"COCO_{role}_JSON", "")
-        root = datasets.get(f"COCO_{role}_ROOT", "")
+    for role, file, root in _custom_files(datasets):
         if file:
             sources.append(_custom_source(file, root, role))
         elif root:
@@ -236,6 +209,14 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
 def custom_names(cfg: CfgNode) -> dict[str, str]:
     """{"TRAIN": name, "TEST": name} of custom COCO-JSON files; only of those that are set."""
     return {source.role: source.name for source in custom_sources(cfg.DATASETS)}
+
+
+def _custom_files(datasets: CfgNode) -> list[tuple[str, str, str]]:
+    """(role, annotations, folder of images) as DATASETS has them, "" where it does not."""
+    return [
+        (role, datasets.get(f"COCO_{role}_JSON", ""), datasets.get(f"COCO_{role}_ROOT", ""))
+        for role in ("TRAIN", "TEST")
+    ]
 
 
 def _custom_source(file: str, root: str, role: str) -> COCOSource:
@@ -276,11 +257,11 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
 
 def _custom_keypoints(file: AnnotationFile) -> Json:
     """Names and left-right pairs from the categories, where they have keypoints."""
-    described = [category for category in file.categories if category.get("keypoints")]
-    if not described:
+    given = [category.get("keypoints") for category in file.categories]
+    if not any(given):
         return {}
-    names = described[0]["keypoints"]
-    if any(category.get("keypoints") != names for category in file.categories):
+    names = given[0]
+    if any(others != names for others in given):
         raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
@@ -339,11 +320,7 @@ coco/
 
 def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
     """Folders of images that no annotations use."""
-    used = {
-        os.path.basename(source.image_root)
-        for source in _published(root)
-        if states[source.name] != ABSENT
-    }
+    used = {Path(s.image_root).name for s in _published(root) if states[s.name] != ABSENT}
     return [
         Finding(f"coco/{name}/", WRONG, f"exists, but no annotations/*_{name}.json")
         for name in ("train2017", "val2017", "train2014", "val2014")
@@ -361,13 +338,11 @@ def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[s
 def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
     """One call for each folder of images."""
     calls: dict[str, list[str]] = {}
-    for role in ("TRAIN", "TEST"):
-        if file := datasets.get(f"COCO_{role}_JSON", ""):
-            root = datasets.get(f"COCO_{role}_ROOT", "")
-            call = calls.setdefault(root, ["--root", root] if root else [])
-            if file not in call:
-                call += ["--coco-json", file]
-    return list(calls.values())
+    for _, file, root in _custom_files(datasets):
+        call = calls.setdefault(root, ["--root", root] if root else [])
+        if file and file not in call:
+            call += ["--coco-json", file]
+    return [call for call in calls.values() if "--coco-json" in call]
 
 
 def _check_custom(source: COCOSource) -> list[Finding]:
