@@ -60,17 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings = doctor.examine(format_, root, verify=args.verify)
         following = doctor.next_step(args.kind, format_, root, findings)
         tree = [f"expected in {root}:", *("  " + line for line in format_.tree.splitlines()), ""]
-        print(doctor.report(findings, following, tree))
     else:
         custom, value = next(
             (format_.custom, value)
             for kind, format_ in formats().items()
             if format_.custom and (value := getattr(args, f"custom_{kind}")) is not None
         )
-        findings, following = doctor.examine_custom(
-            custom, value, args.root or "", verify=args.verify
-        )
-        print(doctor.report(findings, following))
+        root, tree = args.root or "", []
+        findings, following = doctor.examine_custom(custom, value, root, verify=args.verify)
+    print(doctor.report(findings, following, tree))
     return 0 if doctor.all_right(findings) else DataError.exit_code
 
 

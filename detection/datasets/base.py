@@ -75,7 +75,6 @@ class Source(Protocol):
 
     def present(self) -> bool:
         """Whether its annotations exist, right or wrong."""
-        ...
 
     def read(self) -> Split:
         """Read and check the whole split.
@@ -83,7 +82,6 @@ class Source(Protocol):
         Raises:
             DataError: anything that cannot be used; the message names file, object and reason.
         """
-        ...
 
 
 # States of a finding.
@@ -107,8 +105,7 @@ class Custom:
         flag: of the doctor, for example --voc-dir; `options`: argparse's for it.
         task: file of a task that can train on such a dataset.
         sources: node DATASETS of a configuration → the splits that its keys name.
-        parse: (the flag's value, --root) → the splits to examine, and the keys of DATASETS for
-            them.
+        parse: (the flag's value, --root) → the splits, and the keys of DATASETS for them.
         arguments: node DATASETS → the doctor's arguments, one list for each call.
         check: a split that can be read → what else a user should know of it.
     """

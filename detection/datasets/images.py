@@ -1,8 +1,4 @@
-"""Images of a detector: reading, and the errors of both engines for one that cannot be used.
-
-Detectron2 reads images with its own code, which gives the same pixels; where it fails, `explained`
-gives this project's error.
-"""
+"""Images of a detector: reading, and the errors of both engines for one that cannot be used."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -71,7 +67,7 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
 
 
 def explained(record: Mapping[str, Any], error: Exception) -> Exception:
-    """The error of `read_image` for a record's file where Detectron2 raised `error`.
+    """This project's error for a record's file where Detectron2's reader raised `error`.
 
     `error` itself where the image can be used.
     """
@@ -81,9 +77,9 @@ def explained(record: Mapping[str, Any], error: Exception) -> Exception:
     if "://" in path:  # one of Detectron2's handlers of paths reads it
         return DataError(f"{path}: cannot be read ({error})")
     try:
-        width, height = read_image(path).size
+        image = read_image(path)
         if "height" in record:
-            check_size(record, (height, width))
+            check_size(record, image.size[::-1])
     except DataError as found:
         return found
     return error

@@ -1,9 +1,11 @@
 """Files of datasets: the checks that all readers share, of paths, lists, JSON, image headers."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,15 +86,14 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
         raise DataError(f"{path}: no image ids in it; expected one per line")
-    seen: set[str] = set()
     for image_id in ids:
         if len(image_id.split()) != 1:
             raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
         if Path(image_id).name != image_id or image_id == "..":
             raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
-        if image_id in seen:
-            raise DataError(f"{path}: {image_id} is listed twice")
-        seen.add(image_id)
+    if len(set(ids)) < len(ids):
+        twice, _ = Counter(ids).most_common(1)[0]
+        raise DataError(f"{path}: {twice} is listed twice")
     return ids
 
 
@@ -107,22 +108,18 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
         DataError: how many are missing, and the first.
     """
     if missing := absent(files):
+        folder, name = os.path.split(missing[0])
+        stem = os.path.splitext(name)[0].lower()
+        alike = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
-        raise DataError(f"{missing[0]}: {number}{alike(missing[0]) or '; ' + hint}")
+        hint = f"{', '.join(alike)} exists" if alike else hint
+        raise DataError(f"{missing[0]}: {number}; {hint}")
 
 
 def absent(files: Sequence[str]) -> list[str]:
     """Those of `files` that do not exist; each folder is listed once, no file is opened."""
     listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
     return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
-
-
-def alike(file: str) -> str:
-    """The end of a message about a missing file: those of its name but for the ending."""
-    folder, name = os.path.split(file)
-    stem = os.path.splitext(name)[0].lower()
-    found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
-    return f"; {', '.join(found)} exists" if found else ""
 
 
 def names_in(folder: str) -> set[str]:
@@ -159,13 +156,11 @@ def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
 
 def _damage(path: str | Path, error: Exception) -> str:
     """What is wrong with an image that cannot be opened."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         target = Path(path).read_bytes()[:_LONGEST_LINK].decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
                 f"not an image but a text with the path {target}, as a copied symbolic link can "
                 "become; copy the dataset again with its links (cp -a, rsync -a, tar)"
             )
-    except (OSError, ValueError):
-        pass
     return f"not an image or damaged ({error})"

@@ -1,9 +1,9 @@
 """COCO's and LVIS's average precision of boxes, masks and keypoints.
 
-COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bit for
-bit, else pycocotools; called so that the numbers are those of Detectron2's `COCOEvaluator`
-(detectron2/evaluation/coco_evaluation.py) to the last digit. LVIS: hotcoco, because LVIS's own
-package needs a numpy of before 2023; equal to it (and so to Detectron2's `LVISEvaluator`).
+COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bitwise,
+else pycocotools; the numbers are those of Detectron2's `COCOEvaluator`
+(detectron2/evaluation/coco_evaluation.py). LVIS: hotcoco, because LVIS's own package needs a numpy
+of before 2023; equal to it and to Detectron2's `LVISEvaluator`.
 
 T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits on the detections.
 """
@@ -73,17 +73,33 @@ class _InstanceResults:
         self.rows += rows
 
     def extend(self, other: Self) -> None:
-        """Append another process's instances."""
         self.rows += other.rows
 
-    def results(self, kind: str) -> list[Row]:
+    def evaluate(self) -> dict[str, float]:
+        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+        write_coco(self.folder, self.split, self.rows)
+        with _quiet():
+            truth = self._truth()
+            return {
+                f"{kind}/{name}": value
+                for kind in self.kinds
+                for name, value in self._evaluate(truth, kind).items()
+            }
+
+    def _truth(self) -> Any:
+        raise NotImplementedError
+
+    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _results(self, kind: str) -> list[Row]:
         """What the metric of `kind` sees; new dicts, because pycocotools writes into them.
 
         Masks go without boxes: given a box, the metric would take the box's area for the
         instance's and sort it into another range of sizes.
         """
-        left_out = {"bbox": ("segmentation",), "segm": ("bbox",), "keypoints": ("segmentation",)}
-        return [{k: v for k, v in row.items() if k not in left_out[kind]} for row in self.rows]
+        left_out = {"bbox": "segmentation", "segm": "bbox", "keypoints": "segmentation"}[kind]
+        return [{k: v for k, v in row.items() if k != left_out} for row in self.rows]
 
 
 @dataclass
@@ -96,25 +112,15 @@ class COCOEvaluator(_InstanceResults):
 
     oks_sigmas: Sequence[float] = ()
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions.
-
-        Without any prediction every metric is NaN, as in Detectron2, and there is none per class.
-        """
-        write_coco(self.folder, self.split, self.rows)
-        metrics: dict[str, float] = {}
-        with _quiet():
-            truth = _coco_package()[0](self.json_file)
-            for kind in self.kinds:
-                values = self._evaluate(truth, kind)
-                metrics |= {f"{kind}/{name}": value for name, value in values.items()}
-        return metrics
+    def _truth(self) -> Any:
+        return _coco_package()[0](self.json_file)
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        """Without any prediction all are NaN, as in Detectron2, and there is none per class."""
         areas = ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
         if not self.rows:
             return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
-        evaluation = _coco_package()[1](truth, truth.loadRes(self.results(kind)), kind)
+        evaluation = _coco_package()[1](truth, truth.loadRes(self._results(kind)), kind)
         params = evaluation.params
         if kind == "keypoints" and self.oks_sigmas:
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
@@ -147,27 +153,21 @@ class COCOEvaluator(_InstanceResults):
 class LVISEvaluator(_InstanceResults):
     """LVIS's metric: categories that an image's annotators did not look for do not count there."""
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+    def _truth(self) -> Any:
         import hotcoco
 
-        write_coco(self.folder, self.split, self.rows)
-        metrics: dict[str, float] = {}
-        for kind in self.kinds:
-            values = dict.fromkeys(LVIS_METRICS, -1.0)
-            if self.rows:
-                with _quiet():
-                    truth = hotcoco.LVIS(self.json_file)
-                    found = hotcoco.LVISResults(
-                        truth, self.results(kind), max_dets=LVIS_MAX_DETECTIONS
-                    )
-                    evaluation = hotcoco.LVISEval(truth, found, kind)
-                    evaluation.run()
-                    values = evaluation.get_results()
-            for name in LVIS_METRICS:
-                value = float(values[name])
-                metrics[f"{kind}/{name}"] = 100 * value if value >= 0 else float("nan")
-        return metrics
+        return hotcoco.LVIS(self.json_file)
+
+    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        import hotcoco
+
+        if not self.rows:
+            return dict.fromkeys(LVIS_METRICS, np.nan)
+        found = hotcoco.LVISResults(truth, self._results(kind), max_dets=LVIS_MAX_DETECTIONS)
+        evaluation = hotcoco.LVISEval(truth, found, kind)
+        evaluation.run()
+        values = evaluation.get_results()
+        return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
 
 
 def _coco_package() -> tuple[Any, Any]:

@@ -38,17 +38,13 @@ def voc_rows(
     scores: NDArray[np.float32],
     classes: NDArray[np.integer],
 ) -> list[Row]:
-    """One dict per detection of an image, numbers with as many digits as float32 has.
-
-    Args:
-        boxes: (N, 4), scores: (N,), classes: (N,).
-    """
+    """One dict per detection of an image: boxes (N, 4), scores (N,), classes (N,)."""
     return [
         {
             "image_id": image_id,
             "category_id": int(category),
-            "bbox": [float(str(side)) for side in box],
-            "score": float(str(score)),
+            "bbox": _digits(box),
+            "score": _digits([score])[0],
         }
         for box, score, category in zip(boxes, scores, classes, strict=True)
     ]
@@ -86,8 +82,7 @@ def coco_rows(
     if "keypoints" in prediction:
         points = np.array(prediction["keypoints"], dtype=np.float32)
         points[:, :, :2] -= 0.5
-        flat = points.reshape(len(found), -1).tolist()
-        for row, numbers in zip(found, flat, strict=True):
+        for row, numbers in zip(found, points.reshape(len(found), -1).tolist(), strict=True):
             row["keypoints"] = numbers
     return found
 
@@ -102,17 +97,19 @@ def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
     """Write `folder/<split>.json` in COCO's results format, one instance per line."""
-    lines = ",\n".join(json.dumps(_short(row), allow_nan=False) for row in found)
+    numbers = ("bbox", "keypoints")
+    short = (
+        {
+            **row,
+            **{key: _digits(row[key]) for key in numbers if key in row},
+            "score": _digits([row["score"]])[0],
+        }
+        for row in found
+    )
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in short)
     atomic_write_text(folder / f"{split}.json", f"[\n{lines}\n]\n" if found else "[]\n")
 
 
-def _short(row: Row) -> Row:
-    short = {**row, "bbox": _digits(row["bbox"]), "score": _digits([row["score"]])[0]}
-    if "keypoints" in row:
-        short["keypoints"] = _digits(row["keypoints"])
-    return short
-
-
-def _digits(numbers: Sequence[float]) -> list[float]:
+def _digits(numbers: Sequence[float] | NDArray[np.float32]) -> list[float]:
     """The shortest numbers that are the same in float32."""
     return [float(str(number)) for number in np.array(numbers, dtype=np.float32)]

@@ -2,10 +2,9 @@
 
 Equal to Detectron2's `PascalVOCDetectionEvaluator` (detectron2/evaluation/
 pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
-does not have (see `evaluate`): scores are rounded to 3 decimals
-and coordinates to 1, as its result files have them, and detections are ranked by the same sort.
-What depends on the threshold is only whether a detection's best overlap exceeds it, so overlaps
-are computed once for all thresholds.
+does not have (see `evaluate`): scores are rounded to 3 decimals and coordinates to 1, as its result
+files have them, and detections are ranked by the same sort. Overlaps are computed once for all
+thresholds.
 
 The "AP" is the mean over IoU .50:.05:.95 of the VOC AP, not COCO's 101-point AP.
 
@@ -56,9 +55,7 @@ class VOCDetections:
         """Add one image's detections.
 
         Args:
-            boxes: (N, 4) XYXY, 0-based half-open, as detectors give them.
-            scores: (N,) in 0..1.
-            classes: (N,) in 0..num_classes-1.
+            boxes: (N, 4) XYXY, 0-based half-open; scores: (N,); classes: (N,).
         """
         # float32 first: the result file's digits are those of the detector's own numbers, and a
         # float32 times 10 or 1000 is exact in float64, so that rint rounds as the text does.
@@ -155,16 +152,12 @@ def evaluate(
     as NaN once something is detected as it. Where there is one, its own means are added
     as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
     """
-    use_11_points = {2007: True, 2012: False}[year]
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
-    owner = np.concatenate(
-        [np.full(len(truth.classes), index) for index, truth in enumerate(ground_truth.values())]
-        + [np.empty(0)]
-    ).astype(np.int64)
     truths = list(ground_truth.values())
     boxes = np.concatenate([truth.boxes for truth in truths] + [np.empty((0, 4))])
     classes = np.concatenate([truth.classes for truth in truths] + [np.empty(0, np.int64)])
     difficult = np.concatenate([truth.difficult for truth in truths] + [np.empty(0, bool)])
+    owner = np.repeat(np.arange(len(truths)), [len(truth.classes) for truth in truths])
 
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     for class_id in range(len(class_names)):
@@ -177,7 +170,7 @@ def evaluate(
             owner[mine],
             boxes[mine],
             difficult[mine],
-            use_11_points,
+            year == 2007,
         )
     ap *= 100
     present = np.isin(np.arange(len(class_names)), classes[~difficult])
