@@ -19,8 +19,6 @@ from moco.common.errors import DataError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 @dataclass(frozen=True)
 class ToySource:
@@ -69,13 +67,12 @@ def registered(monkeypatch) -> None:
     FORMATS.register(toy)
 
 
-def test_a_format_from_outside(registered, tmp_path, monkeypatch, capsys):
+def test_a_format_from_outside(registered, datasets, capsys):
     """Read, checked and examined by the doctor, without a change of any file."""
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     assert main(["doctor", "toy"]) == 3
-    assert f"get it into {tmp_path}/toy" in capsys.readouterr().out
-    (tmp_path / "toy").mkdir()
-    file = tmp_path / "toy" / "train.json"
+    assert f"get it into {datasets}/toy" in capsys.readouterr().out
+    (datasets / "toy").mkdir()
+    file = datasets / "toy" / "train.json"
     file.write_text("[]")
     with pytest.raises(DataError, match=r"train\.json"):
         read_split("toy_train", default_task())
@@ -94,11 +91,10 @@ def test_a_format_from_outside(registered, tmp_path, monkeypatch, capsys):
         read_split("toy_test", default_task())
 
 
-def test_names_are_looked_up_whole(tmp_path, monkeypatch):
+def test_names_are_looked_up_whole(datasets):
     """'voc' somewhere in a name means nothing."""
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     found = known(default_task())["voc_2007_trainval"]
-    assert (found.root, found.split, found.year) == (tmp_path / "VOC2007", "trainval", 2007)
+    assert (found.root, found.split, found.year) == (datasets / "VOC2007", "trainval", 2007)
     for name, near in {
         "my_voc_2007_test": "voc_2007_test",
         "voc_2012_test": "voc_2012_train",
@@ -125,13 +121,12 @@ def test_names_are_looked_up_whole(tmp_path, monkeypatch):
         ("cityscapes_fine_sem_seg_train", "cityscapes/leftImg8bit/train/"),
     ],
 )
-def test_missing_files_and_the_doctor_are_named(name, file, tmp_path, monkeypatch):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+def test_missing_files_and_the_doctor_are_named(name, file, datasets):
     kind = next(kind for kind, format_ in formats().items() if name in format_.counts)
     with pytest.raises(DataError) as caught:
         read_split(name, default_task())
     text = str(caught.value)
-    assert text.startswith(f"{name}: {tmp_path}/{file}") and "$DETECTRON2_DATASETS" in text
+    assert text.startswith(f"{name}: {datasets}/{file}") and "$DETECTRON2_DATASETS" in text
     assert text.endswith(f"python -m detection.datasets doctor {kind}")
 
 
