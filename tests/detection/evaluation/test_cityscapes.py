@@ -4,7 +4,6 @@ import importlib
 import json
 import math
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -15,7 +14,13 @@ from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
 from tests.oracles.tiny_cityscapes import alias_package
-from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
+from tests.oracles.tiny_instances import (
+    detectron2s,
+    empty_prediction,
+    instances,
+    rectangle,
+    with_masks,
+)
 
 pytest.importorskip("cityscapesscripts")
 
@@ -144,30 +149,11 @@ def aliases(monkeypatch):
 @pytest.mark.detectron2
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
-    import torch
-    from detectron2.data import MetadataCatalog
     from detectron2.evaluation import CityscapesInstanceEvaluator
-    from detectron2.structures import Boxes, Instances
-    from pycocotools import mask as mask_util
 
     split, predictions = made_up(tmp_path, seed)
     mine = measure(split, predictions, tmp_path / "out")
-    name = str(tmp_path)
-    MetadataCatalog.get(name).set(**split.metadata)
-    try:
-        theirs = CityscapesInstanceEvaluator(name)
-        theirs.reset()
-        for record, prediction in zip(split.records, predictions, strict=True):
-            found = Instances((H, W))
-            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"]))
-            found.scores = torch.from_numpy(prediction["scores"])
-            found.pred_classes = torch.from_numpy(prediction["classes"])
-            masks = np.array([mask_util.decode(m) for m in prediction["masks"]])
-            found.pred_masks = torch.from_numpy(masks.reshape(-1, H, W))
-            theirs.process([record], [{"instances": found}])
-        expected = theirs.evaluate()["segm"]
-    finally:
-        MetadataCatalog.remove(name)
+    expected = detectron2s(CityscapesInstanceEvaluator, split, predictions)["segm"]
     assert 10 < mine["segm/AP"] < mine["segm/AP50"] < 100
     assert {n: mine[f"segm/{n}"] for n in expected} == pytest.approx(expected, abs=1e-12)
 
@@ -188,15 +174,6 @@ def test_nothing_is_printed_or_left_behind(tmp_path, capfd, monkeypatch):
     rows = json.loads((tmp_path / "out" / "cityscapes.json").read_text())
     assert {row["category_id"] for row in rows} == set(IDS.values())
     assert {row["image_id"] for row in rows} <= {r["image_id"] for r in split.records}
-
-
-def test_extending_equals_one_process(tmp_path):
-    split, predictions = made_up(tmp_path, 4)
-    parts = [build_evaluator(split, MASKS, tmp_path / "a") for _ in range(2)]
-    for index, pair in enumerate(zip(split.records, predictions, strict=True)):
-        parts[index % 2].add(*pair)
-    parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
-    assert repr(parts[0].evaluate()) == repr(measure(split, predictions, tmp_path / "b"))
 
 
 def test_faults_of_the_engine(tmp_path):
