@@ -78,7 +78,7 @@ def render(
     image = read_image(record["file_name"])
     if "sem_seg" not in prediction:
         return _draw_instances(image, prediction, class_names)
-    palette = [(int(r), int(g), int(b)) for r, g, b in colors or map(_voc_color, range(256))]
+    palette = [(int(r), int(g), int(b)) for r, g, b in colors or map(voc_color, range(256))]
     return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 
@@ -219,7 +219,7 @@ def _color(index: int) -> Color:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _voc_color(index: int) -> list[int]:
+def voc_color(index: int) -> list[int]:
     """VOC's color of a class id: its bits go to red, green and blue in turn."""
     return [
         sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))

@@ -68,8 +68,6 @@ def _write_image(
             f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
         )
     Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image_id}.jpg", quality=95)
-    (folder / "Annotations" / f"{image_id}.xml").write_text(
-        f"<annotation><size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-        + "".join(objects)
-        + "</annotation>"
-    )
+    extent = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+    xml = f"<annotation>{extent}{''.join(objects)}</annotation>"
+    (folder / "Annotations" / f"{image_id}.xml").write_text(xml)

@@ -128,6 +128,15 @@ def test_nothing_counted_is_nan(tmp_path):
     assert all(map(math.isnan, ours([record], [np.zeros((3, 4), int)], "ab").values()))
 
 
+def test_extending_equals_one_process(tmp_path):
+    records, predictions = case(tmp_path, 3, 4)
+    parts = [SemSegEvaluator("abcd", 255) for _ in range(2)]
+    for index, (record, predicted) in enumerate(zip(records, predictions, strict=True)):
+        parts[index % 2].add(record, {"sem_seg": predicted})
+    parts[0].extend(parts[1])
+    assert parts[0].evaluate() == ours(records, predictions, "abcd")
+
+
 def test_palettes_are_read_by_index(tmp_path):
     labels = np.arange(12).reshape(3, 4) % 4
     labels[0, 0] = 255
