@@ -24,7 +24,6 @@ class Split:
         evaluator_type: Detectron2's word for the metric: pascal_voc, coco, lvis,
             cityscapes_instance, sem_seg, densepose.
         classes: in the order of their contiguous ids; things, or all classes for sem_seg.
-        records: one per image.
         annotations_sha256: hex digest of the images' names and annotations, not of their
             location: two folders of one name are two datasets when it differs.
         notes: what was clipped or left out, with counts.
@@ -51,19 +50,13 @@ class Split:
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     """Class → number of its objects in a split of instances, without the classes that have none.
 
-    Args:
-        measured: count only the objects of the metric. Crowds never count; for VOC's metric,
-            difficult objects do not either, although they are trained on.
+    Crowds never count. `measured`: nor do VOC's difficult objects, although they are trained on.
     """
     if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
     else:
-        ids = (
-            item["category_id"]
-            for record in split.records
-            for item in record.get("annotations", ())
-            if not item.get("iscrowd", 0)
-        )
+        objects = (item for record in split.records for item in record.get("annotations", ()))
+        ids = (item["category_id"] for item in objects if not item.get("iscrowd", 0))
     return Counter(split.classes[i] for i in ids)
 
 

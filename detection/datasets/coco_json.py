@@ -4,8 +4,8 @@ The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
 polygons of fewer than three points left out.
 
-A file that contradicts itself is refused with the annotation's id. A box over the border or without
-area is not an error: both engines clip the first and leave out the second, so they are counted.
+A file that contradicts itself is refused with the annotation's id. Boxes over the border or without
+area are only counted: both engines clip the first and leave out the second.
 """
 
 import math
@@ -50,7 +50,8 @@ class AnnotationFile:
         file_name: Callable[[Json, str], Any] = lambda image, where: image.get("file_name", ""),
         tolerant: bool = False,
     ) -> None:
-        """
+        """Read the file.
+
         Args:
             file_name: (image, where) → its path under the root.
             tolerant: an annotation twice is counted and not refused.

@@ -1,4 +1,4 @@
-"""Files of datasets: the checks that all readers share, of paths, lists, JSON, image headers."""
+"""The checks that all readers share: of paths, lists, JSON, image headers."""
 
 import contextlib
 import hashlib
@@ -30,8 +30,7 @@ def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
     """The end of a message about missing files of a published dataset.
 
     Args:
-        kind: the format's name; root: the folder of all datasets.
-        otherwise: what the user can do instead.
+        kind: the format's name; root: the folder of all datasets; otherwise: another way.
     """
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
@@ -40,9 +39,7 @@ def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
 
 
 def inside(name: Any, where: str) -> str:
-    """`name`, if it is a relative path that cannot lead out of its folder.
-
-    By its parts alone, not by where links point: datasets made of links are common.
+    """`name`, if it is a relative path that by its parts cannot lead out of its folder.
 
     Raises:
         DataError: empty, absolute, with a `..` in it, or not text; begins with `where`.
@@ -100,12 +97,9 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
 def require_files(files: Sequence[str], what: str, hint: str) -> None:
     """Every file exists; each folder is listed once, no file is opened.
 
-    Args:
-        files: paths; what: the word for them.
-        hint: the end of the message, where no file has the missing one's name but for the ending.
-
     Raises:
-        DataError: how many are missing, and the first.
+        DataError: how many of the `files` (called `what`) are missing, and the first; ends with the
+            files of its name but for the ending, or with `hint`.
     """
     if missing := absent(files):
         folder, name = os.path.split(missing[0])
@@ -117,13 +111,13 @@ def require_files(files: Sequence[str], what: str, hint: str) -> None:
 
 
 def absent(files: Sequence[str]) -> list[str]:
-    """Those of `files` that do not exist; each folder is listed once, no file is opened."""
+    """Those of `files` that do not exist."""
     listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
     return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
 
 
 def names_in(folder: str) -> set[str]:
-    """The names of a folder's files and folders; none if there is no such folder."""
+    """The names in a folder; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}
@@ -134,11 +128,8 @@ def names_in(folder: str) -> set[str]:
 def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
     """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
 
-    Args:
-        decode: read it to its end.
-
     Raises:
-        DataError: not an image, damaged, or of more than 8 bits.
+        DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
     """
     try:
         with Image.open(path) as image:

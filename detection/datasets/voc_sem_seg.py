@@ -6,7 +6,7 @@
     <root>/SegmentationClassAug/<id>.png                train_aug of VOC2012 (SBD's masks)
 
 Detectron2 has no such dataset; the names are this project's own. A mask's labels are its palette
-indices. Whoever opens it with mode "L" gets gray values instead, which train without complaint.
+indices; opened with mode "L" it has gray values instead, which train without complaint.
 """
 
 import re

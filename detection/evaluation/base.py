@@ -23,15 +23,12 @@ class Evaluator(Protocol):
 
     def add(self, record: Record, prediction: Prediction) -> None:
         """Take the prediction for one image."""
-        ...
 
     def extend(self, other: Self) -> None:
         """Append what another process collected."""
-        ...
 
     def evaluate(self) -> dict[str, float]:
         """Metrics in canonical names (metrics.py), 0..100 or NaN; writes the predictions."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,14 @@ A `Prediction` holds numpy arrays in pixels of the original image (N instances, 
     classes (N,) int64, contiguous ids; optionally masks: N compressed COCO RLE dicts
     ("size" [H, W], "counts" str), keypoints (N, K, 3) float32: x, y and score, x = 0.5 in the
     center of the first pixel;
-    or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids.
+    or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids, which is not stored.
 
 On disk, `OUTPUT_DIR/inference/<split>.json`, numbers with as many digits as float32 has:
 
     VOC: {"classes": [names], "predictions": [{"image_id", "category_id", "bbox", "score"}, …]} with
-    `bbox` XYXY in pixels of the original image and `category_id` counting `classes` from 0;
+    `bbox` XYXY as above and `category_id` counting `classes` from 0;
     COCO, LVIS, Cityscapes instances: COCO's results format, a list of {"image_id", "category_id",
     "bbox" (XYWH), "score", "segmentation", "keypoints"}, `category_id` that of the annotations.
-
-Label maps are not kept: they would take more space than the dataset's images.
 """
 
 import json
@@ -61,25 +59,20 @@ def coco_rows(
 ) -> list[Row]:
     """One dict per instance of an image in COCO's results format, numbers in full.
 
-    Args:
-        category_ids: contiguous id → the annotations' id.
-
     Keypoints move by half a pixel, because COCO's annotations count pixels from 0, as Detectron2's
-    `instances_to_coco_json` does (and its reader the other way round).
+    `instances_to_coco_json` does. `category_ids`: contiguous id → the annotations' id.
     """
-    corners = np.asarray(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
-    if not len(corners):
-        return []
-    boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
+    boxes = np.array(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
+    boxes[:, 2:] -= boxes[:, :2]
     scores = np.asarray(prediction["scores"], dtype=np.float32).tolist()
     found = [
         {"image_id": image_id, "category_id": category_ids[int(c)], "bbox": box, "score": score}
-        for c, box, score in zip(prediction["classes"], boxes, scores, strict=True)
+        for c, box, score in zip(prediction["classes"], boxes.tolist(), scores, strict=True)
     ]
     if "masks" in prediction:
         for row, mask in zip(found, prediction["masks"], strict=True):
             row["segmentation"] = mask
-    if "keypoints" in prediction:
+    if "keypoints" in prediction and found:
         points = np.array(prediction["keypoints"], dtype=np.float32)
         points[:, :, :2] -= 0.5
         for row, numbers in zip(found, points.reshape(len(found), -1).tolist(), strict=True):

@@ -72,7 +72,6 @@ class VOCDetections:
             self._image_ids[class_id].extend([image_id] * len(chosen))
 
     def extend(self, other: "VOCDetections") -> None:
-        """Append another process's detections."""
         for mine, theirs in zip(self._image_ids, other._image_ids, strict=True):
             mine.extend(theirs)
         for my_rows, their_rows in zip(self._rows, other._rows, strict=True):
@@ -86,14 +85,7 @@ class VOCDetections:
 
 @dataclass
 class VOCEvaluator:
-    """The VOC metric of a split.
-
-    Attributes:
-        split: name of the prediction file.
-        truth: for every image of the split, also those without objects.
-        year: 2007 = 11 points, 2012 = area under the curve.
-        folder: of the prediction file.
-    """
+    """The VOC metric of a split; its predictions go to `folder/<split>.json`."""
 
     split: str
     class_names: Sequence[str]
@@ -150,7 +142,7 @@ def evaluate(
     Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
     COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
     as NaN once something is detected as it. Where there is one, its own means are added
-    as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
+    (`DETECTRON2_MEANS`).
     """
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
     truths = list(ground_truth.values())
