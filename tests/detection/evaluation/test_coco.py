@@ -181,12 +181,10 @@ def test_file_holds_coco_results_with_the_annotations_ids(tmp_path):
 
 
 def test_missing_masks_are_a_fault_of_the_engine(tmp_path):
-    content = coco_annotations(15, classes=3, keypoints=0)
-    split = coco_split(tmp_path / "tiny.json", content)
-    prediction = answers(split, content, 16)[0]
-    del prediction["masks"]
+    split = coco_split(tmp_path / "tiny.json", coco_annotations(15, classes=3, keypoints=0))
+    mine = evaluator(split, ["bbox", "segm"], tmp_path)
     with pytest.raises(ValueError, match="segmentation"):
-        evaluator(split, ["bbox", "segm"], tmp_path).add(split.records[0], prediction)
+        mine.add(split.records[0], instances(((0, 0, 9, 9), 0.9, 0)))
 
 
 @pytest.mark.parametrize("cls", [COCOEvaluator, LVISEvaluator])
@@ -234,52 +232,48 @@ def lvis_case(tmp_path: Path):
         row |= {"area": side * side, "bbox": [x, 0, side, side], "segmentation": [corners]}
         annotations.append(row)
     image = {"id": 1, "file_name": "1.jpg", "height": 200, "width": 260}
+    frequencies = {2: "r", 5: "c", 8: "f"}
     content = {
         **{"info": {}, "licenses": [], "annotations": annotations},
         "images": [{**image, "neg_category_ids": [], "not_exhaustive_category_ids": [5]}],
-        "categories": [
-            {"id": 2, "name": "a", "frequency": "r"},
-            {"id": 5, "name": "b", "frequency": "c"},
-            {"id": 8, "name": "c", "frequency": "f"},
-        ],
+        "categories": [{"id": i, "name": f, "frequency": f} for i, f in frequencies.items()],
     }
     return coco_split(tmp_path / "lvis.json", content, "lvis")
 
 
-def test_lvis_by_hand(tmp_path):
+def lvis_metrics(split, kinds, folder, *found):
     pytest.importorskip("hotcoco")
-    split = lvis_case(tmp_path)
+    prediction = with_masks(instances(*found), 200, 260)
+    return ours(split, [prediction], kinds, folder, cls=LVISEvaluator)
+
+
+def test_lvis_by_hand(tmp_path):
     away = [200, 100, 250, 150]
-    prediction = instances(
+    found = [
         (away, 0.9, 0),  # wrong: the rare class is exhaustive in this image
         ([0, 0, 100, 100], 0.8, 0),
         (away, 0.9, 1),  # not counted: not exhaustive
         ([150, 0, 180, 30], 0.8, 1),
         (away, 0.9, 2),  # not counted: nobody looked for it
-    )
-    metrics = ours(
-        split, [with_masks(prediction, 200, 260)], ["bbox", "segm"], tmp_path, cls=LVISEvaluator
-    )
+    ]
+    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox", "segm"], tmp_path, *found)
     for kind in ("bbox", "segm"):
         expected = {"AP": 75, "AP50": 75, "APs": 100, "APl": 100, "APr": 50, "APc": 100}
         assert {n: metrics[f"{kind}/{n}"] for n in expected} == pytest.approx(expected)
         assert math.isnan(metrics[f"{kind}/APf"]) and math.isnan(metrics[f"{kind}/APm"])
 
 
-def test_lvis_counts_300_detections_of_an_image(tmp_path):
-    pytest.importorskip("hotcoco")
-    split = lvis_case(tmp_path)
-    away, right = [200, 100, 250, 150], ([0, 0, 100, 100], 0.5, 0)
-    for ahead, expected in ((299, 100), (300, 0)):
-        others = [(away, 0.9, 2)] * ahead  # of another class, not counted but for the limit
-        metrics = ours(
-            split,
-            [with_masks(instances(*others, right), 200, 260)],
-            ["bbox"],
-            tmp_path,
-            cls=LVISEvaluator,
-        )
-        assert metrics["bbox/APr"] == pytest.approx(expected)
+@pytest.mark.parametrize(("ahead", "expected"), [(299, 100), (300, 0)])
+def test_lvis_counts_300_detections_of_an_image(tmp_path, ahead, expected):
+    others = [([200, 100, 250, 150], 0.9, 2)] * ahead  # not counted but for the limit
+    found = *others, ([0, 0, 100, 100], 0.5, 0)
+    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox"], tmp_path, *found)
+    assert metrics["bbox/APr"] == pytest.approx(expected)
+
+
+def test_lvis_without_predictions(tmp_path):
+    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox"], tmp_path)
+    assert len(metrics) == 9 and all(map(math.isnan, metrics.values()))
 
 
 @pytest.mark.stored
@@ -291,13 +285,6 @@ def test_lvis_equals_the_package_of_the_dataset(tmp_path):
     predictions = answers(split, content, 2, extra=60)
     metrics = ours(split, predictions, ["bbox", "segm"], tmp_path, cls=LVISEvaluator)
     assert metrics == pytest.approx(LVIS_PACKAGE, abs=1e-9)
-
-
-def test_lvis_without_predictions(tmp_path):
-    split = lvis_case(tmp_path)
-    pytest.importorskip("hotcoco")
-    metrics = ours(split, [empty_prediction()], ["bbox"], tmp_path, cls=LVISEvaluator)
-    assert len(metrics) == 9 and all(map(math.isnan, metrics.values()))
 
 
 LVIS_PACKAGE = {

@@ -35,6 +35,7 @@ def test_boxes_and_their_tags(record):
     assert not touched[60:90, 60:110].any()  # inside
     assert touched[38:49, 42:60].all()  # the tag, above
     assert not touched[:30].any() and not touched[105:].any()
+    assert not changed(render(record, empty_prediction(), ["cat"])).any()
 
 
 def test_two_classes_have_two_colors(record):
@@ -58,10 +59,6 @@ def test_tags_stay_inside_and_apart(record):
 )
 def test_which_instances_are_drawn(scores, expected):
     assert shown(np.array(scores)) == expected
-
-
-def test_nothing_found_leaves_the_image(record):
-    assert not changed(render(record, empty_prediction(), ["cat"])).any()
 
 
 def test_masks_tint_what_they_cover(record):
@@ -99,14 +96,6 @@ def test_labels_tint_all_but_the_background(record):
     assert image.height > H  # the legend
     legend = np.asarray(image)[H:].reshape(-1, 3)
     assert (legend == (192, 128, 128)).all(axis=1).any()
-    colored = render(record, {"sem_seg": labels}, names, [(10 * i, 0, 250) for i in range(21)])
-    assert np.asarray(colored)[60, 70, 2] == pytest.approx(0.4 * 128 + 0.6 * 250, abs=1)
-
-
-def test_first_class_of_other_data_is_tinted(record):
-    labels = np.zeros((H, W), dtype=np.int64)
-    image = render(record, {"sem_seg": labels}, ["road", "sidewalk"], [(128, 64, 128), (0, 0, 0)])
-    assert changed(image)[:H].all()
 
 
 def test_images_are_shown_as_their_exif_says(tmp_path):
@@ -158,13 +147,12 @@ def test_which_files_are_written(tmp_path, names, number, written):
 
 
 def test_colors_of_the_dataset_are_used(tmp_path):
+    """And a first class that is no background is tinted."""
     split = split_of(tmp_path / "in", ["a.png"])
-    split = dataclasses.replace(
-        split, classes=("road", "car"), metadata={"stuff_colors": [[0, 250, 0], [250, 0, 0]]}
-    )
-    Visualizer(tmp_path / "out", 1, split).add(
-        split.records[0], {"sem_seg": np.zeros((H, W), dtype=np.int64)}
-    )
+    colors = [[0, 250, 0], [250, 0, 0]]
+    split = dataclasses.replace(split, classes=("road", "car"), metadata={"stuff_colors": colors})
+    labels = np.zeros((H, W), dtype=np.int64)
+    Visualizer(tmp_path / "out", 1, split).add(split.records[0], {"sem_seg": labels})
     with Image.open(tmp_path / "out" / "a.jpg") as image:
-        red, green, blue = np.asarray(image.convert("RGB"))[60, 70].astype(int)
-    assert green > 190 and red < 70 and blue < 70
+        pixels = np.asarray(image.convert("RGB"))[: H - 8].reshape(-1, 3)
+    assert pixels[:, 1].min() > 180 and pixels[:, [0, 2]].max() < 80
