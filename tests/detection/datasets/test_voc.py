@@ -1,6 +1,5 @@
 """The VOC reader: Detectron2's records, a custom folder, and what is refused."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -247,12 +246,3 @@ def test_the_digest_is_of_what_is_annotated_and_not_of_where(tmp_path):
     text = annotation.read_text()
     annotation.write_text(text.replace("<difficult>0", "<difficult>1", 1))
     assert source(roots[1]).read().annotations_sha256 != first
-
-
-def test_real_annotations(shared_data):
-    cfg = task_with(shared_data / "bccd")
-    split = read_split("bccd_trainval", cfg)
-    assert split.classes == ("Platelets", "RBC", "WBC")
-    assert len(split.records) == 292
-    assert len(read_split("bccd_test", cfg).records) == 72
-    assert os.path.isfile(split.records[0]["file_name"])

@@ -14,11 +14,9 @@ from detection.datasets.base import Split
 from detection.datasets.labels import read_labels
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.base import EVALUATORS, Metric
-from detection.evaluation.coco import LVISEvaluator
 from detection.evaluation.evaluators import build_evaluator, metric_kinds
 from detection.evaluation.metrics import for_record
 from detection.evaluation.sem_seg import SemSegEvaluator
-from detection.evaluation.voc import VOCEvaluator
 from moco.common.errors import UserError
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
@@ -87,51 +85,6 @@ def test_voc_numbers_and_its_prediction_file(tmp_path):
     assert evaluator.evaluate()["bbox/AP-cell"] == pytest.approx(50)
 
 
-@pytest.mark.parametrize(
-    ("mask", "keypoint", "kinds"),
-    [
-        (False, False, ("bbox",)),
-        (True, False, ("bbox", "segm")),
-        (False, True, ("bbox", "keypoints")),
-    ],
-)
-def test_kinds_of_coco_follow_the_model(tmp_path, mask, keypoint, kinds):
-    content = coco_annotations(1, classes=2, keypoints=17)
-    split = coco_split(tmp_path / "tiny.json", content)
-    cfg = config(mask, keypoint)
-    evaluator = build_evaluator(split, cfg, tmp_path / "inference")
-    for record, prediction in zip(split.records, answers(split, content, 2, 17), strict=True):
-        evaluator.add(record, prediction)
-    metrics = evaluator.evaluate()
-    assert {name.split("/")[0] for name in metrics} == set(kinds)
-    assert metric_kinds(split, cfg) == kinds
-    stored, _ = for_record(metrics, kinds)
-    assert all(stored[f"{kind}/AP"] > 0 for kind in kinds)
-    assert len(json.loads((tmp_path / "inference" / "tiny.json").read_text())) > 10
-
-
-@pytest.mark.parametrize(
-    ("evaluator_type", "cls", "kinds"),
-    [
-        ("pascal_voc", VOCEvaluator, ("bbox",)),
-        ("lvis", LVISEvaluator, ("bbox", "segm")),
-        ("sem_seg", SemSegEvaluator, ("sem_seg",)),
-        ("cityscapes_instance", None, ("segm",)),
-        ("densepose", None, ("bbox", "densepose")),
-    ],
-)
-def test_evaluators_of_the_other_types(evaluator_type, cls, kinds, tmp_path):
-    metadata = {"year": 2007, "ignore_label": 255, "json_file": "x"}
-    metadata["thing_dataset_id_to_contiguous_id"] = {}
-    split = split_of(evaluator_type, metadata=metadata, has_masks=True)
-    assert metric_kinds(split, config(True, True)) == kinds
-    if evaluator_type == "lvis":
-        pytest.importorskip("hotcoco")
-        assert metric_kinds(split, config(False)) == ("bbox",)
-    if cls:
-        assert isinstance(build_evaluator(split, config(True, True), tmp_path), cls)
-
-
 def test_an_evaluator_from_outside(tmp_path, monkeypatch):
     def toy(cfg: CfgNode) -> Metric:
         return Metric(("bbox",), lambda split, folder: SemSegEvaluator(split.classes, 0))
@@ -149,7 +102,7 @@ def test_own_sigmas_are_used(tmp_path):
     split = coco_split(tmp_path / "tiny.json", content)
     values = []
     for sigmas in ([0.1] * 4, [0.3] * 4):
-        evaluator = build_evaluator(split, config(False, True, sigmas), tmp_path / "inference")
+        evaluator = build_evaluator(split, config(False, True, sigmas), tmp_path / "out")
         for record, prediction in zip(split.records, answers(split, content, 2, 4), strict=True):
             evaluator.add(record, prediction)
         values.append(evaluator.evaluate()["keypoints/AP"])
@@ -212,6 +165,7 @@ def prediction_of(record):
     ("name", "model", "headlines"),
     [
         ("voc_2007_test", {}, ["bbox/AP", "bbox/AP75"]),
+        ("coco_2017_val", {}, ["bbox/AP"]),
         ("coco_2017_val", {"mask": True}, ["bbox/AP", "segm/AP"]),
         ("keypoints_coco_2017_val", {"keypoint": True}, ["bbox/AP", "keypoints/AP"]),
         ("lvis_v0.5_val", {"mask": True}, ["bbox/AP", "segm/AP", "segm/APr"]),
@@ -242,4 +196,7 @@ def test_what_the_readers_give_scores_100(tmp_path, monkeypatch, name, model, he
         parts[index % 2].add(record, prediction_of(record))
     parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
     metrics = parts[0].evaluate()
+    kinds = metric_kinds(split, cfg)
+    assert set(kinds) == {headline.split("/")[0] for headline in headlines}
+    assert len(for_record(metrics, kinds)[0]) == len(metrics)
     assert {n: metrics[n] for n in headlines} == pytest.approx(dict.fromkeys(headlines, 100.0))
