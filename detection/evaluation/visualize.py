@@ -78,7 +78,8 @@ def render(
     image = read_image(record["file_name"])
     if "sem_seg" not in prediction:
         return _draw_instances(image, prediction, class_names)
-    palette = [(int(r), int(g), int(b)) for r, g, b in colors or map(voc_color, range(256))]
+    given = map(voc_color, range(len(class_names))) if colors is None else colors
+    palette = [(int(r), int(g), int(b)) for r, g, b in given]
     return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 

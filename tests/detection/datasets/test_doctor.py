@@ -117,16 +117,15 @@ def test_cityscapes_without_train_ids_or_annotations(tmp_path):
 def test_lists_of_voc_2007_that_contradict_each_other(tmp_path):
     lists = voc(tmp_path, trainval=3, test=2) / "ImageSets" / "Main"
     assert states("voc", tmp_path)["VOC2007/"][0] == OK
-    trainval, test = (lists / f"{split}.txt" for split in ("trainval", "test"))
-    ids = trainval.read_text().split()
-    test.write_text(test.read_text() + ids[0] + "\n")
+    ids = (lists / "trainval.txt").read_text().split()
+    (lists / "test.txt").write_text(ids[0])
     state, text = states("voc", tmp_path)["VOC2007/"]
     assert state == WRONG and text.startswith("1 images") and ids[0] in text
-    test.unlink()
+    (lists / "test.txt").unlink()
     for split, part in {"train": ids[:1], "val": ids[1:]}.items():
         (lists / f"{split}.txt").write_text("\n".join(part))
     assert "VOC2007/" not in states("voc", tmp_path)
-    trainval.write_text("\n".join(ids[:2]))
+    (lists / "trainval.txt").write_text("\n".join(ids[:2]))
     state, text = states("voc", tmp_path)["VOC2007/"]
     assert state == WRONG and "trainval.txt" in text
 
@@ -247,8 +246,7 @@ def test_images_twice_in_a_custom_file(tmp_path, capsys):
     def twice(content):
         first, second = content["images"][:2]
         first |= {key: second[key] for key in ("file_name", "width", "height")}
-        rows = content["annotations"]
-        content["annotations"] = [a for a in rows if a["image_id"] != first["id"]]
+        content["annotations"] = []
 
     edit_json(file, twice)
     second = json.loads(file.read_text())["images"][1]["file_name"]
@@ -260,16 +258,13 @@ def test_a_file_to_train_on_only(tmp_path, capsys):
     write_coco(tmp_path, {"train2017": 2, "val2017": 2})
     train = tmp_path / "coco/annotations/instances_train2017.json"
     arguments = ["--coco-json", train, "--coco-json", tmp_path / VAL2017]
-    edit_json(
-        train, lambda content: [annotation.pop("area") for annotation in content["annotations"]]
-    )
+    edit_json(train, lambda content: [row.pop("area") for row in content["annotations"]])
     code, shown = examine(*arguments, capsys=capsys)
     assert code == 0 and "not for DATASETS.COCO_TEST_JSON" in shown and "area" in shown
 
     def without_the_last_class(content):
         last = content["categories"].pop()["id"]
-        rows = content["annotations"]
-        content["annotations"] = [row for row in rows if row["category_id"] != last]
+        content["annotations"] = [a for a in content["annotations"] if a["category_id"] != last]
 
     edit_json(train, without_the_last_class)
     code, shown = examine(*arguments, capsys=capsys)

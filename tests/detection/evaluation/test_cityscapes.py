@@ -48,11 +48,7 @@ def cityscapes(root, images):
         records.append({"file_name": str(image), "image_id": image.name, "height": H, "width": W})
         truth[str(image)] = str(path)
     return Split(
-        name="cityscapes",
-        evaluator_type="cityscapes_instance",
-        classes=CLASSES,
-        records=tuple(records),
-        annotations_sha256="0" * 64,
+        *("cityscapes", "cityscapes_instance", CLASSES, tuple(records), "0" * 64),
         metadata={"gt_dir": str(gt_dir), "thing_classes": list(CLASSES)},
         truth=truth,
         has_masks=True,
@@ -128,8 +124,7 @@ def made_up(tmp_path, seed):
             name = str(rng.choice(list(IDS)))
             objects.append((name, box, rng.random() < 0.15))
             for _ in range(rng.integers(0, 3)):
-                moved = box + rng.normal(0, 2, 4)
-                found.append((name, moved, round(float(rng.random()), 1)))
+                found.append((name, box + rng.normal(0, 2, 4), round(float(rng.random()), 1)))
         images.append(objects)
         predictions.append(said(*found))
     return cityscapes(tmp_path, images), predictions

@@ -69,24 +69,19 @@ def test_difficult_objects_count_neither_way(found):
     assert evaluate(ranked, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
 
 
-def test_thresholds_are_strict_and_separate():
-    """IoU exactly 0.6: found at .50 and .55, not at .60 or above: AP 20."""
-    objects = {"a": truth(((1, 1, 10, 10), 0, False))}
-    found = detect(1, ("a", (1, 1, 10, 6), 0.9, 0))
-    assert inclusive_iou(np.array([[1.0, 1, 10, 6]]), np.array([[1.0, 1, 10, 10]])) == [0.6]
-    metrics = evaluate(found, objects, ["x"], 2012)
-    assert (metrics["bbox/AP"], metrics["bbox/AP50"], metrics["bbox/AP75"]) == pytest.approx(
-        (20.0, 100.0, 0.0)
+@pytest.mark.parametrize(
+    ("percent", "ap", "ap75"),
+    [(60, 20, 0), (73, 50, 0), (77, 60, 100)],
+)
+def test_thresholds_are_strict_and_separate(percent, ap, ap75):
+    """An object of 100 rows; IoU .60 is found at .50 and .55, not at .60 or above."""
+    box = (1, 1, 10, percent)
+    metrics = evaluate(
+        detect(1, ("a", box, 0.9, 0)), {"a": truth(((1, 1, 10, 100), 0, False))}, ["x"], 2012
     )
-
-
-def test_ap75_is_the_threshold_three_quarters():
-    """IoU .73 counts up to .70 (5 of 10 thresholds) and not for AP75; .77 counts for it."""
-    objects = {"a": truth(((1, 1, 10, 100), 0, False))}
-    low = evaluate(detect(1, ("a", (1, 1, 10, 73), 0.9, 0)), objects, ["x"], 2012)
-    assert (low["bbox/AP"], low["bbox/AP75"]) == pytest.approx((50.0, 0.0))
-    high = evaluate(detect(1, ("a", (1, 1, 10, 77), 0.9, 0)), objects, ["x"], 2012)
-    assert (high["bbox/AP"], high["bbox/AP75"]) == pytest.approx((60.0, 100.0))
+    assert inclusive_iou(np.array([box]), np.array([[1.0, 1, 10, 100]])) == [percent / 100]
+    found = [metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")]
+    assert found == pytest.approx([ap, 100, ap75])
 
 
 def test_rounding_equals_text():
@@ -168,18 +163,14 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
     (folder / "Annotations").mkdir(parents=True)
     (folder / "ImageSets" / "Main").mkdir(parents=True)
     (folder / "ImageSets" / "Main" / "test.txt").write_text("\n".join(objects) + "\n")
-    for image_id, truths in objects.items():
+    sides = ("xmin", "ymin", "xmax", "ymax")
+    for image_id, t in objects.items():
         parts = []
-        for box, label, difficult in zip(
-            truths.boxes, truths.classes, truths.difficult, strict=True
-        ):
-            sides = "".join(
-                f"<{tag}>{int(side)}</{tag}>"
-                for tag, side in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-            )
+        for box, label, difficult in zip(t.boxes.astype(int), t.classes, t.difficult, strict=True):
+            corners = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(sides, box, strict=True))
             parts.append(
                 f"<object><name>{NAMES[label]}</name><pose>x</pose><truncated>0</truncated>"
-                f"<difficult>{int(difficult)}</difficult><bndbox>{sides}</bndbox></object>"
+                f"<difficult>{int(difficult)}</difficult><bndbox>{corners}</bndbox></object>"
             )
         xml = f"<annotation>{''.join(parts)}</annotation>"
         (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
@@ -232,19 +223,14 @@ def test_equal_to_detectron2_per_class_under_the_2012_metric(tmp_path, seed):
             x0, y0, x1, y1 = box + np.float32([1, 1, 0, 0])
             lines[int(label)].append(f"{image_id} {score:.3f} {x0:.1f} {y0:.1f} {x1:.1f} {y1:.1f}")
     metrics = evaluate(ours, objects, NAMES, 2012)
-    for label in (0, 1, 2):
-        (tmp_path / f"{NAMES[label]}.txt").write_text("\n".join(lines[label]))
+    files = ("{}.txt", "Annotations/{}.xml", "ImageSets/Main/test.txt")
+    files = [str(tmp_path / file) for file in files]
+    for label, name in enumerate(NAMES[:3]):
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines[label]))
         aps = [
-            voc_eval(
-                str(tmp_path / "{}.txt"),
-                str(tmp_path / "Annotations" / "{}.xml"),
-                str(tmp_path / "ImageSets" / "Main" / "test.txt"),
-                NAMES[label],
-                ovthresh=percent / 100.0,
-                use_07_metric=False,
-            )[2]
+            voc_eval(*files, name, ovthresh=percent / 100.0, use_07_metric=False)[2]
             for percent in range(50, 100, 5)
         ]
         assert 0.05 < np.mean(aps) < 0.95
-        assert metrics[f"bbox/AP-{NAMES[label]}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
-        assert metrics[f"bbox/AP50-{NAMES[label]}"] == pytest.approx(100 * aps[0], abs=1e-6)
+        assert metrics[f"bbox/AP-{name}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
+        assert metrics[f"bbox/AP50-{name}"] == pytest.approx(100 * aps[0], abs=1e-6)
