@@ -1,7 +1,7 @@
 """What a dataset is to both engines: formats, sources of splits, validated splits."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -109,7 +109,7 @@ class Custom:
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]
-    check: Callable[[Any], list[Finding]] = lambda source: []
+    check: Callable[[Any], Iterable[Finding]] = lambda source: ()
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Format:
     tree: str
     download: str
     tasks: Mapping[str, tuple[str, ...]]
-    check_folders: Callable[[str, Mapping[str, str]], list[Finding]] = lambda root, states: []
+    check_folders: Callable[[str, Mapping[str, str]], Iterable[Finding]] = lambda root, states: ()
     private: tuple[str, ...] = ()
     custom: Custom | None = None
 

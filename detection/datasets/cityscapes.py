@@ -14,7 +14,7 @@ last to the first, and each loses its hidden part. This needs shapely.
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -293,15 +293,12 @@ def _published(root: str) -> list[CityscapesSource]:
     return [CityscapesSource(kind, split, folder) for kind in kinds for split in _IMAGES]
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
-    findings = []
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     folder = Path(root) / "cityscapes"
     for split in _IMAGES:
         if (folder / "leftImg8bit" / split).is_dir() and not (folder / "gtFine" / split).is_dir():
-            text = f"exists, but gtFine/{split}/ does not"
-            findings.append(Finding(f"leftImg8bit/{split}/", WRONG, text))
+            yield Finding(f"leftImg8bit/{split}/", WRONG, f"exists, but gtFine/{split}/ does not")
         semantic = states[f"cityscapes_fine_sem_seg_{split}"]
         if semantic == ABSENT != states[f"cityscapes_fine_instance_seg_{split}"]:
             text = f"no *_labelTrainIds.png; {how_to_make_labels(str(folder))}"
-            findings.append(Finding(f"gtFine/{split}/", NOTE, text))
-    return findings
+            yield Finding(f"gtFine/{split}/", NOTE, text)

@@ -7,7 +7,7 @@ coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 import dataclasses
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -318,14 +318,12 @@ coco/
     )
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """Folders of images that no annotations use."""
     used = {Path(s.image_root).name for s in _published(root) if states[s.name] != ABSENT}
-    return [
-        Finding(f"coco/{name}/", WRONG, f"exists, but no annotations/*_{name}.json")
-        for name in ("train2017", "val2017", "train2014", "val2014")
-        if name not in used and os.path.isdir(os.path.join(root, "coco", name))
-    ]
+    for name in ("train2017", "val2017", "train2014", "val2014"):
+        if name not in used and os.path.isdir(os.path.join(root, "coco", name)):
+            yield Finding(f"coco/{name}/", WRONG, f"exists, but no annotations/*_{name}.json")
 
 
 def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[str, str]]:
@@ -345,10 +343,9 @@ def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
     return [call for call in calls.values() if "--coco-json" in call]
 
 
-def _check_custom(source: COCOSource) -> list[Finding]:
+def _check_custom(source: COCOSource) -> Iterator[Finding]:
     """What COCO's metric would lack in a file that can be trained on."""
     try:
         dataclasses.replace(source, role="TEST").read()
     except DataError as error:
-        return [Finding(source.name, NOTE, f"not for DATASETS.COCO_TEST_JSON: {error}")]
-    return []
+        yield Finding(source.name, NOTE, f"not for DATASETS.COCO_TEST_JSON: {error}")

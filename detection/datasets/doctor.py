@@ -63,7 +63,7 @@ def examine(format_: Format, root: str, *, verify: bool = False) -> list[Finding
         verify: decode every image and check every label map.
     """
     findings = [finding for finding, _ in _examine(format_.sources(root), verify)]
-    return findings + format_.check_folders(root, {f.name: f.state for f in findings})
+    return [*findings, *format_.check_folders(root, {f.name: f.state for f in findings})]
 
 
 def examine_custom(
@@ -192,18 +192,17 @@ def _fault(record: Record) -> str:
         size = image_size(path, decode=True)
     except DataError as error:
         return str(error)
-    if size == annotated:
-        return ""
-    return f"{path}: {size[0]}x{size[1]}, but annotated as {annotated[0]}x{annotated[1]}"
+    (W, H), (width, height) = size, annotated
+    return "" if size == annotated else f"{path}: {W}x{H}, but annotated as {width}x{height}"
 
 
 def _classes(split: Split) -> str:
     """`classes: cat 12, dog 3; no object of cow`."""
     counts = object_counts(split)
-    shown = [f"{name} {counts[name]}" for name in split.classes if counts[name]]
-    absent = [name for name in split.classes if not counts[name]]
-    text = f"classes: {_some(shown) or 'none with an object'}"
-    return text + (f"; no object of {_some(absent)}" if absent else "")
+    present = _some([f"{name} {counts[name]}" for name in split.classes if counts[name]])
+    absent = _some([name for name in split.classes if not counts[name]])
+    text = f"classes: {present or 'none with an object'}"
+    return f"{text}; no object of {absent}" if absent else text
 
 
 def _some(names: Sequence[str]) -> str:

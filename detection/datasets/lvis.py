@@ -8,7 +8,7 @@ The records equal those of Detectron2's reader (detectron2/data/datasets/lvis.py
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
@@ -142,7 +142,6 @@ coco/
     )
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     if os.path.isdir(os.path.join(root, "lvis")) and set(states.values()) == {ABSENT}:
-        return [Finding("lvis/", WRONG, "exists, but has none of the files")]
-    return []
+        yield Finding("lvis/", WRONG, "exists, but has none of the files")

@@ -15,7 +15,7 @@ import hashlib
 import math
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -110,7 +110,15 @@ class VOCSource:
                 raise self._missing(annotation, image_id)
             image = self._image(image_id, files[image_id])
             root = _parse(annotation)
-            width, height = _size(root, annotation, image)
+            # The image counts as it is shown, i.e. with its EXIF orientation.
+            width, height = size = image_size(image)
+            stated = [
+                _number(root, f"size/{side}", str(annotation)) for side in ("width", "height")
+            ]
+            if stated != [width, height]:
+                said, actual = (f"{w:g}x{h:g}" for w, h in (stated, size))
+                contradicts = f"size {said} contradicts {image.name}, which is {actual}"
+                raise DataError(f"{annotation}: {contradicts}")
             found = [self._object(*item, width, height) for item in _objects(root, annotation)]
             clipped += sum(was_clipped for _, was_clipped in found)
             objects = tuple(item for item, _ in found)
@@ -272,21 +280,6 @@ def _number(node: ET.Element, tag: str, where: str) -> float:
     raise DataError(f"{where}: <{tag}> is {text!r}, expected a finite number")
 
 
-def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
-    """Width and height in pixels, stated by the annotation and confirmed by the image's header.
-
-    The image counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
-    """
-    stated = tuple(_number(root, f"size/{side}", str(path)) for side in ("width", "height"))
-    actual = image_size(image)
-    if stated != actual:
-        raise DataError(
-            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {image.name}, which is "
-            f"{actual[0]}x{actual[1]}"
-        )
-    return actual
-
-
 @FORMATS.register()
 def voc() -> Format:
     """Boxes and semantic segmentation in VOC layout."""
@@ -349,40 +342,31 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
     return folder_sources(CfgNode({**keys, "VOC_YEAR": 2007, "VOC_CLASSES": []})), keys
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """How the lists of one year fit together."""
-    findings = []
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
         text = f"is one folder too many; use --root {devkit}, or move its folders up"
-        findings.append(Finding("VOCdevkit/", WRONG, text))
-    for folder in (Path(root) / f"VOC{year}" for year in (2007, 2012)):
-        if folder.is_dir():
-            findings += [
-                Finding(f"{folder.name}/", *found) for found in _check_lists(folder / "ImageSets")
-            ]
-    return findings
+        yield Finding("VOCdevkit/", WRONG, text)
+    for name in ("VOC2007", "VOC2012"):
+        if (Path(root) / name).is_dir():
+            for found in _check_lists(Path(root) / name / "ImageSets"):
+                yield Finding(f"{name}/", *found)
 
 
-def _check_lists(folder: Path) -> list[tuple[str, str]]:
+def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
     """State and text of findings on one year's ImageSets."""
-    findings = []
     lists = {}
     for split in ("train", "val", "trainval", "test"):
         with contextlib.suppress(DataError, OSError):  # found by the readers
             lists[split] = set(read_ids(folder / "Main" / f"{split}.txt"))
     if not lists and not any((folder / "Segmentation").glob("*.txt")):
-        text = "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
-        return [(WRONG, text)]
+        yield WRONG, "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
     if lists.keys() >= {"trainval", "test"}:
-        both = lists["trainval"] & lists["test"]
-        findings.append(
-            (WRONG, f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})")
-            if both
-            else (OK, "trainval and test are in one folder and share no image")
-        )
-    if lists.keys() >= {"train", "val", "trainval"} and (
-        lists["train"] | lists["val"] != lists["trainval"]
-    ):
-        findings.append((WRONG, "trainval.txt is not train.txt and val.txt together"))
-    return findings
+        if both := lists["trainval"] & lists["test"]:
+            yield WRONG, f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
+        else:
+            yield OK, "trainval and test are in one folder and share no image"
+    train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))
+    if train and val and trainval and train | val != trainval:
+        yield WRONG, "trainval.txt is not train.txt and val.txt together"

@@ -151,19 +151,19 @@ def evaluate(
     difficult = np.concatenate([truth.difficult for truth in truths] + [np.empty(0, bool)])
     owner = np.repeat(np.arange(len(truths)), [len(truth.classes) for truth in truths])
 
+    curve = ap_11_points if year == 2007 else ap_area
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     for class_id in range(len(class_names)):
         ids, scores, found = detections.of_class(class_id)
-        mine = classes == class_id
-        ap[class_id] = average_precision(
-            np.array([image_index[image_id] for image_id in ids], dtype=np.int64),
-            scores,
-            found,
-            owner[mine],
-            boxes[mine],
-            difficult[mine],
-            year == 2007,
-        )
+        mine, order = classes == class_id, np.argsort(-scores)
+        images = np.array([image_index[image_id] for image_id in ids], dtype=np.int64)
+        matches = best_matches(images[order], found[order], owner[mine], boxes[mine])
+        counts = count(*matches, difficult[mine])
+        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in counts)  # (D, T)
+        with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
+            recall = tp / np.float64(np.count_nonzero(~difficult[mine]))
+        precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
+        ap[class_id] = [curve(*rows) for rows in zip(recall.T, precision.T, strict=True)]
     ap *= 100
     present = np.isin(np.arange(len(class_names)), classes[~difficult])
     metrics = dict(zip(_MEANS, _means(ap[present]), strict=True))
@@ -183,33 +183,6 @@ def _means(ap: Array) -> tuple[float, float, float]:
     # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
     per_threshold = np.array([np.mean(values) for values in ap.T])
     return float(per_threshold.mean()), float(per_threshold[0]), float(per_threshold[5])
-
-
-def average_precision(
-    images: Ints,
-    scores: Array,
-    boxes: Array,
-    truth_images: Ints,
-    truth_boxes: Array,
-    truth_difficult: Bools,
-    use_11_points: bool,
-) -> Array:
-    """AP in 0..1 of one class at every threshold: (T,).
-
-    Args:
-        images: (D,) index of the image of each detection, scores: (D,), boxes: (D, 4).
-        truth_images: (G,) not decreasing, truth_boxes: (G, 4), truth_difficult: (G,).
-    """
-    order = np.argsort(-scores)
-    best, overlap = best_matches(images[order], boxes[order], truth_images, truth_boxes)
-    true_positive, false_positive = count(best, overlap, truth_difficult)
-    tp = np.cumsum(true_positive, axis=0, dtype=np.float64)  # (D, T)
-    fp = np.cumsum(false_positive, axis=0, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
-        recall = tp / np.float64(np.count_nonzero(~truth_difficult))
-    precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
-    curve = ap_11_points if use_11_points else ap_area
-    return np.array([curve(recall[:, t], precision[:, t]) for t in range(len(IOU_THRESHOLDS))])
 
 
 def best_matches(
