@@ -1,11 +1,4 @@
-"""Check the datasets before training.
-
-    python -m detection.datasets doctor coco --root /path/to/datasets
-    python -m detection.datasets doctor --voc-dir my_dataset --verify
-    python -m detection.datasets doctor --coco-json train.json --coco-json test.json --verify
-
-Exit code 0: everything found is right; 3: something is wrong, or nothing exists.
-"""
+"""Check the datasets before training: `python -m detection.datasets doctor --help`."""
 
 import argparse
 import os
@@ -19,7 +12,7 @@ from moco.common.errors import DataError, run_cli
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m detection.datasets", description=(__doc__ or "").splitlines()[0]
+        prog="python -m detection.datasets", description="Check the datasets before training."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(

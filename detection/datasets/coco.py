@@ -97,8 +97,6 @@ class COCOSource:
     """Where a split is and how it is read.
 
     Attributes:
-        name: as in DATASETS.TRAIN and TEST.
-        json_file: the annotations.
         image_root: folder of the images; empty: looked for beside `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else custom.
         role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON.
@@ -138,10 +136,8 @@ class COCOSource:
     def _expected(self) -> str:
         """The end of a message about missing files."""
         if self.kind == "custom":
-            return (
-                f"set DATASETS.COCO_{self.role}_JSON to a file in COCO's format and "
-                f"DATASETS.COCO_{self.role}_ROOT to the folder of its images"
-            )
+            key = f"DATASETS.COCO_{self.role}"
+            return f"set {key}_JSON to a file in COCO's format and {key}_ROOT to its images' folder"
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
         return expected("coco", Path(self.json_file).parents[2], custom)
 
@@ -194,9 +190,8 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
         if file:
             sources.append(_custom_source(file, root, role))
         elif root:
-            raise UserError(
-                f"DATASETS.COCO_{role}_ROOT belongs to DATASETS.COCO_{role}_JSON; set both or none"
-            )
+            key = f"DATASETS.COCO_{role}"
+            raise UserError(f"{key}_ROOT belongs to {key}_JSON; set both or none")
     files = {(source.json_file, source.image_root) for source in sources}
     if len({source.name for source in sources}) < len(files):
         raise UserError(
@@ -226,10 +221,10 @@ def _custom_source(file: str, root: str, role: str) -> COCOSource:
 
 
 def _find_images(source: COCOSource, file: AnnotationFile) -> str:
-    """The folder with the images of a custom file, near it.
+    """The folder with the images of a custom file: its own, or one in it or beside it.
 
-    Its own folder, folders in it, and folders beside it; among several that hold the first
-    image the one whose name is part of the file's, as in instances_train2017.json.
+    Among several that hold the first image the one whose name is part of the file's, as in
+    instances_train2017.json.
     """
     here = Path(file.path).resolve().parent
     first = next(iter(file.images.values()))["file_name"]
@@ -249,10 +244,8 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     if len(chosen) == 1:
         return str(chosen.pop())
     where = f"in {', '.join(sorted(map(str, chosen)))}" if chosen else "not near it"
-    raise DataError(
-        f"{file.path}: {first} is {where}; set DATASETS.COCO_{source.role}_ROOT to the images' "
-        "folder"
-    )
+    key = f"DATASETS.COCO_{source.role}_ROOT"
+    raise DataError(f"{file.path}: {first} is {where}; set {key} to the images' folder")
 
 
 def _custom_keypoints(file: AnnotationFile) -> Json:

@@ -58,11 +58,7 @@ class CityscapesEvaluator:
         self.rows |= other.rows
 
     def evaluate(self) -> dict[str, float]:
-        """Write the predictions and compare them.
-
-        Raises:
-            ValueError: an image of the split was not added (a fault of the engine).
-        """
+        """Write the predictions and compare them; ValueError: an image was not added."""
         if missing := self.truth.keys() - self.rows.keys():
             raise ValueError(f"{self.split}: no prediction for {len(missing)} images")
         write_coco(self.folder, self.split, [row for file in self.truth for row in self.rows[file]])

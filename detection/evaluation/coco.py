@@ -45,11 +45,10 @@ class _InstanceResults:
     """Collects results in COCO's format.
 
     Attributes:
-        split: name of the prediction file.
+        split: name of the prediction file, which goes into `folder`.
         json_file: the annotations.
         category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
         kinds: bbox, segm, keypoints: what is evaluated.
-        folder: where the prediction file goes.
     """
 
     split: str
@@ -61,11 +60,7 @@ class _InstanceResults:
     rows: list[Row] = field(default_factory=list)
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
-        """Add one image's instances.
-
-        Raises:
-            ValueError: instances without what `kinds` compare (a fault of the engine).
-        """
+        """Add one image's instances; ValueError: they lack what `kinds` compare."""
         rows = coco_rows(record["image_id"], prediction, self.category_ids)
         for kind in self.kinds:
             if rows and _FIELDS[kind] not in rows[0]:
@@ -104,11 +99,7 @@ class _InstanceResults:
 
 @dataclass
 class COCOEvaluator(_InstanceResults):
-    """COCO's metric.
-
-    Attributes:
-        oks_sigmas: one per keypoint, the spread of its annotations; empty: COCO's own 17.
-    """
+    """COCO's metric; `oks_sigmas`: one per keypoint, empty: COCO's own 17."""
 
     oks_sigmas: Sequence[float] = ()
 
@@ -197,7 +188,7 @@ def _quiet() -> Iterator[None]:
 @EVALUATORS.register()
 def coco(cfg: CfgNode) -> Metric:
     """COCO's AP of boxes and, where the model has them, masks and keypoints."""
-    kinds = (*_boxes_and_masks(cfg), *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()))
+    kinds = _boxes_and_masks(cfg) + ("keypoints",) * bool(cfg.MODEL.KEYPOINT_ON)
 
     def build(split: Split, folder: Path) -> Evaluator:
         require_annotated(split, kinds)

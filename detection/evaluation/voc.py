@@ -99,11 +99,7 @@ class VOCEvaluator:
 
     def add(self, record: Record, prediction: Prediction) -> None:
         image_id = str(record["image_id"])
-        found = (
-            np.asarray(prediction["boxes"], dtype=np.float32),
-            np.asarray(prediction["scores"], dtype=np.float32),
-            np.asarray(prediction["classes"]),
-        )
+        found = prediction["boxes"], prediction["scores"], prediction["classes"]
         self._detections.add(image_id, *found)
         self._rows += voc_rows(image_id, *found)
 
