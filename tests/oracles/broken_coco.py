@@ -5,8 +5,6 @@ instead; `named` is a regular expression. `COUNTED` are oddities that are kept o
 Detectron2 does, with the note that counts them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import Any
 
 from PIL import Image
 
-Edit = Callable[[dict[str, Any]], Any]
+Json = dict[str, Any]
+Edit = Callable[[Json], Any]
 
 WIDTH, HEIGHT = 60, 40
 
@@ -25,7 +24,7 @@ def write_good(folder: Path, edit: Edit | None = None) -> Path:
     size = {"width": WIDTH, "height": HEIGHT}
     for name in ("1.jpg", "2.jpg"):
         Image.new("RGB", (WIDTH, HEIGHT)).save(folder / name)
-    content: dict[str, Any] = {
+    content: Json = {
         "images": [{"id": i, "file_name": f"{i}.jpg", **size} for i in (1, 2)],
         "annotations": [
             annotation(11, 1, [5, 5, 20, 10]),
@@ -47,12 +46,10 @@ def edit_json(path: Path, edit: Edit) -> Path:
     return path
 
 
-def annotation(
-    annotation_id: int, image_id: int, box: list[float], category_id: int = 3
-) -> dict[str, Any]:
+def annotation(number: int, image_id: int, box: list[float], category_id: int = 3) -> Json:
     x, y, w, h = box
     return {
-        "id": annotation_id,
+        "id": number,
         "image_id": image_id,
         "category_id": category_id,
         "bbox": box,
@@ -62,8 +59,8 @@ def annotation(
     }
 
 
-def _changed(kind: str, fields: dict[str, Any]) -> Edit:
-    def edit(content: dict[str, Any]) -> None:
+def _changed(kind: str, fields: Json) -> Edit:
+    def edit(content: Json) -> None:
         row = content[kind][1] | fields
         content[kind][1] = {key: value for key, value in row.items() if value is not None}
 

@@ -3,8 +3,6 @@
 Where the data was copied without links, `JPEGImages/000030.jpg` is a text with the link's target.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -4,8 +4,6 @@ Under `$DETECTRON2_DATASETS`: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. T
 are rendered from the polygons in their order, as cityscapesscripts does.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -95,13 +93,13 @@ def _box(x0: int, y0: int, x1: int, y1: int) -> list[list[int]]:
 
 
 def _drawn(objects: list[dict[str, Any]]) -> list[tuple[str, bool, list[tuple[int, int]]]]:
-    rows = []
-    for item in objects:
-        name = item["label"].removesuffix("group")
-        if "deleted" not in item and name in LABELS:
-            corners = [(x, y) for x, y in item["polygon"]]
-            rows.append((name, name != item["label"], corners))
-    return rows
+    """(label, whether it is a group, corners) of what is drawn."""
+    named = ((item, item["label"].removesuffix("group")) for item in objects)
+    return [
+        (name, name != item["label"], [(x, y) for x, y in item["polygon"]])
+        for item, name in named
+        if "deleted" not in item and name in LABELS
+    ]
 
 
 def _image(

@@ -4,8 +4,6 @@ Under `$DETECTRON2_DATASETS`: coco/<split>/, coco/annotations/{instances,person_
 densepose}_<split>.json. Classes in use: person (red), car (blue), dog (green).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

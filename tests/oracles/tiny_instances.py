@@ -112,33 +112,28 @@ def answers(
     predictions = []
     for record in split.records:
         H, W = record["height"], record["width"]
-        boxes, classes, points, masks = [], [], [], []
+        boxes, classes, points = [], [], []
         of_image = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
         for annotation in of_image * 2:
             if rng.random() < 0.3:
                 continue
             x, y, w, h = annotation["bbox"]
-            box = np.array([x, y, x + w, y + h]) + rng.normal(0, 3, 4)
-            boxes.append(box)
+            boxes.append(np.array([x, y, x + w, y + h]) + rng.normal(0, 3, 4))
             classes.append(ids[annotation["category_id"]])
-            masks.append(rle(rectangle(H, W, box)))
             if keypoints:
-                points.append(
-                    np.array(annotation["keypoints"], dtype=float).reshape(-1, 3)
-                    + rng.normal(0, 2, (keypoints, 3))
-                )
+                near = np.array(annotation["keypoints"], dtype=float).reshape(-1, 3)
+                points.append(near + rng.normal(0, 2, (keypoints, 3)))
         for _ in range(extra):
             corner, size = rng.uniform(0, 100, 2), rng.uniform(5, 90, 2)
             boxes.append(np.concatenate([corner, corner + size]))
             classes.append(int(rng.integers(0, len(split.classes))))
-            masks.append(rle(rectangle(H, W, boxes[-1])))
             points.append(rng.uniform(0, 200, (keypoints, 3)))
         prediction = {
             "boxes": np.array(boxes, dtype=np.float32).reshape(-1, 4),
             # Two digits, so that there are ties.
             "scores": rng.uniform(0, 1, len(boxes)).round(2).astype(np.float32),
             "classes": np.array(classes, dtype=np.int64),
-            "masks": masks,
+            "masks": [rle(rectangle(H, W, box)) for box in boxes],
         }
         if keypoints:
             prediction["keypoints"] = np.array(points, dtype=np.float32)

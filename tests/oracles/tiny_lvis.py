@@ -3,8 +3,6 @@
 Under `$DETECTRON2_DATASETS`: coco/{train2017,val2017}/, lvis/lvis_<version>_<split>.json.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

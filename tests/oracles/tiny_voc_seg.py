@@ -4,8 +4,6 @@ Under `$DETECTRON2_DATASETS`: VOC<year>/{JPEGImages,SegmentationClass,Segmentati
 ImageSets/Segmentation}/. Classes in use: aeroplane (red), bicycle (blue), bird (green).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
