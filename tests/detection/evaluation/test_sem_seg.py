@@ -90,8 +90,7 @@ def test_equals_cityscapes_average(tmp_path):
     metric = importlib.import_module(name)
     records, predictions = case(tmp_path, 2, 19, images=2)
     to_label = np.zeros(256, dtype=np.uint8)  # 0 is "unlabeled", which does not count
-    for train_id in range(19):
-        to_label[train_id] = trainId2label[train_id].id
+    to_label[:19] = [trainId2label[train_id].id for train_id in range(19)]
     files = []
     for index, (record, predicted) in enumerate(zip(records, predictions, strict=True)):
         truth = to_label[read_labels(record["sem_seg_file_name"])]
@@ -137,14 +136,13 @@ def test_extending_equals_one_process(tmp_path):
     assert parts[0].evaluate() == ours(records, predictions, "abcd")
 
 
-def test_palettes_are_read_by_index(tmp_path):
+@pytest.mark.parametrize("palette", [True, False])
+def test_labels_are_indices_and_not_gray_values(tmp_path, palette):
     labels = np.arange(12).reshape(3, 4) % 4
     labels[0, 0] = 255
-    for palette in (True, False):
-        path = write_labels(tmp_path / f"{palette}.png", labels, palette)
-        found = read_labels(path)
-        assert found.dtype == np.uint8 and np.array_equal(found, labels)
-        found[0, 0] = 0  # writable, as the augmentations need it
+    found = read_labels(write_labels(tmp_path / "a.png", labels, palette))
+    assert found.dtype == np.uint8 and np.array_equal(found, labels)
+    found[0, 0] = 0  # writable, as the augmentations need it
 
 
 def test_label_maps_that_do_not_fit_are_refused(tmp_path):
