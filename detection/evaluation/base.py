@@ -57,16 +57,3 @@ def require_package(module: str, extra: str, split: Split) -> None:
             f"{split.name}: the metric needs the package {module}; "
             f"install it with: pip install -e '.[{extra}]'"
         )
-
-
-def require_annotated(split: Split, kinds: tuple[str, ...]) -> None:
-    """Raise UserError where objects lack masks or keypoints to compare with."""
-    for kind, key, annotated in (
-        ("segm", "MODEL.MASK_ON", split.has_masks),
-        ("keypoints", "MODEL.KEYPOINT_ON", split.has_keypoints),
-    ):
-        if kind in kinds and not annotated:
-            raise UserError(
-                f"{split.name}: not every object has annotations for {kind}; correct them or set "
-                f"{key} False"
-            )

@@ -20,14 +20,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
-from detection.evaluation.base import (
-    EVALUATORS,
-    Evaluator,
-    Metric,
-    Prediction,
-    require_annotated,
-    require_package,
-)
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
 from detection.evaluation.predictions import Row, coco_rows, write_coco
 from moco.common.errors import UserError
 
@@ -191,7 +184,7 @@ def coco(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg) + ("keypoints",) * bool(cfg.MODEL.KEYPOINT_ON)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_annotated(split, kinds)
+        arguments = _of(split, kinds)
         sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
         annotated = len(split.metadata["keypoint_names"]) if "keypoints" in kinds else 0
         if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
@@ -199,7 +192,7 @@ def coco(cfg: CfgNode) -> Metric:
                 f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
                 f"{annotated}, one for each keypoint of {split.name}"
             )
-        return COCOEvaluator(**_of(split), kinds=kinds, folder=folder, oks_sigmas=sigmas)
+        return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas)
 
     return Metric(kinds, build)
 
@@ -210,9 +203,8 @@ def lvis(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_annotated(split, kinds)
         require_package("hotcoco", "lvis", split)
-        return LVISEvaluator(**_of(split), kinds=kinds, folder=folder)
+        return LVISEvaluator(**_of(split, kinds), folder=folder)
 
     return Metric(kinds, build)
 
@@ -221,12 +213,22 @@ def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:
     return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
 
 
-def _of(split: Split) -> dict[str, Any]:
-    """Arguments of an evaluator that describe its split."""
+def _of(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of an evaluator; UserError where objects lack masks or keypoints to compare."""
+    for kind, key, annotated in (
+        ("segm", "MODEL.MASK_ON", split.has_masks),
+        ("keypoints", "MODEL.KEYPOINT_ON", split.has_keypoints),
+    ):
+        if kind in kinds and not annotated:
+            raise UserError(
+                f"{split.name}: not every object has annotations for {kind}; correct them or set "
+                f"{key} False"
+            )
     contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
     return {
         "split": split.name,
         "json_file": split.metadata["json_file"],
         "category_ids": {own: given for given, own in contiguous.items()},
         "class_names": split.classes,
+        "kinds": kinds,
     }

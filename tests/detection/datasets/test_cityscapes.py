@@ -62,15 +62,12 @@ def test_instances_are_detectron2s(split, theirs, shapely, root):
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_semantic_records_are_detectron2s(split, theirs, root):
+def test_semantic_records_are_detectron2s(theirs, root):
     from detectron2.data import MetadataCatalog
 
-    name = f"cityscapes_fine_sem_seg_{split}"
-    ours = read(name)
+    ours, meta = read(SEMANTIC), MetadataCatalog.get(SEMANTIC)
     records = theirs.load_cityscapes_semantic(ours.metadata["image_dir"], ours.metadata["gt_dir"])
     assert list(ours.records) == by_name(records)
-    meta = MetadataCatalog.get(name)
     assert list(ours.classes) == meta.stuff_classes
     assert ours.metadata["ignore_label"] == meta.ignore_label == 255
     assert ours.evaluator_type == "sem_seg"  # Detectron2's metric for it needs its file layout
