@@ -1,7 +1,6 @@
-"""Datasets by name: Detectron2's own names and custom ones, never by substring.
+"""Datasets by name: `read_split(name, cfg)` gives both engines the same validated records.
 
-`read_split(name, cfg)` gives both engines the same validated records. A format is one file here,
-which registers itself in `FORMATS`.
+A format is one file here, which registers itself in `FORMATS`.
 """
 
 import dataclasses
@@ -35,12 +34,12 @@ def known(cfg: CfgNode) -> dict[str, Source]:
     Raises:
         DataError, UserError: a custom dataset that is none.
     """
-    provided = [source for source in _PROVIDED.values() if source.present()]
-    published = [source for f in formats().values() for source in f.sources(datasets_root())]
-    custom = [
-        source for f in formats().values() if f.custom for source in f.custom.sources(cfg.DATASETS)
-    ]
-    return {source.name: source for source in (*provided, *published, *custom)}
+    sources = [source for source in _PROVIDED.values() if source.present()]
+    for format_ in formats().values():
+        sources += format_.sources(datasets_root())
+    for format_ in formats().values():
+        sources += format_.custom.sources(cfg.DATASETS) if format_.custom else ()
+    return {source.name: source for source in sources}
 
 
 def read_split(name: str, cfg: CfgNode) -> Split:

@@ -1,11 +1,4 @@
-"""Check the datasets before training.
-
-    python -m detection.datasets doctor coco --root /path/to/datasets
-    python -m detection.datasets doctor --voc-dir my_dataset --verify
-    python -m detection.datasets doctor --coco-json train.json --coco-json test.json --verify
-
-Exit code 0: everything found is right; 3: something is wrong, or nothing exists.
-"""
+"""Check the datasets before training: `python -m detection.datasets doctor --help`."""
 
 import argparse
 import os
@@ -19,7 +12,7 @@ from moco.common.errors import DataError, run_cli
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m detection.datasets", description=(__doc__ or "").splitlines()[0]
+        prog="python -m detection.datasets", description="Check the datasets before training."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
@@ -60,17 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         findings = doctor.examine(format_, root, verify=args.verify)
         following = doctor.next_step(args.kind, format_, root, findings)
         tree = [f"expected in {root}:", *("  " + line for line in format_.tree.splitlines()), ""]
-        print(doctor.report(findings, following, tree))
     else:
         custom, value = next(
             (format_.custom, value)
             for kind, format_ in formats().items()
             if format_.custom and (value := getattr(args, f"custom_{kind}")) is not None
         )
-        findings, following = doctor.examine_custom(
-            custom, value, args.root or "", verify=args.verify
-        )
-        print(doctor.report(findings, following))
+        root, tree = args.root or "", []
+        findings, following = doctor.examine_custom(custom, value, root, verify=args.verify)
+    print(doctor.report(findings, following, tree))
     return 0 if doctor.all_right(findings) else DataError.exit_code
 
 

@@ -1,7 +1,7 @@
 """What a dataset is to both engines: formats, sources of splits, validated splits."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ class Split:
         evaluator_type: Detectron2's word for the metric: pascal_voc, coco, lvis,
             cityscapes_instance, sem_seg, densepose.
         classes: in the order of their contiguous ids; things, or all classes for sem_seg.
-        records: one per image.
         annotations_sha256: hex digest of the images' names and annotations, not of their
             location: two folders of one name are two datasets when it differs.
         notes: what was clipped or left out, with counts.
@@ -51,19 +50,13 @@ class Split:
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     """Class → number of its objects in a split of instances, without the classes that have none.
 
-    Args:
-        measured: count only the objects of the metric. Crowds never count; for VOC's metric,
-            difficult objects do not either, although they are trained on.
+    Crowds never count. `measured`: nor do VOC's difficult objects, although they are trained on.
     """
     if measured and split.truth is not None and split.evaluator_type == "pascal_voc":
         ids = (i for truth in split.truth.values() for i in truth.classes[~truth.difficult])
     else:
-        ids = (
-            item["category_id"]
-            for record in split.records
-            for item in record.get("annotations", ())
-            if not item.get("iscrowd", 0)
-        )
+        objects = (item for record in split.records for item in record.get("annotations", ()))
+        ids = (item["category_id"] for item in objects if not item.get("iscrowd", 0))
     return Counter(split.classes[i] for i in ids)
 
 
@@ -75,7 +68,6 @@ class Source(Protocol):
 
     def present(self) -> bool:
         """Whether its annotations exist, right or wrong."""
-        ...
 
     def read(self) -> Split:
         """Read and check the whole split.
@@ -83,7 +75,6 @@ class Source(Protocol):
         Raises:
             DataError: anything that cannot be used; the message names file, object and reason.
         """
-        ...
 
 
 # States of a finding.
@@ -107,8 +98,7 @@ class Custom:
         flag: of the doctor, for example --voc-dir; `options`: argparse's for it.
         task: file of a task that can train on such a dataset.
         sources: node DATASETS of a configuration → the splits that its keys name.
-        parse: (the flag's value, --root) → the splits to examine, and the keys of DATASETS for
-            them.
+        parse: (the flag's value, --root) → the splits, and the keys of DATASETS for them.
         arguments: node DATASETS → the doctor's arguments, one list for each call.
         check: a split that can be read → what else a user should know of it.
     """
@@ -119,7 +109,7 @@ class Custom:
     sources: Callable[[CfgNode], Sequence[Source]]
     parse: Callable[[Any, str], tuple[Sequence[Source], dict[str, str]]]
     arguments: Callable[[CfgNode], list[list[str]]]
-    check: Callable[[Any], list[Finding]] = lambda source: []
+    check: Callable[[Any], Iterable[Finding]] = lambda source: ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class Format:
     tree: str
     download: str
     tasks: Mapping[str, tuple[str, ...]]
-    check_folders: Callable[[str, Mapping[str, str]], list[Finding]] = lambda root, states: []
+    check_folders: Callable[[str, Mapping[str, str]], Iterable[Finding]] = lambda root, states: ()
     private: tuple[str, ...] = ()
     custom: Custom | None = None
 

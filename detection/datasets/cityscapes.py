@@ -14,7 +14,7 @@ last to the first, and each loses its hidden part. This needs shapely.
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -35,7 +35,7 @@ from detection.datasets.base import (
     Record,
     Split,
 )
-from detection.datasets.labels import check_labels, digest_labels
+from detection.datasets.labels import semantic_split
 from detection.datasets.layout import expected, read_json, require_files
 from moco.common.distributed import usable_cores
 from moco.common.errors import DataError, UserError
@@ -93,12 +93,13 @@ class CityscapesSource:
         frames = self._frames()
         if not frames:
             raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")
-        # instanceIds.png is what the metric compares with.
         semantic = self.kind == "sem_seg"
+        # instanceIds.png is what the metric compares with.
         labels = "labelTrainIds.png" if semantic else "instanceIds.png"
-        for ending in ("polygons.json", labels):
-            how = how_to_make_labels(self.root) if ending == "labelTrainIds.png" else hint
-            require_files([f"{stem}_{ending}" for _, stem in frames], f"files *_{ending}", how)
+        how = {"polygons.json": hint, labels: how_to_make_labels(self.root) if semantic else hint}
+        for ending in how:
+            files = [f"{stem}_{ending}" for _, stem in frames]
+            require_files(files, f"files *_{ending}", how[ending])
         return self._read_semantic(frames) if semantic else self._read_instances(frames)
 
     def _frames(self) -> list[tuple[str, str]]:
@@ -131,16 +132,7 @@ class CityscapesSource:
                     "width": width,
                 }
             )
-        sha256 = digest_labels(records)
-        check_labels(records, len(STUFF_CLASSES), IGNORED)
-        return Split(
-            name=self.name,
-            evaluator_type="sem_seg",
-            classes=STUFF_CLASSES,
-            records=tuple(records),
-            annotations_sha256=sha256,
-            metadata=self._metadata() | {"ignore_label": IGNORED},
-        )
+        return semantic_split(self.name, STUFF_CLASSES, IGNORED, records, self._metadata())
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
         if importlib.util.find_spec("shapely") is None:
@@ -148,16 +140,14 @@ class CityscapesSource:
             raise UserError(f"Cityscapes' instances need the package shapely: {extra}")
         read = _parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
-        digest = hashlib.sha256()
-        for record, sha256, _ in results:
-            digest.update(f"{record['image_id']} {sha256}\n".encode())
+        files = "".join(f"{record['image_id']} {sha256}\n" for record, sha256, _ in results)
         hidden = sum(hidden for _, _, hidden in results)
         return Split(
             name=self.name,
             evaluator_type="cityscapes_instance",
             classes=THING_CLASSES,
             records=tuple(record for record, _, _ in results),
-            annotations_sha256=digest.hexdigest(),
+            annotations_sha256=hashlib.sha256(files.encode()).hexdigest(),
             notes=(f"objects hidden by others, left out: {hidden}",) if hidden else (),
             metadata=self._metadata(),
             truth={image: f"{stem}_instanceIds.png" for image, stem in frames},
@@ -167,42 +157,37 @@ class CityscapesSource:
 
 def how_to_make_labels(root: str) -> str:
     """Only the polygons are published; the labels in train ids are made from them."""
-    return (
-        "make them with: pip install cityscapesscripts && "
-        f"CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
-    )
+    package = "pip install cityscapesscripts"
+    return f"make them with: {package} && CITYSCAPES_DATASET={root} csCreateTrainIdLabelImgs"
 
 
 def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """`map` over processes: the polygons of 2975 images take minutes in one."""
-    workers = min(8, usable_cores())
     # Not forked: a process that holds CUDA or threads must not be.
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(8, usable_cores()), get_context("spawn")) as pool:
         return list(pool.map(function, items, chunksize=16))
 
 
 def _polygon_file(path: str) -> tuple[int, int, list[dict[str, Any]], str]:
     """Height, width, objects in drawing order, SHA-256 of the file."""
     content, sha256 = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("objects"), list):
-        raise DataError(f"{path}: expected an object with imgHeight, imgWidth and objects")
-    height, width = (content.get(key) for key in ("imgHeight", "imgWidth"))
-    if not all(isinstance(side, int) and side > 0 for side in (height, width)):
-        raise DataError(
-            f"{path}: imgHeight, imgWidth are {height}, {width}, expected whole numbers above 0"
-        )
-    return height, width, content["objects"], sha256  # type: ignore[return-value]
+    try:
+        height, width, objects = (content[key] for key in ("imgHeight", "imgWidth", "objects"))
+        valid = isinstance(height, int) and isinstance(width, int) and min(height, width) > 0
+    except (TypeError, KeyError):
+        valid = False
+    if not valid or not isinstance(objects, list):
+        raise DataError(f"{path}: expected imgHeight and imgWidth above 0, and a list of objects")
+    return height, width, objects, sha256
 
 
-def _label(name: Any, path: str, index: int) -> tuple[int, bool]:
+def _label(name: Any, where: str) -> tuple[int, bool]:
     """(id, whether it is a group whose members were not told apart)."""
-    if isinstance(name, str):
-        if name in _LABEL_IDS:
-            return _LABEL_IDS[name], name.endswith("group")
-        single = name.removesuffix("group")
-        if single != name and single in _LABEL_IDS:
-            return _LABEL_IDS[single], True
-    raise DataError(f"{path}: object {index + 1}: unknown label {name!r}")
+    single = name.removesuffix("group") if isinstance(name, str) else ""
+    for known in (name, single):
+        if isinstance(known, str) and known in _LABEL_IDS:
+            return _LABEL_IDS[known], name.endswith("group")
+    raise DataError(f"{where}: unknown label {name!r}")
 
 
 def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
@@ -217,24 +202,23 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
     annotations: list[dict[str, Any]] = []
     above = Polygon()  # the union of the polygons above
     lost = 0
-    for index in reversed(range(len(items))):
-        item = items[index]
+    for number, item in reversed(list(enumerate(items, 1))):
+        where = f"{path}: object {number}"
         if not isinstance(item, dict):
-            raise DataError(f"{path}: object {index + 1}: expected an object")
+            raise DataError(f"{where}: expected an object")
         if "deleted" in item:
             continue
-        label, is_group = _label(item.get("label"), path, index)
+        label, is_group = _label(item.get("label"), where)
         if label < 0:
             continue
-        corners = _corners(item.get("polygon"), path, index)
         try:
             # Corners are pixel indices, and their drawing covers half a pixel around.
-            shape = Polygon(corners).buffer(0.5, quad_segs=4)
+            shape = Polygon(_corners(item.get("polygon"), where)).buffer(0.5, quad_segs=4)
             visible = shape.difference(above) if label in ids else shape
             if not visible.is_empty:
                 above = above.union(shape)
         except GEOSException as error:
-            raise DataError(f"{path}: object {index + 1}: not a polygon ({error})") from error
+            raise DataError(f"{where}: not a polygon ({error})") from error
         if label not in ids:
             continue
         parts = [p for p in getattr(visible, "geoms", [visible]) if p.geom_type == "Polygon"]
@@ -260,16 +244,16 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
     return record, sha256, lost
 
 
-def _corners(polygon: Any, path: str, index: int) -> np.ndarray:
+def _corners(polygon: Any, where: str) -> np.ndarray:
     """(corners, 2) float32, moved to the pixels' centers."""
     try:
         corners = np.asarray(polygon, dtype="f4") + 0.5
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{path}: object {index + 1}: polygon is not a list of [x, y]") from error
+    except (TypeError, ValueError):
+        corners = np.empty(0)
     if corners.ndim != 2 or corners.shape[1] != 2 or len(corners) < 3:
-        raise DataError(f"{path}: object {index + 1}: expected a polygon of 3 or more [x, y]")
+        raise DataError(f"{where}: expected a polygon of 3 or more [x, y]")
     if not np.isfinite(corners).all():
-        raise DataError(f"{path}: object {index + 1}: a corner is not a finite number")
+        raise DataError(f"{where}: a corner is not a finite number")
     return corners
 
 
@@ -309,17 +293,12 @@ def _published(root: str) -> list[CityscapesSource]:
     return [CityscapesSource(kind, split, folder) for kind in kinds for split in _IMAGES]
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
-    findings = []
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     folder = Path(root) / "cityscapes"
-    for split in ("train", "val"):
+    for split in _IMAGES:
         if (folder / "leftImg8bit" / split).is_dir() and not (folder / "gtFine" / split).is_dir():
-            text = f"exists, but gtFine/{split}/ does not"
-            findings.append(Finding(f"leftImg8bit/{split}/", WRONG, text))
-        instances, semantic = (
-            states[f"cityscapes_fine_{kind}_{split}"] for kind in ("instance_seg", "sem_seg")
-        )
-        if semantic == ABSENT != instances:
+            yield Finding(f"leftImg8bit/{split}/", WRONG, f"exists, but gtFine/{split}/ does not")
+        semantic = states[f"cityscapes_fine_sem_seg_{split}"]
+        if semantic == ABSENT != states[f"cityscapes_fine_instance_seg_{split}"]:
             text = f"no *_labelTrainIds.png; {how_to_make_labels(str(folder))}"
-            findings.append(Finding(f"gtFine/{split}/", NOTE, text))
-    return findings
+            yield Finding(f"gtFine/{split}/", NOTE, text)

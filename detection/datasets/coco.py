@@ -7,7 +7,7 @@ coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 import dataclasses
 import glob
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, image_size, read_json
+from detection.datasets.layout import expected, image_size
 from moco.common.errors import DataError, UserError
 
 # (id, name) of the 80 categories that COCO annotates; the ids have gaps.
@@ -37,7 +37,6 @@ COCO_CATEGORIES = (
     (87, "scissors"), (88, "teddy bear"), (89, "hair drier"), (90, "toothbrush"),
 )  # fmt: skip
 
-_PERSON = ((1, "person"),)
 _SIDES = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 PERSON_KEYPOINTS = ("nose", *(f"{side}_{part}" for part in _SIDES for side in ("left", "right")))
 # Keypoints that are exchanged when an image is flipped.
@@ -60,6 +59,7 @@ PERSON_LINES = (
     ("right_knee", "right_ankle", (255, 195, 77)),
 )
 
+_KEYS = ("iscrowd", "bbox", "keypoints", "category_id")  # of annotations
 DENSEPOSE_KEYS = ("dp_masks", "dp_x", "dp_y", "dp_I", "dp_U", "dp_V")
 _DENSEPOSE_FILES = "https://dl.fbaipublicfiles.com/densepose/data/"
 
@@ -97,8 +97,6 @@ class COCOSource:
     """Where a split is and how it is read.
 
     Attributes:
-        name: as in DATASETS.TRAIN and TEST.
-        json_file: the annotations.
         image_root: folder of the images; empty: looked for beside `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else custom.
         role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON.
@@ -116,51 +114,35 @@ class COCOSource:
     def read(self) -> Split:
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
-        content, sha256 = read_json(self.json_file)
         # The minival files of 2014 hold some annotations twice, and Detectron2 lets them pass.
         tolerant = self.kind != "custom" and "minival" in os.path.basename(self.json_file)
-        file = AnnotationFile(self.json_file, content, tolerant=tolerant)
-        metadata = self._metadata(file)
-        root = self.image_root or _find_images(self, file)
-        keys = ["iscrowd", "bbox", "keypoints", "category_id"]
-        if self.kind == "densepose":
-            keys += DENSEPOSE_KEYS
-        records = file.records(
-            root,
+        file = AnnotationFile(self.json_file, tolerant=tolerant)
+        split = file.split(
+            self.name,
+            "densepose" if self.kind == "densepose" else "coco",
+            [category["name"] for category in file.categories],
+            self.image_root or _find_images(self, file),
             self._expected(),
-            keys,
-            num_keypoints=len(metadata.get("keypoint_names", ())),
+            self._metadata(file),
+            keys=_KEYS + DENSEPOSE_KEYS if self.kind == "densepose" else _KEYS,
             measured=self.role == "TEST",
         )
-        for record in records:
+        for record in split.records:
             # A JPEG never has more than 8 bits, and COCO's are too many to open.
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
                 image_size(record["file_name"])
-        objects = [obj for record in records for obj in record["annotations"]]
-        return Split(
-            name=self.name,
-            evaluator_type="densepose" if self.kind == "densepose" else "coco",
-            classes=tuple(metadata["thing_classes"]),
-            records=tuple(records),
-            annotations_sha256=sha256,
-            notes=file.notes(),
-            metadata={"json_file": self.json_file, "image_root": root, **metadata},
-            has_masks=bool(objects) and all(obj.get("segmentation") for obj in objects),
-            has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
-        )
+        return split
 
     def _expected(self) -> str:
         """The end of a message about missing files."""
         if self.kind == "custom":
-            return (
-                f"set DATASETS.COCO_{self.role}_JSON to a file in COCO's format and "
-                f"DATASETS.COCO_{self.role}_ROOT to the folder of its images"
-            )
+            key = f"DATASETS.COCO_{self.role}"
+            return f"set {key}_JSON to a file in COCO's format and {key}_ROOT to its images' folder"
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
         return expected("coco", Path(self.json_file).parents[2], custom)
 
     def _metadata(self, file: AnnotationFile) -> Json:
-        """What Detectron2 knows about the dataset once it is loaded."""
+        """What Detectron2's catalog has on such a split beyond any other file of the format."""
         wanted = {"instances": COCO_CATEGORIES, "keypoints": COCO_CATEGORIES[:1]}.get(self.kind)
         given = tuple((category["id"], category["name"]) for category in file.categories)
         if wanted and given != wanted:
@@ -169,26 +151,20 @@ class COCOSource:
                 f"{file.path}: the categories are not {what}; for a custom dataset set "
                 "DATASETS.COCO_TRAIN_JSON and DATASETS.COCO_TEST_JSON"
             )
-        metadata: Json = {
-            "thing_classes": [name for _, name in given],
-            "thing_dataset_id_to_contiguous_id": file.contiguous,
-        }
         if self.kind == "keypoints":
-            metadata |= {
+            return {
                 "keypoint_names": PERSON_KEYPOINTS,
                 "keypoint_flip_map": PERSON_FLIP_MAP,
                 "keypoint_connection_rules": list(PERSON_LINES),
             }
-        elif self.kind == "custom":
-            metadata |= _custom_keypoints(file)
-        elif self.kind == "densepose":
-            metadata |= {
+        if self.kind == "densepose":
+            return {
                 "categories": dict(given),
                 "densepose_transform_src": _DENSEPOSE_FILES + "UV_symmetry_transforms.mat",
                 "densepose_smpl_subdiv": _DENSEPOSE_FILES + "SMPL_subdiv.mat",
                 "densepose_smpl_subdiv_transform": _DENSEPOSE_FILES + "SMPL_SUBDIV_TRANSFORM.mat",
             }
-        return metadata
+        return _custom_keypoints(file) if self.kind == "custom" else {}
 
 
 def _published(root: str) -> list[COCOSource]:
@@ -198,14 +174,9 @@ def _published(root: str) -> list[COCOSource]:
         year, split, *number = fold.split("_")  # the number of images, of the smallest ones
         annotations = "_".join([file, split + year, *number])
         images = f"{'train' if split == 'train' else 'val'}{year}"
-        sources.append(
-            COCOSource(
-                f"{prefix}_{fold}",
-                os.path.join(root, f"coco/annotations/{annotations}.json"),
-                os.path.join(root, f"coco/{images}"),
-                kind,
-            )
-        )
+        json_file = os.path.join(root, f"coco/annotations/{annotations}.json")
+        image_root = os.path.join(root, f"coco/{images}")
+        sources.append(COCOSource(f"{prefix}_{fold}", json_file, image_root, kind))
     return sources
 
 
@@ -215,15 +186,12 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
     Their name is `<folder of the file>_<file without ending>`.
     """
     sources = []
-    for role in ("TRAIN", "TEST"):
-        file = datasets.get(f"COCO_{role}_JSON", "")
-        root = datasets.get(f"COCO_{role}_ROOT", "")
+    for role, file, root in _custom_files(datasets):
         if file:
             sources.append(_custom_source(file, root, role))
         elif root:
-            raise UserError(
-                f"DATASETS.COCO_{role}_ROOT belongs to DATASETS.COCO_{role}_JSON; set both or none"
-            )
+            key = f"DATASETS.COCO_{role}"
+            raise UserError(f"{key}_ROOT belongs to {key}_JSON; set both or none")
     files = {(source.json_file, source.image_root) for source in sources}
     if len({source.name for source in sources}) < len(files):
         raise UserError(
@@ -238,6 +206,14 @@ def custom_names(cfg: CfgNode) -> dict[str, str]:
     return {source.role: source.name for source in custom_sources(cfg.DATASETS)}
 
 
+def _custom_files(datasets: CfgNode) -> list[tuple[str, str, str]]:
+    """(role, annotations, folder of images) as DATASETS has them, "" where it does not."""
+    return [
+        (role, datasets.get(f"COCO_{role}_JSON", ""), datasets.get(f"COCO_{role}_ROOT", ""))
+        for role in ("TRAIN", "TEST")
+    ]
+
+
 def _custom_source(file: str, root: str, role: str) -> COCOSource:
     path = Path(file).expanduser()
     name = f"{path.resolve().parent.name}_{path.stem}"
@@ -245,10 +221,10 @@ def _custom_source(file: str, root: str, role: str) -> COCOSource:
 
 
 def _find_images(source: COCOSource, file: AnnotationFile) -> str:
-    """The folder with the images of a custom file, near it.
+    """The folder with the images of a custom file: its own, or one in it or beside it.
 
-    Its own folder, folders in it, and folders beside it; among several that hold the first
-    image the one whose name is part of the file's, as in instances_train2017.json.
+    Among several that hold the first image the one whose name is part of the file's, as in
+    instances_train2017.json.
     """
     here = Path(file.path).resolve().parent
     first = next(iter(file.images.values()))["file_name"]
@@ -268,19 +244,17 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     if len(chosen) == 1:
         return str(chosen.pop())
     where = f"in {', '.join(sorted(map(str, chosen)))}" if chosen else "not near it"
-    raise DataError(
-        f"{file.path}: {first} is {where}; set DATASETS.COCO_{source.role}_ROOT to the images' "
-        "folder"
-    )
+    key = f"DATASETS.COCO_{source.role}_ROOT"
+    raise DataError(f"{file.path}: {first} is {where}; set {key} to the images' folder")
 
 
 def _custom_keypoints(file: AnnotationFile) -> Json:
     """Names and left-right pairs from the categories, where they have keypoints."""
-    described = [category for category in file.categories if category.get("keypoints")]
-    if not described:
+    given = [category.get("keypoints") for category in file.categories]
+    if not any(given):
         return {}
-    names = described[0]["keypoints"]
-    if any(category.get("keypoints") != names for category in file.categories):
+    names = given[0]
+    if any(others != names for others in given):
         raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
@@ -337,18 +311,12 @@ coco/
     )
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """Folders of images that no annotations use."""
-    used = {
-        os.path.basename(source.image_root)
-        for source in _published(root)
-        if states[source.name] != ABSENT
-    }
-    return [
-        Finding(f"coco/{name}/", WRONG, f"exists, but no annotations/*_{name}.json")
-        for name in ("train2017", "val2017", "train2014", "val2014")
-        if name not in used and os.path.isdir(os.path.join(root, "coco", name))
-    ]
+    used = {Path(s.image_root).name for s in _published(root) if states[s.name] != ABSENT}
+    for name in ("train2017", "val2017", "train2014", "val2014"):
+        if name not in used and os.path.isdir(os.path.join(root, "coco", name)):
+            yield Finding(f"coco/{name}/", WRONG, f"exists, but no annotations/*_{name}.json")
 
 
 def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[str, str]]:
@@ -361,19 +329,16 @@ def _parse_custom(files: list[str], root: str) -> tuple[list[COCOSource], dict[s
 def _doctor_arguments(datasets: CfgNode) -> list[list[str]]:
     """One call for each folder of images."""
     calls: dict[str, list[str]] = {}
-    for role in ("TRAIN", "TEST"):
-        if file := datasets.get(f"COCO_{role}_JSON", ""):
-            root = datasets.get(f"COCO_{role}_ROOT", "")
-            call = calls.setdefault(root, ["--root", root] if root else [])
-            if file not in call:
-                call += ["--coco-json", file]
-    return list(calls.values())
+    for _, file, root in _custom_files(datasets):
+        call = calls.setdefault(root, ["--root", root] if root else [])
+        if file and file not in call:
+            call += ["--coco-json", file]
+    return [call for call in calls.values() if "--coco-json" in call]
 
 
-def _check_custom(source: COCOSource) -> list[Finding]:
+def _check_custom(source: COCOSource) -> Iterator[Finding]:
     """What COCO's metric would lack in a file that can be trained on."""
     try:
         dataclasses.replace(source, role="TEST").read()
     except DataError as error:
-        return [Finding(source.name, NOTE, f"not for DATASETS.COCO_TEST_JSON: {error}")]
-    return []
+        yield Finding(source.name, NOTE, f"not for DATASETS.COCO_TEST_JSON: {error}")

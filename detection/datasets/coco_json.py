@@ -1,13 +1,11 @@
-"""Files in COCO's JSON format: checked lists, annotations as Detectron2's dicts.
-
-    {"images": [...], "annotations": [...], "categories": [...]}
+"""Files in COCO's JSON format: {"images": [...], "annotations": [...], "categories": [...]}.
 
 The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py): boxes XYWH in
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
 polygons of fewer than three points left out.
 
-A file that contradicts itself is refused with the annotation's id. A box over the border or without
-area is not an error: both engines clip the first and leave out the second, so they are counted.
+A file that contradicts itself is refused with the annotation's id. Boxes over the border or without
+area are only counted: both engines clip the first and leave out the second.
 """
 
 import math
@@ -48,26 +46,23 @@ class AnnotationFile:
     def __init__(
         self,
         path: str,
-        content: Any,
         *,
         file_name: Callable[[Json, str], Any] = lambda image, where: image.get("file_name", ""),
         tolerant: bool = False,
     ) -> None:
-        """
+        """Read the file.
+
         Args:
             file_name: (image, where) → its path under the root.
             tolerant: an annotation twice is counted and not refused.
         """
         self.path, self._file_name = path, file_name
         self._found: Counter[str] = Counter()
-        if not isinstance(content, dict):
-            raise DataError(f"{path}: expected an object, got a {type(content).__name__}")
+        content, self._sha256 = read_json(path)
         for key in ("images", "annotations", "categories"):
-            if key not in content:
-                raise DataError(f"{path}: {key!r} is missing; it is not COCO's instances format")
-            rows = content[key]
+            rows = content.get(key) if isinstance(content, dict) else None
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise DataError(f"{path}: {key!r}: expected a list of objects")
+                raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
             if not rows and key != "annotations":
                 raise DataError(f"{path}: no {key} in it")
         categories = self._by_id(content["categories"], "category")
@@ -78,13 +73,13 @@ class AnnotationFile:
         self.contiguous = {category_id: index for index, category_id in enumerate(categories)}
         self.images = self._by_id(content["images"], "image")
         for image_id, image in self.images.items():
+            where = f"{path}: image {image_id}: "
             for key in ("height", "width"):
                 value = image.get(key)
                 if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     reason = f"{key} is {repr(value)}, expected a whole number above 0"
-                    raise DataError(f"{path}: image {image_id}: {reason}")
-            where = f"{path}: image {image_id}: file_name"
-            inside(file_name(image, where), where)
+                    raise DataError(where + reason)
+            inside(file_name(image, where + "file_name"), where + "file_name")
         self.annotations = self._by_image(content["annotations"], tolerant)
 
     def _by_id(self, rows: Iterable[Json], what: str) -> dict[int, Json]:
@@ -121,30 +116,28 @@ class AnnotationFile:
         """Raise DataError with the annotation's id."""
         raise DataError(f"{self.path}: annotation {annotation['id']}: {reason}")
 
-    def notes(self) -> tuple[str, ...]:
-        """Counts of what the checks so far clipped or left out."""
-        return tuple(
-            f"{text}: {self._found[key]}" for key, text in _NOTES.items() if self._found[key]
-        )
-
-    def records(
+    def split(
         self,
+        name: str,
+        evaluator_type: str,
+        classes: Sequence[str],
         root: str,
         missing: str,
-        keys: Sequence[str],
+        metadata: Json,
         *,
+        keys: Sequence[str],
         image_keys: Sequence[str] = (),
-        num_keypoints: int = 0,
         measured: bool = False,
-    ) -> list[Record]:
-        """Detectron2's records of all images, whose files exist.
+    ) -> Split:
+        """The split of all images, whose files exist, with Detectron2's records and metadata.
 
         Args:
             root: of the images; missing: the end of the message where there is none.
+            metadata: beyond what every file in this format has.
             keys: of annotations that are copied as they are; image_keys: of images.
-            num_keypoints: of every annotation with keypoints; 0: any number.
             measured: the metric will read the file, and it needs more than training does.
         """
+        num_keypoints = len(metadata.get("keypoint_names", ()))
         records: list[Record] = [
             {
                 "file_name": os.path.join(root, self._file_name(image, "")),
@@ -158,7 +151,24 @@ class AnnotationFile:
         ]
         images = [record["file_name"] for record in records]
         require_files(images, f"images that {self.path} lists", missing)
-        return records
+        objects = [obj for record in records for obj in record["annotations"]]
+        return Split(
+            name=name,
+            evaluator_type=evaluator_type,
+            classes=tuple(classes),
+            records=tuple(records),
+            annotations_sha256=self._sha256,
+            notes=tuple(f"{_NOTES[key]}: {self._found[key]}" for key in _NOTES if self._found[key]),
+            metadata={
+                "json_file": self.path,
+                "image_root": root,
+                "thing_classes": list(classes),
+                "thing_dataset_id_to_contiguous_id": self.contiguous,
+                **metadata,
+            },
+            has_masks=bool(objects) and all(obj.get("segmentation") for obj in objects),
+            has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
+        )
 
     def _objects(
         self, image_id: int, keys: Sequence[str], num_keypoints: int, measured: bool
@@ -172,11 +182,8 @@ class AnnotationFile:
             row = {key: annotation[key] for key in keys if key in annotation}
             shape = annotation.get("segmentation")
             if shape:
-                row["segmentation"] = (
-                    self._mask(annotation, shape, image)
-                    if isinstance(shape, dict)
-                    else self._polygons(annotation, shape)
-                )
+                convert = self._mask if isinstance(shape, dict) else self._polygons
+                row["segmentation"] = convert(annotation, shape, image)
                 if not row["segmentation"]:
                     self._found["shapeless"] += 1
                     continue
@@ -204,11 +211,6 @@ class AnnotationFile:
         elif min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:  # not by rounding alone
             self._found["border"] += 1
 
-    def _check_numbers(self, annotation: Json, numbers: Any, what: str) -> None:
-        """`numbers` is a list of finite numbers."""
-        if not isinstance(numbers, list) or not _finite(numbers):
-            self.refuse(annotation, f"{what} is not a list of finite numbers")
-
     def _check_flags(self, annotation: Json, measured: bool) -> None:
         if annotation.get("iscrowd", 0) not in (0, 1):
             self.refuse(annotation, f"iscrowd is {repr(annotation['iscrowd'])}, expected 0 or 1")
@@ -220,11 +222,16 @@ class AnnotationFile:
         if annotation.get("ignore", 0) != 0:
             self.refuse(annotation, "'ignore' is not supported; remove it or set it 0")
 
-    def _polygons(self, annotation: Json, polygons: Any) -> list[list[float]]:
+    def _numbers(self, annotation: Json, numbers: Any, what: str) -> list[Any]:
+        if not isinstance(numbers, list) or not _finite(numbers):
+            self.refuse(annotation, f"{what} is not a list of finite numbers")
+        return numbers
+
+    def _polygons(self, annotation: Json, polygons: Any, image: Json) -> list[list[float]]:
         if not isinstance(polygons, list):
             self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
         for polygon in polygons:
-            self._check_numbers(annotation, polygon, "a polygon")
+            self._numbers(annotation, polygon, "a polygon")
         kept = [polygon for polygon in polygons if len(polygon) % 2 == 0 and len(polygon) >= 6]
         self._found["polygons"] += len(polygons) - len(kept)
         return kept
@@ -237,12 +244,9 @@ class AnnotationFile:
             self.refuse(annotation, f"RLE size {repr(size)} is not that of its image, {wanted}")
         if isinstance(counts, str) and counts:
             return rle
-        self._check_numbers(annotation, counts, "RLE counts")
-        assert isinstance(counts, list)
-        if (
-            any(not isinstance(run, int) or run < 0 for run in counts)
-            or sum(counts) != math.prod(wanted)
-        ):  # fmt: skip
+        counts = self._numbers(annotation, counts, "RLE counts")
+        valid = all(isinstance(run, int) and run >= 0 for run in counts)
+        if not valid or sum(counts) != math.prod(wanted):
             reason = f"RLE counts add up to {sum(counts)}, expected {math.prod(wanted)} pixels"
             self.refuse(annotation, reason)
         import pycocotools.mask  # here, because only crowds need it
@@ -251,15 +255,11 @@ class AnnotationFile:
 
     def _keypoints(self, annotation: Json, number: int) -> list[float]:
         """(x, y, v) each; COCO's are pixel indices, Detectron2's are coordinates."""
-        points = annotation["keypoints"]
-        self._check_numbers(annotation, points, "keypoints")
+        points = self._numbers(annotation, annotation["keypoints"], "keypoints")
         number = number or len(points) // 3
         if len(points) != 3 * number or any(v not in (0, 1, 2) for v in points[2::3]):
-            self.refuse(
-                annotation,
-                f"expected {number} keypoints of (x, y, v), v = 0, 1 or 2, got "
-                f"{len(points)} numbers",
-            )
+            expected = f"{number} keypoints of (x, y, v), v = 0, 1 or 2"
+            self.refuse(annotation, f"expected {expected}, got {len(points)} numbers")
         return [v if index % 3 == 2 else v + 0.5 for index, v in enumerate(points)]
 
 

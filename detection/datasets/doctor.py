@@ -1,7 +1,6 @@
 """What of a dataset exists, is complete, is wrong: the readers' own checks, split by split.
 
-The readers are those of training, so what passes here is read there. `verify` also decodes
-every image and checks every label map, which training does not.
+`verify` also decodes every image and checks every label map, which training does not.
 """
 
 import hashlib
@@ -9,7 +8,7 @@ import itertools
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def examine(format_: Format, root: str, *, verify: bool = False) -> list[Finding
         verify: decode every image and check every label map.
     """
     findings = [finding for finding, _ in _examine(format_.sources(root), verify)]
-    return findings + format_.check_folders(root, {f.name: f.state for f in findings})
+    return [*findings, *format_.check_folders(root, {f.name: f.state for f in findings})]
 
 
 def examine_custom(
@@ -83,20 +82,18 @@ def examine_custom(
     """
     sources, keys = custom.parse(value, root)
     results = _examine(sources, verify)
-    findings = [finding for finding, _ in results]
     splits = [split for _, split in results if split]
+    findings = [finding for finding, _ in results]
     findings += [Finding(split.name, NOTE, _classes(split)) for split in splits]
     if len({split.classes for split in splits}) > 1:
         names = ", ".join(split.name for split in splits)
         findings.append(Finding(names, WRONG, "their classes are not the same in the same order"))
-    findings += [*_listed_twice(splits), *_shared(splits), *(_same_content(splits) * verify)]
+    findings += _repeated(splits, verify)
     usable = {split.name for split in splits}
-    findings += [
-        found for source in sources if source.name in usable for found in custom.check(source)
-    ]
-    opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
+    findings += [found for s in sources if s.name in usable for found in custom.check(s)]
     if any(finding.state in (WRONG, ABSENT) for finding in findings):
         return findings, "fix what is WRONG or absent, then the same command again"
+    opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
     arguments = shlex.join([custom.task, *opts, "MODEL.WEIGHTS", "random"])
     return findings, f"python detection/train_net.py --check-only --config-file {arguments}"
 
@@ -180,8 +177,7 @@ def _verify(split: Split, seen: set[str]) -> None:
     ):
         for fault in pool.map(_fault, records):
             progress.update()
-            if fault:
-                damaged.append(fault)
+            damaged += [fault] * bool(fault)
     if damaged:
         others = f" (and {len(damaged) - 1} more images)" if len(damaged) > 1 else ""
         raise DataError(damaged[0] + others)
@@ -196,18 +192,17 @@ def _fault(record: Record) -> str:
         size = image_size(path, decode=True)
     except DataError as error:
         return str(error)
-    if size == annotated:
-        return ""
-    return f"{path}: {size[0]}x{size[1]}, but annotated as {annotated[0]}x{annotated[1]}"
+    (W, H), (width, height) = size, annotated
+    return "" if size == annotated else f"{path}: {W}x{H}, but annotated as {width}x{height}"
 
 
 def _classes(split: Split) -> str:
     """`classes: cat 12, dog 3; no object of cow`."""
     counts = object_counts(split)
-    shown = [f"{name} {counts[name]}" for name in split.classes if counts[name]]
-    absent = [name for name in split.classes if not counts[name]]
-    text = f"classes: {_some(shown) or 'none with an object'}"
-    return text + (f"; no object of {_some(absent)}" if absent else "")
+    present = _some([f"{name} {counts[name]}" for name in split.classes if counts[name]])
+    absent = _some([name for name in split.classes if not counts[name]])
+    text = f"classes: {present or 'none with an object'}"
+    return f"{text}; no object of {absent}" if absent else text
 
 
 def _some(names: Sequence[str]) -> str:
@@ -215,38 +210,24 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _shared(splits: Sequence[Split]) -> list[Finding]:
-    """Images that are in two splits, but for VOC's trainval, which is made of train and val."""
-    files = {split.name: {record["file_name"] for record in split.records} for split in splits}
-    findings = []
-    for (one, mine), (other, theirs) in itertools.combinations(files.items(), 2):
+def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
+    """Images that are twice in a split or in two splits, and, to `verify`, files that are equal."""
+    files = {split.name: [record["file_name"] for record in split.records] for split in splits}
+    for name, paths in files.items():
+        if twice := [path for path, count in Counter(paths).items() if count > 1]:
+            text = f"{len(twice)} images are listed more than once, the first is {twice[0]}"
+            yield Finding(name, WRONG, text)
+    for one, other in itertools.combinations(files, 2):
         endings = {name.rsplit("_", 1)[-1] for name in (one, other)}
-        both = mine & theirs
+        both = set(files[one]) & set(files[other])
+        # VOC's trainval is made of train and val.
         if both and endings not in ({"train", "trainval"}, {"val", "trainval"}):
             text = f"{len(both)} images are in both, the first is {min(both)}"
-            findings.append(Finding(f"{one}, {other}", NOTE, text))
-    return findings
-
-
-def _listed_twice(splits: Sequence[Split]) -> list[Finding]:
-    findings = []
-    for split in splits:
-        counts = Counter(record["file_name"] for record in split.records)
-        twice = [name for name, count in counts.items() if count > 1]
-        if twice:
-            text = f"{len(twice)} images are listed more than once, the first is {twice[0]}"
-            findings.append(Finding(split.name, WRONG, text))
-    return findings
-
-
-def _same_content(splits: Sequence[Split]) -> list[Finding]:
-    """Images whose files are equal byte by byte."""
+            yield Finding(f"{one}, {other}", NOTE, text)
     groups: dict[bytes, list[str]] = {}
-    for name in dict.fromkeys(record["file_name"] for s in splits for record in s.records):
-        groups.setdefault(hashlib.sha256(Path(name).read_bytes()).digest(), []).append(name)
-    equal = [names for names in groups.values() if len(names) > 1]
-    if not equal:
-        return []
-    number = sum(len(names) - 1 for names in equal)
-    text = f"{number} images are copies of others, the first are {' and '.join(equal[0][:2])}"
-    return [Finding("duplicates", NOTE, text)]
+    for path in dict.fromkeys(itertools.chain(*files.values())) if verify else ():
+        groups.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), []).append(path)
+    if equal := [paths for paths in groups.values() if len(paths) > 1]:
+        number = sum(len(paths) - 1 for paths in equal)
+        text = f"{number} images are copies of others, the first are {' and '.join(equal[0][:2])}"
+        yield Finding("duplicates", NOTE, text)

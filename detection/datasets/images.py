@@ -1,8 +1,4 @@
-"""Images of a detector: reading, and the errors of both engines for one that cannot be used.
-
-Detectron2 reads images with its own code, which gives the same pixels; where it fails, `explained`
-gives this project's error.
-"""
+"""Images of a detector: reading, and the errors of both engines for one that cannot be used."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -42,13 +38,10 @@ def read_image(path: str) -> Image.Image:
 
 
 def check_bits(image: Image.Image, path: object) -> None:
-    """Refuse gray of more than 8 bits, from the header alone.
+    """Refuse gray of more than 8 bits, from the header alone; DataError names the file.
 
     Deviation: Detectron2 lets PIL convert it, which clips every value above 255 to white.
     Pre-training (moco/data/decode.py) scales it.
-
-    Raises:
-        DataError: names the file.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         raise DataError(
@@ -58,11 +51,7 @@ def check_bits(image: Image.Image, path: object) -> None:
 
 
 def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
-    """`size` is the image's (height, width).
-
-    Raises:
-        DataError: the record says otherwise.
-    """
+    """Raise DataError if `size`, the image's (height, width), is not the record's."""
     if size != (record["height"], record["width"]):
         raise DataError(
             f"{record['file_name']}: the image is {size[1]}x{size[0]}, its annotation says "
@@ -71,7 +60,7 @@ def check_size(record: Mapping[str, Any], size: tuple[int, ...]) -> None:
 
 
 def explained(record: Mapping[str, Any], error: Exception) -> Exception:
-    """The error of `read_image` for a record's file where Detectron2 raised `error`.
+    """This project's error for a record's file where Detectron2's reader raised `error`.
 
     `error` itself where the image can be used.
     """
@@ -81,27 +70,23 @@ def explained(record: Mapping[str, Any], error: Exception) -> Exception:
     if "://" in path:  # one of Detectron2's handlers of paths reads it
         return DataError(f"{path}: cannot be read ({error})")
     try:
-        width, height = read_image(path).size
+        image = read_image(path)
         if "height" in record:
-            check_size(record, (height, width))
+            check_size(record, image.size[::-1])
     except DataError as found:
         return found
     return error
 
 
 def first_error(batch: Iterable[Any]) -> DataError | None:
-    """The first error in a batch whose samples can be errors.
-
-    Raised in a worker, the error would reach the user wrapped in that worker's traceback.
-    """
+    """The first error among a batch's samples: raised in a worker, it would bring a traceback."""
     return next((sample for sample in batch if isinstance(sample, DataError)), None)
 
 
 def resumable(error: DataError, checkpoint: PathLike | None, doctor: str) -> str:
     """The message of a training that an image stopped: the error, and the checkpoint.
 
-    Args:
-        doctor: the command that checks all images (detection/datasets/doctor.py), or "".
+    `doctor`: the command that checks all images (detection/datasets/doctor.py), or "".
     """
     saved = "nothing was trained yet"
     if checkpoint is not None:

@@ -4,12 +4,13 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection.datasets.base import Record
+from detection.datasets.base import Record, Split
 from detection.datasets.layout import image_size
 from moco.common.errors import DataError
 
@@ -36,11 +37,17 @@ def read_labels(path: Path | str) -> NDArray[np.uint8]:
     return labels
 
 
-def digest_labels(records: Sequence[Record]) -> str:
-    """Hex SHA-256 of the images' names and of their label maps, whose headers are checked.
+def semantic_split(
+    name: str,
+    classes: tuple[str, ...],
+    ignored: int,
+    records: Sequence[Record],
+    metadata: dict[str, Any],
+) -> Split:
+    """A split of label maps, of which all headers and a sample of the labels are checked.
 
     Raises:
-        DataError: a label map that is no image or has another size than its image.
+        DataError: a label map that is no image, has another size than its image or odd labels.
     """
     digest = hashlib.sha256()
     for record in records:
@@ -56,7 +63,15 @@ def digest_labels(records: Sequence[Record]) -> str:
             )
         digest.update(f"{image} {size}\n".encode())
         digest.update(hashlib.sha256(raw).digest())
-    return digest.hexdigest()
+    check_labels(records, len(classes), ignored)
+    return Split(
+        name=name,
+        evaluator_type="sem_seg",
+        classes=classes,
+        records=tuple(records),
+        annotations_sha256=digest.hexdigest(),
+        metadata=metadata | {"stuff_classes": list(classes), "ignore_label": ignored},
+    )
 
 
 def check_labels(
@@ -71,8 +86,8 @@ def check_labels(
     for record in records[::step]:
         path = record["sem_seg_file_name"]
         values = np.unique(read_labels(path))
-        odd = [int(v) for v in values if v >= num_classes and v != ignored]
-        if odd:
+        odd = values[(values >= num_classes) & (values != ignored)]
+        if odd.size:
             raise DataError(
                 f"{path}: label {odd[0]}, expected 0..{num_classes - 1} or {ignored}; labels are "
                 "palette indices, not colors or gray values"

@@ -1,9 +1,11 @@
-"""Files of datasets: the checks that all readers share, of paths, lists, JSON, image headers."""
+"""The checks that all readers share: of paths, lists, JSON, image headers."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,7 @@ def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
     """The end of a message about missing files of a published dataset.
 
     Args:
-        kind: the format's name; root: the folder of all datasets.
-        otherwise: what the user can do instead.
+        kind: the format's name; root: the folder of all datasets; otherwise: another way.
     """
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
@@ -38,9 +39,7 @@ def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
 
 
 def inside(name: Any, where: str) -> str:
-    """`name`, if it is a relative path that cannot lead out of its folder.
-
-    By its parts alone, not by where links point: datasets made of links are common.
+    """`name`, if it is a relative path that by its parts cannot lead out of its folder.
 
     Raises:
         DataError: empty, absolute, with a `..` in it, or not text; begins with `where`.
@@ -84,49 +83,41 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         ids = [found[1] if (found := columns.fullmatch(line)) else line for line in ids]
     if not ids:
         raise DataError(f"{path}: no image ids in it; expected one per line")
-    seen: set[str] = set()
     for image_id in ids:
         if len(image_id.split()) != 1:
             raise DataError(f"{path}: line {image_id!r}: expected one image id per line")
         if Path(image_id).name != image_id or image_id == "..":
             raise DataError(f"{path}: id {image_id!r} leads out of the dataset's folder")
-        if image_id in seen:
-            raise DataError(f"{path}: {image_id} is listed twice")
-        seen.add(image_id)
+    if len(set(ids)) < len(ids):
+        twice, _ = Counter(ids).most_common(1)[0]
+        raise DataError(f"{path}: {twice} is listed twice")
     return ids
 
 
 def require_files(files: Sequence[str], what: str, hint: str) -> None:
     """Every file exists; each folder is listed once, no file is opened.
 
-    Args:
-        files: paths; what: the word for them.
-        hint: the end of the message, where no file has the missing one's name but for the ending.
-
     Raises:
-        DataError: how many are missing, and the first.
+        DataError: how many of the `files` (called `what`) are missing, and the first; ends with the
+            files of its name but for the ending, or with `hint`.
     """
     if missing := absent(files):
+        folder, name = os.path.split(missing[0])
+        stem = os.path.splitext(name)[0].lower()
+        alike = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
         number = f"missing ({len(missing)} of the {len(files)} {what})"
-        raise DataError(f"{missing[0]}: {number}{alike(missing[0]) or '; ' + hint}")
+        hint = f"{', '.join(alike)} exists" if alike else hint
+        raise DataError(f"{missing[0]}: {number}; {hint}")
 
 
 def absent(files: Sequence[str]) -> list[str]:
-    """Those of `files` that do not exist; each folder is listed once, no file is opened."""
+    """Those of `files` that do not exist."""
     listed = {folder: names_in(folder) for folder in {os.path.dirname(file) for file in files}}
     return [file for file in files if os.path.basename(file) not in listed[os.path.dirname(file)]]
 
 
-def alike(file: str) -> str:
-    """The end of a message about a missing file: those of its name but for the ending."""
-    folder, name = os.path.split(file)
-    stem = os.path.splitext(name)[0].lower()
-    found = sorted(n for n in names_in(folder) if os.path.splitext(n)[0].lower() == stem)
-    return f"; {', '.join(found)} exists" if found else ""
-
-
 def names_in(folder: str) -> set[str]:
-    """The names of a folder's files and folders; none if there is no such folder."""
+    """The names in a folder; none if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries}
@@ -137,11 +128,8 @@ def names_in(folder: str) -> set[str]:
 def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
     """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
 
-    Args:
-        decode: read it to its end.
-
     Raises:
-        DataError: not an image, damaged, or of more than 8 bits.
+        DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
     """
     try:
         with Image.open(path) as image:
@@ -159,13 +147,11 @@ def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
 
 def _damage(path: str | Path, error: Exception) -> str:
     """What is wrong with an image that cannot be opened."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         target = Path(path).read_bytes()[:_LONGEST_LINK].decode().strip()
         if target and (Path(path).parent / target).is_file():
             return (
                 f"not an image but a text with the path {target}, as a copied symbolic link can "
                 "become; copy the dataset again with its links (cp -a, rsync -a, tar)"
             )
-    except (OSError, ValueError):
-        pass
     return f"not an image or damaged ({error})"

@@ -8,13 +8,12 @@ The records equal those of Detectron2's reader (detectron2/data/datasets/lvis.py
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from detection.datasets.base import ABSENT, FORMATS, WRONG, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
-from detection.datasets.layout import expected, inside, read_json
+from detection.datasets.layout import expected, inside
 from moco.common.errors import DataError
 
 CATEGORIES = {"v0.5": 1230, "v1": 1203}  # number of them, which tells the versions apart
@@ -53,8 +52,7 @@ class LVISSource:
         hint = expected("lvis", self.root)
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
-        content, sha256 = read_json(self.json_file)
-        file = AnnotationFile(self.json_file, content, file_name=_file_name)
+        file = AnnotationFile(self.json_file, file_name=_file_name)
         classes = self._classes(file)
         for image_id, image in file.images.items():
             for key in _CATEGORY_IDS:
@@ -65,31 +63,24 @@ class LVISSource:
         for annotations in file.annotations.values():
             for annotation in annotations:
                 _check_polygons(file, annotation)
+        metadata: Json = {}
+        counts = [
+            {"id": category["id"], "image_count": category["image_count"]}
+            for category in file.categories
+            if "image_count" in category
+        ]
+        if (self.version, self.split) == ("v1", "train") and len(counts) == len(classes):
+            metadata["class_image_count"] = counts
         image_root = os.path.join(self.root, "coco/")  # with the slash, as in Detectron2's metadata
-        records = file.records(image_root, hint, ("bbox", "category_id"), image_keys=_CATEGORY_IDS)
-        objects = [obj for record in records for obj in record["annotations"]]
-        metadata: dict[str, Any] = {
-            "json_file": self.json_file,
-            "image_root": image_root,
-            "thing_classes": list(classes),
-            # Detectron2 has it for other datasets only, and takes id - 1 here.
-            "thing_dataset_id_to_contiguous_id": file.contiguous,
-        }
-        counted = [category for category in file.categories if "image_count" in category]
-        if (self.version, self.split) == ("v1", "train") and len(counted) == len(classes):
-            metadata["class_image_count"] = [
-                {"id": category["id"], "image_count": category["image_count"]}
-                for category in counted
-            ]
-        return Split(
-            name=self.name,
-            evaluator_type="lvis",
-            classes=classes,
-            records=tuple(records),
-            annotations_sha256=sha256,
-            notes=file.notes(),
-            metadata=metadata,
-            has_masks=any(objects) and all("segmentation" in obj for obj in objects),
+        return file.split(
+            self.name,
+            "lvis",
+            classes,
+            image_root,
+            hint,
+            metadata,
+            keys=("bbox", "category_id"),
+            image_keys=_CATEGORY_IDS,
         )
 
     def _classes(self, file: AnnotationFile) -> tuple[str, ...]:
@@ -101,18 +92,15 @@ class LVISSource:
                 f"{file.path}: {number} categories, but LVIS {version} has "
                 f"{CATEGORIES[version]}{other}; put LVIS {version}'s file there"
             )
-        names = []
         for index, category in enumerate(file.categories, start=1):
-            synonyms, frequency = category.get("synonyms"), category.get("frequency")
+            where = f"{file.path}: category {index}: "
             if category["id"] != index:
                 raise DataError(f"{file.path}: category ids are not 1..{number}")
-            if not isinstance(synonyms, list) or not synonyms:
-                raise DataError(f"{file.path}: category {index}: 'synonyms' is missing")
-            if frequency not in ("r", "c", "f"):
-                where = f"{file.path}: category {index}: 'frequency'"
-                raise DataError(f"{where} is {frequency!r}, expected r, c or f")
-            names.append(str(synonyms[0]))
-        return tuple(names)
+            if not isinstance(category.get("synonyms"), list) or not category["synonyms"]:
+                raise DataError(where + "'synonyms' is missing")
+            if category.get("frequency") not in ("r", "c", "f"):
+                raise DataError(where + "'frequency' is not r, c or f")
+        return tuple(str(category["synonyms"][0]) for category in file.categories)
 
 
 def _file_name(image: Json, where: str) -> str:
@@ -154,7 +142,6 @@ coco/
     )
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     if os.path.isdir(os.path.join(root, "lvis")) and set(states.values()) == {ABSENT}:
-        return [Finding("lvis/", WRONG, "exists, but has none of the files")]
-    return []
+        yield Finding("lvis/", WRONG, "exists, but has none of the files")

@@ -15,13 +15,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Draw:
-    """What happens to one image.
-
-    Attributes:
-        scale: ratio of the new size to the old.
-        flip: left to right.
-        corner: (y, x) of the crop in 0..1 of what there is to choose from.
-    """
+    """What happens to one image; `corner` is (y, x) of the crop in 0..1 of the possible ones."""
 
     scale: float
     flip: bool
@@ -33,9 +27,9 @@ class Augmentation:
     """Random scale, flip and crop; the crop is square, `crop_px` 0 keeps the whole image.
 
     Attributes:
-        scale_range: ratios, uniformly between them.
-        pad_value: of the pixels that a crop has beyond the image, per channel of the image,
-            0..255; their label is `ignore_value`.
+        scale_range: ratios of the new size to the old, uniformly between them.
+        pad_value: of the pixels that a crop has beyond the image, per channel, 0..255; their label
+            is `ignore_value`.
     """
 
     scale_range: tuple[float, float]
@@ -68,26 +62,23 @@ class Augmentation:
         Pixels are interpolated bilinearly, labels take their nearest neighbor.
         """
         height, width = (max(1, int(side * draw.scale + 0.5)) for side in labels.shape)
-        image = np.asarray(
-            Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
-        )
-        labels = np.asarray(
-            Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST)
-        )
+        size = (width, height)
+        image = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
+        labels = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
         if draw.flip:
             image, labels = image[:, ::-1], labels[:, ::-1]
         if not self.crop_px:
             return np.ascontiguousarray(image), np.ascontiguousarray(labels)
-        size = self.crop_px
+        crop = self.crop_px
         top, left = (
-            int(part * (max(side - size, 0) + 1))
+            int(part * (max(side - crop, 0) + 1))
             for part, side in zip(draw.corner, (height, width), strict=True)
         )
-        rows, columns = slice(top, top + size), slice(left, left + size)
-        image, labels = image[rows, columns], labels[rows, columns]
-        padded = np.empty((size, size, 3), np.uint8)
+        window = slice(top, top + crop), slice(left, left + crop)
+        image, labels = image[window], labels[window]
+        padded = np.empty((crop, crop, 3), np.uint8)
         padded[:] = np.round(self.pad_value)
-        padded_labels = np.full((size, size), self.ignore_value, np.uint8)
+        padded_labels = np.full((crop, crop), self.ignore_value, np.uint8)
         padded[: image.shape[0], : image.shape[1]] = image
         padded_labels[: labels.shape[0], : labels.shape[1]] = labels
         return padded, padded_labels

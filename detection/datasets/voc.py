@@ -4,23 +4,21 @@
     <root>/Annotations/<id>.xml          size, and per object: name, difficult, bndbox
     <root>/JPEGImages/<id>.jpg           or .jpeg, .png, .bmp, in any case
 
-Everything is checked before training: a file that is missing or malformed, a class that is not in
-the list, a box that is inverted, outside, or not a number, a size that contradicts the image. A
-box that reaches over the border is clipped, and the count is kept.
-
-Coordinates: annotations are 1-based and inclusive, and `VOCObject.box` and `Split.truth` keep
-them so; `Split.records` has 0-based half-open XYXY as Detectron2 does (detectron2/data/datasets/
-pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
+Everything is checked before training. Annotations are 1-based and inclusive, and `VOCObject.box`
+and `Split.truth` keep them so; `Split.records` has 0-based half-open XYXY as Detectron2 does
+(detectron2/data/datasets/pascal_voc.py): xmin - 1, ymin - 1, xmax, ymax. R: objects of one image.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -35,7 +33,6 @@ from detection.datasets.base import (
     Custom,
     Finding,
     Format,
-    Record,
     Source,
     Split,
 )
@@ -66,8 +63,7 @@ class GroundTruth:
     difficult: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class VOCObject:
+class VOCObject(NamedTuple):
     """One annotated object; `box` = (xmin, ymin, xmax, ymax), 1-based, inclusive, inside."""
 
     class_id: int
@@ -111,19 +107,43 @@ class VOCSource:
         for image_id in read_ids(self._list):
             annotation = self.root / "Annotations" / f"{image_id}.xml"
             if not annotation.is_file():
-                raise DataError(
-                    f"{annotation}: missing, but {image_id} is listed in {self._list}; "
-                    f"{self._expected()}"
-                )
+                raise self._missing(annotation, image_id)
             image = self._image(image_id, files[image_id])
             root = _parse(annotation)
-            width, height = _size(root, annotation, image)
+            # The image counts as it is shown, i.e. with its EXIF orientation.
+            width, height = size = image_size(image)
+            stated = [
+                _number(root, f"size/{side}", str(annotation)) for side in ("width", "height")
+            ]
+            if stated != [width, height]:
+                said, actual = (f"{w:g}x{h:g}" for w, h in (stated, size))
+                contradicts = f"size {said} contradicts {image.name}, which is {actual}"
+                raise DataError(f"{annotation}: {contradicts}")
             found = [self._object(*item, width, height) for item in _objects(root, annotation)]
             clipped += sum(was_clipped for _, was_clipped in found)
             objects = tuple(item for item, _ in found)
             digest.update(repr((self.name, image_id, height, width, objects)).encode())
-            records.append(_record(str(image), image_id, height, width, objects))
-            truth[image_id] = _truth(objects)
+            records.append(
+                {
+                    "file_name": str(image),
+                    "image_id": image_id,
+                    "height": height,
+                    "width": width,
+                    "annotations": [
+                        {
+                            "category_id": obj.class_id,
+                            "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
+                            "bbox_mode": XYXY_ABS,
+                        }
+                        for obj in objects
+                    ],
+                }
+            )
+            truth[image_id] = GroundTruth(
+                boxes=np.array([obj.box for obj in objects], dtype=np.float64).reshape(-1, 4),
+                classes=np.array([obj.class_id for obj in objects], dtype=np.int64),
+                difficult=np.array([obj.difficult for obj in objects], dtype=bool),
+            )
         return Split(
             name=self.name,
             evaluator_type="pascal_voc",
@@ -149,18 +169,19 @@ class VOCSource:
             otherwise += " (the annotations of this split are in VOCtest_06-Nov-2007.tar)"
         return expected("voc", self.root.parent, otherwise)
 
+    def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
+        listed = f"missing, but {image_id} is listed in {self._list}"
+        return DataError(f"{path}: {listed}; {hint or self._expected()}")
+
     def _image(self, image_id: str, files: Sequence[str]) -> Path:
         """The image among the `files` that bear its id."""
         folder = self.root / "JPEGImages"
         found = {Path(name).suffix.lower(): name for name in files}
-        ending = next((ending for ending in _EXTENSIONS if ending in found), None)
-        if ending:
-            return folder / found[ending]
+        for ending in _EXTENSIONS:
+            if ending in found:
+                return folder / found[ending]
         others = f"{', '.join(files)} exists, expected {' or '.join(_EXTENSIONS)}" if files else ""
-        raise DataError(
-            f"{folder / image_id}.jpg: missing, but {image_id} is listed in "
-            f"{self._list}; {others or self._expected()}"
-        )
+        raise self._missing(folder / f"{image_id}.jpg", image_id, others)
 
     def _object(
         self, node: ET.Element, where: str, width: int, height: int
@@ -171,11 +192,8 @@ class VOCSource:
             choices = ", ".join(self.classes)
             raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}")
         where += f" ({name})"
-        box = xmin, ymin, xmax, ymax = (
-            _number(node, "bndbox/xmin", where),
-            _number(node, "bndbox/ymin", where),
-            _number(node, "bndbox/xmax", where),
-            _number(node, "bndbox/ymax", where),
+        box = xmin, ymin, xmax, ymax = tuple(
+            _number(node, f"bndbox/{side}", where) for side in ("xmin", "ymin", "xmax", "ymax")
         )
         if xmax < xmin or ymax < ymin:
             raise DataError(f"{where}: box {box} is inverted (xmin, ymin, xmax, ymax)")
@@ -221,33 +239,6 @@ def annotated_classes(root: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _record(
-    file_name: str, image_id: str, height: int, width: int, objects: Sequence[VOCObject]
-) -> Record:
-    return {
-        "file_name": file_name,
-        "image_id": image_id,
-        "height": height,
-        "width": width,
-        "annotations": [
-            {
-                "category_id": obj.class_id,
-                "bbox": [obj.box[0] - 1.0, obj.box[1] - 1.0, obj.box[2], obj.box[3]],
-                "bbox_mode": XYXY_ABS,
-            }
-            for obj in objects
-        ],
-    }
-
-
-def _truth(objects: Sequence[VOCObject]) -> GroundTruth:
-    return GroundTruth(
-        boxes=np.array([obj.box for obj in objects], dtype=np.float64).reshape(-1, 4),
-        classes=np.array([obj.class_id for obj in objects], dtype=np.int64),
-        difficult=np.array([obj.difficult for obj in objects], dtype=bool),
-    )
-
-
 def _tree(root: Path, split: str) -> str:
     return (
         f"expected {root}/ with Annotations/000001.xml ..., ImageSets/Main/{split}.txt (one image "
@@ -283,28 +274,10 @@ def _text(node: ET.Element, tag: str, where: str) -> str:
 
 def _number(node: ET.Element, tag: str, where: str) -> float:
     text = _text(node, tag, where)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise DataError(f"{where}: <{tag}> is {text!r}, expected a finite number")
-    return value
-
-
-def _size(root: ET.Element, path: Path, image: Path) -> tuple[int, int]:
-    """Width and height in pixels, stated by the annotation and confirmed by the image's header.
-
-    The image counts as it is shown, i.e. with its EXIF orientation, as both engines read it.
-    """
-    stated = tuple(_number(root, f"size/{side}", str(path)) for side in ("width", "height"))
-    actual = image_size(image)
-    if stated != actual:
-        raise DataError(
-            f"{path}: size {stated[0]:g}x{stated[1]:g} contradicts {image.name}, which is "
-            f"{actual[0]}x{actual[1]}"
-        )
-    return actual
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise DataError(f"{where}: <{tag}> is {text!r}, expected a finite number")
 
 
 @FORMATS.register()
@@ -312,8 +285,10 @@ def voc() -> Format:
     """Boxes and semantic segmentation in VOC layout."""
     return Format(
         sources=_published,
-        counts={f"voc_{year}_{split}": (n, 0) for (year, split), n in _COUNTS.items()}
-        | voc_sem_seg.COUNTS,
+        counts={
+            **{f"voc_{year}_{split}": (n, 0) for (year, split), n in _COUNTS.items()},
+            **voc_sem_seg.COUNTS,
+        },
         tree="""\
 VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
   Annotations/000001.xml ...
@@ -367,41 +342,31 @@ def _parse_custom(folder: str, root: str) -> tuple[list[VOCSource], dict[str, st
     return folder_sources(CfgNode({**keys, "VOC_YEAR": 2007, "VOC_CLASSES": []})), keys
 
 
-def _check_folders(root: str, states: Mapping[str, str]) -> list[Finding]:
+def _check_folders(root: str, states: Mapping[str, str]) -> Iterator[Finding]:
     """How the lists of one year fit together."""
-    findings = []
     devkit = Path(root) / "VOCdevkit"
     if devkit.is_dir() and not any(Path(root).glob("VOC20*")):
         text = f"is one folder too many; use --root {devkit}, or move its folders up"
-        findings.append(Finding("VOCdevkit/", WRONG, text))
-    for folder in (Path(root) / f"VOC{year}" for year in (2007, 2012)):
-        if folder.is_dir():
-            findings += [
-                Finding(f"{folder.name}/", *found) for found in _check_lists(folder / "ImageSets")
-            ]
-    return findings
+        yield Finding("VOCdevkit/", WRONG, text)
+    for name in ("VOC2007", "VOC2012"):
+        if (Path(root) / name).is_dir():
+            for found in _check_lists(Path(root) / name / "ImageSets"):
+                yield Finding(f"{name}/", *found)
 
 
-def _check_lists(folder: Path) -> list[tuple[str, str]]:
+def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
     """State and text of findings on one year's ImageSets."""
-    findings = []
     lists = {}
     for split in ("train", "val", "trainval", "test"):
-        try:
+        with contextlib.suppress(DataError, OSError):  # found by the readers
             lists[split] = set(read_ids(folder / "Main" / f"{split}.txt"))
-        except (DataError, OSError):  # found by the readers
-            continue
     if not lists and not any((folder / "Segmentation").glob("*.txt")):
-        text = "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
-        findings.append((WRONG, text))
+        yield WRONG, "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
     if lists.keys() >= {"trainval", "test"}:
         if both := lists["trainval"] & lists["test"]:
-            text = f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
-            findings.append((WRONG, text))
+            yield WRONG, f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
         else:
-            findings.append((OK, "trainval and test are in one folder and share no image"))
-    if lists.keys() >= {"train", "val", "trainval"} and (
-        lists["train"] | lists["val"] != lists["trainval"]
-    ):
-        findings.append((WRONG, "trainval.txt is not train.txt and val.txt together"))
-    return findings
+            yield OK, "trainval and test are in one folder and share no image"
+    train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))
+    if train and val and trainval and train | val != trainval:
+        yield WRONG, "trainval.txt is not train.txt and val.txt together"

@@ -6,7 +6,7 @@
     <root>/SegmentationClassAug/<id>.png                train_aug of VOC2012 (SBD's masks)
 
 Detectron2 has no such dataset; the names are this project's own. A mask's labels are its palette
-indices. Whoever opens it with mode "L" gets gray values instead, which train without complaint.
+indices; opened with mode "L" it has gray values instead, which train without complaint.
 """
 
 import re
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from detection.datasets.base import Split
-from detection.datasets.labels import check_labels, digest_labels
+from detection.datasets.labels import semantic_split
 from detection.datasets.layout import absent, expected, image_size, read_ids, require_files
 from moco.common.errors import DataError
 
@@ -49,14 +49,13 @@ class VOCSegmentationSource:
 
     def read(self) -> Split:
         path = self._list()
+        hint = expected("voc", self.root.parent)
         if path is None:
             missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
-            raise DataError(
-                f"{self.name}: {missing} is missing; {expected('voc', self.root.parent)}"
-            )
+            raise DataError(f"{self.name}: {missing} is missing; {hint}")
         ids = read_ids(path, _TWO_COLUMNS)
         images = [str(self.root / "JPEGImages" / f"{image_id}.jpg") for image_id in ids]
-        require_files(images, "images", expected("voc", self.root.parent))
+        require_files(images, "images", hint)
         records = []
         for image_id, image, mask in zip(ids, images, self._masks(ids), strict=True):
             width, height = image_size(image)
@@ -69,16 +68,7 @@ class VOCSegmentationSource:
                     "sem_seg_file_name": mask,
                 }
             )
-        sha256 = digest_labels(records)
-        check_labels(records, len(self.classes), IGNORED)
-        return Split(
-            name=self.name,
-            evaluator_type="sem_seg",
-            classes=self.classes,
-            records=tuple(records),
-            annotations_sha256=sha256,
-            metadata={"stuff_classes": list(self.classes), "ignore_label": IGNORED},
-        )
+        return semantic_split(self.name, self.classes, IGNORED, records, {})
 
     def _list(self) -> Path | None:
         folder = self.root / "ImageSets" / "Segmentation"
@@ -87,15 +77,13 @@ class VOCSegmentationSource:
 
     def _masks(self, ids: Sequence[str]) -> list[str]:
         """The masks, all of one folder; train_aug's may be in that of the others."""
-        choices = [
-            [str(self.root / folder / f"{image_id}.png") for image_id in ids]
-            for folder in ("SegmentationClassAug", "SegmentationClass")
-            if folder == "SegmentationClass" or self.split == _AUGMENTED
-        ]
-        whole = next((masks for masks in choices if not absent(masks)), None)
-        if whole is None:
-            require_files(choices[0], "masks", expected("voc", self.root.parent))
-        return whole or choices[0]
+        folders = ["SegmentationClassAug"] * (self.split == _AUGMENTED) + ["SegmentationClass"]
+        choices = [[str(self.root / folder / f"{i}.png") for i in ids] for folder in folders]
+        for masks in choices:
+            if not absent(masks):
+                return masks
+        require_files(choices[0], "masks", expected("voc", self.root.parent))
+        return choices[0]
 
 
 def sources(root: str, classes: tuple[str, ...]) -> list[VOCSegmentationSource]:

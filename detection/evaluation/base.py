@@ -23,15 +23,12 @@ class Evaluator(Protocol):
 
     def add(self, record: Record, prediction: Prediction) -> None:
         """Take the prediction for one image."""
-        ...
 
     def extend(self, other: Self) -> None:
         """Append what another process collected."""
-        ...
 
     def evaluate(self) -> dict[str, float]:
         """Metrics in canonical names (metrics.py), 0..100 or NaN; writes the predictions."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -60,16 +57,3 @@ def require_package(module: str, extra: str, split: Split) -> None:
             f"{split.name}: the metric needs the package {module}; "
             f"install it with: pip install -e '.[{extra}]'"
         )
-
-
-def require_annotated(split: Split, kinds: tuple[str, ...]) -> None:
-    """Raise UserError where objects lack masks or keypoints to compare with."""
-    for kind, key, annotated in (
-        ("segm", "MODEL.MASK_ON", split.has_masks),
-        ("keypoints", "MODEL.KEYPOINT_ON", split.has_keypoints),
-    ):
-        if kind in kinds and not annotated:
-            raise UserError(
-                f"{split.name}: not every object has annotations for {kind}; correct them or set "
-                f"{key} False"
-            )

@@ -1,9 +1,8 @@
 """Cityscapes' average precision of instance masks, by cityscapesscripts.
 
 Equal to Detectron2's `CityscapesInstanceEvaluator` (detectron2/evaluation/
-cityscapes_evaluation.py). The package compares files, so masks are written as it wants them into a
-temporary folder. It is from before numpy 2.4, so what it misses is put beside its names while it
-runs; it neither prints nor leaves files.
+cityscapes_evaluation.py). The package compares files, so masks are written into a temporary folder.
+It is from before numpy 2.4, so what it misses is patched while it runs.
 """
 
 import copy
@@ -34,10 +33,9 @@ class CityscapesEvaluator:
     """Collects masks; the metric's numbers are segm/AP, AP50 and AP-<class>, 0..100.
 
     Attributes:
-        split: name of the prediction file.
+        split: name of the prediction file, which goes into `folder`.
         class_names: Cityscapes' names of the things, by contiguous id.
         truth: `file_name` of every image of the split → file with its instance ids.
-        folder: where the prediction file goes.
         rows: by `file_name`.
     """
 
@@ -60,23 +58,14 @@ class CityscapesEvaluator:
         self.rows |= other.rows
 
     def evaluate(self) -> dict[str, float]:
-        """Write the predictions and compare them.
-
-        Raises:
-            ValueError: an image of the split was not added (a fault of the engine).
-        """
-        missing = self.truth.keys() - self.rows.keys()
-        if missing:
+        """Write the predictions and compare them; ValueError: an image was not added."""
+        if missing := self.truth.keys() - self.rows.keys():
             raise ValueError(f"{self.split}: no prediction for {len(missing)} images")
-        rows = [row for file in self.truth for row in self.rows[file]]
-        write_coco(self.folder, self.split, rows)
+        write_coco(self.folder, self.split, [row for file in self.truth for row in self.rows[file]])
         metric = importlib.import_module(_METRIC)
         with tempfile.TemporaryDirectory(prefix="cityscapes-") as name:
             folder = Path(name).resolve()
-            lists = [
-                str(self._write(folder, index, self.rows[file]))
-                for index, file in enumerate(self.truth)
-            ]
+            lists = [self._write(folder, i, self.rows[file]) for i, file in enumerate(self.truth)]
             truths = [str(Path(file).resolve()) for file in self.truth.values()]
             args = copy.copy(metric.args)
             args.predictionPath, args.predictionWalk = str(folder), None
@@ -91,7 +80,7 @@ class CityscapesEvaluator:
             metrics[f"segm/AP-{class_name}"] = averages["classes"][class_name]["ap"]
         return {name: float(100 * value) for name, value in metrics.items()}
 
-    def _write(self, folder: Path, index: int, rows: Sequence[Row]) -> Path:
+    def _write(self, folder: Path, index: int, rows: Sequence[Row]) -> str:
         """One image's masks as PNG files, and the text file that lists them."""
         from pycocotools import mask as mask_util
 
@@ -103,7 +92,7 @@ class CityscapesEvaluator:
             lines.append(f"{png.name} {row['category_id']} {row['score']!r}\n")
         path = folder / f"{index}.txt"
         path.write_text("".join(lines))
-        return path
+        return str(path)
 
 
 @contextmanager
@@ -113,11 +102,9 @@ def _todays_numpy(metric: Any) -> Iterator[None]:
     The dump would go into the working directory, and its numbers are numpy's, which JSON refuses.
     """
 
-    def in1d(array: Any, values: Any) -> Any:
-        return np.isin(np.ravel(array), values)
-
     numpy, dump = metric.np, metric.writeDict2JSON
-    metric.np = types.SimpleNamespace(**{**vars(np), "in1d": in1d})
+    in1d = {"in1d": lambda array, values: np.isin(np.ravel(array), values)}
+    metric.np = types.SimpleNamespace(**(vars(np) | in1d))
     metric.writeDict2JSON = lambda content, path: None
     try:
         yield

@@ -1,9 +1,9 @@
 """COCO's and LVIS's average precision of boxes, masks and keypoints.
 
-COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bit for
-bit, else pycocotools; called so that the numbers are those of Detectron2's `COCOEvaluator`
-(detectron2/evaluation/coco_evaluation.py) to the last digit. LVIS: hotcoco, because LVIS's own
-package needs a numpy of before 2023; equal to it (and so to Detectron2's `LVISEvaluator`).
+COCO: hotcoco where it is installed, which is compiled and gives pycocotools' precisions bitwise,
+else pycocotools; the numbers are those of Detectron2's `COCOEvaluator`
+(detectron2/evaluation/coco_evaluation.py). LVIS: hotcoco, because LVIS's own package needs a numpy
+of before 2023; equal to it and to Detectron2's `LVISEvaluator`.
 
 T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits on the detections.
 """
@@ -20,14 +20,7 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
-from detection.evaluation.base import (
-    EVALUATORS,
-    Evaluator,
-    Metric,
-    Prediction,
-    require_annotated,
-    require_package,
-)
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
 from detection.evaluation.predictions import Row, coco_rows, write_coco
 from moco.common.errors import UserError
 
@@ -45,11 +38,10 @@ class _InstanceResults:
     """Collects results in COCO's format.
 
     Attributes:
-        split: name of the prediction file.
+        split: name of the prediction file, which goes into `folder`.
         json_file: the annotations.
         category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
         kinds: bbox, segm, keypoints: what is evaluated.
-        folder: where the prediction file goes.
     """
 
     split: str
@@ -61,11 +53,7 @@ class _InstanceResults:
     rows: list[Row] = field(default_factory=list)
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
-        """Add one image's instances.
-
-        Raises:
-            ValueError: instances without what `kinds` compare (a fault of the engine).
-        """
+        """Add one image's instances; ValueError: they lack what `kinds` compare."""
         rows = coco_rows(record["image_id"], prediction, self.category_ids)
         for kind in self.kinds:
             if rows and _FIELDS[kind] not in rows[0]:
@@ -73,48 +61,50 @@ class _InstanceResults:
         self.rows += rows
 
     def extend(self, other: Self) -> None:
-        """Append another process's instances."""
         self.rows += other.rows
 
-    def results(self, kind: str) -> list[Row]:
+    def evaluate(self) -> dict[str, float]:
+        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+        write_coco(self.folder, self.split, self.rows)
+        with _quiet():
+            truth = self._truth()
+            return {
+                f"{kind}/{name}": value
+                for kind in self.kinds
+                for name, value in self._evaluate(truth, kind).items()
+            }
+
+    def _truth(self) -> Any:
+        raise NotImplementedError
+
+    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _results(self, kind: str) -> list[Row]:
         """What the metric of `kind` sees; new dicts, because pycocotools writes into them.
 
         Masks go without boxes: given a box, the metric would take the box's area for the
         instance's and sort it into another range of sizes.
         """
-        left_out = {"bbox": ("segmentation",), "segm": ("bbox",), "keypoints": ("segmentation",)}
-        return [{k: v for k, v in row.items() if k not in left_out[kind]} for row in self.rows]
+        left_out = {"bbox": "segmentation", "segm": "bbox", "keypoints": "segmentation"}[kind]
+        return [{k: v for k, v in row.items() if k != left_out} for row in self.rows]
 
 
 @dataclass
 class COCOEvaluator(_InstanceResults):
-    """COCO's metric.
-
-    Attributes:
-        oks_sigmas: one per keypoint, the spread of its annotations; empty: COCO's own 17.
-    """
+    """COCO's metric; `oks_sigmas`: one per keypoint, empty: COCO's own 17."""
 
     oks_sigmas: Sequence[float] = ()
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions.
-
-        Without any prediction every metric is NaN, as in Detectron2, and there is none per class.
-        """
-        write_coco(self.folder, self.split, self.rows)
-        metrics: dict[str, float] = {}
-        with _quiet():
-            truth = _coco_package()[0](self.json_file)
-            for kind in self.kinds:
-                values = self._evaluate(truth, kind)
-                metrics |= {f"{kind}/{name}": value for name, value in values.items()}
-        return metrics
+    def _truth(self) -> Any:
+        return _coco_package()[0](self.json_file)
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        """Without any prediction all are NaN, as in Detectron2, and there is none per class."""
         areas = ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
         if not self.rows:
             return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
-        evaluation = _coco_package()[1](truth, truth.loadRes(self.results(kind)), kind)
+        evaluation = _coco_package()[1](truth, truth.loadRes(self._results(kind)), kind)
         params = evaluation.params
         if kind == "keypoints" and self.oks_sigmas:
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
@@ -147,27 +137,21 @@ class COCOEvaluator(_InstanceResults):
 class LVISEvaluator(_InstanceResults):
     """LVIS's metric: categories that an image's annotators did not look for do not count there."""
 
-    def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+    def _truth(self) -> Any:
         import hotcoco
 
-        write_coco(self.folder, self.split, self.rows)
-        metrics: dict[str, float] = {}
-        for kind in self.kinds:
-            values = dict.fromkeys(LVIS_METRICS, -1.0)
-            if self.rows:
-                with _quiet():
-                    truth = hotcoco.LVIS(self.json_file)
-                    found = hotcoco.LVISResults(
-                        truth, self.results(kind), max_dets=LVIS_MAX_DETECTIONS
-                    )
-                    evaluation = hotcoco.LVISEval(truth, found, kind)
-                    evaluation.run()
-                    values = evaluation.get_results()
-            for name in LVIS_METRICS:
-                value = float(values[name])
-                metrics[f"{kind}/{name}"] = 100 * value if value >= 0 else float("nan")
-        return metrics
+        return hotcoco.LVIS(self.json_file)
+
+    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+        import hotcoco
+
+        if not self.rows:
+            return dict.fromkeys(LVIS_METRICS, np.nan)
+        found = hotcoco.LVISResults(truth, self._results(kind), max_dets=LVIS_MAX_DETECTIONS)
+        evaluation = hotcoco.LVISEval(truth, found, kind)
+        evaluation.run()
+        values = evaluation.get_results()
+        return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
 
 
 def _coco_package() -> tuple[Any, Any]:
@@ -197,10 +181,10 @@ def _quiet() -> Iterator[None]:
 @EVALUATORS.register()
 def coco(cfg: CfgNode) -> Metric:
     """COCO's AP of boxes and, where the model has them, masks and keypoints."""
-    kinds = (*_boxes_and_masks(cfg), *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()))
+    kinds = _boxes_and_masks(cfg) + ("keypoints",) * bool(cfg.MODEL.KEYPOINT_ON)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_annotated(split, kinds)
+        arguments = _of(split, kinds)
         sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
         annotated = len(split.metadata["keypoint_names"]) if "keypoints" in kinds else 0
         if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
@@ -208,7 +192,7 @@ def coco(cfg: CfgNode) -> Metric:
                 f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
                 f"{annotated}, one for each keypoint of {split.name}"
             )
-        return COCOEvaluator(**_of(split), kinds=kinds, folder=folder, oks_sigmas=sigmas)
+        return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas)
 
     return Metric(kinds, build)
 
@@ -219,9 +203,8 @@ def lvis(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_annotated(split, kinds)
         require_package("hotcoco", "lvis", split)
-        return LVISEvaluator(**_of(split), kinds=kinds, folder=folder)
+        return LVISEvaluator(**_of(split, kinds), folder=folder)
 
     return Metric(kinds, build)
 
@@ -230,12 +213,22 @@ def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:
     return ("bbox", "segm") if cfg.MODEL.MASK_ON else ("bbox",)
 
 
-def _of(split: Split) -> dict[str, Any]:
-    """Arguments of an evaluator that describe its split."""
+def _of(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments of an evaluator; UserError where objects lack masks or keypoints to compare."""
+    for kind, key, annotated in (
+        ("segm", "MODEL.MASK_ON", split.has_masks),
+        ("keypoints", "MODEL.KEYPOINT_ON", split.has_keypoints),
+    ):
+        if kind in kinds and not annotated:
+            raise UserError(
+                f"{split.name}: not every object has annotations for {kind}; correct them or set "
+                f"{key} False"
+            )
     contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
     return {
         "split": split.name,
         "json_file": split.metadata["json_file"],
         "category_ids": {own: given for given, own in contiguous.items()},
         "class_names": split.classes,
+        "kinds": kinds,
     }

@@ -10,8 +10,7 @@ A metric is called `<kind>/<name>` and is in 0..100:
     sem_seg                 mIoU, fwIoU, mACC, pACC, IoU-<class>
     linear, finetune        top1, top5: 1-crop accuracy (moco/linear.py, moco/finetune.py)
     knn                     top1 (moco/knn.py)
-    bbox_TTA, segm_TTA      the same with test-time augmentation (TEST.AUG, on Detectron2), which
-                            is in records and not in tables
+    bbox_TTA, segm_TTA      with test-time augmentation (TEST.AUG, on Detectron2); not in tables
 
 AP is the mean over IoU .50:.05:.95 (of keypoints: OKS, of densepose: GPS); on VOC of the VOC AP,
 elsewhere of the dataset's own. It is the mean over the classes that have an object to test on;
@@ -24,13 +23,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 # What is shown of each kind, kinds in the order of the paper's columns.
 HEADLINE: dict[str, tuple[str, ...]] = {
-    "bbox": ("AP", "AP50", "AP75"),
-    "segm": ("AP", "AP50", "AP75"),
-    "keypoints": ("AP", "AP50", "AP75"),
-    "densepose": ("AP", "AP50", "AP75"),
+    **dict.fromkeys(("bbox", "segm", "keypoints", "densepose"), ("AP", "AP50", "AP75")),
     "sem_seg": ("mIoU",),
-    "linear": ("top1", "top5"),
-    "finetune": ("top1", "top5"),
+    **dict.fromkeys(("linear", "finetune"), ("top1", "top5")),
     "knn": ("top1",),
 }
 # What an engine must report: the Cityscapes metric of instances has no AP75.

@@ -6,16 +6,14 @@ A `Prediction` holds numpy arrays in pixels of the original image (N instances, 
     classes (N,) int64, contiguous ids; optionally masks: N compressed COCO RLE dicts
     ("size" [H, W], "counts" str), keypoints (N, K, 3) float32: x, y and score, x = 0.5 in the
     center of the first pixel;
-    or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids.
+    or, for semantic segmentation, sem_seg (H, W) int64, contiguous ids, which is not stored.
 
 On disk, `OUTPUT_DIR/inference/<split>.json`, numbers with as many digits as float32 has:
 
     VOC: {"classes": [names], "predictions": [{"image_id", "category_id", "bbox", "score"}, …]} with
-    `bbox` XYXY in pixels of the original image and `category_id` counting `classes` from 0;
+    `bbox` XYXY as above and `category_id` counting `classes` from 0;
     COCO, LVIS, Cityscapes instances: COCO's results format, a list of {"image_id", "category_id",
     "bbox" (XYWH), "score", "segmentation", "keypoints"}, `category_id` that of the annotations.
-
-Label maps are not kept: they would take more space than the dataset's images.
 """
 
 import json
@@ -38,17 +36,13 @@ def voc_rows(
     scores: NDArray[np.float32],
     classes: NDArray[np.integer],
 ) -> list[Row]:
-    """One dict per detection of an image, numbers with as many digits as float32 has.
-
-    Args:
-        boxes: (N, 4), scores: (N,), classes: (N,).
-    """
+    """One dict per detection of an image: boxes (N, 4), scores (N,), classes (N,)."""
     return [
         {
             "image_id": image_id,
             "category_id": int(category),
-            "bbox": [float(str(side)) for side in box],
-            "score": float(str(score)),
+            "bbox": _digits(box),
+            "score": _digits([score])[0],
         }
         for box, score, category in zip(boxes, scores, classes, strict=True)
     ]
@@ -65,29 +59,23 @@ def coco_rows(
 ) -> list[Row]:
     """One dict per instance of an image in COCO's results format, numbers in full.
 
-    Args:
-        category_ids: contiguous id → the annotations' id.
-
     Keypoints move by half a pixel, because COCO's annotations count pixels from 0, as Detectron2's
-    `instances_to_coco_json` does (and its reader the other way round).
+    `instances_to_coco_json` does. `category_ids`: contiguous id → the annotations' id.
     """
-    corners = np.asarray(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
-    if not len(corners):
-        return []
-    boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
+    boxes = np.array(prediction["boxes"], dtype=np.float32).reshape(-1, 4)
+    boxes[:, 2:] -= boxes[:, :2]
     scores = np.asarray(prediction["scores"], dtype=np.float32).tolist()
     found = [
         {"image_id": image_id, "category_id": category_ids[int(c)], "bbox": box, "score": score}
-        for c, box, score in zip(prediction["classes"], boxes, scores, strict=True)
+        for c, box, score in zip(prediction["classes"], boxes.tolist(), scores, strict=True)
     ]
     if "masks" in prediction:
         for row, mask in zip(found, prediction["masks"], strict=True):
             row["segmentation"] = mask
-    if "keypoints" in prediction:
+    if "keypoints" in prediction and found:
         points = np.array(prediction["keypoints"], dtype=np.float32)
         points[:, :, :2] -= 0.5
-        flat = points.reshape(len(found), -1).tolist()
-        for row, numbers in zip(found, flat, strict=True):
+        for row, numbers in zip(found, points.reshape(len(found), -1).tolist(), strict=True):
             row["keypoints"] = numbers
     return found
 
@@ -102,17 +90,19 @@ def encode_mask(mask: NDArray[np.bool_]) -> dict[str, Any]:
 
 def write_coco(folder: Path, split: str, found: Sequence[Row]) -> None:
     """Write `folder/<split>.json` in COCO's results format, one instance per line."""
-    lines = ",\n".join(json.dumps(_short(row), allow_nan=False) for row in found)
+    numbers = ("bbox", "keypoints")
+    short = (
+        {
+            **row,
+            **{key: _digits(row[key]) for key in numbers if key in row},
+            "score": _digits([row["score"]])[0],
+        }
+        for row in found
+    )
+    lines = ",\n".join(json.dumps(row, allow_nan=False) for row in short)
     atomic_write_text(folder / f"{split}.json", f"[\n{lines}\n]\n" if found else "[]\n")
 
 
-def _short(row: Row) -> Row:
-    short = {**row, "bbox": _digits(row["bbox"]), "score": _digits([row["score"]])[0]}
-    if "keypoints" in row:
-        short["keypoints"] = _digits(row["keypoints"])
-    return short
-
-
-def _digits(numbers: Sequence[float]) -> list[float]:
+def _digits(numbers: Sequence[float] | NDArray[np.float32]) -> list[float]:
     """The shortest numbers that are the same in float32."""
     return [float(str(number)) for number in np.array(numbers, dtype=np.float32)]

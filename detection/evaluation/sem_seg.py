@@ -2,8 +2,7 @@
 
 Equal to Detectron2's `SemSegEvaluator` (detectron2/evaluation/sem_seg_evaluation.py) and, where
 every class occurs, to the average IoU of cityscapesscripts. A class that is absent from the ground
-truth counts in no mean and has no IoU of its own (NaN). Pixels with the ignored label count
-nowhere. No prediction file is written.
+truth counts in no mean and has no IoU of its own (NaN). No prediction file is written.
 """
 
 from collections.abc import Sequence
@@ -19,12 +18,7 @@ from moco.common.errors import DataError
 
 
 class SemSegEvaluator:
-    """Counts pixels, image by image.
-
-    Args:
-        class_names: K names in order of their ids.
-        ignore_label: value of the label maps' pixels that do not count.
-    """
+    """Counts pixels of the K classes, image by image; those of `ignore_label` do not count."""
 
     def __init__(self, class_names: Sequence[str], ignore_label: int) -> None:
         self._names, self._ignore_label = tuple(class_names), ignore_label
@@ -41,18 +35,15 @@ class SemSegEvaluator:
         truth: NDArray[Any] = read_labels(path)
         predicted = np.asarray(prediction["sem_seg"])
         if truth.shape != predicted.shape:
-            raise DataError(
-                f"{path}: got {truth.shape[1]}x{truth.shape[0]}, expected the size of "
-                f"{record['file_name']}, {predicted.shape[1]}x{predicted.shape[0]}"
-            )
+            (H, W), (h, w) = truth.shape, predicted.shape
+            expected = f"the size of {record['file_name']}, {w}x{h}"
+            raise DataError(f"{path}: got {W}x{H}, expected {expected}")
         counted = truth != self._ignore_label
         predicted, truth = predicted[counted], truth[counted].astype(np.int64)
         K = len(self._names)
         if truth.size and truth.max() >= K:
-            raise DataError(
-                f"{path}: class id {truth.max()}, expected 0 to {K - 1} or {self._ignore_label} "
-                "(ignored)"
-            )
+            expected = f"0 to {K - 1} or {self._ignore_label} (ignored)"
+            raise DataError(f"{path}: class id {truth.max()}, expected {expected}")
         self._pixels += np.bincount(K * predicted + truth, minlength=K * K).reshape(K, K)
 
     def extend(self, other: Self) -> None:

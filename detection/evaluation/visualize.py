@@ -34,10 +34,9 @@ Box = tuple[float, float, float, float]
 
 
 class Visualizer:
-    """Renders the predictions of `number` images, spread evenly over a split.
+    """Renders `number` images, spread evenly over a split, as `folder/<image>.jpg`.
 
-    Every process may have one: each renders the chosen images among its own. Files are
-    `folder/<image>.jpg`.
+    Every process may have one: each renders the chosen images among its own.
 
     Attributes:
         records: the chosen images.
@@ -49,12 +48,9 @@ class Visualizer:
         stems = [Path(record["file_name"]).stem for record in self.records]
         if len(set(stems)) < count:
             stems = [f"{index:03d}-{stem}" for index, stem in enumerate(stems)]
-        self._paths = {
-            record["file_name"]: folder / f"{stem}.jpg"
-            for record, stem in zip(self.records, stems, strict=True)
-        }
-        self._names = split.classes
-        self._colors = split.metadata.get("stuff_colors")
+        paths = [folder / f"{stem}.jpg" for stem in stems]
+        self._paths = dict(zip((r["file_name"] for r in self.records), paths, strict=True))
+        self._names, self._colors = split.classes, split.metadata.get("stuff_colors")
 
     def add(self, record: Record, prediction: Prediction) -> None:
         """Render the image if it is one of the chosen.
@@ -82,9 +78,8 @@ def render(
     image = read_image(record["file_name"])
     if "sem_seg" not in prediction:
         return _draw_instances(image, prediction, class_names)
-    palette = [_voc_color(i) for i in range(len(class_names))]
-    if colors is not None:
-        palette = [(int(r), int(g), int(b)) for r, g, b in colors]
+    given = map(voc_color, range(len(class_names))) if colors is None else colors
+    palette = [(int(r), int(g), int(b)) for r, g, b in given]
     return _draw_labels(image, np.asarray(prediction["sem_seg"]), class_names, palette)
 
 
@@ -99,12 +94,11 @@ def _draw_instances(
 ) -> Image.Image:
     scores, classes = np.asarray(prediction["scores"]), np.asarray(prediction["classes"])
     boxes = np.asarray(prediction["boxes"], dtype=float)
-    masks, keypoints = prediction.get("masks"), prediction.get("keypoints")
+    masks = prediction.get("masks")
     chosen = shown(scores)
     # One color per instance where masks have to be told apart, else one per class.
-    colors = {
-        i: _color(rank if masks is not None else int(classes[i])) for rank, i in enumerate(chosen)
-    }
+    hues = range(len(chosen)) if masks is not None else classes[chosen].tolist()
+    colors = dict(zip(chosen, map(_color, hues), strict=True))
     from_large = sorted(chosen, key=lambda i: -np.prod(boxes[i, 2:] - boxes[i, :2]))
     if masks is not None:
         image = _draw_masks(image, [(masks[i], colors[i]) for i in from_large])
@@ -112,9 +106,9 @@ def _draw_instances(
     line = max(2, round(min(image.size) / 200))
     for i in from_large:
         pen.rectangle(boxes[i].tolist(), outline=colors[i], width=line)
-    if keypoints is not None:
+    if "keypoints" in prediction:
         for i in from_large:
-            _draw_keypoints(pen, np.asarray(keypoints[i]), colors[i], line)
+            _draw_keypoints(pen, np.asarray(prediction["keypoints"][i]), colors[i], line)
     taken: list[Box] = []
     for i in chosen:  # the highest score gets the place it wants
         text = f"{class_names[int(classes[i])]} {float(scores[i]):.2f}"
@@ -184,14 +178,12 @@ def _draw_labels(
 ) -> Image.Image:
     """Colors of the labels (H, W) over the image, which a background keeps, and a legend."""
     tint = np.array(palette, dtype=np.float32)[labels]  # (H, W, 3)
-    pixels = np.asarray(image, dtype=np.float32)
     opacity = np.full((*labels.shape, 1), LABELS_OPACITY, dtype=np.float32)
-    present = np.unique(labels).tolist()
     if class_names[0] == "background":
         opacity[labels == 0] = 0
-        present = [i for i in present if i != 0]
-    mixed = pixels + opacity * (tint - pixels)
-    overlay = Image.fromarray(mixed.round().astype(np.uint8))
+    pixels = np.asarray(image, dtype=np.float32)
+    overlay = Image.fromarray((pixels + opacity * (tint - pixels)).round().astype(np.uint8))
+    present = [i for i in np.unique(labels).tolist() if (class_names[i], i) != ("background", 0)]
     return _with_legend(overlay, [(class_names[i], palette[i]) for i in present])
 
 
@@ -228,10 +220,9 @@ def _color(index: int) -> Color:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _voc_color(index: int) -> Color:
+def voc_color(index: int) -> list[int]:
     """VOC's color of a class id: its bits go to red, green and blue in turn."""
-    red, green, blue = (
+    return [
         sum((index >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(8))
         for channel in range(3)
-    )
-    return red, green, blue
+    ]

@@ -2,10 +2,9 @@
 
 Equal to Detectron2's `PascalVOCDetectionEvaluator` (detectron2/evaluation/
 pascal_voc_evaluation.py) on the same predictions, ties included, but for classes that the split
-does not have (see `evaluate`): scores are rounded to 3 decimals
-and coordinates to 1, as its result files have them, and detections are ranked by the same sort.
-What depends on the threshold is only whether a detection's best overlap exceeds it, so overlaps
-are computed once for all thresholds.
+does not have (see `evaluate`): scores are rounded to 3 decimals and coordinates to 1, as its result
+files have them, and detections are ranked by the same sort. Overlaps are computed once for all
+thresholds.
 
 The "AP" is the mean over IoU .50:.05:.95 of the VOC AP, not COCO's 101-point AP.
 
@@ -56,9 +55,7 @@ class VOCDetections:
         """Add one image's detections.
 
         Args:
-            boxes: (N, 4) XYXY, 0-based half-open, as detectors give them.
-            scores: (N,) in 0..1.
-            classes: (N,) in 0..num_classes-1.
+            boxes: (N, 4) XYXY, 0-based half-open; scores: (N,); classes: (N,).
         """
         # float32 first: the result file's digits are those of the detector's own numbers, and a
         # float32 times 10 or 1000 is exact in float64, so that rint rounds as the text does.
@@ -75,7 +72,6 @@ class VOCDetections:
             self._image_ids[class_id].extend([image_id] * len(chosen))
 
     def extend(self, other: "VOCDetections") -> None:
-        """Append another process's detections."""
         for mine, theirs in zip(self._image_ids, other._image_ids, strict=True):
             mine.extend(theirs)
         for my_rows, their_rows in zip(self._rows, other._rows, strict=True):
@@ -89,14 +85,7 @@ class VOCDetections:
 
 @dataclass
 class VOCEvaluator:
-    """The VOC metric of a split.
-
-    Attributes:
-        split: name of the prediction file.
-        truth: for every image of the split, also those without objects.
-        year: 2007 = 11 points, 2012 = area under the curve.
-        folder: of the prediction file.
-    """
+    """The VOC metric of a split; its predictions go to `folder/<split>.json`."""
 
     split: str
     class_names: Sequence[str]
@@ -110,11 +99,7 @@ class VOCEvaluator:
 
     def add(self, record: Record, prediction: Prediction) -> None:
         image_id = str(record["image_id"])
-        found = (
-            np.asarray(prediction["boxes"], dtype=np.float32),
-            np.asarray(prediction["scores"], dtype=np.float32),
-            np.asarray(prediction["classes"]),
-        )
+        found = prediction["boxes"], prediction["scores"], prediction["classes"]
         self._detections.add(image_id, *found)
         self._rows += voc_rows(image_id, *found)
 
@@ -153,32 +138,28 @@ def evaluate(
     Deviation: AP, AP50 and AP75 are means over the classes with an object that is not difficult, as
     COCO's are; the others have NaN. Detectron2 counts such a class as 0, and under the 2012 metric
     as NaN once something is detected as it. Where there is one, its own means are added
-    as `bbox/AP_detectron2` and so on (`DETECTRON2_MEANS`).
+    (`DETECTRON2_MEANS`).
     """
-    use_11_points = {2007: True, 2012: False}[year]
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
-    owner = np.concatenate(
-        [np.full(len(truth.classes), index) for index, truth in enumerate(ground_truth.values())]
-        + [np.empty(0)]
-    ).astype(np.int64)
     truths = list(ground_truth.values())
     boxes = np.concatenate([truth.boxes for truth in truths] + [np.empty((0, 4))])
     classes = np.concatenate([truth.classes for truth in truths] + [np.empty(0, np.int64)])
     difficult = np.concatenate([truth.difficult for truth in truths] + [np.empty(0, bool)])
+    owner = np.repeat(np.arange(len(truths)), [len(truth.classes) for truth in truths])
 
+    curve = ap_11_points if year == 2007 else ap_area
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     for class_id in range(len(class_names)):
         ids, scores, found = detections.of_class(class_id)
-        mine = classes == class_id
-        ap[class_id] = average_precision(
-            np.array([image_index[image_id] for image_id in ids], dtype=np.int64),
-            scores,
-            found,
-            owner[mine],
-            boxes[mine],
-            difficult[mine],
-            use_11_points,
-        )
+        mine, order = classes == class_id, np.argsort(-scores)
+        images = np.array([image_index[image_id] for image_id in ids], dtype=np.int64)
+        matches = best_matches(images[order], found[order], owner[mine], boxes[mine])
+        counts = count(*matches, difficult[mine])
+        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in counts)  # (D, T)
+        with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
+            recall = tp / np.float64(np.count_nonzero(~difficult[mine]))
+        precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
+        ap[class_id] = [curve(*rows) for rows in zip(recall.T, precision.T, strict=True)]
     ap *= 100
     present = np.isin(np.arange(len(class_names)), classes[~difficult])
     metrics = dict(zip(_MEANS, _means(ap[present]), strict=True))
@@ -198,33 +179,6 @@ def _means(ap: Array) -> tuple[float, float, float]:
     # One mean for each, and not one over an axis, which adds in another order than Detectron2's.
     per_threshold = np.array([np.mean(values) for values in ap.T])
     return float(per_threshold.mean()), float(per_threshold[0]), float(per_threshold[5])
-
-
-def average_precision(
-    images: Ints,
-    scores: Array,
-    boxes: Array,
-    truth_images: Ints,
-    truth_boxes: Array,
-    truth_difficult: Bools,
-    use_11_points: bool,
-) -> Array:
-    """AP in 0..1 of one class at every threshold: (T,).
-
-    Args:
-        images: (D,) index of the image of each detection, scores: (D,), boxes: (D, 4).
-        truth_images: (G,) not decreasing, truth_boxes: (G, 4), truth_difficult: (G,).
-    """
-    order = np.argsort(-scores)
-    best, overlap = best_matches(images[order], boxes[order], truth_images, truth_boxes)
-    true_positive, false_positive = count(best, overlap, truth_difficult)
-    tp = np.cumsum(true_positive, axis=0, dtype=np.float64)  # (D, T)
-    fp = np.cumsum(false_positive, axis=0, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
-        recall = tp / np.float64(np.count_nonzero(~truth_difficult))
-    precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
-    curve = ap_11_points if use_11_points else ap_area
-    return np.array([curve(recall[:, t], precision[:, t]) for t in range(len(IOU_THRESHOLDS))])
 
 
 def best_matches(
