@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from detection.embedded.backbone import Backbone
+from detection.embedded.backbone import Backbone, build_res5
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import norm_layer
 from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
-from detection.embedded.resnet import build_res5
 from detection.embedded.rpn import Sizes
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each

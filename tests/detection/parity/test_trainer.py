@@ -137,25 +137,16 @@ def test_channels_last_is_the_models_memory_format(
 def test_learning_rates_of_a_long_schedule() -> None:
     from detectron2.solver import build_lr_scheduler
 
-    from detection.embedded.solver import set_learning_rate, warmup_multistep
+    from detection.embedded.solver import build_schedule, set_learning_rate
 
-    cfg = tiny.merge(
-        tiny.task({}),
-        {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17},
-    )
+    keys = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
+    cfg = tiny.task(keys)
     solver = cfg.SOLVER
     theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
     ours = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
     ours.param_groups[0]["initial_lr"] = solver.BASE_LR
     scheduler = build_lr_scheduler(cfg, theirs)
-    schedule = warmup_multistep(
-        steps=solver.STEPS,
-        gamma=solver.GAMMA,
-        max_iter=solver.MAX_ITER,
-        warmup_iters=solver.WARMUP_ITERS,
-        warmup_factor=solver.WARMUP_FACTOR,
-        warmup_method=solver.WARMUP_METHOD,
-    )
+    schedule = build_schedule(solver)
     for iteration in range(solver.MAX_ITER):
         set_learning_rate(ours, schedule(iteration / solver.MAX_ITER))
         assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], iteration
