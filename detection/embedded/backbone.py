@@ -5,8 +5,6 @@ A backbone maps images (N, 3, H, W) to feature maps by name. It has their `strid
 ResNet is convert/families/resnet_network.py's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Convolutions with norms by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -31,8 +31,6 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

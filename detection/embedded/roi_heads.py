@@ -7,10 +7,9 @@ Shapes: N images, R regions of all images, K foreground classes, P pooled cells 
 (R, 5) is the number of its image and its box.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,13 +74,16 @@ class Pooler:
 
     def __call__(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
         """Maps (N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P)."""
+        aligned = partial(
+            roi_align, output_size=self.size, sampling_ratio=self.sampling_ratio, aligned=True
+        )
         if len(maps) == 1:
-            return self._align(maps[0], rois, self.strides[0])
+            return aligned(maps[0], rois, spatial_scale=1 / self.strides[0])
         levels = self.levels(rois[:, 1:])
         pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for level, (features, stride) in enumerate(zip(maps, self.strides, strict=True)):
             (index,) = (levels == level).nonzero(as_tuple=True)
-            pooled.index_put_((index,), self._align(features, rois[index], stride))
+            pooled.index_put_((index,), aligned(features, rois[index], spatial_scale=1 / stride))
         return pooled
 
     def levels(self, boxes: Tensor) -> Tensor:
@@ -90,9 +92,6 @@ class Pooler:
         level = torch.floor(4 + torch.log2(sides / 224 + 1e-8)).long()
         first = self.strides[0].bit_length() - 1
         return level.clamp(first, first + len(self.strides) - 1) - first
-
-    def _align(self, features: Tensor, rois: Tensor, stride: int) -> Tensor:
-        return roi_align(features, rois, self.size, 1.0 / stride, self.sampling_ratio, True)
 
 
 class RoIHeads(nn.Module):
@@ -146,13 +145,12 @@ class RoIHeads(nn.Module):
             logits = self.mask_head(own)
             losses["loss_mask"] = mask_loss(logits, classes[chosen], masks, foreground[:, 1:])
         if self.keypoint_head is not None:
-            keypoints = torch.cat([t["keypoints"] for t in targets])[objects]
-            seen = visible_in(keypoints, foreground[:, 1:])
-            rois, keypoints = foreground[seen], keypoints[seen]
+            points = torch.cat([t["keypoints"] for t in targets])[objects]
+            seen = visible_in(points, foreground[:, 1:])
+            rois, points = foreground[seen], points[seen]
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
-            losses["loss_keypoint"] = self.keypoint_loss(
-                heatmaps, keypoints, rois[:, 1:], len(targets)
-            )
+            loss = self.keypoint_loss(heatmaps, points, rois[:, 1:], len(targets))
+            losses["loss_keypoint"] = loss
         return losses
 
     def detect(
@@ -190,8 +188,7 @@ class RoIHeads(nn.Module):
 
         Of each image foreground before background; the objects' own boxes are among the proposals.
         """
-        rules = self.rules
-        thresholds = (rules.iou_threshold, rules.iou_threshold)
+        rules, thresholds = self.rules, (self.rules.iou_threshold,) * 2
         regions, objects, first = [], [], 0
         for boxes, target in zip(proposals, targets, strict=True):
             boxes = torch.cat([boxes, target["boxes"]])
@@ -202,9 +199,8 @@ class RoIHeads(nn.Module):
             first += len(target["boxes"])
         index = torch.cat(objects)
         # Background is the last class, and so what the object -1 has.
-        classes = torch.cat(
-            [*(t["classes"] for t in targets), index.new_tensor([rules.num_classes])]
-        )
+        background = index.new_tensor([rules.num_classes])
+        classes = torch.cat([*(t["classes"] for t in targets), background])
         return with_image(regions), classes[index], index
 
     def box_losses(

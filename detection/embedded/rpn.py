@@ -7,8 +7,6 @@ operators are used.
 Shapes: N images, A anchors per cell, C channels, H W cells of a feature map, G = H W A anchors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Batch norm over several processes as Detectron2 naively does it, on CPUs too."""
 
-from __future__ import annotations
-
 import torch
 from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn

@@ -63,7 +63,7 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     (tiny.FPN, "RPN.IN_FEATURES", ["p7"], "p2, p3"),
     (tiny.FPN, "ROI_HEADS.IN_FEATURES", ["p2", "p4"], "ROI_HEADS.IN_FEATURES"),
     (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9]], "each of the 5"),
-    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9, 10], [11], [12], [13]], "[1, 2, 1, 1, 1]"),
+    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9, 10], [11], [12], [13]], "as many numbers"),
     (tiny.FPN, "RPN.IOU_THRESHOLDS", [0.7, 0.3], "expected 2"),
     (tiny.FPN, "ROI_HEADS.IOU_THRESHOLDS", [0.4, 0.5], "expected 1"),
     (tiny.FPN, "ROI_BOX_HEAD.NUM_FC", 0, "NUM_FC 0"),
