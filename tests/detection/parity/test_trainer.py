@@ -1,7 +1,6 @@
 """Whole runs of both engines from the same task, seed and images: bitwise identical."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from detection.config.task import load_task
-from detection.engine.weights import EngineResult
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
@@ -37,13 +35,11 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def voc(tmp_path_factory):
     return write_voc(tmp_path_factory.mktemp("voc") / "voc", {"train": 10, "val": 4})
 
 
-def run_engine(
-    engine: str, voc: Path, out: Path, keys: dict[str, Any], eval_only: bool = False
-) -> EngineResult:
+def run_engine(engine, voc, out, keys, eval_only=False):
     if engine == "embedded":
         from detection.embedded.trainer import run
     else:
@@ -72,7 +68,7 @@ def run_engine(
     ],
     ids=["plain", "precise-bn-and-clipping", "channels-last"],
 )
-def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
+def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
@@ -109,20 +105,18 @@ def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])
-def test_channels_last_is_the_models_memory_format(
-    engine: str, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkeypatch):
     from torch.nn import Conv2d
 
     formats = []
 
-    def look(module: Conv2d, args: Any, out: torch.Tensor) -> None:
+    def look(module, args, out):
         if out.shape[1] > 1 and out[0, 0].numel() > 1:
             formats.append(out.is_contiguous(memory_format=torch.channels_last))
 
     init = Conv2d.__init__
 
-    def watched(self: Conv2d, *args: Any, **kwargs: Any) -> None:
+    def watched(self, *args, **kwargs):
         init(self, *args, **kwargs)
         self.register_forward_hook(look)
 
@@ -134,7 +128,7 @@ def test_channels_last_is_the_models_memory_format(
         assert set(formats) == {wanted}
 
 
-def test_learning_rates_of_a_long_schedule() -> None:
+def test_learning_rates_of_a_long_schedule():
     from detectron2.solver import build_lr_scheduler
 
     from detection.embedded.solver import build_schedule, set_learning_rate
