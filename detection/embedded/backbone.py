@@ -14,8 +14,8 @@ from fvcore.common.registry import Registry
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
-from convert.families.resnet_network import ConvNorm, NormLayer, ResNet, make_stage
-from detection.embedded.layers import NORMS, conv, freeze_stages, norm_layer
+from convert.families.resnet_network import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
+from detection.embedded.layers import NORMS, conv, freeze, norm_layer
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -115,7 +115,9 @@ def build_resnet_backbone(model: CfgNode) -> ResNet:
         out_features=resnets.OUT_FEATURES,
         **stage_arguments(model),
     )
-    freeze_stages(resnet, model.BACKBONE.FREEZE_AT)
+    for name in FEATURES[: model.BACKBONE.FREEZE_AT]:
+        if hasattr(resnet, name):
+            freeze(resnet.get_submodule(name))
     return resnet
 
 

@@ -8,7 +8,6 @@ are under "model" with Detectron2's names, so that either engine reads the other
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -42,21 +41,14 @@ def save_checkpoint(
     distributed.barrier()
 
 
-class TrainingState(NamedTuple):
-    """What a run continues with beside model and optimizer.
-
-    `random` is None where another number of processes wrote it; earlier versions wrote no `recent`.
-    """
-
-    next_iteration: int
-    random: State | None
-    recent: Recent
-
-
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> TrainingState:
+) -> tuple[int, State | None, Recent]:
     """Load a checkpoint of this engine into model and optimizer.
+
+    Returns:
+        The next iteration; this process's random state, None where another number of processes
+        wrote it; `recent`, empty in a checkpoint of an earlier version.
 
     Raises:
         DataError: missing, damaged or unsafe file.
@@ -86,4 +78,4 @@ def load_checkpoint(
     if reason:
         logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
     random = None if reason else ranks[distributed.rank()]
-    return TrainingState(content["iteration"] + 1, random, content.get("recent", {}))
+    return content["iteration"] + 1, random, content.get("recent", {})

@@ -33,21 +33,16 @@ STOP_AFTER_SECONDS = 30
 
 def with_objects(records: Sequence[Record]) -> list[Record]:
     """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
-    return [
-        record
-        for record in records
-        if any(not item.get("iscrowd", 0) for item in record["annotations"])
-    ]
+    return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
 
 
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
     """The records with that many labeled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
-    return [
-        record
-        for record in records
-        if minimum
-        <= sum(v > 0 for item in record["annotations"] for v in item.get("keypoints", [])[2::3])
-    ]
+
+    def labeled(record: Record) -> int:
+        return sum(v > 0 for item in record["annotations"] for v in item.get("keypoints", [])[2::3])
+
+    return [record for record in records if labeled(record) >= minimum]
 
 
 def shuffled_forever(size: int, seed: int) -> Iterator[int]:
@@ -80,9 +75,8 @@ def repeat_factors(
     classes = [{item["category_id"] for item in record["annotations"]} for record in records]
     counts = Counter(c for own in classes for c in own)
     factors = {c: threshold / (count / len(records)) for c, count in counts.items()}
-    if square_root:
-        factors = {c: math.sqrt(factor) for c, factor in factors.items()}
-    return [max((1.0, *(factors[c] for c in own))) for own in classes]
+    scaled = math.sqrt if square_root else float
+    return [max((1.0, *(scaled(factors[c]) for c in own))) for own in classes]
 
 
 def plan_batches(
@@ -212,16 +206,11 @@ def training_batches(
         DataError: an image cannot be read.
     """
     rng = np.random.RandomState(seed % 2**32)
-
-    def plan() -> Iterator[list[Planned]]:
-        return plan_batches(
-            records, order(), draw, batch_size=batch_size, group_by_shape=group_by_shape, rng=rng
-        )
-
-    for _ in islice(plan(), trained):
+    how: dict[str, Any] = {"batch_size": batch_size, "group_by_shape": group_by_shape, "rng": rng}
+    for _ in islice(plan_batches(records, order(), draw, **how), trained):
         pass
-    planned = islice(plan(), skip, None)
-    return load_batches(Images(records, mapper), planned, num_workers, together=True)
+    plan = islice(plan_batches(records, order(), draw, **how), skip, None)
+    return load_batches(Images(records, mapper), plan, num_workers, together=True)
 
 
 def evaluation_batches(

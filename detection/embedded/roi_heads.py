@@ -101,7 +101,6 @@ class RoIHeads(nn.Module):
     (C4), where all regions go through res5 and the mask head shares its maps with the boxes'.
 
     Args:
-        in_features: names of the maps that regions are pooled from.
         poolers: of the "box", "mask" and "keypoint" head; no "mask" in C4.
         box_head: (R, C, P, P) -> (R, D), for the predictor.
         res5: in C4 (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm
@@ -170,9 +169,9 @@ class RoIHeads(nn.Module):
         if self.keypoint_head is not None:
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             more["keypoints"] = locate_keypoints(heatmaps, rois[:, 1:])
+        numbers = [len(one["boxes"]) for one in found]
         for name, values in more.items():
-            per_image = values.split([len(one["boxes"]) for one in found])
-            for one, own in zip(found, per_image, strict=True):
+            for one, own in zip(found, values.split(numbers), strict=True):
                 one[name] = own
         return found
 
@@ -308,8 +307,8 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     )
     strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
     poolers = {
-        name: Pooler(settings.POOLER_RESOLUTION, strides, settings.POOLER_SAMPLING_RATIO)
-        for name, settings in (("box", box), ("mask", mask), ("keypoint", points))
+        name: Pooler(own.POOLER_RESOLUTION, strides, own.POOLER_SAMPLING_RATIO)
+        for name, own in (("box", box), ("mask", mask), ("keypoint", points))
     }
     channels = backbone.stage_channels[roi.IN_FEATURES[0]]
     heads: dict[str, nn.Module] = {}

@@ -82,9 +82,8 @@ def run(
         visualize: number of test images to draw the predictions on.
 
     Raises:
-        UserError: a key that cannot be honored, weights that do not fit. DataError: an image
-            that cannot be read. NumericError: a loss that is not finite. Preempted,
-            KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        UserError: weights that do not fit. DataError: an image that cannot be read. NumericError:
+            a loss that is not finite. Preempted, KeyboardInterrupt: asked to stop, and saved.
     """
     work = partial(_work, cfg, weights, resume, eval_only, visualize, processes)
     connect = partial(_connected, cfg.MODEL.DEVICE)
@@ -164,7 +163,8 @@ def _work(
         else:
             coverage = None if weights is None else load_converted(model, weights.model)
             iterations = cfg.SOLVER.MAX_ITER
-            with closing(Trainer(cfg, model, stop)) as trainer, counting(lambda: trainer.done):
+            trainer = Trainer(cfg, model, stop)
+            with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if resume else None)
         if visualize and distributed.is_main():
             images = draw_predictions(model, cfg, visualize)
@@ -213,13 +213,8 @@ class Trainer:
     def train(self, random: State | None = None) -> dict[str, float]:
         """Train to the end and return the last evaluation's metrics, {} but on the main process.
 
-        Args:
-            random: see `resume`.
-
-        Raises:
-            NumericError, DataError: see `run`; the last checkpoint stays.
-            Preempted, KeyboardInterrupt: asked to stop; the iteration at hand is done and saved.
-                All processes stop together.
+        Asked to stop, all processes do so together, after the iteration at hand. `random` is what
+        `resume` returned.
         """
         cfg, metrics = self.cfg, None
         self.model.train()
@@ -276,11 +271,7 @@ class Trainer:
         return values["total_loss"]
 
     def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The losses and their sum as numbers, of all processes in the mean.
-
-        Raises:
-            NumericError: one is not finite.
-        """
+        """The losses and their sum, means over the processes; NumericError if one is not finite."""
         own = torch.stack(list(losses.values())).detach().double().cpu()
         numbers = distributed.mean_over_ranks(own).tolist()
         values = dict(zip(losses, numbers, strict=True))
@@ -307,10 +298,7 @@ class Trainer:
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
     def precise_bn(self, num_iters: int) -> None:
-        """Replace the running averages of batch norm by averages over `num_iters` batches.
-
-        As Detectron2's PreciseBN hook, over the first images of the training's order.
-        """
+        """As Detectron2's PreciseBN hook, over the first images of the training's order."""
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
             batches = build_training(self.cfg, num_workers=0, trained=self.done)
@@ -319,11 +307,7 @@ class Trainer:
         combine_statistics(counts)
 
     def save(self, iteration: int) -> Path:
-        """Write a checkpoint of the state after `iteration`; returns its path.
-
-        Raises:
-            NumericError: a weight is not finite, so that the checkpoint before stays the last.
-        """
+        """Write the state after `iteration`, unless a weight is not finite; returns the path."""
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise self.diverged(iteration, f"{name} is not finite")
@@ -343,9 +327,6 @@ class Trainer:
             raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
-
-    def close(self) -> None:
-        self.log.close()
 
 
 def _due(done: int, period: int) -> bool:

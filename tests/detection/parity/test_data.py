@@ -40,15 +40,8 @@ def images(tmp_path_factory):
             annotations.append(shaped([x0, y0, x1, y1], int(rng.randint(5)), rng))
         if number == 7:
             annotations.append(shaped([5.0, 5.0, 5.0, 9.0], 1, rng))
-        records.append(
-            {
-                "file_name": str(path),
-                "image_id": str(number),
-                "height": int(height),
-                "width": int(width),
-                "annotations": annotations,
-            }
-        )
+        record = {"file_name": str(path), "image_id": str(number), "annotations": annotations}
+        records.append({**record, "height": int(height), "width": int(width)})
     return records
 
 
@@ -69,14 +62,17 @@ def shaped(box, kind, rng):
 def config(order, flip, sampling, sizes):
     from detectron2.config import get_cfg
 
+    keys = {
+        "FORMAT": order,
+        "RANDOM_FLIP": flip,
+        "MIN_SIZE_TRAIN_SAMPLING": sampling,
+        "MIN_SIZE_TRAIN": sizes,
+        "MAX_SIZE_TRAIN": 170,
+        "MIN_SIZE_TEST": 111,
+        "MAX_SIZE_TEST": 150,
+    }
     cfg = get_cfg()
-    cfg.INPUT.FORMAT = order
-    cfg.INPUT.RANDOM_FLIP = flip
-    cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING = sampling
-    cfg.INPUT.MIN_SIZE_TRAIN = sizes
-    cfg.INPUT.MAX_SIZE_TRAIN = 170
-    cfg.INPUT.MIN_SIZE_TEST = 111
-    cfg.INPUT.MAX_SIZE_TEST = 150
+    cfg.INPUT.update(keys)
     cfg.SEED = 11
     return cfg
 
@@ -93,24 +89,18 @@ def assert_same_sample(theirs, ours):
     instances = theirs["instances"]
     assert torch.equal(instances.gt_boxes.tensor, ours["boxes"])
     assert torch.equal(instances.gt_classes, ours["classes"])
-    assert all(instances.has(f"gt_{name}") or not len(ours[name]) for name in EXTRA & set(ours))
+    extra = {"masks", "keypoints"} & set(ours)
+    assert all(instances.has(f"gt_{name}") or not len(ours[name]) for name in extra)
     if instances.has("gt_keypoints"):
         assert torch.equal(instances.gt_keypoints.tensor, ours["keypoints"])
-    if instances.has("gt_masks"):
-        masks = instances.gt_masks
-        if hasattr(masks, "tensor"):
-            assert torch.equal(masks.tensor, ours["masks"])
-            return
-        assert len(masks) == len(ours["masks"])
-        for expected, found in zip(masks.polygons, ours["masks"], strict=True):
-            assert len(expected) == len(found)
-            assert all(
-                a.dtype == b.dtype and np.array_equal(a, b)
-                for a, b in zip(expected, found, strict=True)
-            )
-
-
-EXTRA = {"masks", "keypoints"}
+    if not instances.has("gt_masks"):
+        return
+    if hasattr(instances.gt_masks, "tensor"):
+        assert torch.equal(instances.gt_masks.tensor, ours["masks"])
+        return
+    for expected, found in zip(instances.gt_masks.polygons, ours["masks"], strict=True):
+        for one, other in zip(expected, found, strict=True):
+            assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
 SETTINGS = [

@@ -51,6 +51,12 @@ def run_engine(engine, voc, out, keys, eval_only=False):
         return run(task.cfg, weights=None, resume=False, eval_only=eval_only)
 
 
+def logged(folder):
+    """The last value of every name in metrics.json."""
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return {name: value for line in lines for name, value in json.loads(line).items()}
+
+
 @pytest.mark.parametrize(
     "keys",
     [
@@ -72,19 +78,12 @@ def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
-    expected = load_torch(tmp_path / "d2" / "model_final.pth")
-    actual = load_torch(tmp_path / "embedded" / "model_final.pth")
+    folders = tmp_path / "d2", tmp_path / "embedded"
+    expected, actual = (load_torch(folder / "model_final.pth") for folder in folders)
     assert actual["iteration"] == expected["iteration"] == 7
     assert set(actual["model"]) == set(expected["model"])
-    different = [
-        name for name, x in expected["model"].items() if not torch.equal(x, actual["model"][name])
-    ]
-    assert not different
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
-        for name in ("d2", "embedded")
-    ]
-    their_log, our_log = ({k: v for line in log for k, v in line.items()} for log in logs)
+    assert not [n for n, x in expected["model"].items() if not torch.equal(x, actual["model"][n])]
+    their_log, our_log = map(logged, folders)
     for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"):
         assert np.isclose(their_log[name], our_log[name], rtol=1e-6)
     # With other groups Detectron2 logs the rate of the largest one.
@@ -92,8 +91,7 @@ def test_a_whole_run(keys, voc, tmp_path):
         assert their_log["lr"] == our_log["lr"]
     assert theirs.metrics == ours.metrics
     predictions = [
-        json.loads((tmp_path / name / "inference" / "voc_val.json").read_text())
-        for name in ("d2", "embedded")
+        json.loads((folder / "inference" / "voc_val.json").read_text()) for folder in folders
     ]
     assert predictions[0] == predictions[1]
     assert predictions[0]["predictions"]
