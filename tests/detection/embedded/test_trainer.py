@@ -7,6 +7,7 @@ import shutil
 import signal
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ import torch
 from convert.families.resnet_network import ResNet
 from convert.verify import Converted
 from detection.config.task import load_task
-from detection.embedded import trainer as engine
+from detection.embedded import trainer
 from detection.embedded.model import Detector
+from detection.embedded.trainer import Trainer
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -63,7 +65,7 @@ def run(voc, out, keys=None, *, weights=None, resume=False, eval_only=False):
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, "embedded", eval_only=eval_only, resume=resume)
     with RunFolder(out, resume=resume or eval_only):
-        return engine.run(task.cfg, weights=weights, resume=resume, eval_only=eval_only)
+        return trainer.run(task.cfg, weights=weights, resume=resume, eval_only=eval_only)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,15 @@ def log_lines(out):
     return [json.loads(line) for line in (out / "metrics.json").read_text().splitlines()]
 
 
+def newest(out):
+    return (out / "last_checkpoint").read_text()
+
+
+def checkpoints(out):
+    """Numbers of the iterations."""
+    return sorted(path.stem.removeprefix("model_") for path in out.glob("*.pth"))
+
+
 def final(out):
     return load_torch(out / "model_final.pth")
 
@@ -100,14 +111,6 @@ def assert_same_state(one, other):
             assert_same_state(a, b)
     else:
         assert one == other
-
-
-@contextmanager
-def patched(owner, name, make):
-    """`make(old)` in place of a method."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, make(getattr(owner, name)))
-        yield
 
 
 @pytest.mark.slow
@@ -135,7 +138,7 @@ def test_learns_what_it_is_shown(voc, tmp_path):
     assert lines[-1]["bbox/AP50"] == pytest.approx(result.metrics["bbox/AP50"])
     names = {"loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc", "total_loss"}
     assert names | {"iteration", "lr", "time", "data_time", "eta_seconds"} == set(lines[0])
-    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth"
+    assert newest(tmp_path) == "model_final.pth"
     assert "total_loss" in (tmp_path / "log.txt").read_text()
 
 
@@ -148,11 +151,10 @@ def test_a_resumed_run_equals_a_straight_one(voc, tmp_path):
     straight, out = tmp_path / "straight", tmp_path / "run"
     keys = {"SOLVER.CHECKPOINT_PERIOD": 2, "TEST.EVAL_PERIOD": 4, **PRECISE_BN}
     expected = run(voc, straight, keys)
-    names = ["model_0000001.pth", "model_0000003.pth", "model_0000005.pth", "model_final.pth"]
-    assert sorted(path.name for path in straight.glob("*.pth")) == names
-    with patched(engine.Trainer, "evaluate", lambda _: killed), pytest.raises(KeyboardInterrupt):
+    assert checkpoints(straight) == ["0000001", "0000003", "0000005", "final"]
+    with patch.object(Trainer, "evaluate", killed), pytest.raises(KeyboardInterrupt):
         run(voc, out, keys)
-    assert (out / "last_checkpoint").read_text() == "model_0000003.pth"
+    assert newest(out) == "model_0000003.pth"
     torch.manual_seed(99)
     resumed = run(voc, out, {**keys, "DATALOADER.NUM_WORKERS": 1}, resume=True)
     assert resumed.metrics == expected.metrics
@@ -186,39 +188,42 @@ OF_BOXES = {
 }
 
 
-@pytest.fixture(scope="module")
-def other_run(narrow_r50_file, layouts_root):
+@pytest.fixture
+def other_run(narrow_r50_file, data_of):
     """(task, folder, number of data-loader workers, flags) → the record of six iterations."""
 
-    def go(task, out, workers, flags=()):
+    def go(task, out, workers, *flags):
+        data_of(task)
         keys = SIX_ITERATIONS | OTHER_TASKS[task] | {"DATALOADER.NUM_WORKERS": workers}
         keys |= {} if "fcn16s" in task else OF_BOXES
         opts = [item for pair in keys.items() for item in pair]
-        data = layouts_root / ("of_lvis" if task.startswith("lvis") else "of_all_others")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("DETECTRON2_DATASETS", str(data))
-            return small_tasks.run(task, narrow_r50_file, out, "embedded", *opts, flags=flags)
+        return small_tasks.run(task, narrow_r50_file, out, "embedded", *opts, flags=flags)
 
     return go
 
 
 def on_iteration(wanted, do):
     """`do` before the step of one iteration."""
+    step = Trainer.step
 
-    def make(step):
-        def stepped(self, iteration, batches):
-            if iteration == wanted:
-                do()
-            return step(self, iteration, batches)
+    def stepped(self, iteration, batches):
+        if iteration == wanted:
+            do()
+        return step(self, iteration, batches)
 
-        return stepped
-
-    return patched(engine.Trainer, "step", make)
+    return patch.object(Trainer, "step", stepped)
 
 
 def killed(*_):
     """As far as the folder shows, a kill: nothing runs that could still save."""
     raise KeyboardInterrupt
+
+
+@contextmanager
+def asked_to_stop(iteration, number=signal.SIGTERM, error=Preempted):
+    ask = on_iteration(iteration, lambda: os.kill(os.getpid(), number))
+    with ask, pytest.raises(error) as caught:
+        yield caught
 
 
 @pytest.mark.race
@@ -228,22 +233,16 @@ def test_a_task_stopped_and_killed_equals_a_straight_one(task, workers, other_ru
     """Asked to stop in the 2nd iteration; killed in the 6th, so that the 5th is done again."""
     out, expected_folder = tmp_path / "run", tmp_path / "straight"
     expected = other_run(task, expected_folder, 0)
-    with on_iteration(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Preempted):
+    with asked_to_stop(1):
         other_run(task, out, workers)
-    assert (out / "last_checkpoint").read_text() == "model_0000001.pth"
+    assert newest(out) == "model_0000001.pth"
     with on_iteration(5, killed), pytest.raises(KeyboardInterrupt):
-        other_run(task, out, workers, ("--resume",))
-    assert (out / "last_checkpoint").read_text() == "model_0000003.pth"
-    record = other_run(task, out, workers, ("--resume",))
+        other_run(task, out, workers, "--resume")
+    assert newest(out) == "model_0000003.pth"
+    record = other_run(task, out, workers, "--resume")
     assert (record.metrics, record.iterations) == (expected.metrics, expected.iterations)
     assert_same_state(final(out), final(expected_folder))
     small_tasks.assert_same_run(expected_folder, out)
-
-
-def stop_after(iteration, voc, out, keys, resume):
-    ask = on_iteration(iteration, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with ask, pytest.raises(Preempted):
-        run(voc, out, keys, resume=resume)
 
 
 def lines_without_times(out):
@@ -257,13 +256,10 @@ def test_an_older_checkpoint_replaces_what_came_after_it(voc, tmp_path, capsys):
     run(voc, tmp_path, keys)
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "last_checkpoint").write_text("model_0000003.pth")
-    stop_after(4, voc, tmp_path, keys, resume=True)
-    assert (tmp_path / "last_checkpoint").read_text() == "model_0000004.pth"
-    assert sorted(path.name for path in tmp_path.glob("*.pth")) == [
-        "model_0000001.pth",
-        "model_0000003.pth",
-        "model_0000004.pth",
-    ]
+    with asked_to_stop(4):
+        run(voc, tmp_path, keys, resume=True)
+    assert newest(tmp_path) == "model_0000004.pth"
+    assert checkpoints(tmp_path) == ["0000001", "0000003", "0000004"]
     aside = tmp_path / "superseded_1"
     names = ["earlier_run.json", "model_0000005.pth", "model_final.pth"]
     assert sorted(path.name for path in aside.iterdir()) == names
@@ -281,7 +277,8 @@ def test_lines_of_metrics_are_those_of_an_uninterrupted_run(voc, tmp_path, monke
     keys = {"TEST.EVAL_PERIOD": 4}
     run(voc, tmp_path / "straight", keys)
     out = tmp_path / "run"
-    stop_after(stop, voc, out, keys, resume=False)
+    with asked_to_stop(stop):
+        run(voc, out, keys)
     with on_iteration(7, killed), pytest.raises(KeyboardInterrupt):
         run(voc, out, keys, resume=True)
     run(voc, out, keys, resume=True)
@@ -318,67 +315,62 @@ def test_evaluation_in_between_does_not_change_the_training(voc, straight, tmp_p
 )
 def test_a_stop_signal_saves_and_asks_for_resume(number, error, voc, straight, tmp_path, capsys):
     out, before = tmp_path / "stopped", signal.getsignal(number)
-    with on_iteration(4, lambda: os.kill(os.getpid(), number)), pytest.raises(error) as caught:
+    with asked_to_stop(4, number, error) as caught:
         run(voc, out)
     said = str(caught.value) if error is Preempted else capsys.readouterr().out
     assert f"stopped after iteration 4 and saved {out / 'model_0000004.pth'}; run the same" in said
     assert signal.getsignal(number) == before
-    assert (out / "last_checkpoint").read_text() == "model_0000004.pth"
+    assert newest(out) == "model_0000004.pth"
     run(voc, out, resume=True)
     assert_same_state(final(out), final(straight[0]))
 
 
 @pytest.mark.race
 def test_a_stop_signal_in_the_last_iteration_changes_nothing(voc, tmp_path):
-    def make(evaluate):
-        def stopped(self, iteration):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return evaluate(self, iteration)
+    evaluate = Trainer.evaluate
 
-        return stopped
+    def stopped(self, iteration):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, iteration)
 
-    with patched(engine.Trainer, "evaluate", make):
+    with patch.object(Trainer, "evaluate", stopped):
         run(voc, tmp_path)
-    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth"
+    assert newest(tmp_path) == "model_final.pth"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(voc, tmp_path):
-    calls = itertools.count(1)
+    calls, forward = itertools.count(1), Detector.forward
 
-    def make(forward):
-        def broken(self, samples):
-            output = forward(self, samples)
-            if next(calls) == 6:
-                output["loss_rpn_loc"] = output["loss_rpn_loc"] * float("nan")
-            return output
+    def broken(self, samples):
+        output = forward(self, samples)
+        if next(calls) == 6:
+            output["loss_rpn_loc"] = output["loss_rpn_loc"] * float("nan")
+        return output
 
-        return broken
-
-    with patched(Detector, "forward", make), pytest.raises(NumericError) as caught:
+    with patch.object(Detector, "forward", broken), pytest.raises(NumericError) as caught:
         run(voc, tmp_path, {"SOLVER.CHECKPOINT_PERIOD": 4})
     message = str(caught.value)
     assert "iteration 5" in message and "loss_rpn_loc is nan" in message
     assert "loss_cls" not in message and "model_0000003.pth" in message
-    assert [path.name for path in tmp_path.glob("*.pth")] == ["model_0000003.pth"]
+    assert checkpoints(tmp_path) == ["0000003"]
     kept = load_torch(tmp_path / "model_0000003.pth")["model"]
     assert all(torch.isfinite(x).all() for x in kept.values())
 
 
 def test_weights_that_are_not_finite_are_not_saved(voc, tmp_path):
-    def make(step):
-        def poisoned(self, iteration, batches):
-            loss = step(self, iteration, batches)
-            if iteration == 3:
-                self.model.backbone.stem.conv1.weight.data[0, 0] = float("inf")
-            return loss
+    step = Trainer.step
 
-        return poisoned
+    def poisoned(self, iteration, batches):
+        loss = step(self, iteration, batches)
+        if iteration == 3:
+            self.model.backbone.stem.conv1.weight.data[0, 0] = float("inf")
+        return loss
 
     said = r"iteration 3: backbone\.stem\.conv1\.weight is not"
-    with patched(engine.Trainer, "step", make), pytest.raises(NumericError, match=said):
+    with patch.object(Trainer, "step", poisoned), pytest.raises(NumericError, match=said):
         run(voc, tmp_path, {"SOLVER.CHECKPOINT_PERIOD": 2})
-    assert (tmp_path / "last_checkpoint").read_text() == "model_0000001.pth"
-    assert [path.name for path in tmp_path.glob("*.pth")] == ["model_0000001.pth"]
+    assert newest(tmp_path) == "model_0000001.pth"
+    assert checkpoints(tmp_path) == ["0000001"]
 
 
 def test_diverging_says_so(voc, tmp_path):
