@@ -1,16 +1,15 @@
 """Names that other packages keep private and this project uses nevertheless, all of them.
 
-Such a name may go with any release of its package. This list is the one place to look at then: it
-says what each is needed for. The tests say which one is gone, and that no other is used.
+Such a name may go with any release of its package; the list says what each is needed for.
 """
 
 import ast
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,124 +17,49 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("benchmarks", "convert", "detection", "moco")
 
 
-class Private(NamedTuple):
-    """A name, the class or module that has it, the file that uses it, and why."""
-
-    owner: str
-    name: str
-    file: str
-    why: str
-
-
+# The class or module that has a name, the name, the file that uses it.
 PRIVATE = (
-    Private(
-        "detectron2.utils.comm",
-        "_LOCAL_PROCESS_GROUP",
-        "detection/d2/trainer.py",
-        "a second training in one process starts from nothing",
-    ),
-    Private(
-        "detectron2.utils.comm",
-        "_get_global_gloo_group",
-        "detection/d2/trainer.py",
-        "likewise",
-    ),
-    Private(
-        "detectron2.engine.DefaultTrainer",
-        "_trainer",
-        "detection/d2/trainer.py",
-        "the loop inside, whose data loader is resumed",
-    ),
-    Private(
-        "detectron2.engine.DefaultTrainer",
-        "_trainer",
-        "detection/d2/state.py",
-        "likewise",
-    ),
-    Private(
-        "detectron2.engine.SimpleTrainer",
-        "_data_loader_iter",
-        "detection/d2/state.py",
-        "the position in the data is part of a checkpoint",
-    ),
-    Private(
-        "detectron2.engine.hooks.EvalHook",
-        "_do_eval",
-        "detection/d2/state.py",
-        "an evaluation that a stop has cut off is made up for",
-    ),
-    Private(
-        "detectron2.engine.hooks.PreciseBN",
-        "_data_iter",
-        "detection/d2/precise_bn.py",
-        "each estimate begins with the same batches",
-    ),
-    Private(
-        "detectron2.checkpoint.DetectionCheckpointer",
-        "_load_file",
-        "detection/d2/checkpoint.py",
-        "overridden: files are read without unpickling what is in them",
-    ),
-    Private(
-        "torch.nn.modules.batchnorm",
-        "_NormBase",
-        "detection/embedded/solver.py",
-        "the base class by which Detectron2 chooses parameters without weight decay",
-    ),
-    Private(
-        "pickle",
-        "_Unpickler",
-        "moco/common/unpickler.py",
-        "the unpickler that is written in Python, whose every step can be replaced",
-    ),
-    Private(
-        "pickle._Unpickler",
-        "_instantiate",
-        "moco/common/unpickler.py",
-        "overridden: what two of its steps call to make an object",
-    ),
-    Private(
-        "torch.storage",
-        "_dtype_to_storage_type_map",
-        "moco/common/torch_files.py",
-        "the names of storages in a checkpoint",
-    ),
-    Private(
-        "torch.nn.Module",
-        "_metadata",
-        "moco/common/unpickler.py",
-        "the versions of modules, an attribute of the state dicts that a Module saves and reads",
-    ),
-    Private(
-        "torch",
-        "_foreach_lerp_",
-        "moco/modeling/mechanisms/momentum_queue.py",
-        "one kernel for all parameters, as torch's own optimizers have it",
-    ),
-    Private(
-        "torchvision.models.detection",
-        "_utils",
-        "detection/embedded/boxes.py",
-        "BoxCoder and Matcher, the parts of torchvision's detectors",
-    ),
-    Private(
-        "torchvision.models.ResNet",
-        "_make_layer",
-        "convert/families/resnet_network.py",
-        "a stage of another width than torchvision's constructors build",
-    ),
+    # a second training in one process starts from nothing
+    ("detectron2.utils.comm", "_LOCAL_PROCESS_GROUP", "detection/d2/trainer.py"),
+    # likewise
+    ("detectron2.utils.comm", "_get_global_gloo_group", "detection/d2/trainer.py"),
+    # the loop inside, whose data loader is resumed
+    ("detectron2.engine.DefaultTrainer", "_trainer", "detection/d2/trainer.py"),
+    # likewise
+    ("detectron2.engine.DefaultTrainer", "_trainer", "detection/d2/state.py"),
+    # the position in the data is part of a checkpoint
+    ("detectron2.engine.SimpleTrainer", "_data_loader_iter", "detection/d2/state.py"),
+    # an evaluation that a stop has cut off is made up for
+    ("detectron2.engine.hooks.EvalHook", "_do_eval", "detection/d2/state.py"),
+    # each estimate begins with the same batches
+    ("detectron2.engine.hooks.PreciseBN", "_data_iter", "detection/d2/precise_bn.py"),
+    # overridden: files are read without unpickling what is in them
+    ("detectron2.checkpoint.DetectionCheckpointer", "_load_file", "detection/d2/checkpoint.py"),
+    # the base class by which Detectron2 chooses parameters without weight decay
+    ("torch.nn.modules.batchnorm", "_NormBase", "detection/embedded/solver.py"),
+    # the unpickler that is written in Python, whose every step can be replaced
+    ("pickle", "_Unpickler", "moco/common/unpickler.py"),
+    # overridden: what two of its steps call to make an object
+    ("pickle._Unpickler", "_instantiate", "moco/common/unpickler.py"),
+    # the names of storages in a checkpoint
+    ("torch.storage", "_dtype_to_storage_type_map", "moco/common/torch_files.py"),
+    # the versions of modules, an attribute of the state dicts that a Module saves and reads
+    ("torch.nn.Module", "_metadata", "moco/common/unpickler.py"),
+    # one kernel for all parameters, as torch's own optimizers have it
+    ("torch", "_foreach_lerp_", "moco/modeling/mechanisms/momentum_queue.py"),
+    # BoxCoder and Matcher, the parts of torchvision's detectors
+    ("torchvision.models.detection", "_utils", "detection/embedded/boxes.py"),
+    # a stage of another width than torchvision's constructors build
+    ("torchvision.models.ResNet", "_make_layer", "convert/families/resnet_network.py"),
 )
 # What only looks private: the methods of named tuples.
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}
+LISTED = {(file, name) for _, name, file in PRIVATE}
+PRODUCT = [path for room in PACKAGES for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in {"_", *PUBLIC}
-
-
-def product_files() -> Iterator[Path]:
-    for package in PACKAGES:
-        yield from sorted((ROOT / package).rglob("*.py"))
 
 
 def defined(tree: ast.AST) -> set[str]:
@@ -172,22 +96,20 @@ def used(tree: ast.AST, own: set[str], inherited: set[str]) -> Iterator[str]:
 
 
 def test_no_other_is_used():
-    trees = {path: ast.parse(path.read_text()) for path in product_files()}
+    trees = {path: ast.parse(path.read_text()) for path in PRODUCT}
     inherited = set().union(*map(defined, trees.values()))
-    listed = {(each.file, each.name) for each in PRIVATE}
     found = {
         (str(path.relative_to(ROOT)), name)
         for path, tree in trees.items()
         for name in used(tree, defined(tree), inherited)
     }
-    assert found <= listed, f"not in the list: {sorted(found - listed)}"
+    assert found <= LISTED, f"not in the list: {sorted(found - LISTED)}"
 
 
 def test_no_other_is_overridden():
     """A method that happens to be called as a private one of its base class replaces it."""
-    listed = {(each.file, each.name) for each in PRIVATE}
     found = set()
-    for path in product_files():
+    for path in PRODUCT:
         if "d2" in path.parts and "detectron2" not in sys.modules:
             pytest.importorskip("detectron2")
         if path.name == "__main__.py" or "class " not in path.read_text():
@@ -203,17 +125,12 @@ def test_no_other_is_overridden():
                 for base in foreign
                 if is_private(own) and inspect.isfunction(value) and own in vars(base)
             }
-    assert found <= listed, f"not in the list: {sorted(found - listed)}"
+    assert found <= LISTED, f"not in the list: {sorted(found - LISTED)}"
 
 
-@pytest.mark.parametrize("each", PRIVATE, ids=lambda each: f"{each.owner}.{each.name}")
-def test_it_is_there_and_used(each: Private):
-    pytest.importorskip(each.owner.split(".")[0])
-    try:
-        owner = importlib.import_module(each.owner)
-    except ModuleNotFoundError:
-        module, _, name = each.owner.rpartition(".")
-        owner = getattr(importlib.import_module(module), name)
-    there = hasattr(owner, each.name) or f".{each.name}" in inspect.getsource(owner)
-    assert there, f"{each.owner} has no {each.name} any more; used in {each.file}: {each.why}"
-    assert each.name in (ROOT / each.file).read_text(), f"{each.file} does not use it: remove it"
+@pytest.mark.parametrize(("owner", "name", "file"), PRIVATE)
+def test_it_is_there_and_used(owner, name, file):
+    pytest.importorskip(owner.split(".")[0])
+    has_it = pkgutil.resolve_name(owner)
+    assert hasattr(has_it, name) or f".{name}" in inspect.getsource(has_it), f"needed by {file}"
+    assert name in (ROOT / file).read_text(), "remove it"

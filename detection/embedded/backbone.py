@@ -1,18 +1,24 @@
-"""Backbones by the name that MODEL.BACKBONE.NAME has in Detectron2; one file per family.
+"""Backbones by the name that MODEL.BACKBONE.NAME has in Detectron2: ResNet, FPN, dilated C5.
 
 A backbone maps images (N, 3, H, W) to feature maps by name. It has their `strides` and their
-`stage_channels` by the same names, and the `size_divisibility` that images are padded to.
+`stage_channels` by the same names, and the `size_divisibility` that images are padded to. The
+ResNet is convert/families/resnet_network.py's.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from collections.abc import Mapping
-from typing import Protocol
-
+import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
-from torch import Tensor
+from fvcore.nn.weight_init import c2_xavier_fill
+from torch import Tensor, nn
+
+from convert.families.resnet_network import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
+from detection.embedded.layers import NORMS, conv, freeze, norm_layer
 
 BACKBONES = Registry("embedded backbones")
+DILATED_CHANNELS = 512
 
 
 class Backbone(Protocol):
@@ -23,3 +29,128 @@ class Backbone(Protocol):
     size_divisibility: int
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
+
+
+class FPN(nn.Module):
+    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ...}: a map for each of `in_features` and one more.
+
+    Equal to detectron2/modeling/backbone/fpn.py; torchvision's has other names and no fusion but
+    the sum. Maps are named by their stage (res2 -> p2), layers by their stride (fpn_lateral2: 4).
+
+    Args:
+        fuse_type: "sum" or "avg" of what comes from above and from the side.
+    """
+
+    def __init__(
+        self,
+        bottom_up: Backbone,
+        in_features: Sequence[str],
+        channels: int,
+        norm: NormLayer | None,
+        fuse_type: str,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.fuse_type = tuple(in_features), fuse_type
+        strides = [bottom_up.strides[name] for name in in_features]
+        self.layers = [stride.bit_length() - 1 for stride in strides]
+        for layer, name in zip(self.layers, in_features, strict=True):
+            lateral = conv(bottom_up.stage_channels[name], channels, 1, norm)
+            output = conv(channels, channels, 3, norm)
+            c2_xavier_fill(lateral)
+            c2_xavier_fill(output)
+            self.add_module(f"fpn_lateral{layer}", lateral)
+            self.add_module(f"fpn_output{layer}", output)
+        self.bottom_up = bottom_up
+        stages = [int(name.removeprefix("res")) for name in in_features]
+        names = [f"p{stage}" for stage in (*stages, stages[-1] + 1)]
+        self.strides = dict(zip(names, [*strides, 2 * strides[-1]], strict=True))
+        self.stage_channels = dict.fromkeys(names, channels)
+        self.size_divisibility = strides[-1]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        features = self.bottom_up(images)
+        maps: list[Tensor] = []
+        above: Tensor | None = None
+        for layer, name in zip(reversed(self.layers), reversed(self.in_features), strict=True):
+            x = self.get_submodule(f"fpn_lateral{layer}")(features[name])
+            if above is not None:
+                x = x + F.interpolate(above, scale_factor=2.0, mode="nearest")
+                if self.fuse_type == "avg":
+                    x = x / 2
+            above = x
+            maps.insert(0, self.get_submodule(f"fpn_output{layer}")(x))
+        maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
+        return dict(zip(self.strides, maps, strict=True))
+
+
+class DilatedC5(nn.Module):
+    """(N, 3, H, W) -> {"c5": (N, 512, H/16, W/16)}: res5 of stride 1, dilated, and a convolution.
+
+    "the backbone includes the ResNet conv5 stage with a dilation of 2 and stride 1, followed by a
+    3x3 convolution (with BN) that reduces dimension to 512" (A.1). Equal to detection/d2's.
+    """
+
+    size_divisibility = 1
+
+    def __init__(self, bottom_up: ResNet, norm: NormLayer) -> None:
+        super().__init__()
+        self.bottom_up = bottom_up
+        self.reduce = ConvNorm(bottom_up.stage_channels["res5"], DILATED_CHANNELS, 3, norm)
+        c2_xavier_fill(self.reduce)
+        self.strides = {"c5": bottom_up.strides["res5"]}
+        self.stage_channels = {"c5": DILATED_CHANNELS}
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"c5": self.reduce(self.bottom_up(images)["res5"])}
+
+
+@BACKBONES.register()
+def build_resnet_backbone(model: CfgNode) -> ResNet:
+    resnets = model.RESNETS
+    resnet = ResNet(
+        resnets.DEPTH,
+        stem=resnets.STEM,
+        stem_out_channels=resnets.STEM_OUT_CHANNELS,
+        res5_dilation=resnets.RES5_DILATION,
+        out_features=resnets.OUT_FEATURES,
+        **stage_arguments(model),
+    )
+    for name in FEATURES[: model.BACKBONE.FREEZE_AT]:
+        if hasattr(resnet, name):
+            freeze(resnet.get_submodule(name))
+    return resnet
+
+
+@BACKBONES.register()
+def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
+    bottom_up, fpn = build_resnet_backbone(model), model.FPN
+    norm = norm_layer(fpn.NORM)
+    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
+
+
+@BACKBONES.register()
+def build_resnet_dilated_c5_backbone(model: CfgNode) -> DilatedC5:
+    return DilatedC5(build_resnet_backbone(model), NORMS[model.RESNETS.NORM])
+
+
+def stage_arguments(model: CfgNode) -> dict[str, Any]:
+    """What the stages of a backbone and the res5 of a C4 head have in common."""
+    return {
+        "res2_out_channels": model.RESNETS.RES2_OUT_CHANNELS,
+        "num_groups": model.RESNETS.NUM_GROUPS,
+        "width_per_group": model.RESNETS.WIDTH_PER_GROUP,
+        "stride_in_1x1": model.RESNETS.STRIDE_IN_1X1,
+        "norm_layer": norm_layer(model.RESNETS.NORM),
+    }
+
+
+def build_res5(model: CfgNode, channels: int) -> nn.Sequential:
+    """The box head of C4, a ResNet's last stage on regions of res4."""
+    blocks = stage_arguments(model)
+    res5 = make_stage(model.RESNETS.DEPTH, "res5", in_channels=channels, **blocks)
+    if model.ROI_HEADS.NAME == "Res5ROIHeadsExtraNorm":
+        # Deviation: "the conv5 stage (including global pooling) followed by a BN layer" (MoCo,
+        # appendix A.1) reads as BN after the pooling; the official code normalizes the map
+        # before it (detection/train_net.py), and so do we.
+        res5.add_module("norm", blocks["norm_layer"](8 * model.RESNETS.RES2_OUT_CHANNELS))
+    return res5

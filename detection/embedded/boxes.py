@@ -5,8 +5,6 @@ Coding and matching are torchvision's; its sampler returns masks, which lose the
 Shapes: R boxes (x1, y1, x2, y2) in pixels, G objects, K foreground classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BoxCoder, Matcher

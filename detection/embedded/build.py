@@ -1,11 +1,8 @@
 """A model from a configuration; every component's builder is beside it."""
 
-from __future__ import annotations
-
 import torch
 from fvcore.common.config import CfgNode
 
-import detection.embedded.resnet  # noqa: F401  registers its backbones
 from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.model import Detector, Images, Model, Segmenter, build_sem_seg_head
 from detection.embedded.roi_heads import build_roi_heads
@@ -27,8 +24,8 @@ def build_model(cfg: CfgNode) -> Model:
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     else:
-        proposal_generator = build_rpn(cfg.MODEL, backbone)
-        model = Detector(images, backbone, proposal_generator, build_roi_heads(cfg, backbone))
+        rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
+        model = Detector(images, backbone, rpn, roi_heads)
     if cfg.MODEL.CHANNELS_LAST:
         model.to(memory_format=torch.channels_last)
     return model.to(cfg.MODEL.DEVICE)

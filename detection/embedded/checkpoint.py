@@ -5,11 +5,8 @@ iteration 499, `model_final.pth` at the end, and `last_checkpoint` naming the ne
 are under "model" with Detectron2's names, so that either engine reads the other's model.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,30 +16,18 @@ from detection.engine.random_state import State, random_state
 from detection.engine.weights import load_trained
 from moco.common import distributed
 from moco.common.errors import UserError
-from moco.common.files import atomic_torch_save, atomic_write_text, load_torch
-from moco.engine.checkpoint import POINTER_NAME
+from moco.common.files import load_torch
+from moco.engine import checkpoint
 
 logger = logging.getLogger(__name__)
 
-FINAL = "model_final.pth"
+Recent = Mapping[str, Sequence[float]]  # what the next line of metrics.json is smoothed over
 
 
 def save_checkpoint(
-    folder: Path,
-    name: str,
-    *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    iteration: int,
-    recent: Mapping[str, Sequence[float]],
-) -> Path:
-    """Write `folder/name`, then `last_checkpoint`. All processes call it and wait for the files.
-
-    Args:
-        iteration: the last one that was done.
-        recent: what the next line of metrics.json is smoothed over.
-    """
-    path = folder / name
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, iteration: int, recent: Recent
+) -> None:
+    """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it."""
     ranks = distributed.gather_objects(random_state())
     if distributed.is_main():
         content = {
@@ -50,32 +35,20 @@ def save_checkpoint(
             "optimizer": optimizer.state_dict(),
             "iteration": iteration,
             "random": ranks,
-            "recent": dict(recent),
+            "recent": recent,
         }
-        atomic_torch_save(path, content)
-        atomic_write_text(folder / POINTER_NAME, name)
+        checkpoint.save_checkpoint(path, content)
     distributed.barrier()
-    return path
-
-
-@dataclass
-class TrainingState:
-    """What a run continues with beside model and optimizer.
-
-    Attributes:
-        random: of this process; None where another number of processes wrote it.
-        recent: empty in a checkpoint of an earlier version.
-    """
-
-    next_iteration: int
-    random: State | None
-    recent: Mapping[str, Sequence[float]]
 
 
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> TrainingState:
+) -> tuple[int, State | None, Recent]:
     """Load a checkpoint of this engine into model and optimizer.
+
+    Returns:
+        The next iteration; this process's random state, None where another number of processes
+        wrote it; `recent`, empty in a checkpoint of an earlier version.
 
     Raises:
         DataError: missing, damaged or unsafe file.
@@ -97,13 +70,12 @@ def load_checkpoint(
         raise UserError(
             f"{path}: its optimizer has other parameters ({error}); resume with the same SOLVER"
         ) from error
-    ranks, processes, random = content["random"], distributed.world_size(), None
+    ranks, processes, reason = content["random"], distributed.world_size(), ""
     if not isinstance(ranks, list):
         reason = "an earlier version of this project wrote it"
     elif len(ranks) != processes:
         reason = f"number of processes that wrote it: {len(ranks)}, now: {processes}"
-    else:
-        reason, random = "", ranks[distributed.rank()]
     if reason:
         logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
-    return TrainingState(content["iteration"] + 1, random, content.get("recent", {}))
+    random = None if reason else ranks[distributed.rank()]
+    return content["iteration"] + 1, random, content.get("recent", {})

@@ -7,13 +7,10 @@ Detectron2 samples them without workers. So the batches do not depend on the num
 no image.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -29,27 +26,23 @@ from moco.common.errors import DataError
 
 # An image's number and its sampled changes, as its mapper takes them (samples.py).
 Planned = tuple[int, Any]
+Map = Callable[[Record, Any], Sample]
 
 STOP_AFTER_SECONDS = 30
 
 
 def with_objects(records: Sequence[Record]) -> list[Record]:
     """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
-    return [
-        record
-        for record in records
-        if any(not item.get("iscrowd", 0) for item in record["annotations"])
-    ]
+    return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
 
 
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
     """The records with that many labeled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
-    return [
-        record
-        for record in records
-        if minimum
-        <= sum(v > 0 for item in record["annotations"] for v in item.get("keypoints", [])[2::3])
-    ]
+
+    def labeled(record: Record) -> int:
+        return sum(v > 0 for item in record["annotations"] for v in item.get("keypoints", [])[2::3])
+
+    return [record for record in records if labeled(record) >= minimum]
 
 
 def shuffled_forever(size: int, seed: int) -> Iterator[int]:
@@ -82,9 +75,8 @@ def repeat_factors(
     classes = [{item["category_id"] for item in record["annotations"]} for record in records]
     counts = Counter(c for own in classes for c in own)
     factors = {c: threshold / (count / len(records)) for c, count in counts.items()}
-    if square_root:
-        factors = {c: math.sqrt(factor) for c, factor in factors.items()}
-    return [max((1.0, *(factors[c] for c in own))) for own in classes]
+    scaled = math.sqrt if square_root else float
+    return [max((1.0, *(scaled(factors[c]) for c in own))) for own in classes]
 
 
 def plan_batches(
@@ -114,12 +106,9 @@ def plan_batches(
 
 
 class Images(Dataset[Any]):
-    """What was planned -> samples. An image that cannot be read comes back as the error itself.
+    """What was planned -> samples; `first_error` tells why unreadable ones are their error."""
 
-    Raised in a worker, the error would reach the user wrapped in that worker's traceback.
-    """
-
-    def __init__(self, records: Sequence[Record], mapper: Callable[[Record, Any], Sample]) -> None:
+    def __init__(self, records: Sequence[Record], mapper: Map) -> None:
         self.records, self.mapper = records, mapper
 
     def __getitem__(self, planned: Planned) -> Sample | DataError:
@@ -131,12 +120,15 @@ class Images(Dataset[Any]):
 
 
 def load_batches(
-    images: Images, plan: Iterable[list[Planned]], num_workers: int
+    images: Images, plan: Iterable[list[Planned]], num_workers: int, *, together: bool
 ) -> Generator[list[Sample]]:
     """Batches of samples in the order of the plan.
 
     The call itself (not the first batch) draws one number from torch's stream, as every
     DataLoader does and so Detectron2. Close the iterator to end its workers.
+
+    Args:
+        together: what one process cannot read is an error of all, at the same batch.
 
     Raises:
         DataError: from the iterator; an image cannot be read.
@@ -148,33 +140,23 @@ def load_batches(
         collate_fn=list,
         worker_init_fn=_outlive_the_stop_signal,
     )
-    return _raising(iter(loader))
+    return _raising(iter(loader), together)
 
 
-def _raising(batches: Iterator[list[Sample | DataError]]) -> Generator[list[Sample]]:
+def _raising(
+    batches: Iterator[list[Sample | DataError]], together: bool
+) -> Generator[list[Sample]]:
     try:
         for batch in batches:
             error = first_error(batch)
-            if error is not None:
+            if together:
+                raise_on_all(error)
+            elif error is not None:
                 # Not `raise error`: it would refer to itself through this frame.
                 raise DataError(str(error))
             yield batch  # type: ignore[misc]
     finally:
         del batches  # ends the workers now, and not when somebody drops the traceback
-
-
-def together(batches: Generator[list[Sample]]) -> Generator[list[Sample]]:
-    """The same batches; what one process cannot read is an error of all, at the same batch."""
-    with closing(batches):
-        while True:
-            batch, error = None, None
-            try:
-                batch = next(batches)
-            except DataError as found:
-                error = found
-            raise_on_all(error)
-            assert batch is not None
-            yield batch
 
 
 def raise_on_all(error: DataError | None) -> None:
@@ -184,10 +166,11 @@ def raise_on_all(error: DataError | None) -> None:
         DataError: of the first process that has one.
     """
     if distributed.highest(error is not None):
-        texts: list[Any] = [None] * distributed.world_size()
+        texts: list[Any] = [error and str(error)]
         if distributed.world_size() > 1:
-            torch.distributed.all_gather_object(texts, error and str(error))
-        raise DataError(next(filter(None, [error and str(error), *texts])))
+            own, texts = texts[0], [None] * distributed.world_size()
+            torch.distributed.all_gather_object(texts, own)
+        raise DataError(next(filter(None, texts)))
 
 
 def _outlive_the_stop_signal(worker: int) -> None:
@@ -203,7 +186,7 @@ def training_batches(
     records: Sequence[Record],
     order: Callable[[], Iterator[int]],
     draw: Callable[[np.random.RandomState], Any],
-    mapper: Callable[[Record, Any], Sample],
+    mapper: Map,
     *,
     batch_size: int,
     group_by_shape: bool,
@@ -223,25 +206,16 @@ def training_batches(
         DataError: an image cannot be read.
     """
     rng = np.random.RandomState(seed % 2**32)
-
-    def plan() -> Iterator[list[Planned]]:
-        return plan_batches(
-            records, order(), draw, batch_size=batch_size, group_by_shape=group_by_shape, rng=rng
-        )
-
-    for _ in islice(plan(), trained):
+    how: dict[str, Any] = {"batch_size": batch_size, "group_by_shape": group_by_shape, "rng": rng}
+    for _ in islice(plan_batches(records, order(), draw, **how), trained):
         pass
-    planned = islice(plan(), skip, None)
-    return together(load_batches(Images(records, mapper), planned, num_workers))
+    plan = islice(plan_batches(records, order(), draw, **how), skip, None)
+    return load_batches(Images(records, mapper), plan, num_workers, together=True)
 
 
 def evaluation_batches(
-    records: Sequence[Record],
-    draw: Any,
-    mapper: Callable[[Record, Any], Sample],
-    *,
-    num_workers: int,
+    records: Sequence[Record], draw: Any, mapper: Map, *, num_workers: int
 ) -> Generator[list[Sample]]:
     """Every record once, in order, one image per batch as in Detectron2 (no padding)."""
     plan = [[(index, draw)] for index in range(len(records))]
-    return load_batches(Images(records, mapper), plan, num_workers)
+    return load_batches(Images(records, mapper), plan, num_workers, together=False)

@@ -1,17 +1,15 @@
-"""A split through the detector: predictions on disk, metrics in hand."""
+"""The test split through a model: predictions on disk, metrics in hand."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from detection.datasets.base import Record, Split
+from detection.datasets import read_split
+from detection.datasets.base import Record
 from detection.embedded.data import raise_on_all
 from detection.embedded.model import Model
 from detection.embedded.pipeline import build_evaluation
@@ -24,16 +22,17 @@ from moco.common.errors import DataError
 from moco.common.progress import Progress
 
 
-def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
-    """Metrics in canonical names, AP in 0..100. The model's mode stays as it was.
+def evaluate(model: Model, cfg: CfgNode) -> dict[str, float]:
+    """Metrics of DATASETS.TEST in canonical names, AP in 0..100; on the main process, else {}.
 
-    The predictions go to `folder`/<split>.json, boxes in pixels of the original images. Each of
-    W processes takes a W-th of them in a row; the metrics are the main one's, {} on the others.
+    The predictions go to OUTPUT_DIR/inference/<split>.json, boxes in pixels of the original
+    images. Each of W processes takes a W-th of them in a row. The model's mode stays as it was.
 
     Raises:
         DataError: on all processes, where one of them cannot read an image.
     """
-    evaluator = build_evaluator(split, cfg, folder)
+    split = read_split(cfg.DATASETS.TEST[0], cfg)
+    evaluator = build_evaluator(split, cfg, Path(cfg.OUTPUT_DIR) / "inference")
     rank, processes, number = distributed.rank(), distributed.world_size(), len(split.records)
     records = split.records[number * rank // processes : number * (rank + 1) // processes]
     silent = not distributed.is_main()
@@ -50,24 +49,24 @@ def evaluate(model: Model, split: Split, cfg: CfgNode, folder: Path) -> dict[str
     return evaluate_together(gathered) if gathered else {}
 
 
-def draw_predictions(model: Model, split: Split, cfg: CfgNode, folder: Path, number: int) -> Path:
-    """Draw what `model` finds on `number` images, spread over the split; returns the folder."""
-    visualizer = Visualizer(folder / "visualize", number, split)
+def draw_predictions(model: Model, cfg: CfgNode, number: int) -> Path:
+    """Draw what `model` finds on `number` test images, spread over them; returns the folder."""
+    folder = Path(cfg.OUTPUT_DIR) / "inference" / "visualize"
+    visualizer = Visualizer(folder, number, read_split(cfg.DATASETS.TEST[0], cfg))
     for record, prediction in _predictions(model, visualizer.records, cfg):
         visualizer.add(record, prediction)
-    return folder / "visualize"
+    return folder
 
 
-def _predictions(model: Model, records: Sequence[Record], cfg: CfgNode) -> Any:
-    batches = build_evaluation(cfg, records)
+def _predictions(
+    model: Model, records: Sequence[Record], cfg: CfgNode
+) -> Iterator[tuple[Record, Prediction]]:
     was_training = model.training
     model.eval()
-    waiting = iter(records)
     try:
-        with closing(batches), torch.no_grad():
-            for samples in batches:
-                for answer in model(samples):
-                    yield next(waiting), to_prediction(answer)
+        with closing(build_evaluation(cfg, records)) as batches, torch.no_grad():
+            for record, samples in zip(records, batches, strict=True):
+                yield record, to_prediction(model(samples)[0])
     finally:
         model.train(was_training)
 

@@ -7,8 +7,6 @@ have other names and other initial values.
 Shapes: R regions, C channels, P pooled cells per side, K classes (foreground).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill

@@ -1,15 +1,14 @@
 """Convolutions with norms by the names of Detectron2's `*.NORM` keys, and freezing of stages."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch
 import torch.nn.functional as F
+from fvcore.nn.distributed import differentiable_all_reduce
 from torch import Tensor, nn
 
 from convert.families.resnet_network import ConvNorm, NormLayer
-from detection.embedded.sync_bn import NaiveSyncBatchNorm
+from moco.common import distributed
 
 
 class FrozenBatchNorm(nn.Module):
@@ -39,6 +38,35 @@ class FrozenBatchNorm(nn.Module):
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
+class NaiveSyncBatchNorm(nn.BatchNorm2d):
+    """Batch norm with the mean of the processes' statistics, on CPUs too: (N, C, H, W) -> same.
+
+    Every process counts alike, however many pixels it has. Equal to NaiveSyncBatchNorm in
+    detectron2/layers/batch_norm.py, whose counter of batches does not count either. Statistics are
+    in single precision, whatever x is in: their difference, the variance, needs the digits.
+    """
+
+    weight: nn.Parameter
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        if distributed.world_size() == 1 or not self.training:
+            return super().forward(x)
+        given, x = x.dtype, x.float()
+        moments = torch.cat([x.mean(dim=(0, 2, 3)), (x * x).mean(dim=(0, 2, 3))])
+        moments = differentiable_all_reduce(moments) * (1.0 / distributed.world_size())
+        mean, mean_square = moments.split(x.shape[1])
+        var = mean_square - mean * mean
+        scale = self.weight * (var + self.eps).rsqrt()
+        shift = self.bias - mean * scale
+        with torch.no_grad():
+            self.running_mean += self.momentum * (mean - self.running_mean)
+            self.running_var += self.momentum * (var - self.running_var)
+        return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(given)
+
+
 NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
@@ -56,10 +84,7 @@ def norm_layer(name: str) -> NormLayer | None:
 def conv(
     in_channels: int, out_channels: int, kernel_size: int, norm: NormLayer | None = None
 ) -> nn.Conv2d:
-    """A convolution that keeps the map's size and has its norm, or without one a bias.
-
-    (N, C_in, H, W) -> (N, C_out, H, W).
-    """
+    """A convolution that keeps the map's size, (H, W), and has its norm, or without one a bias."""
     if norm is None:
         return nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
     return ConvNorm(in_channels, out_channels, kernel_size, norm)
@@ -72,10 +97,7 @@ def normal_fill(layer: nn.Conv2d | nn.Linear, std: float) -> None:
 
 
 def freeze(module: nn.Module) -> None:
-    """Stop the gradient of every parameter and fix every batch norm below `module`.
-
-    As CNNBlockBase.freeze in detectron2/layers/blocks.py.
-    """
+    """Stop all gradients and fix all batch norms below `module`, as CNNBlockBase.freeze."""
     for parameter in module.parameters():
         parameter.requires_grad = False
     for parent in list(module.modules()):
@@ -85,10 +107,3 @@ def freeze(module: nn.Module) -> None:
                 frozen.num_batches_tracked = torch.tensor(0)
                 frozen.load_state_dict(child.state_dict())
                 setattr(parent, name, frozen)
-
-
-def freeze_stages(backbone: nn.Module, freeze_at: int) -> None:
-    """Freeze the stem (1), the stem and res2 (2), ...; 0 freezes nothing (BACKBONE.FREEZE_AT)."""
-    for name in ("stem", "res2", "res3", "res4", "res5")[:freeze_at]:
-        if hasattr(backbone, name):
-            freeze(backbone.get_submodule(name))

@@ -1,7 +1,5 @@
 """Logs of a run: metrics.json, log.txt, TensorBoard events where it is installed."""
 
-from __future__ import annotations
-
 import logging
 import statistics
 from collections import defaultdict, deque
@@ -26,30 +24,27 @@ def log_file(path: Path) -> Iterator[None]:
 
     Of the main process only.
     """
+    handlers: list[logging.Handler] = [logging.NullHandler()]  # else Python prints the warnings
+    if distributed.is_main():
+        to_file, to_terminal = logging.FileHandler(path), logging.StreamHandler()
+        to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
+        to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        to_terminal.setLevel(logging.WARNING)
+        handlers = [to_file, to_terminal]
     loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
-    if not distributed.is_main():
-        for one in loggers:
-            one.addHandler(logging.NullHandler())  # else Python itself prints their warnings
-        yield
-        return
-    to_file = logging.FileHandler(path)
-    to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
-    to_terminal = logging.StreamHandler()
-    to_terminal.setLevel(logging.WARNING)
-    to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     levels = [one.level for one in loggers]
     for one in loggers:
         one.setLevel(logging.INFO)
-        one.addHandler(to_file)
-        one.addHandler(to_terminal)
+        for handler in handlers:
+            one.addHandler(handler)
     try:
         yield
     finally:
         for one, level in zip(loggers, levels, strict=True):
-            one.removeHandler(to_file)
-            one.removeHandler(to_terminal)
             one.setLevel(level)
-        to_file.close()
+            for handler in handlers:
+                one.removeHandler(handler)
+        handlers[0].close()
 
 
 class StepLog:
@@ -72,10 +67,9 @@ class StepLog:
         """Note the values of one iteration; `lr` is the rate it was done with."""
         for name, value in values.items():
             self._windows[name].append(value)
-        last = iteration + 1 == self._max_iter
-        if last or (iteration + 1) % WRITE_EVERY_ITERS == 0:
+        left = self._max_iter - iteration - 1
+        if left == 0 or (iteration + 1) % WRITE_EVERY_ITERS == 0:
             medians = {name: statistics.median(w) for name, w in self._windows.items()}
-            left = self._max_iter - iteration - 1
             self.write(iteration, {**medians, "lr": lr, "eta_seconds": medians["time"] * left})
 
     def recent(self) -> dict[str, list[float]]:
@@ -92,9 +86,8 @@ class StepLog:
         if self._folder is None:
             return
         self._folder.log({"iteration": iteration, **values})
-        logger.info(
-            "iter: %d  %s", iteration, "  ".join(f"{k}: {v:.4g}" for k, v in values.items())
-        )
+        said = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
+        logger.info("iter: %d  %s", iteration, said)
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(name, value, iteration)

@@ -6,8 +6,6 @@ the heat maps of keypoints; its masks are soft, not aligned, and pasted at whole
 Shapes: R regions (x1, y1, x2, y2), M or S cells per side of a mask or heat map, H W pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

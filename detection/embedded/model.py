@@ -31,8 +31,6 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
 24 have another frozen batch norm                                  layers.FrozenBatchNorm
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,9 +70,7 @@ def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor
 class Images(nn.Module):
     """Samples -> the same on the model's device, and their normalized images (N, 3, H', W').
 
-    Args:
-        mean, std: per channel of images in 0..255, in the channels' order.
-        divisor: H' and W' are multiples of it.
+    `mean` and `std` are of pixels in 0..255, in the channels' order; for `divisor` see `stack`.
     """
 
     mean: Tensor
@@ -87,11 +83,9 @@ class Images(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def forward(self, samples: list[Sample]) -> tuple[list[Sample], Tensor]:
+        device = self.mean.device
         samples = [
-            {
-                name: value.to(self.mean.device) if isinstance(value, Tensor) else value
-                for name, value in sample.items()
-            }
+            {k: v.to(device) if isinstance(v, Tensor) else v for k, v in sample.items()}
             for sample in samples
         ]
         images = [(sample["image"] - self.mean) / self.std for sample in samples]
@@ -172,15 +166,11 @@ class Segmenter(nn.Module):
 
 def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:
     """MODEL.SEM_SEG_HEAD."""
-    settings = model.SEM_SEG_HEAD
-    name = only_feature(settings.IN_FEATURES, backbone.strides)
-    head = FCN16sHead(
-        backbone.stage_channels[name],
-        settings.NUM_CLASSES,
-        channels=settings.CONVS_DIM,
-        norm=NORMS[settings.NORM],
-    )
-    return FCN16s(head, name, settings.IGNORE_VALUE, settings.LOSS_WEIGHT)
+    keys = model.SEM_SEG_HEAD
+    name = only_feature(keys.IN_FEATURES, backbone.strides)
+    channels, norm = backbone.stage_channels[name], NORMS[keys.NORM]
+    head = FCN16sHead(channels, keys.NUM_CLASSES, channels=keys.CONVS_DIM, norm=norm)
+    return FCN16s(head, name, keys.IGNORE_VALUE, keys.LOSS_WEIGHT)
 
 
 Model = Detector | Segmenter

@@ -1,7 +1,5 @@
 """Training and evaluation batches from a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any

@@ -7,10 +7,9 @@ Shapes: N images, R regions of all images, K foreground classes, P pooled cells 
 (R, 5) is the number of its image and its box.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
-from detection.embedded.backbone import Backbone
+from detection.embedded.backbone import Backbone, build_res5
 from detection.embedded.boxes import Weights, decode, encode, match, sample
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import norm_layer
 from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
-from detection.embedded.resnet import build_res5
 from detection.embedded.rpn import Sizes
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
@@ -76,13 +74,16 @@ class Pooler:
 
     def __call__(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
         """Maps (N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P)."""
+        aligned = partial(
+            roi_align, output_size=self.size, sampling_ratio=self.sampling_ratio, aligned=True
+        )
         if len(maps) == 1:
-            return self._align(maps[0], rois, self.strides[0])
+            return aligned(maps[0], rois, spatial_scale=1 / self.strides[0])
         levels = self.levels(rois[:, 1:])
         pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for level, (features, stride) in enumerate(zip(maps, self.strides, strict=True)):
             (index,) = (levels == level).nonzero(as_tuple=True)
-            pooled.index_put_((index,), self._align(features, rois[index], stride))
+            pooled.index_put_((index,), aligned(features, rois[index], spatial_scale=1 / stride))
         return pooled
 
     def levels(self, boxes: Tensor) -> Tensor:
@@ -92,9 +93,6 @@ class Pooler:
         first = self.strides[0].bit_length() - 1
         return level.clamp(first, first + len(self.strides) - 1) - first
 
-    def _align(self, features: Tensor, rois: Tensor, stride: int) -> Tensor:
-        return roi_align(features, rois, self.size, 1.0 / stride, self.sampling_ratio, True)
-
 
 class RoIHeads(nn.Module):
     """What a box head, and where given a mask and a keypoint head, learn of regions and find there.
@@ -103,7 +101,6 @@ class RoIHeads(nn.Module):
     (C4), where all regions go through res5 and the mask head shares its maps with the boxes'.
 
     Args:
-        in_features: names of the maps that regions are pooled from.
         poolers: of the "box", "mask" and "keypoint" head; no "mask" in C4.
         box_head: (R, C, P, P) -> (R, D), for the predictor.
         res5: in C4 (R, C, P, P) -> (R, C', P', P'); with the extra norm of Res5ROIHeadsExtraNorm
@@ -147,13 +144,12 @@ class RoIHeads(nn.Module):
             logits = self.mask_head(own)
             losses["loss_mask"] = mask_loss(logits, classes[chosen], masks, foreground[:, 1:])
         if self.keypoint_head is not None:
-            keypoints = torch.cat([t["keypoints"] for t in targets])[objects]
-            seen = visible_in(keypoints, foreground[:, 1:])
-            rois, keypoints = foreground[seen], keypoints[seen]
+            points = torch.cat([t["keypoints"] for t in targets])[objects]
+            seen = visible_in(points, foreground[:, 1:])
+            rois, points = foreground[seen], points[seen]
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
-            losses["loss_keypoint"] = self.keypoint_loss(
-                heatmaps, keypoints, rois[:, 1:], len(targets)
-            )
+            loss = self.keypoint_loss(heatmaps, points, rois[:, 1:], len(targets))
+            losses["loss_keypoint"] = loss
         return losses
 
     def detect(
@@ -173,9 +169,9 @@ class RoIHeads(nn.Module):
         if self.keypoint_head is not None:
             heatmaps = self.keypoint_head(self.poolers["keypoint"](maps, rois))
             more["keypoints"] = locate_keypoints(heatmaps, rois[:, 1:])
+        numbers = [len(one["boxes"]) for one in found]
         for name, values in more.items():
-            per_image = values.split([len(one["boxes"]) for one in found])
-            for one, own in zip(found, per_image, strict=True):
+            for one, own in zip(found, values.split(numbers), strict=True):
                 one[name] = own
         return found
 
@@ -191,8 +187,7 @@ class RoIHeads(nn.Module):
 
         Of each image foreground before background; the objects' own boxes are among the proposals.
         """
-        rules = self.rules
-        thresholds = (rules.iou_threshold, rules.iou_threshold)
+        rules, thresholds = self.rules, (self.rules.iou_threshold,) * 2
         regions, objects, first = [], [], 0
         for boxes, target in zip(proposals, targets, strict=True):
             boxes = torch.cat([boxes, target["boxes"]])
@@ -203,9 +198,8 @@ class RoIHeads(nn.Module):
             first += len(target["boxes"])
         index = torch.cat(objects)
         # Background is the last class, and so what the object -1 has.
-        classes = torch.cat(
-            [*(t["classes"] for t in targets), index.new_tensor([rules.num_classes])]
-        )
+        background = index.new_tensor([rules.num_classes])
+        classes = torch.cat([*(t["classes"] for t in targets), background])
         return with_image(regions), classes[index], index
 
     def box_losses(
@@ -313,8 +307,8 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
     )
     strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
     poolers = {
-        name: Pooler(settings.POOLER_RESOLUTION, strides, settings.POOLER_SAMPLING_RATIO)
-        for name, settings in (("box", box), ("mask", mask), ("keypoint", points))
+        name: Pooler(own.POOLER_RESOLUTION, strides, own.POOLER_SAMPLING_RATIO)
+        for name, own in (("box", box), ("mask", mask), ("keypoint", points))
     }
     channels = backbone.stage_channels[roi.IN_FEATURES[0]]
     heads: dict[str, nn.Module] = {}

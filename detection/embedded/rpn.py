@@ -1,17 +1,14 @@
 """Region proposals, equal to detectron2/modeling/{anchor_generator,proposal_generator/rpn}.py.
 
-Written after torchvision's RegionProposalNetwork, whose loss, ranking, anchors and normalization
-are others (see model.py) and whose parameters have other names; its matcher, box coder, box and NMS
-operators are used.
+How torchvision's RegionProposalNetwork differs is listed in model.py.
 
 Shapes: N images, A anchors per cell, C channels, H W cells of a feature map, G = H W A anchors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +27,10 @@ Sizes = Sequence[tuple[int, int]]  # height and width of each image
 def cell_anchors(sizes_px: Sequence[float], aspect_ratios: Sequence[float]) -> Tensor:
     """(A, 4) anchors around the origin, sizes outermost; a ratio is height / width."""
     anchors = []
-    for size in sizes_px:
-        for ratio in aspect_ratios:
-            width = math.sqrt(size**2.0 / ratio)
-            height = ratio * width
-            anchors.append([-width / 2.0, -height / 2.0, width / 2.0, height / 2.0])
+    for size, ratio in product(sizes_px, aspect_ratios):
+        width = math.sqrt(size**2.0 / ratio)
+        height = ratio * width
+        anchors.append([-width / 2.0, -height / 2.0, width / 2.0, height / 2.0])
     return torch.tensor(anchors)
 
 
@@ -147,22 +143,19 @@ class RPN(nn.Module):
         labels, wanted = [], []
         for boxes in objects:
             matched = match(boxes, anchors, rules.iou_thresholds, each_object=True)
-            positive, negative = sample(
-                matched, rules.batch_size_per_image, rules.positive_fraction
-            )
+            chosen = sample(matched, rules.batch_size_per_image, rules.positive_fraction)
             label = torch.full_like(matched, -1)
-            labels.append(label.index_fill_(0, positive, 1).index_fill_(0, negative, 0))
+            labels.append(label.index_fill_(0, chosen[0], 1).index_fill_(0, chosen[1], 0))
             # Of the others, and without objects of all, any box will do.
             best = boxes[matched.clamp(min=0)] if len(boxes) else anchors
             wanted.append(encode(best, anchors, rules.bbox_reg_weights))
-        label, all_wanted = torch.stack(labels), torch.stack(wanted)
+        label, target = torch.stack(labels), torch.stack(wanted)
         sampled, positive = label >= 0, label == 1
         loss_cls = F.binary_cross_entropy_with_logits(
             logits[sampled], label[sampled].float(), reduction="sum"
         )
-        loss_loc = smooth_l1_loss(
-            deltas[positive], all_wanted[positive], rules.smooth_l1_beta, reduction="sum"
-        )
+        beta = rules.smooth_l1_beta
+        loss_loc = smooth_l1_loss(deltas[positive], target[positive], beta, reduction="sum")
         normalizer = rules.batch_size_per_image * len(objects)
         return {
             "loss_rpn_cls": loss_cls / normalizer * rules.loss_weight,

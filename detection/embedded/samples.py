@@ -6,8 +6,6 @@ random numbers, which are sampled in data.py.
 Shapes: R objects; boxes (x1, y1, x2, y2) in pixels of the resized image; sizes (height, width).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +20,17 @@ from detection.datasets import sem_seg_data
 from detection.datasets.base import Record
 from detection.datasets.images import check_size, read_image
 from detection.datasets.labels import read_labels
+from detection.embedded.boxes import nonempty
 from detection.embedded.masks import draw_polygons
 from detection.embedded.model import Sample
 from moco.common.errors import DataError
 
-_MIN_BOX_SIDE_PX = 1e-5
 _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Sampled changes of an image: its shorter side in pixels (0 = as it is), its flip."""
+    """Sampled changes of an image: its shorter side (0 = as it is), its flip."""
 
     short_edge_px: int
     flip: str = "none"
@@ -71,15 +69,33 @@ def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) ->
     if short_edge_px == 0:
         return size
     height, width = size
-    scale = short_edge_px * 1.0 / min(height, width)
+    scale = short_edge_px / min(height, width)
     if height < width:
-        new_height, new_width = short_edge_px * 1.0, scale * width
+        new_height, new_width = float(short_edge_px), scale * width
     else:
-        new_height, new_width = scale * height, short_edge_px * 1.0
-    if max(new_height, new_width) > max_size_px:
-        scale = max_size_px * 1.0 / max(new_height, new_width)
-        new_height, new_width = new_height * scale, new_width * scale
-    return int(new_height + 0.5), int(new_width + 0.5)
+        new_height, new_width = scale * height, float(short_edge_px)
+    longer = max(new_height, new_width)
+    scale = max_size_px / longer if longer > max_size_px else 1.0
+    return int(new_height * scale + 0.5), int(new_width * scale + 0.5)
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """What happened to the image: (x, y) scale, size after it, flip of that."""
+
+    scale: tuple[float, float]
+    size: tuple[int, int]
+    flip: str
+
+    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
+        """(..., 2) points, changed in place."""
+        for axis, scale in enumerate(self.scale):
+            points[..., axis] = points[..., axis] * scale
+        if self.flip == "horizontal":
+            points[..., 0] = self.size[1] - points[..., 0]
+        elif self.flip == "vertical":
+            points[..., 1] = self.size[0] - points[..., 1]
+        return points
 
 
 @dataclass(frozen=True)
@@ -113,18 +129,18 @@ class Mapper:
         size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
         if draw.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        pixels = _flipped(np.asarray(image), draw.flip)
-        sample = _sample(record, pixels, self.channel_order)
+        sample = _sample(record, _flipped(np.asarray(image), draw.flip), self.channel_order)
         if self.learning:
-            scale = (size[1] * 1.0 / width, size[0] * 1.0 / height)
-            sample |= self._objects(record, _Moved(scale, size, draw.flip))
+            sample |= self._objects(
+                record, _Moved((size[1] / width, size[0] / height), size, draw.flip)
+            )
         return sample
 
     def _objects(self, record: Record, moved: _Moved) -> dict[str, Any]:
         """Boxes, classes, masks and keypoints of what is no crowd and has an area."""
         objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
         boxes = torch.as_tensor(_boxes(objects, moved), dtype=torch.float32)
-        keep = (boxes[:, 2:] - boxes[:, :2] > _MIN_BOX_SIDE_PX).all(dim=1)
+        keep = nonempty(boxes, 1e-5)
         learned: dict[str, Any] = {
             "boxes": boxes,
             "classes": torch.tensor([item["category_id"] for item in objects], dtype=torch.int64),
@@ -153,12 +169,7 @@ class Mapper:
 
 @dataclass(frozen=True)
 class LabelMapper:
-    """A record and its sampled changes -> a sample for a segmenter; None: the image as it is.
-
-    Attributes:
-        augmentation: applies the sampled changes.
-        channel_order: "RGB" or "BGR".
-    """
+    """A record and its sampled changes -> a sample for a segmenter; None: the image as it is."""
 
     augmentation: sem_seg_data.Augmentation
     channel_order: str
@@ -188,25 +199,6 @@ def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tupl
     return tuple(names.index(other.get(name, name)) for name in names)
 
 
-@dataclass(frozen=True)
-class _Moved:
-    """What happened to the image: (x, y) scale, size after it, flip of that."""
-
-    scale: tuple[float, float]
-    size: tuple[int, int]
-    flip: str
-
-    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
-        """(..., 2) points, changed in place."""
-        for axis, scale in enumerate(self.scale):
-            points[..., axis] = points[..., axis] * scale
-        if self.flip == "horizontal":
-            points[..., 0] = self.size[1] - points[..., 0]
-        elif self.flip == "vertical":
-            points[..., 1] = self.size[0] - points[..., 1]
-        return points
-
-
 def _sample(record: Record, pixels: NDArray[np.uint8], channel_order: str) -> Sample:
     if channel_order == "BGR":
         pixels = pixels[..., ::-1]
@@ -225,8 +217,8 @@ def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved) -> NDArray[np.float
     """(R, 4), clipped to the image."""
     corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
     corners = moved(corners)
-    boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1).clip(min=0)
-    return np.minimum(boxes, moved.size[::-1] * 2)
+    boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+    return boxes.clip(0, moved.size[::-1] * 2)
 
 
 def _corners(item: dict[str, Any]) -> Sequence[float]:
@@ -238,10 +230,7 @@ def _corners(item: dict[str, Any]) -> Sequence[float]:
 
 
 def _polygons(shape: Sequence[Any], moved: _Moved) -> list[NDArray[np.float64]]:
-    """Of one object: x0, y0, x1, y1, ... each.
-
-    A polygon of whole numbers loses its fractions when it is resized, as in Detectron2.
-    """
+    """Of one object: x0, y0, x1, y1, ... each; whole numbers stay whole, as in Detectron2."""
     parts = [moved(np.array(part).reshape(-1, 2)) for part in shape]
     return [part.reshape(-1).astype(np.float64) for part in parts]
 

@@ -4,8 +4,6 @@ A key that is silently ignored would make a number that means something else tha
 configuration says. The tables of keys are in detection/config/keys.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,21 +64,16 @@ def _require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
 
 
 def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
-    names, numbers = list(cfg.MODEL.RPN.IN_FEATURES), {}
+    names = list(cfg.MODEL.RPN.IN_FEATURES)
     _require_maps("MODEL.RPN.IN_FEATURES", names, maps)
     for name in ("SIZES", "ASPECT_RATIOS"):
-        key, value = f"MODEL.ANCHOR_GENERATOR.{name}", cfg.MODEL.ANCHOR_GENERATOR[name]
-        if len(value) not in (1, len(names)) or not all(
-            isinstance(part, list | tuple) and part for part in value
-        ):
+        value = cfg.MODEL.ANCHOR_GENERATOR[name]
+        lengths = {len(part) if isinstance(part, list | tuple) else 0 for part in value}
+        if len(value) not in (1, len(names)) or len(lengths) != 1 or 0 in lengths:
             raise UserError(
-                f"{key} {value}: expected one list for all feature maps, as [[1, 2]], or one for "
-                f"each of the {len(names)}"
+                f"MODEL.ANCHOR_GENERATOR.{name} {value}: expected one list for all feature maps, "
+                f"as [[1, 2]], or one for each of the {len(names)}, with as many numbers in each"
             )
-        numbers[key] = [len(part) for part in value]
-    for key, lengths in numbers.items():
-        if len(set(lengths)) != 1:
-            raise UserError(f"{key}: has {lengths} for the maps, expected as many for each")
 
 
 def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:

@@ -6,8 +6,6 @@ come from the same random streams. Evaluation and PreciseBN leave these as they 
 change the training.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -25,20 +23,18 @@ from fvcore.nn.precise_bn import update_bn_stats
 from torch import Tensor
 
 from convert.verify import Converted
-from detection.datasets import read_split
-from detection.datasets.base import Split
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.embedded.build import build_model
-from detection.embedded.checkpoint import FINAL, load_checkpoint, save_checkpoint
+from detection.embedded.checkpoint import load_checkpoint, save_checkpoint
 from detection.embedded.evaluate import draw_predictions, evaluate
 from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Model, Sample
 from detection.embedded.pipeline import build_training
 from detection.embedded.solver import (
-    build_clipping,
     build_optimizer,
     build_schedule,
+    clip_gradients,
     set_learning_rate,
 )
 from detection.engine.precise_bn import combine_statistics, count_values
@@ -86,9 +82,8 @@ def run(
         visualize: number of test images to draw the predictions on.
 
     Raises:
-        UserError: a key that cannot be honored, weights that do not fit. DataError: an image
-            that cannot be read. NumericError: a loss that is not finite. Preempted,
-            KeyboardInterrupt: a signal asked to stop, and the state is saved.
+        UserError: weights that do not fit. DataError: an image that cannot be read. NumericError:
+            a loss that is not finite. Preempted, KeyboardInterrupt: asked to stop, and saved.
     """
     work = partial(_work, cfg, weights, resume, eval_only, visualize, processes)
     connect = partial(_connected, cfg.MODEL.DEVICE)
@@ -119,16 +114,15 @@ def _in_process(
 ) -> None:
     """A process that `run` starts, with the environment that torchrun gives."""
     rank = processes.machine_rank * processes.num_gpus + local_rank
-    variables = {
-        "RANK": rank,
-        "WORLD_SIZE": processes.world_size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": processes.num_gpus,
-        "GROUP_RANK": processes.machine_rank,
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(processes.world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(processes.num_gpus),
+        "GROUP_RANK": str(processes.machine_rank),
         "MASTER_ADDR": address[0],
         "MASTER_PORT": address[1],
     }
-    os.environ.update({name: str(value) for name, value in variables.items()})
     # Python's handler would wait with torch for the other processes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     report(work, outcome, connect, rank=rank, local_rank=local_rank, saves=saves)
@@ -165,17 +159,15 @@ def _work(
         iterations, coverage = 0, None
         if eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
-            metrics = evaluate(model, _test_split(cfg), cfg, folder / "inference")
+            metrics = evaluate(model, cfg)
         else:
             coverage = None if weights is None else load_converted(model, weights.model)
             iterations = cfg.SOLVER.MAX_ITER
-            with (
-                closing(Trainer(cfg, model, stop)) as trainer,
-                counting(lambda: trainer.done),
-            ):
+            trainer = Trainer(cfg, model, stop)
+            with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if resume else None)
         if visualize and distributed.is_main():
-            images = draw_predictions(model, _test_split(cfg), cfg, folder / "inference", visualize)
+            images = draw_predictions(model, cfg, visualize)
             logger.info("wrote predictions on images into %s", images)
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
 
@@ -189,18 +181,15 @@ class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
     def __init__(self, cfg: CfgNode, model: Model, stop: StopRequest) -> None:
-        solver = cfg.SOLVER
         self.cfg, self.model, self.stop = cfg, model, stop
         self.parallel = distributed.data_parallel(model)
         self.folder = Path(cfg.OUTPUT_DIR)
-        self.device = cfg.MODEL.DEVICE.split(":")[0]
-        self.max_iter: int = solver.MAX_ITER
+        self.max_iter: int = cfg.SOLVER.MAX_ITER
         self.done = 0  # iterations
         self.saved = -1  # the iteration after which the newest checkpoint was written
-        self.optimizer = build_optimizer(solver, model)
-        self.schedule, self.clip_gradients = build_schedule(solver), build_clipping(solver)
-        self.mixed_precision = solver.AMP.ENABLED
-        self.log = StepLog(self.folder if distributed.is_main() else None, solver.MAX_ITER)
+        self.optimizer = build_optimizer(cfg.SOLVER, model)
+        self.schedule = build_schedule(cfg.SOLVER)
+        self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
 
     def resume(self) -> State | None:
         """Load the folder's last checkpoint; without one, start from the beginning.
@@ -212,10 +201,9 @@ class Trainer:
         if path is None:
             logger.warning("%s has no checkpoint; starting at iteration 0", self.folder)
         else:
-            state = load_checkpoint(path, self.model, self.optimizer)
-            self.done, random = state.next_iteration, state.random
+            self.done, random, recent = load_checkpoint(path, self.model, self.optimizer)
             self.saved = self.done - 1
-            self.log.resume(state.recent)
+            self.log.resume(recent)
             logger.info("continuing at iteration %d, after %s", self.done, path)
         distributed.barrier()  # all have read it
         if distributed.is_main():
@@ -225,13 +213,8 @@ class Trainer:
     def train(self, random: State | None = None) -> dict[str, float]:
         """Train to the end and return the last evaluation's metrics, {} but on the main process.
 
-        Args:
-            random: see `resume`.
-
-        Raises:
-            NumericError, DataError: see `run`; the last checkpoint stays.
-            Preempted, KeyboardInterrupt: asked to stop; the iteration at hand is done and saved.
-                All processes stop together.
+        Asked to stop, all processes do so together, after the iteration at hand. `random` is what
+        `resume` returned.
         """
         cfg, metrics = self.cfg, None
         self.model.train()
@@ -249,23 +232,23 @@ class Trainer:
                 loss = self.step(iteration, batches)
                 progress.update(1, loss=f"{loss:.3f}")
                 self.done = done = iteration + 1
-                evaluation_due = done == self.max_iter or _due(done, period)
+                last = done == self.max_iter
+                evaluation_due = last or _due(done, period)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
                     self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
-                if done == self.max_iter:
-                    self.save(iteration, FINAL)
-                elif _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
+                if last or _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
                     self.save(iteration)
                 if evaluation_due:
                     metrics = self.evaluate(iteration)
                 number = distributed.highest(self.stop.received or 0)
-                if number and done < self.max_iter:
+                if number and not last:
                     leave(number, f"iteration {iteration}", self.save(iteration))
         return self.evaluate(self.max_iter - 1) if metrics is None else metrics
 
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
         """One iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
-        start = time.perf_counter()
+        start, solver = time.perf_counter(), self.cfg.SOLVER
+        device = self.cfg.MODEL.DEVICE.split(":")[0]
         try:
             samples = next(batches)
         except DataError as error:
@@ -274,25 +257,21 @@ class Trainer:
         factor = self.schedule(iteration / self.max_iter)
         set_learning_rate(self.optimizer, factor)
         try:
-            with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed_precision):
+            with torch.autocast(device, torch.bfloat16, enabled=solver.AMP.ENABLED):
                 losses = self.parallel(samples)
         except FloatingPointError as error:
             raise self.diverged(iteration, str(error)) from error
         values = self.finite(iteration, losses)
         self.optimizer.zero_grad()
         sum(losses.values()).backward()
-        self.clip_gradients(self.optimizer)
+        clip_gradients(solver, self.optimizer)
         self.optimizer.step()
         values |= {"time": time.perf_counter() - start, "data_time": data_time}
-        self.log.step(iteration, values, lr=self.cfg.SOLVER.BASE_LR * factor)
+        self.log.step(iteration, values, lr=solver.BASE_LR * factor)
         return values["total_loss"]
 
     def finite(self, iteration: int, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The losses and their sum as numbers, of all processes in the mean.
-
-        Raises:
-            NumericError: one is not finite.
-        """
+        """The losses and their sum, means over the processes; NumericError if one is not finite."""
         own = torch.stack(list(losses.values())).detach().double().cpu()
         numbers = distributed.mean_over_ranks(own).tolist()
         values = dict(zip(losses, numbers, strict=True))
@@ -319,10 +298,7 @@ class Trainer:
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
     def precise_bn(self, num_iters: int) -> None:
-        """Replace the running averages of batch norm by averages over `num_iters` batches.
-
-        As Detectron2's PreciseBN hook, over the first images of the training's order.
-        """
+        """As Detectron2's PreciseBN hook, over the first images of the training's order."""
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
             batches = build_training(self.cfg, num_workers=0, trained=self.done)
@@ -330,23 +306,14 @@ class Trainer:
                 update_bn_stats(self.model, _counted(batches, progress), num_iters)
         combine_statistics(counts)
 
-    def save(self, iteration: int, name: str | None = None) -> Path:
-        """Write a checkpoint of the state after `iteration`; returns its path.
-
-        Raises:
-            NumericError: a weight is not finite, so that the checkpoint before stays the last.
-        """
-        for parameter_name, parameter in self.model.named_parameters():
+    def save(self, iteration: int) -> Path:
+        """Write the state after `iteration`, unless a weight is not finite; returns the path."""
+        for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise self.diverged(iteration, f"{parameter_name} is not finite")
-        path = save_checkpoint(
-            self.folder,
-            name or f"model_{iteration:07d}.pth",
-            model=self.model,
-            optimizer=self.optimizer,
-            iteration=iteration,
-            recent=self.log.recent(),
-        )
+                raise self.diverged(iteration, f"{name} is not finite")
+        which = "final" if iteration + 1 == self.max_iter else f"{iteration:07d}"
+        path = self.folder / f"model_{which}.pth"
+        save_checkpoint(path, self.model, self.optimizer, iteration, self.log.recent())
         logger.info("saved %s", path)
         self.saved = iteration
         return path
@@ -355,20 +322,11 @@ class Trainer:
         """Metrics of DATASETS.TEST in canonical names; also written to metrics.json."""
         try:
             with private_random():
-                metrics = evaluate(
-                    self.model, _test_split(self.cfg), self.cfg, self.folder / "inference"
-                )
+                metrics = evaluate(self.model, self.cfg)
         except DataError as error:
             raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
-
-    def close(self) -> None:
-        self.log.close()
-
-
-def _test_split(cfg: CfgNode) -> Split:
-    return read_split(cfg.DATASETS.TEST[0], cfg)
 
 
 def _due(done: int, period: int) -> bool:

@@ -21,12 +21,7 @@ class FCN16sHead(nn.Module):
     "two extra 3x3 convolutions of 256 channels, with BN and ReLU, and then a 1x1 convolution for
     per-pixel classification ... dilation = 6 in the two extra 3x3 convolutions" (A.5).
 
-    Args:
-        in_channels: C, 2048 for R50.
-        num_classes: K.
-        channels: of the two convolutions.
-        dilation: of the two convolutions.
-        norm: number of channels → norm layer.
+    `norm` makes the layer for a number of channels.
     """
 
     def __init__(
@@ -47,8 +42,7 @@ class FCN16sHead(nn.Module):
         self.convs = nn.Sequential(*layers)
         self.predictor = nn.Conv2d(channels, num_classes, 1)
         nn.init.kaiming_normal_(self.predictor.weight, mode="fan_out", nonlinearity="relu")
-        assert self.predictor.bias is not None
-        nn.init.zeros_(self.predictor.bias)
+        nn.init.zeros_(self.predictor.get_parameter("bias"))
 
     def forward(self, features: Tensor) -> Tensor:
         """(N, C, h, w) → scores (N, K, h, w)."""
@@ -97,9 +91,7 @@ def pixel_loss(scores: Tensor, labels: Tensor, ignore_value: int) -> Tensor:
 class FCN16s(nn.Module):
     """The head on a backbone's maps: (None, losses) in training, else (scores of pixels, {}).
 
-    Args:
-        in_feature: name of the map, of stride 16.
-        ignore_value: label of pixels that do not count.
+    `in_feature` names the map, of stride 16; pixels labeled `ignore_value` do not count.
     """
 
     def __init__(
@@ -119,5 +111,5 @@ class FCN16s(nn.Module):
             loss = pixel_loss(scores, targets, self.ignore_value)
             return None, {"loss_sem_seg": loss * self.loss_weight}
         # The model cuts the image's own size out of this.
-        size = (scores.shape[-2] * STRIDE, scores.shape[-1] * STRIDE)
-        return upsample(scores, size), {}
+        height, width = scores.shape[-2:]
+        return upsample(scores, (height * STRIDE, width * STRIDE)), {}

@@ -4,7 +4,7 @@ from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import flatten
 
-_SYNCED = ("SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
+_ON_GPU, _NAIVE = ("SyncBN", "nnSyncBN"), ("naiveSyncBN", "naiveSyncBN_N")
 
 
 def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
@@ -13,22 +13,19 @@ def process_norms(cfg: CfgNode, num_processes: int) -> dict[str, str]:
     One process: synchronized BN is plain BN, and torch's own refuses the CPU. Several on the CPU:
     torch's SyncBatchNorm refuses the CPU, Detectron2's naive one computes there.
     """
-    norms = {}
-    for key in norm_keys(cfg):
-        name = flatten(cfg)[key]
-        if name in _SYNCED and num_processes == 1:
-            norms[key] = "BN"
-        elif name in ("SyncBN", "nnSyncBN") and cfg.MODEL.DEVICE == "cpu":
-            norms[key] = "naiveSyncBN"
-    return norms
+    values = flatten(cfg)
+    if num_processes == 1:
+        return {key: "BN" for key in norm_keys(cfg) if values[key] in (*_ON_GPU, *_NAIVE)}
+    on_cpu = cfg.MODEL.DEVICE == "cpu"
+    return {key: "naiveSyncBN" for key in norm_keys(cfg) if on_cpu and values[key] in _ON_GPU}
 
 
 def with_process_norms(cfg: CfgNode, num_processes: int) -> CfgNode:
     """`cfg` with the norms of `process_norms` (a frozen copy)."""
     cfg = cfg.clone()
     cfg.defrost()
-    for key, norm in process_norms(cfg, num_processes).items():
-        cfg.merge_from_list([key, norm])
+    norms = process_norms(cfg, num_processes)
+    cfg.merge_from_list([item for pair in norms.items() for item in pair])
     cfg.freeze()
     return cfg
 

@@ -4,8 +4,6 @@ Used by the parity tests (against the real Detectron2) and for the stored refere
 `tests/golden/regenerate_embedded.py` writes. Nothing here comes from the engine under test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -49,11 +47,7 @@ NARROW_R50 = {
     "MODEL.RESNETS.WIDTH_PER_GROUP": 16,
 }
 FULL_R50 = {**COMMON, "MODEL.RESNETS.DEPTH": 50}
-R18 = {
-    **COMMON,
-    "MODEL.RESNETS.DEPTH": 18,
-    "MODEL.RESNETS.RES2_OUT_CHANNELS": 64,
-}
+R18 = {**COMMON, "MODEL.RESNETS.DEPTH": 18, "MODEL.RESNETS.RES2_OUT_CHANNELS": 64}
 NARROW_R18 = {**R18, "MODEL.RESNETS.STEM_OUT_CHANNELS": 16, "MODEL.RESNETS.RES2_OUT_CHANNELS": 16}
 C4_MASK = {**NARROW_R50, "MODEL.MASK_ON": True, "MODEL.ROI_MASK_HEAD.CONV_DIM": 12}
 # Heads of their own: boxes from two fully-connected layers.
@@ -114,6 +108,11 @@ FCN = {
 }
 
 
+FIRST_NORMS = ".0.conv1.norm.running"
+# Scale of the weights of what predicts.
+PREDICTORS = {"cls_score": 0.1, "bbox_pred": 0.2, "objectness_logits": 0.3, "anchor_deltas": 0.05}
+
+
 def task(keys: dict[str, Any]) -> CfgNode:
     """The embedded engine's configuration."""
     return merge(default_task(), keys)
@@ -140,7 +139,7 @@ def fill(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
         if leaf == "num_batches_tracked":
             filled[name] = torch.zeros_like(state[name])
             continue
-        if leaf in ("running_var",) or (leaf == "weight" and len(shape) == 1):
+        if leaf == "running_var" or (leaf == "weight" and len(shape) == 1):
             value = rng.uniform(0.5, 1.5, shape)
             if ends_a_branch(name, state):
                 value *= 0.3
@@ -148,10 +147,7 @@ def fill(state: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
             value = rng.standard_normal(shape) * 0.1
         else:
             value = rng.standard_normal(shape) * (2.0 / np.prod(shape[1:])) ** 0.5
-            heads = ("cls_score", "bbox_pred", "objectness_logits", "anchor_deltas")
-            value *= dict(zip(heads, (0.1, 0.2, 0.3, 0.05), strict=True)).get(
-                name.split(".")[-2], 1.0
-            )
+            value *= PREDICTORS.get(name.split(".")[-2], 1.0)
         filled[name] = torch.as_tensor(value, dtype=torch.float32)
     return filled
 
@@ -197,10 +193,7 @@ def without_objects(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_shapes(sample: dict[str, Any], num_keypoints: int = 17) -> dict[str, Any]:
-    """Polygons (of two parts in every third object), and keypoints of which some are hidden.
-
-    The parts and the points lie also beyond the object's box, as annotations do.
-    """
+    """Polygons (every third of two parts) and keypoints (some hidden), also beyond the box."""
     rng = np.random.RandomState(len(sample["boxes"]))
     masks, keypoints = [], []
     for number, (x0, y0, x1, y1) in enumerate(sample["boxes"].double().tolist()):
@@ -216,13 +209,8 @@ def with_shapes(sample: dict[str, Any], num_keypoints: int = 17) -> dict[str, An
         visibility = rng.randint(0, 3, (num_keypoints, 1))
         visibility[0] = 2
         keypoints.append(np.concatenate([points, visibility], axis=1) * (visibility > 0))
-    return {
-        **sample,
-        "masks": masks,
-        "keypoints": torch.as_tensor(
-            np.array(keypoints).reshape(-1, num_keypoints, 3), dtype=torch.float32
-        ),
-    }
+    points = np.array(keypoints).reshape(-1, num_keypoints, 3)
+    return {**sample, "masks": masks, "keypoints": torch.as_tensor(points, dtype=torch.float32)}
 
 
 def with_bitmaps(sample: dict[str, Any]) -> dict[str, Any]:
@@ -282,11 +270,7 @@ def summary(
         if parameter.grad is not None and parameter.dim() > 1
     }
     some = sorted(gradients)[:: max(len(gradients) // 12, 1)]
-    statistics = {
-        name: value.norm().item()
-        for name, value in model.state_dict().items()
-        if ".0.conv1.norm.running" in name
-    }
+    norms = {n: x.norm().item() for n, x in model.state_dict().items() if FIRST_NORMS in n}
     return {
         "features": {
             "shape": list(features.shape),
@@ -296,18 +280,16 @@ def summary(
         "losses": {name: value.item() for name, value in values.items()},
         "gradient_norm": sum(value**2 for value in gradients.values()) ** 0.5,
         "gradients": {name: gradients[name] for name in some},
-        "statistics": statistics,
+        "statistics": norms,
         "detections": found,
     }
 
 
 def _short(answer: dict[str, Tensor]) -> dict[str, Any]:
     """Eight of an image's detections; of masks their areas, of the scores of pixels a few."""
-    short = {name: value[:8] for name, value in answer.items()}
-    if "masks" in short:
-        short["masks"] = short["masks"].sum(dim=(1, 2))
-    if "keypoints" in short:
-        short["keypoints"] = short["keypoints"][:, ::4]
-    if "sem_seg" in short:
-        short["sem_seg"] = short["sem_seg"][:, ::70, ::70]
-    return {name: value.tolist() for name, value in short.items()}
+    shorter: dict[str, Callable[[Tensor], Tensor]] = {
+        "masks": lambda x: x.sum(dim=(1, 2)),
+        "keypoints": lambda x: x[:, ::4],
+        "sem_seg": lambda x: x[:, ::70, ::70],
+    }
+    return {name: shorter.get(name, Tensor.clone)(x[:8]).tolist() for name, x in answer.items()}

@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import signal
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,12 @@ from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_coco import write_coco
 
 
-def record(folder: Path, size: tuple[int, int], number: int = 0, **more: Any) -> dict[str, Any]:
+def thing(box, kind=2, **more):
+    """An annotation of a corner box."""
+    return {"bbox": list(box), "bbox_mode": 0, "category_id": kind, **more}
+
+
+def record(folder, size, number=0, annotations=None, **more):
     """An image of `size` = (width, height) with one object; `more` replaces its entries."""
     path = folder / f"{number}.png"
     columns, rows = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
@@ -32,14 +35,12 @@ def record(folder: Path, size: tuple[int, int], number: int = 0, **more: Any) ->
         "image_id": str(number),
         "width": size[0],
         "height": size[1],
-        "annotations": [{"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 2}],
+        "annotations": [thing((10.0, 4.0, 30.0, 20.0))] if annotations is None else annotations,
         **more,
     }
 
 
-def load(
-    one: dict[str, Any], draw: samples.Draw, order: str = "RGB", **options: Any
-) -> dict[str, Any]:
+def load(one, draw, order="RGB", **options):
     return samples.Mapper(1000, order, **options)(one, draw)
 
 
@@ -54,13 +55,11 @@ def load(
         ((3, 2), 5, 100, (8, 5)),  # 7.5 rounds up
     ],
 )
-def test_resized_size(
-    size: tuple[int, int], short_edge: int, limit: int, expected: tuple[int, int]
-) -> None:
+def test_resized_size(size, short_edge, limit, expected):
     assert samples.resized_size(size, short_edge, limit) == expected
 
 
-def test_boxes_follow_the_image(tmp_path: Path) -> None:
+def test_boxes_follow_the_image(tmp_path):
     one = record(tmp_path, (60, 40))
     plain = load(one, samples.Draw(0))
     assert plain["boxes"].tolist() == [[10, 4, 30, 20]]
@@ -80,22 +79,18 @@ def test_boxes_follow_the_image(tmp_path: Path) -> None:
     assert (doubled["height"], doubled["width"]) == (40, 60)  # of the original, for the metric
 
 
-def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path: Path) -> None:
+def test_boxes_are_clipped_and_empty_ones_dropped(tmp_path):
     boxes = [[-5.0, -5.0, 20.0, 99.0], [70.0, 3.0, 80.0, 9.0], [5.0, 5.0, 5.0, 9.0]]
-    annotations = [{"bbox": b, "bbox_mode": 0, "category_id": i} for i, b in enumerate(boxes)]
+    annotations = [thing(box, kind) for kind, box in enumerate(boxes)]
     sample = load(record(tmp_path, (60, 40), annotations=annotations), samples.Draw(0))
     assert sample["boxes"].tolist() == [[0, 0, 20, 40]]
     assert sample["classes"].tolist() == [0]
+    none = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
+    assert none["boxes"].shape == (0, 4) and none["classes"].shape == (0,)
+    assert none["classes"].dtype == torch.int64
 
 
-def test_an_image_without_objects(tmp_path: Path) -> None:
-    sample = load(record(tmp_path, (60, 40), annotations=[]), samples.Draw(20))
-    assert sample["boxes"].shape == (0, 4)
-    assert sample["classes"].shape == (0,)
-    assert sample["classes"].dtype == torch.int64
-
-
-def test_exif_orientation(tmp_path: Path) -> None:
+def test_exif_orientation(tmp_path):
     exif = Image.Exif()
     exif[274] = 6  # to be turned by 90 degrees clockwise
     pixels = np.zeros((2, 3, 3), dtype=np.uint8)
@@ -106,24 +101,18 @@ def test_exif_orientation(tmp_path: Path) -> None:
     assert image[0, 1].tolist() == [255, 255, 255]
 
 
-def test_bad_images_are_named(tmp_path: Path) -> None:
+def test_bad_images_are_named(tmp_path):
     with pytest.raises(DataError, match=r"missing\.jpg.*No such file"):
         read_image(str(tmp_path / "missing.jpg"))
     (tmp_path / "text.jpg").write_text("not an image")
     with pytest.raises(DataError, match=r"text\.jpg: cannot be read"):
         read_image(str(tmp_path / "text.jpg"))
-    Image.fromarray(np.random.RandomState(0).randint(0, 255, (90, 90, 3)).astype(np.uint8)).save(
-        tmp_path / "whole.jpg"
-    )
-    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:2000])
-    with pytest.raises(DataError, match=r"cut\.jpg.*truncated"):
-        read_image(str(tmp_path / "cut.jpg"))
     with pytest.raises(DataError, match="60x40, its annotation says 50x40"):
         load(record(tmp_path, (60, 40), width=50), samples.Draw(0))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_in_a_worker_stays_one_line(num_workers: int, tmp_path: Path) -> None:
+def test_an_error_in_a_worker_stays_one_line(num_workers, tmp_path):
     broken = record(tmp_path, (60, 40), file_name=str(tmp_path / "gone.png"))
     batches = data.evaluation_batches(
         [broken], samples.Draw(0), samples.Mapper(99, "RGB"), num_workers=num_workers
@@ -135,7 +124,7 @@ def test_an_error_in_a_worker_stays_one_line(num_workers: int, tmp_path: Path) -
     assert not multiprocessing.active_children()  # although the traceback is still held
 
 
-def test_the_shuffled_stream() -> None:
+def test_the_shuffled_stream():
     """Whole permutations, one after the other, fixed by the seed."""
     indices = list(islice(data.shuffled_forever(5, seed=3), 15))
     generator = torch.Generator().manual_seed(3)
@@ -145,50 +134,45 @@ def test_the_shuffled_stream() -> None:
     assert indices != list(islice(data.shuffled_forever(5, seed=4), 15))
 
 
-def sizes(*pairs: tuple[int, int]) -> list[dict[str, Any]]:
-    return [{"width": w, "height": h} for w, h in pairs]
-
-
-def plan(records: list[dict[str, Any]], seed: int, **options: Any) -> list[list[data.Planned]]:
+def plan(*sizes, **options):
+    """40 batches of images of these (width, height)."""
+    records = [{"width": width, "height": height} for width, height in sizes]
     draw = samples.Augmentation((10, 20, 30), "choice", "horizontal").draw
-    indices = data.shuffled_forever(len(records), seed)
-    rng = np.random.RandomState(seed)
+    indices = data.shuffled_forever(len(records), seed=5)
+    rng = np.random.RandomState(5)
     return list(islice(data.plan_batches(records, indices, draw, rng=rng, **options), 40))
 
 
-def test_wide_and_tall_images_do_not_share_a_batch() -> None:
-    records = sizes((3, 2), (2, 3), (3, 2), (2, 2), (2, 3))  # a square one counts as tall
-    wide = {0, 2}
-    batches = plan(records, batch_size=2, group_by_shape=True, seed=0)
-    kinds = [{index in wide for index, _ in batch} for batch in batches]
-    assert all(len(kind) == 1 for kind in kinds)
-    assert {True, False} == {kind.copy().pop() for kind in kinds}
-    mixed = plan(records, batch_size=2, group_by_shape=False, seed=0)
-    assert any(len({index in wide for index, _ in batch}) == 2 for batch in mixed)
+def test_wide_and_tall_images_do_not_share_a_batch():
+    sizes = (3, 2), (2, 3), (3, 2), (2, 2), (2, 3)  # a square one counts as tall
+    batches = plan(*sizes, batch_size=2, group_by_shape=True)
+    kinds = [{index in {0, 2} for index, _ in batch} for batch in batches]
+    assert {True} in kinds and {False} in kinds and {True, False} not in kinds
+    mixed = plan(*sizes, batch_size=2, group_by_shape=False)
+    assert any(len({index in {0, 2} for index, _ in batch}) == 2 for batch in mixed)
 
 
-def test_grouping_loses_no_image() -> None:
-    records = sizes(*[(3, 2), (2, 3), (4, 2)] * 4)
-    batches = plan(records, batch_size=3, group_by_shape=True, seed=5)
+def test_grouping_loses_no_image():
+    batches = plan(*[(3, 2), (2, 3), (4, 2)] * 4, batch_size=3, group_by_shape=True)
     counts = np.bincount([index for batch in batches for index, _ in batch])
     assert counts.min() >= counts.max() - 2  # the epoch that has begun, and those waiting
 
 
-def test_sampled_sizes_and_flips_cover_the_choices() -> None:
+@pytest.mark.parametrize(
+    ("settings", "edges", "flips"),
+    [
+        (((10, 20, 30), "choice", "vertical"), {10, 20, 30}, {"vertical", "none"}),
+        (((10, 12), "range", "none"), {10, 11, 12}, {"none"}),
+    ],
+)
+def test_sampled_sizes_and_flips_cover_the_choices(settings, edges, flips):
     rng = np.random.RandomState(0)
-    augmentation = samples.Augmentation((10, 20, 30), "choice", "vertical")
-    draws = [augmentation.draw(rng) for _ in range(60)]
-    assert {draw.short_edge_px for draw in draws} == {10, 20, 30}
-    assert {draw.flip for draw in draws} == {"vertical", "none"}
-    ranged = samples.Augmentation((10, 12), "range", "none")
-    draws = [ranged.draw(rng) for _ in range(60)]
-    assert {draw.short_edge_px for draw in draws} == {10, 11, 12}
-    assert {draw.flip for draw in draws} == {"none"}
+    draws = [samples.Augmentation(*settings).draw(rng) for _ in range(60)]
+    assert {draw.short_edge_px for draw in draws} == edges
+    assert {draw.flip for draw in draws} == flips
 
 
-def stream(
-    records: list[dict[str, Any]], short_edges_px: tuple[int, ...] = (30, 40), **options: Any
-) -> Any:
+def stream(records, short_edges_px=(30, 40), **options):
     """Training batches of two."""
     return data.training_batches(
         records,
@@ -199,10 +183,10 @@ def stream(
     )
 
 
-def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
+def test_workers_and_skipping_change_nothing(tmp_path):
     records = [record(tmp_path, (40 + i, 44), i) for i in range(9)]
 
-    def batches(num_workers: int, skip: int) -> list[list[dict[str, Any]]]:
+    def batches(num_workers, skip):
         return list(islice(stream(records, num_workers=num_workers, skip=skip), 7 - skip))
 
     straight = batches(0, 0)
@@ -212,11 +196,11 @@ def test_workers_and_skipping_change_nothing(tmp_path: Path) -> None:
             assert all(torch.equal(a["image"], b["image"]) for a, b in zip(one, two, strict=True))
 
 
-def test_random_numbers_continue_where_a_training_left_them(tmp_path: Path) -> None:
+def test_random_numbers_continue_where_a_training_left_them(tmp_path):
     """The images are those of the beginning."""
     records = [record(tmp_path, (40 + i, 60 - 5 * i), i) for i in range(5)]
 
-    def shapes(number: int, **options: Any) -> list[tuple[str, tuple[int, ...]]]:
+    def shapes(number, **options):
         batches = islice(stream(records, (10, 20, 30, 40), **options), number)
         return [(s["image_id"], s["image"].shape) for batch in batches for s in batch]
 
@@ -228,9 +212,7 @@ def test_random_numbers_continue_where_a_training_left_them(tmp_path: Path) -> N
 
 
 @pytest.mark.race
-def test_workers_outlive_a_stop_signal_but_not_their_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_outlive_a_stop_signal_but_not_their_parent(tmp_path, monkeypatch):
     """A scheduler signals every process; the trainer still has to save."""
     monkeypatch.setattr(data, "STOP_AFTER_SECONDS", 5)
     before = set(multiprocessing.active_children())
@@ -246,19 +228,7 @@ def test_workers_outlive_a_stop_signal_but_not_their_parent(
     assert not worker.is_alive()
 
 
-def test_records_without_anything_to_learn_are_left_out() -> None:
-    objects = {"annotations": [{"iscrowd": 1}, {"keypoints": [1, 1, 2, 3, 3, 0]}]}
-    crowd = {"annotations": [{"iscrowd": 1, "keypoints": [1, 1, 1, 3, 3, 2]}]}
-    nothing: dict[str, Any] = {"annotations": []}
-    assert data.with_objects([objects, crowd, nothing]) == [objects]
-    assert data.with_keypoints([objects, crowd, nothing], 1) == [objects, crowd]
-    assert data.with_keypoints([objects, crowd, nothing], 2) == [crowd]
-    assert data.with_keypoints([nothing], 0) == [nothing]
-
-
-def test_training_leaves_out_what_has_no_object_or_no_keypoint(
-    tmp_path: Path, fresh_cache: None
-) -> None:
+def test_training_leaves_out_what_has_no_object_or_no_keypoint(tmp_path, fresh_cache):
     write_coco(tmp_path, {"train2017": 4}, keypoints=True)
     path = tmp_path / "coco" / "annotations" / "person_keypoints_train2017.json"
     content = json.loads(path.read_text())
@@ -269,13 +239,13 @@ def test_training_leaves_out_what_has_no_object_or_no_keypoint(
         if item["image_id"] == hidden:
             item["keypoints"] = [0] * len(item["keypoints"])
     path.write_text(json.dumps(content))
-    keys: dict[str, Any] = {
+    keys = {
         "DATASETS.COCO_TRAIN_JSON": str(path),
         "DATASETS.COCO_TRAIN_ROOT": str(tmp_path / "coco" / "train2017"),
         "DATASETS.TRAIN": (f"annotations_{path.stem}",),
     }
 
-    def kept(**more: Any) -> set[int]:
+    def kept(**more):
         given = {f"MODEL.{name}": value for name, value in more.items()}
         return {r["image_id"] for r in training_records(tiny.task({**keys, **given}))}
 
@@ -287,8 +257,8 @@ def test_training_leaves_out_what_has_no_object_or_no_keypoint(
     assert kept() == {crowded, hidden, *others}
 
 
-def test_rare_classes_are_repeated() -> None:
-    def one(*classes: int) -> dict[str, Any]:
+def test_rare_classes_are_repeated():
+    def one(*classes):
         return {"annotations": [{"category_id": c} for c in classes]}
 
     records = [one(0), one(0, 1), one(0), one()]
@@ -300,11 +270,11 @@ def test_rare_classes_are_repeated() -> None:
     assert counts / counts[0] == pytest.approx([1, 2, 1.5], rel=0.03)
 
 
-def test_masks_follow_the_image(tmp_path: Path) -> None:
+def test_masks_follow_the_image(tmp_path):
     square = [10.5, 4.0, 30.0, 4.0, 30.0, 20.0, 10.5, 20.0]
     runs = {"size": [40, 60], "counts": [40 * 10 + 4, 1, 40 * 60 - 40 * 10 - 5]}
-    whole = {"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 2}
-    one = record(tmp_path, (60, 40), annotations=[{**whole, "segmentation": [square]}])
+    box = (10.0, 4.0, 30.0, 20.0)
+    one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=[square])])
     sample = load(one, samples.Draw(80, "horizontal"), masks="polygon")
     ((polygon,),) = sample["masks"]
     assert polygon.tolist() == [99, 8, 60, 8, 60, 40, 99, 40]
@@ -314,21 +284,19 @@ def test_masks_follow_the_image(tmp_path: Path) -> None:
     import pycocotools.mask
 
     encoded = pycocotools.mask.frPyObjects(runs, 40, 60)
-    one = record(tmp_path, (60, 40), annotations=[{**whole, "segmentation": encoded}])
+    one = record(tmp_path, (60, 40), annotations=[thing(box, segmentation=encoded)])
     bitmap = load(one, samples.Draw(0, "horizontal"), masks="bitmask")["masks"]
     assert bitmap[0].nonzero().tolist() == [[4, 49]]
     with pytest.raises(DataError, match=r"0\.png: has a mask in run lengths.*MASK_FORMAT bitmask"):
         load(one, samples.Draw(0), masks="polygon")
 
 
-def test_an_object_without_box_or_mask_is_no_object(tmp_path: Path) -> None:
+def test_an_object_without_box_or_mask_is_no_object(tmp_path):
     shape = [[10.0, 4.0, 30.0, 4.0, 30.0, 20.0]]
     outside = [[-9.0, 4.0, -1.0, 4.0, -1.0, 20.0]]
+    things = ([5.0, 5.0, 5.0, 9.0], shape), ([1.0, 1.0, 9.0, 9.0], outside), ([1, 1, 9, 9], shape)
     annotations = [
-        {"bbox": box, "bbox_mode": 0, "category_id": number, "segmentation": segmentation}
-        for number, (box, segmentation) in enumerate(
-            [([5.0, 5.0, 5.0, 9.0], shape), ([1.0, 1.0, 9.0, 9.0], outside), ([1, 1, 9, 9], shape)]
-        )
+        thing(box, kind, segmentation=polygons) for kind, (box, polygons) in enumerate(things)
     ]
     one = record(tmp_path, (60, 40), annotations=annotations)
     for masks, classes in (("bitmask", [2]), ("polygon", [1, 2]), ("", [1, 2])):
@@ -337,15 +305,13 @@ def test_an_object_without_box_or_mask_is_no_object(tmp_path: Path) -> None:
         assert len(sample.get("masks", classes)) == len(classes)
 
 
-def test_keypoints_follow_the_image(tmp_path: Path) -> None:
+def test_keypoints_follow_the_image(tmp_path):
     flips = samples.flip_indices(
         ["nose", "left_eye", "right_eye", "left_ear"], [("left_eye", "right_eye")]
     )
     assert flips == (0, 2, 1, 3)
     points = [10.5, 4.5, 2, 60.0, 40.0, 1, 60.5, 4.0, 2, 7.0, 7.0, 0]
-    annotations = [
-        {"bbox": [10.0, 4.0, 30.0, 20.0], "bbox_mode": 0, "category_id": 0, "keypoints": points}
-    ]
+    annotations = [thing((10.0, 4.0, 30.0, 20.0), keypoints=points)]
     one = record(tmp_path, (60, 40), annotations=annotations)
     plain = load(one, samples.Draw(0), flip_indices=flips)["keypoints"]
     assert plain.tolist() == [[[10.5, 4.5, 2], [60, 40, 1], [0, 0, 0], [0, 0, 0]]]
@@ -355,7 +321,7 @@ def test_keypoints_follow_the_image(tmp_path: Path) -> None:
     assert load(none, samples.Draw(0), flip_indices=flips)["keypoints"].shape == (0, 4, 3)
 
 
-def test_labels_follow_the_image(tmp_path: Path) -> None:
+def test_labels_follow_the_image(tmp_path):
     from detection.datasets import sem_seg_data
 
     one = record(tmp_path, (60, 40))

@@ -1,7 +1,6 @@
 """The embedded model on its own: refusals, corner cases, formulas by hand."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,25 +26,16 @@ R10 = {
 }
 
 
-REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
+REFUSED = [
     # A value that the engine does not have; the message names the choices.
     (tiny.NARROW_R50, "META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
     (tiny.NARROW_R50, "KEYPOINT_ON", True, "StandardROIHeads"),
-    (tiny.NARROW_R50, "BACKBONE.NAME", "build_swint_backbone", "build_resnet_fpn_backbone"),
-    (tiny.NARROW_R50, "RESNETS.RES5_DILATION", 4, "1, 2"),
-    (tiny.NARROW_R50, "ROI_MASK_HEAD.CLS_AGNOSTIC_MASK", True, "False"),
-    (tiny.NARROW_R50, "ROI_BOX_HEAD.POOLER_TYPE", "ROIPool", "ROIAlignV2"),
     (tiny.NARROW_R50, "FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
-    (tiny.NARROW_R50, "RESNETS.NORM", "GN", "BN, FrozenBN"),
     (tiny.NARROW_R50, "RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
-    (tiny.NARROW_R50, "ROI_HEADS.NAME", "CascadeROIHeads", "Res5ROIHeads"),
     (tiny.NARROW_R50, "ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
-    (tiny.NARROW_R50, "RPN.BBOX_REG_LOSS_TYPE", "giou", "smooth_l1"),
-    (tiny.NARROW_R50, "ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True, "False"),
     (tiny.NARROW_R50, "ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
     (tiny.NARROW_R50, "INPUT.FORMAT", "L", "RGB, BGR"),
     (tiny.NARROW_R50, "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "WarmupMultiStepLR"),
-    (tiny.NARROW_R50, "TEST.AUG.ENABLED", True, "False"),
     # Keys that contradict each other.
     (R10, "RESNETS.RES2_OUT_CHANNELS", 256, "8"),
     (R10, "RESNETS.NUM_GROUPS", 2, "1"),
@@ -63,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
     (tiny.FPN, "RPN.IN_FEATURES", ["p7"], "p2, p3"),
     (tiny.FPN, "ROI_HEADS.IN_FEATURES", ["p2", "p4"], "ROI_HEADS.IN_FEATURES"),
     (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9]], "each of the 5"),
-    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9, 10], [11], [12], [13]], "[1, 2, 1, 1, 1]"),
+    (tiny.FPN, "ANCHOR_GENERATOR.SIZES", [[8], [9, 10], [11], [12], [13]], "as many numbers"),
     (tiny.FPN, "RPN.IOU_THRESHOLDS", [0.7, 0.3], "expected 2"),
     (tiny.FPN, "ROI_HEADS.IOU_THRESHOLDS", [0.4, 0.5], "expected 1"),
     (tiny.FPN, "ROI_BOX_HEAD.NUM_FC", 0, "NUM_FC 0"),
@@ -74,9 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("base", "key", "value", "said"), REFUSED)
-def test_what_cannot_be_honored_is_refused(
-    base: dict[str, Any], key: str, value: Any, said: str
-) -> None:
+def test_what_cannot_be_honored_is_refused(base, key, value, said):
     whole = key if key.startswith(("INPUT", "SOLVER", "TEST")) else f"MODEL.{key}"
     with pytest.raises(UserError) as caught:
         build_model(tiny.task({**base, whole: value}))
@@ -86,7 +74,7 @@ def test_what_cannot_be_honored_is_refused(
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "cifar", "stride2"])
-def test_small_networks_train_and_detect(stem: str) -> None:
+def test_small_networks_train_and_detect(stem):
     torch.manual_seed(0)
     keys = {**R10, "MODEL.RESNETS.STEM": stem, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0}
     model = build_model(tiny.task(keys))
@@ -96,8 +84,7 @@ def test_small_networks_train_and_detect(stem: str) -> None:
     losses = model(samples)
     sum(losses.values()).backward()
     assert all(torch.isfinite(loss) for loss in losses.values())
-    missing = [name for name, p in model.named_parameters() if p.grad is None]
-    assert not missing
+    assert all(p.grad is not None for p in model.parameters())
     model.eval()
     with torch.no_grad():
         for found, sample in zip(model(samples), samples, strict=True):
@@ -108,7 +95,7 @@ def test_small_networks_train_and_detect(stem: str) -> None:
             assert (found["boxes"] >= 0).all() and (found["boxes"] <= limit).all()
 
 
-def test_nothing_found_and_nothing_proposed() -> None:
+def test_nothing_found_and_nothing_proposed():
     model = build_model(tiny.task({**R10, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 1.0}))
     samples = tiny.images([(61, 75)], seed=1)
     model.eval()
@@ -120,7 +107,7 @@ def test_nothing_found_and_nothing_proposed() -> None:
     assert [len(found[name]) for name in ("boxes", "scores", "classes")] == [0, 0, 0]
 
 
-def test_a_batch_without_any_object() -> None:
+def test_a_batch_without_any_object():
     torch.manual_seed(0)
     model = build_model(tiny.task(R10))
     samples = [tiny.without_objects(s) for s in tiny.images([(61, 75), (80, 52)], seed=1)]
@@ -130,7 +117,7 @@ def test_a_batch_without_any_object() -> None:
     assert losses["loss_cls"] > 0 and losses["loss_rpn_cls"] > 0
 
 
-def test_rpn_losses_are_divided_by_the_requested_size() -> None:
+def test_rpn_losses_are_divided_by_the_requested_size():
     """Not by the number of anchors found, which here is 960 in either case."""
     samples = tiny.images([(61, 75)], seed=1)
     sums = []
@@ -142,7 +129,7 @@ def test_rpn_losses_are_divided_by_the_requested_size() -> None:
     assert sums[0] == pytest.approx(sums[1], rel=1e-5)
 
 
-def test_weights_that_are_not_finite() -> None:
+def test_weights_that_are_not_finite():
     """In training an error; in evaluation, as in Detectron2, the affected boxes are dropped."""
     model = build_model(tiny.task(R10))
     samples = tiny.images([(61, 75)], seed=1)
@@ -156,7 +143,7 @@ def test_weights_that_are_not_finite() -> None:
     assert torch.isfinite(found["boxes"]).all()
 
 
-def test_anchors_by_hand() -> None:
+def test_anchors_by_hand():
     boxes = grid_anchors(cell_anchors([8, 16], [0.25, 1.0]), 10, 0.5, (2, 1))
     assert boxes.tolist() == [
         # cell (0, 0), center (5, 5): size 8 before size 16, ratio h / w = 1/4 before 1
@@ -172,7 +159,7 @@ def test_anchors_by_hand() -> None:
     ]
 
 
-def test_boxes_by_hand() -> None:
+def test_boxes_by_hand():
     boxes = torch.tensor([[0.0, 0.0, 10.0, 20.0], [5.0, 5.0, 5.0, 9.0]])
     assert nonempty(boxes).tolist() == [True, False]
     assert nonempty(boxes, 10.0).tolist() == [False, False]
@@ -187,7 +174,7 @@ def test_boxes_by_hand() -> None:
     assert there.tolist() == [[5.0, 2.5, 0.0, 0.0]]
 
 
-def test_matching_by_hand() -> None:
+def test_matching_by_hand():
     objects = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 22.0, 22.0]])
     boxes = torch.tensor(
         [[0.0, 0.0, 10.0, 8.0], [0.0, 0.0, 5.0, 10.0], [0.0, 0.0, 10.0, 2.0], [18, 18, 22, 22]]
@@ -198,7 +185,7 @@ def test_matching_by_hand() -> None:
     assert match(objects[:0], boxes, (0.3, 0.7), each_object=True).tolist() == [-1] * 4
 
 
-def test_a_sample_has_its_size_and_its_share() -> None:
+def test_a_sample_has_its_size_and_its_share():
     torch.manual_seed(0)
     matched = torch.tensor([4] * 30 + [-1] * 30 + [-2] * 30)
     positive, negative = sample(matched, 20, 0.25)
@@ -210,7 +197,7 @@ def test_a_sample_has_its_size_and_its_share() -> None:
     assert [sorted(part.tolist()) for part in few] == [[0], [1, 2]]
 
 
-def test_a_region_goes_to_the_map_of_its_size() -> None:
+def test_a_region_goes_to_the_map_of_its_size():
     pooler = Pooler(7, (4, 8, 16, 32), 0)
     sides = torch.tensor([1.0, 111.9, 112.0, 223.9, 224.0, 447.9, 448.0, 5000.0])
     boxes = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
@@ -218,7 +205,7 @@ def test_a_region_goes_to_the_map_of_its_size() -> None:
     assert Pooler(7, (16, 32), 0).levels(boxes).tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
-def test_masks_by_hand() -> None:
+def test_masks_by_hand():
     square = [np.array([2.0, 2.0, 6.0, 2.0, 6.0, 6.0, 2.0, 6.0])]
     (cropped,) = crop_polygons([square], torch.tensor([[0.0, 0.0, 8.0, 8.0]]), 4)
     assert cropped.int().tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
@@ -227,7 +214,7 @@ def test_masks_by_hand() -> None:
     assert paste(torch.ones(0, 4, 4), torch.zeros(0, 4), (3, 4)).shape == (0, 3, 4)
 
 
-def test_keypoints_by_hand() -> None:
+def test_keypoints_by_hand():
     heatmaps = torch.zeros(1, 1, 2, 2)
     heatmaps[0, 0, 1, 0] = 3.0
     (((x, y, score),),) = locate_keypoints(heatmaps, torch.tensor([[4.0, 8.0, 6.0, 10.0]])).tolist()
@@ -239,7 +226,7 @@ def test_keypoints_by_hand() -> None:
     assert visible_in(points[:1], boxes[:1] + 60).tolist() == [False]
 
 
-def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing() -> None:
+def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing():
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3)
     with torch.no_grad():
@@ -260,7 +247,7 @@ def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing() -> None:
     [R10, tiny.C4_MASK, tiny.DILATED_C5, tiny.FPN_MASK, tiny.KEYPOINTS, tiny.FCN],
     ids=["r10", "c4-mask", "dilated-c5", "fpn-mask", "keypoints", "fcn16s"],
 )
-def test_mixed_precision_stays_close_to_full_precision(keys: dict[str, Any]) -> None:
+def test_mixed_precision_stays_close_to_full_precision(keys):
     torch.manual_seed(0)
     model = build_model(tiny.task(keys))
     samples = tiny.images([(61, 75), (80, 52)], seed=1, num_classes=1)

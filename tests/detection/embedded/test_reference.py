@@ -1,7 +1,6 @@
 """The embedded model against numbers stored from Detectron2, for machines without it."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ OTHERWISE = 1e-4
 PIXELS = 3
 
 
-def assert_close(actual: Any, expected: Any, tolerance: float, where: str = "") -> None:
+def assert_close(actual, expected, tolerance, where=""):
     if isinstance(expected, dict):
         assert set(actual) == set(expected), where
         for name in expected:
@@ -41,11 +40,11 @@ def assert_close(actual: Any, expected: Any, tolerance: float, where: str = "") 
 
 @pytest.mark.stored
 @pytest.mark.parametrize("name", NETWORKS)
-def test_equals_detectron2s_numbers(name: str) -> None:
+def test_equals_detectron2s_numbers(name):
     model = build_model(tiny.task(NETWORKS[name]))
     model.load_state_dict(tiny.fill(model.state_dict(), seed=2))
 
-    def detections(samples: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
+    def detections(samples):
         with torch.no_grad():
             found: list[dict[str, torch.Tensor]] = model(samples)
         return found

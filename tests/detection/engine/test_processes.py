@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from detection.config.task import default_task
-from detection.embedded.layers import FrozenBatchNorm, freeze, norm_layer
-from detection.embedded.sync_bn import NaiveSyncBatchNorm
+from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freeze, norm_layer
 from detection.engine.processes import (
     ONE_PROCESS,
     Processes,
@@ -103,7 +102,7 @@ def test_which_batch_norm_is_synchronized_how(device, number, names):
 def test_synchronized_batch_norm_has_its_statistics_in_single_precision(dtype, monkeypatch):
     """As if the other process had the same images; the mean is 20 times the deviation."""
     monkeypatch.setattr("moco.common.distributed.world_size", lambda: 2)
-    monkeypatch.setattr("detection.embedded.sync_bn.differentiable_all_reduce", lambda x: 2 * x)
+    monkeypatch.setattr("detection.embedded.layers.differentiable_all_reduce", lambda x: 2 * x)
     torch.manual_seed(0)
     x = (torch.randn(4, 8, 16, 16) * 0.1 + 2).to(dtype)
     ours, plain = NaiveSyncBatchNorm(8), nn.BatchNorm2d(8)

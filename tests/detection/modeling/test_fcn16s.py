@@ -12,17 +12,15 @@ from detection.modeling.fcn16s import FCN16sHead, pixel_loss, upsample
 def test_the_head_is_the_papers():
     """A.5: two 3x3 of 256 channels with dilation 6, BN and ReLU, and a 1x1 classifier."""
     head = FCN16sHead(2048, 21)
-    layers = [*head.convs, head.predictor]
-    assert [type(layer) for layer in layers] == [
-        nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d,
-    ]  # fmt: skip
-    shapes = [(c.in_channels, c.out_channels, c.kernel_size, c.dilation, c.bias is not None)
-              for c in layers if isinstance(c, nn.Conv2d)]  # fmt: skip
-    assert shapes == [
-        (2048, 256, (3, 3), (6, 6), False),
-        (256, 256, (3, 3), (6, 6), False),
-        (256, 21, (1, 1), (1, 1), True),
+    convs = [*head.convs[::3], head.predictor]
+    assert [type(layer) for layer in head.convs[1:3]] == [nn.BatchNorm2d, nn.ReLU]
+    assert [type(layer) for layer in head.convs[4:]] == [nn.BatchNorm2d, nn.ReLU]
+    assert [(c.in_channels, c.out_channels, c.kernel_size, c.dilation) for c in convs] == [
+        (2048, 256, (3, 3), (6, 6)),
+        (256, 256, (3, 3), (6, 6)),
+        (256, 21, (1, 1), (1, 1)),
     ]
+    assert [c.bias is not None for c in convs] == [False, False, True]
     assert head(torch.zeros(1, 2048, 5, 7)).shape == (1, 21, 5, 7)
 
 

@@ -2,8 +2,6 @@
 
 import random
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def images(tmp_path_factory):
     """RGB, gray, palette and turned images of odd sizes, with boxes at and over the border."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.RandomState(0)
@@ -42,19 +40,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             annotations.append(shaped([x0, y0, x1, y1], int(rng.randint(5)), rng))
         if number == 7:
             annotations.append(shaped([5.0, 5.0, 5.0, 9.0], 1, rng))
-        records.append(
-            {
-                "file_name": str(path),
-                "image_id": str(number),
-                "height": int(height),
-                "width": int(width),
-                "annotations": annotations,
-            }
-        )
+        record = {"file_name": str(path), "image_id": str(number), "annotations": annotations}
+        records.append({**record, "height": int(height), "width": int(width)})
     return records
 
 
-def shaped(box: list[float], kind: int, rng: np.random.RandomState) -> dict[str, Any]:
+def shaped(box, kind, rng):
     """An object with a polygon of fractions and one of whole numbers, and 17 keypoints."""
     corner, size = np.array(box[:2]), np.array(box[2:]) - box[:2]
     parts = [(corner + rng.uniform(-0.1, 1.1, (5, 2)) * size).ravel().tolist() for _ in range(2)]
@@ -68,22 +59,25 @@ def shaped(box: list[float], kind: int, rng: np.random.RandomState) -> dict[str,
     }
 
 
-def config(order: str, flip: str, sampling: str, sizes: tuple[int, ...]) -> Any:
+def config(order, flip, sampling, sizes):
     from detectron2.config import get_cfg
 
+    keys = {
+        "FORMAT": order,
+        "RANDOM_FLIP": flip,
+        "MIN_SIZE_TRAIN_SAMPLING": sampling,
+        "MIN_SIZE_TRAIN": sizes,
+        "MAX_SIZE_TRAIN": 170,
+        "MIN_SIZE_TEST": 111,
+        "MAX_SIZE_TEST": 150,
+    }
     cfg = get_cfg()
-    cfg.INPUT.FORMAT = order
-    cfg.INPUT.RANDOM_FLIP = flip
-    cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING = sampling
-    cfg.INPUT.MIN_SIZE_TRAIN = sizes
-    cfg.INPUT.MAX_SIZE_TRAIN = 170
-    cfg.INPUT.MIN_SIZE_TEST = 111
-    cfg.INPUT.MAX_SIZE_TEST = 150
+    cfg.INPUT.update(keys)
     cfg.SEED = 11
     return cfg
 
 
-def assert_same_sample(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def assert_same_sample(theirs, ours):
     assert torch.equal(theirs["image"], ours["image"])
     for name in ("file_name", "image_id", "height", "width"):
         assert theirs[name] == ours[name]
@@ -95,24 +89,18 @@ def assert_same_sample(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     instances = theirs["instances"]
     assert torch.equal(instances.gt_boxes.tensor, ours["boxes"])
     assert torch.equal(instances.gt_classes, ours["classes"])
-    assert all(instances.has(f"gt_{name}") or not len(ours[name]) for name in EXTRA & set(ours))
+    extra = {"masks", "keypoints"} & set(ours)
+    assert all(instances.has(f"gt_{name}") or not len(ours[name]) for name in extra)
     if instances.has("gt_keypoints"):
         assert torch.equal(instances.gt_keypoints.tensor, ours["keypoints"])
-    if instances.has("gt_masks"):
-        masks = instances.gt_masks
-        if hasattr(masks, "tensor"):
-            assert torch.equal(masks.tensor, ours["masks"])
-            return
-        assert len(masks) == len(ours["masks"])
-        for expected, found in zip(masks.polygons, ours["masks"], strict=True):
-            assert len(expected) == len(found)
-            assert all(
-                a.dtype == b.dtype and np.array_equal(a, b)
-                for a, b in zip(expected, found, strict=True)
-            )
-
-
-EXTRA = {"masks", "keypoints"}
+    if not instances.has("gt_masks"):
+        return
+    if hasattr(instances.gt_masks, "tensor"):
+        assert torch.equal(instances.gt_masks.tensor, ours["masks"])
+        return
+    for expected, found in zip(instances.gt_masks.polygons, ours["masks"], strict=True):
+        for one, other in zip(expected, found, strict=True):
+            assert one.dtype == other.dtype and np.array_equal(one, other)
 
 
 SETTINGS = [
@@ -124,7 +112,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("masks", ["", "polygon", "bitmask"])
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s[0]}-{s[1]}-{s[2]}")
-def test_mapper(setting: tuple[Any, ...], masks: str, images: list[dict[str, Any]]) -> None:
+def test_mapper(setting, masks, images):
     """Boxes, and with the masks keypoints, too."""
     from detectron2.data import DatasetMapper
 
@@ -153,7 +141,7 @@ def test_mapper(setting: tuple[Any, ...], masks: str, images: list[dict[str, Any
 
 
 @pytest.mark.parametrize("flip", ["horizontal", "vertical"])
-def test_masks_in_run_lengths(flip: str, images: list[dict[str, Any]]) -> None:
+def test_masks_in_run_lengths(flip, images):
     import pycocotools.mask
     from detectron2.data import DatasetMapper
 
@@ -176,7 +164,7 @@ def test_masks_in_run_lengths(flip: str, images: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
-def test_label_mapper(order: str, tmp_path: Path, images: list[dict[str, Any]]) -> None:
+def test_label_mapper(order, tmp_path, images):
     from detection.d2.semantic_seg import SemSegMapper
     from detection.datasets import sem_seg_data
 
@@ -196,7 +184,7 @@ def test_label_mapper(order: str, tmp_path: Path, images: list[dict[str, Any]]) 
 
 
 @pytest.mark.parametrize("masks", ["polygon", "bitmask"])
-def test_mapper_on_real_images(masks: str, shared_data: Path) -> None:
+def test_mapper_on_real_images(masks, shared_data):
     """COCO's own annotations, crowds among them."""
     from detectron2.data import DatasetMapper
 
@@ -210,14 +198,14 @@ def test_mapper_on_real_images(masks: str, shared_data: Path) -> None:
         assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
 
 
-def real_coco(shared_data: Path) -> list[dict[str, Any]]:
+def real_coco(shared_data):
     folder = shared_data / "coco"
     annotations = str(folder / "annotations" / "instances_val2017.json")
     split = COCOSource("real", annotations, str(folder / "val2017"), "instances").read()
     return list(split.records)
 
 
-def test_evaluation_batches(images: list[dict[str, Any]]) -> None:
+def test_evaluation_batches(images):
     from detectron2.data import DatasetMapper, build_detection_test_loader
 
     cfg = config(*SETTINGS[0])
@@ -228,7 +216,7 @@ def test_evaluation_batches(images: list[dict[str, Any]]) -> None:
         assert_same_sample(expected[0], batch[0])
 
 
-def test_records_to_learn_from(images: list[dict[str, Any]]) -> None:
+def test_records_to_learn_from(images):
     from detectron2.data.build import filter_images_with_few_keypoints
     from detectron2.data.samplers import RepeatFactorTrainingSampler as Sampler
 
@@ -246,7 +234,7 @@ def test_records_to_learn_from(images: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_training_batches(grouped: bool, num_workers: int, images: list[dict[str, Any]]) -> None:
+def test_training_batches(grouped, num_workers, images):
     """Ours with any number of workers give what Detectron2 gives without."""
     from detectron2.data import DatasetMapper, build_detection_train_loader
     from detectron2.data.build import filter_images_with_only_crowd_annotations

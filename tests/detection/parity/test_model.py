@@ -1,13 +1,9 @@
 """The embedded model against the real Detectron2: every quantity, every bit, on the CPU in fp32."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
 from detection.embedded.build import build_model
 from tests.oracles import tiny_detector as tiny
@@ -96,7 +92,7 @@ ARCHITECTURES = {
 every_architecture = pytest.mark.parametrize("keys", ARCHITECTURES.values(), ids=ARCHITECTURES)
 
 
-def both(keys: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
+def both(keys):
     """Detectron2's model and ours, with the same weights."""
     from tests.oracles import detectron2_engine as d2
 
@@ -107,7 +103,7 @@ def both(keys: dict[str, Any]) -> tuple[nn.Module, nn.Module]:
     return theirs, ours
 
 
-def assert_same(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def assert_same(theirs, ours):
     assert set(theirs) == set(ours)
     different = [
         name
@@ -117,13 +113,11 @@ def assert_same(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     assert not different, different
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def assert_training_equal(
-    theirs: nn.Module, ours: nn.Module, keys: dict[str, Any], batches: list[list[dict[str, Any]]]
-) -> dict[str, float]:
+def assert_training_equal(theirs, ours, keys, batches):
     """Losses, gradients, weights and statistics of a step of SGD on every batch.
 
     Returns the largest value that each loss had.
@@ -136,7 +130,7 @@ def assert_training_equal(
     theirs.train()
     ours.train()
     their_regions, our_regions = numbers_of_regions(theirs), numbers_of_regions(ours)
-    largest: dict[str, float] = {}
+    largest = {}
     for step, batch in enumerate(batches):
         torch.manual_seed(step)
         their_losses = d2.losses(theirs, batch)
@@ -159,9 +153,9 @@ def assert_training_equal(
     return largest
 
 
-def numbers_of_regions(model: nn.Module) -> list[tuple[str, int]]:
+def numbers_of_regions(model):
     """A list that will hold how many regions went through which head."""
-    seen: list[tuple[str, int]] = []
+    seen = []
     for name, module in model.named_modules():
         if name.endswith(("box_predictor", "mask_head", "keypoint_head")):
             module.register_forward_pre_hook(
@@ -170,9 +164,7 @@ def numbers_of_regions(model: nn.Module) -> list[tuple[str, int]]:
     return seen
 
 
-def assert_answers_equal(
-    theirs: nn.Module, ours: nn.Module, samples: list[dict[str, Any]]
-) -> list[dict[str, Tensor]]:
+def assert_answers_equal(theirs, ours, samples):
     """Detections, masks, keypoints, scores of pixels, of each image alone and of all at once."""
     from tests.oracles import detectron2_engine as d2
 
@@ -187,7 +179,7 @@ def assert_answers_equal(
     return answers
 
 
-def images(keys: dict[str, Any]) -> list[dict[str, Any]]:
+def images(keys):
     """Several objects, none, one, one of a single pixel; every image of another size."""
     samples = tiny.images(SIZES, seed=3)  # with 1, 2 and 3 objects
     samples.insert(1, tiny.without_objects(tiny.images([(160, 160)], seed=4)[0]))
@@ -206,7 +198,7 @@ def images(keys: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @every_architecture
-def test_every_quantity(keys: dict[str, Any]) -> None:
+def test_every_quantity(keys):
     """Answers, five steps of training on all kinds of images, and answers again."""
     theirs, ours = both(keys)
     samples = images(keys)
@@ -235,7 +227,7 @@ def test_every_quantity(keys: dict[str, Any]) -> None:
 
 
 @every_architecture
-def test_the_same_seed_gives_the_same_initial_weights(keys: dict[str, Any]) -> None:
+def test_the_same_seed_gives_the_same_initial_weights(keys):
     from tests.oracles import detectron2_engine as d2
 
     torch.manual_seed(7)
@@ -248,7 +240,7 @@ def test_the_same_seed_gives_the_same_initial_weights(keys: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN])
-def test_intermediate_quantities(keys: dict[str, Any]) -> None:
+def test_intermediate_quantities(keys):
     """Features, RPN outputs, anchors, proposals: where a difference starts, if there is one."""
     theirs, ours = both(keys)
     theirs.eval()
@@ -280,7 +272,7 @@ def test_intermediate_quantities(keys: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("keys", [tiny.FPN_MASK, tiny.KEYPOINTS], ids=["mask", "keypoints"])
-def test_512_regions(keys: dict[str, Any]) -> None:
+def test_512_regions(keys):
     """As many as in the paper, from Detectron2's own numbers of proposals."""
     keys = {
         **keys,
@@ -294,7 +286,7 @@ def test_512_regions(keys: dict[str, Any]) -> None:
     assert_training_equal(theirs, ours, keys, [samples[2:4], samples[1:3]])
 
 
-def test_full_size_r50_on_real_images(shared_data: Path) -> None:
+def test_full_size_r50_on_real_images(shared_data):
     samples = []
     for number, path in enumerate(sorted((shared_data / "coco" / "train2017").glob("*.jpg"))[2:4]):
         with Image.open(path) as image:

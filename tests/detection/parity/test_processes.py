@@ -19,11 +19,7 @@ from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_le
 
 pytestmark = pytest.mark.slow
 
-C4, LVIS, LABELS = (
-    "coco/mask_rcnn_R_50_C4_1x",
-    "lvis/mask_rcnn_R_50_FPN_1x",
-    "voc/fcn16s_R_50_30k",
-)
+TASKS = ("coco/mask_rcnn_R_50_C4_1x", "lvis/mask_rcnn_R_50_FPN_1x", "voc/fcn16s_R_50_30k")
 KEYS = {
     "SOLVER.IMS_PER_BATCH": 4,
     "SOLVER.MAX_ITER": 3,
@@ -51,21 +47,21 @@ def arguments(narrow_r50_file, data_of, tmp_path):
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("task", [C4, LVIS, LABELS])
+@pytest.mark.parametrize("task", TASKS)
 def test_two_processes_equal_detectron2s(task, arguments, tmp_path, detectron2):
     """Synchronized BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
     for name in ("detectron2", "embedded"):
         assert main(arguments(task, name, "--num-gpus", "2")) == 0
-    records = [read_record(tmp_path / name / "run.json") for name in ("detectron2", "embedded")]
-    assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
-    assert records[0].metrics == records[1].metrics
-    assert records[0].coverage == records[1].coverage
-    lines = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
-        for name in ("detectron2", "embedded")
-    ]
-    theirs, ours = ({k: v for line in own for k, v in line.items()} for own in lines)
-    assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=1e-6)
+    folders = tmp_path / "detectron2", tmp_path / "embedded"
+    assert_same_run(*folders)
+    theirs, ours = (read_record(folder / "run.json") for folder in folders)
+    assert theirs.metrics == ours.metrics
+    assert theirs.coverage == ours.coverage
+    last = []
+    for folder in folders:
+        lines = map(json.loads, (folder / "metrics.json").read_text().splitlines())
+        last.append({name: value for line in lines for name, value in line.items()})
+    assert last[1]["total_loss"] == pytest.approx(last[0]["total_loss"], rel=1e-6)
 
 
 @pytest.mark.stored

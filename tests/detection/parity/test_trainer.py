@@ -1,7 +1,6 @@
 """Whole runs of both engines from the same task, seed and images: bitwise identical."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from detection.config.task import load_task
-from detection.engine.weights import EngineResult
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
@@ -37,13 +35,11 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def voc(tmp_path_factory):
     return write_voc(tmp_path_factory.mktemp("voc") / "voc", {"train": 10, "val": 4})
 
 
-def run_engine(
-    engine: str, voc: Path, out: Path, keys: dict[str, Any], eval_only: bool = False
-) -> EngineResult:
+def run_engine(engine, voc, out, keys, eval_only=False):
     if engine == "embedded":
         from detection.embedded.trainer import run
     else:
@@ -53,6 +49,12 @@ def run_engine(
     task = load_task(None, opts, engine, eval_only=eval_only)
     with RunFolder(out):
         return run(task.cfg, weights=None, resume=False, eval_only=eval_only)
+
+
+def logged(folder):
+    """The last value of every name in metrics.json."""
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return {name: value for line in lines for name, value in json.loads(line).items()}
 
 
 @pytest.mark.parametrize(
@@ -72,23 +74,16 @@ def run_engine(
     ],
     ids=["plain", "precise-bn-and-clipping", "channels-last"],
 )
-def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
+def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
-    expected = load_torch(tmp_path / "d2" / "model_final.pth")
-    actual = load_torch(tmp_path / "embedded" / "model_final.pth")
+    folders = tmp_path / "d2", tmp_path / "embedded"
+    expected, actual = (load_torch(folder / "model_final.pth") for folder in folders)
     assert actual["iteration"] == expected["iteration"] == 7
     assert set(actual["model"]) == set(expected["model"])
-    different = [
-        name for name, x in expected["model"].items() if not torch.equal(x, actual["model"][name])
-    ]
-    assert not different
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.json").read_text().splitlines()]
-        for name in ("d2", "embedded")
-    ]
-    their_log, our_log = ({k: v for line in log for k, v in line.items()} for log in logs)
+    assert not [n for n, x in expected["model"].items() if not torch.equal(x, actual["model"][n])]
+    their_log, our_log = map(logged, folders)
     for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"):
         assert np.isclose(their_log[name], our_log[name], rtol=1e-6)
     # With other groups Detectron2 logs the rate of the largest one.
@@ -96,8 +91,7 @@ def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
         assert their_log["lr"] == our_log["lr"]
     assert theirs.metrics == ours.metrics
     predictions = [
-        json.loads((tmp_path / name / "inference" / "voc_val.json").read_text())
-        for name in ("d2", "embedded")
+        json.loads((folder / "inference" / "voc_val.json").read_text()) for folder in folders
     ]
     assert predictions[0] == predictions[1]
     assert predictions[0]["predictions"]
@@ -109,20 +103,18 @@ def test_a_whole_run(keys: dict[str, Any], voc: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])
-def test_channels_last_is_the_models_memory_format(
-    engine: str, voc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkeypatch):
     from torch.nn import Conv2d
 
     formats = []
 
-    def look(module: Conv2d, args: Any, out: torch.Tensor) -> None:
+    def look(module, args, out):
         if out.shape[1] > 1 and out[0, 0].numel() > 1:
             formats.append(out.is_contiguous(memory_format=torch.channels_last))
 
     init = Conv2d.__init__
 
-    def watched(self: Conv2d, *args: Any, **kwargs: Any) -> None:
+    def watched(self, *args, **kwargs):
         init(self, *args, **kwargs)
         self.register_forward_hook(look)
 
@@ -134,28 +126,19 @@ def test_channels_last_is_the_models_memory_format(
         assert set(formats) == {wanted}
 
 
-def test_learning_rates_of_a_long_schedule() -> None:
+def test_learning_rates_of_a_long_schedule():
     from detectron2.solver import build_lr_scheduler
 
-    from detection.embedded.solver import set_learning_rate, warmup_multistep
+    from detection.embedded.solver import build_schedule, set_learning_rate
 
-    cfg = tiny.merge(
-        tiny.task({}),
-        {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17},
-    )
+    keys = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
+    cfg = tiny.task(keys)
     solver = cfg.SOLVER
     theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
     ours = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
     ours.param_groups[0]["initial_lr"] = solver.BASE_LR
     scheduler = build_lr_scheduler(cfg, theirs)
-    schedule = warmup_multistep(
-        steps=solver.STEPS,
-        gamma=solver.GAMMA,
-        max_iter=solver.MAX_ITER,
-        warmup_iters=solver.WARMUP_ITERS,
-        warmup_factor=solver.WARMUP_FACTOR,
-        warmup_method=solver.WARMUP_METHOD,
-    )
+    schedule = build_schedule(solver)
     for iteration in range(solver.MAX_ITER):
         set_learning_rate(ours, schedule(iteration / solver.MAX_ITER))
         assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], iteration
