@@ -126,6 +126,7 @@ def d2_backbone(depth: int, **keys: Any) -> nn.Module:
     return build_resnet_backbone(cfg, ShapeSpec(channels=3))
 
 
+@pytest.mark.detectron2
 @pytest.mark.parametrize(
     ("depth", "stride_in_1x1", "dilation"),
     [(18, False, 1), (50, False, 1), (50, True, 2)],

@@ -1,9 +1,11 @@
 """COCO files with one fault each: what is changed in a good one, and what the message must name.
 
-`BROKEN[case] = (edit, named)`: `edit` changes the file's content in place, or returns text to write
-instead; `named` is a regular expression. `COUNTED` are oddities that are kept or left out as
-Detectron2 does, with the note that counts them.
+`BROKEN[case] = (edit, named)`: `edit` gets the file's content and changes it in place, or
+returns text to write instead; `named` is a regular expression. `COUNTED` are oddities that
+are kept or left out as Detectron2 does, with the note that counts them.
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable
@@ -12,8 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-Json = dict[str, Any]
-Edit = Callable[[Json], Any]
+Edit = Callable[[dict[str, Any]], Any]
 
 WIDTH, HEIGHT = 60, 40
 
@@ -21,11 +22,13 @@ WIDTH, HEIGHT = 60, 40
 def write_good(folder: Path, edit: Edit | None = None) -> Path:
     """Two images of 60x40 px and three objects; returns the JSON file, edited."""
     folder.mkdir(parents=True, exist_ok=True)
-    size = {"width": WIDTH, "height": HEIGHT}
     for name in ("1.jpg", "2.jpg"):
         Image.new("RGB", (WIDTH, HEIGHT)).save(folder / name)
-    content: Json = {
-        "images": [{"id": i, "file_name": f"{i}.jpg", **size} for i in (1, 2)],
+    content: dict[str, Any] = {
+        "images": [
+            {"id": 1, "file_name": "1.jpg", "width": WIDTH, "height": HEIGHT},
+            {"id": 2, "file_name": "2.jpg", "width": WIDTH, "height": HEIGHT},
+        ],
         "annotations": [
             annotation(11, 1, [5, 5, 20, 10]),
             annotation(12, 1, [30, 5, 20, 10]),
@@ -33,23 +36,18 @@ def write_good(folder: Path, edit: Edit | None = None) -> Path:
         ],
         "categories": [{"id": 7, "name": "blue"}, {"id": 3, "name": "red"}],
     }
+    text = edit(content) if edit else None
     path = folder / "objects.json"
-    path.write_text(json.dumps(content))
-    return edit_json(path, edit) if edit else path
-
-
-def edit_json(path: Path, edit: Edit) -> Path:
-    """Change a JSON file in place; returns it."""
-    content = json.loads(path.read_text())
-    text = edit(content)
     path.write_text(text if isinstance(text, str) else json.dumps(content))
     return path
 
 
-def annotation(number: int, image_id: int, box: list[float], category_id: int = 3) -> Json:
+def annotation(
+    annotation_id: int, image_id: int, box: list[float], category_id: int = 3
+) -> dict[str, Any]:
     x, y, w, h = box
     return {
-        "id": number,
+        "id": annotation_id,
         "image_id": image_id,
         "category_id": category_id,
         "bbox": box,
@@ -59,10 +57,14 @@ def annotation(number: int, image_id: int, box: list[float], category_id: int = 
     }
 
 
-def _changed(kind: str, fields: Json) -> Edit:
-    def edit(content: Json) -> None:
-        row = content[kind][1] | fields
-        content[kind][1] = {key: value for key, value in row.items() if value is not None}
+def _changed(kind: str, fields: dict[str, Any]) -> Edit:
+    """Fields of the second row of a list; None removes one."""
+
+    def edit(content: dict[str, Any]) -> None:
+        row = content[kind][1]
+        row.update(fields)
+        for key in [key for key, value in fields.items() if value is None]:
+            del row[key]
 
     return edit
 
@@ -92,6 +94,9 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "cut off": (lambda c: json.dumps(c)[:-40], "JSON"),
     "a list": (lambda c: "[]", "list"),
     "no images": (without("images"), "'images'"),
+    "no annotations": (without("annotations"), "'annotations'"),
+    "no categories": (without("categories"), "'categories'"),
+    "annotations by id": (lambda c: c.update(annotations={"11": {}}), "'annotations'"),
     "image twice": (image(id=1), "image 1: .*two"),
     "category twice": (
         lambda c: c["categories"].append({"id": 3, "name": "red"}),
@@ -102,6 +107,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "orphan image": (second(image_id=9), _OF_12 + "image_id 9"),
     "orphan category": (second(category_id=1), _OF_12 + "category_id 1"),
     "lists of ids": (second(image_id=[1]), _OF_12 + r"image_id \[1\]"),
+    "category by name": (second(category_id="red"), _OF_12 + "category_id 'red'"),
     "image id as text": (image(id="2"), "image with id '2'"),
     "no width": (image(width=None), "image 2: width is None"),
     "zero height": (image(height=0), "image 2: height is 0"),
@@ -109,8 +115,10 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "outside": (second(bbox=[61, 5, 20, 10]), _OF_12 + r"bbox \[61, 5, 20, 10\] .*60x40"),
     "left of the image": (second(bbox=[-20, 5, 20, 10]), _OF_12 + "bbox .*60x40"),
     "not a number": (second(bbox=[30, _NAN, 20, 10]), _OF_12 + "bbox"),
+    "infinite": (second(bbox=[30, 5, float("inf"), 10]), _OF_12 + "bbox"),
     "text in the box": (second(bbox=[30, 5, "20", 10]), _OF_12 + "bbox"),
     "half a box": (second(bbox=[30, 5]), _OF_12 + r"bbox is \[30, 5\]"),
+    "no box": (second(bbox=None), _OF_12 + "bbox is None"),
     "polygon of text": (second(segmentation=[["a"] * 6]), _OF_12 + "a polygon"),
     "polygon with NaN": (second(segmentation=[[_NAN] * 6]), _OF_12 + "a polygon"),
     "flat polygon": (second(segmentation=[1, 2, 3, 4, 5, 6]), _OF_12 + "a polygon"),

@@ -3,18 +3,23 @@
 Where the data was copied without links, `JPEGImages/000030.jpg` is a text with the link's target.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 
 def with_links(source: Path, folder: Path) -> Path:
     """`source` (a VOC layout) again as `folder`, made of links to the real files."""
-    (folder / "JPEGImages").mkdir(parents=True)
+    folder.mkdir(parents=True)
     for part in source.iterdir():
         if part.name != "JPEGImages":
             (folder / part.name).symlink_to(part)
+    (folder / "JPEGImages").mkdir()
     for image in (source / "JPEGImages").iterdir():
-        target = image.read_text().strip() if image.stat().st_size < 255 else image.name
-        (folder / "JPEGImages" / image.name).symlink_to((image.parent / target).resolve())
+        target = image
+        if image.stat().st_size < 255:
+            target = image.parent / image.read_text().strip()
+        (folder / "JPEGImages" / image.name).symlink_to(target.resolve())
     return folder
 
 

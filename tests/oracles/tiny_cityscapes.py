@@ -4,11 +4,12 @@ Under `$DETECTRON2_DATASETS`: cityscapes/{leftImg8bit,gtFine}/<split>/<city>/. T
 are rendered from the polygons in their order, as cityscapesscripts does.
 """
 
+from __future__ import annotations
+
 import importlib
 import json
 import sys
 import types
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,17 @@ def write_cityscapes(
             number += 1
             objects = _objects(rng, index, *size)
             images = folder / "cityscapes" / "leftImg8bit" / split / city
-            images.mkdir(parents=True, exist_ok=True)
+            truth = folder / "cityscapes" / "gtFine" / split / city
+            for path in (images, truth):
+                path.mkdir(parents=True, exist_ok=True)
             _image(rng, objects, size).save(images / f"{frame}_leftImg8bit.png")
-            stem = str(folder / "cityscapes" / "gtFine" / split / city / f"{frame}_gtFine_")
-            Path(stem).parent.mkdir(parents=True, exist_ok=True)
             content = {"imgHeight": size[0], "imgWidth": size[1], "objects": objects}
-            Path(f"{stem}polygons.json").write_text(json.dumps(content))
-            for kind, values in _label_maps(objects, size).items():
-                if train_ids or kind != "labelTrainIds":
-                    Image.fromarray(values).save(f"{stem}{kind}.png")
+            (truth / f"{frame}_gtFine_polygons.json").write_text(json.dumps(content))
+            label_ids, instance_ids, train = _label_maps(objects, size)
+            Image.fromarray(label_ids).save(truth / f"{frame}_gtFine_labelIds.png")
+            Image.fromarray(instance_ids).save(truth / f"{frame}_gtFine_instanceIds.png")
+            if train_ids:
+                Image.fromarray(train).save(truth / f"{frame}_gtFine_labelTrainIds.png")
     return folder
 
 
@@ -93,13 +96,13 @@ def _box(x0: int, y0: int, x1: int, y1: int) -> list[list[int]]:
 
 
 def _drawn(objects: list[dict[str, Any]]) -> list[tuple[str, bool, list[tuple[int, int]]]]:
-    """(label, whether it is a group, corners) of what is drawn."""
-    named = ((item, item["label"].removesuffix("group")) for item in objects)
-    return [
-        (name, name != item["label"], [(x, y) for x, y in item["polygon"]])
-        for item, name in named
-        if "deleted" not in item and name in LABELS
-    ]
+    rows = []
+    for item in objects:
+        name = item["label"].removesuffix("group")
+        if "deleted" not in item and name in LABELS:
+            corners = [(x, y) for x, y in item["polygon"]]
+            rows.append((name, name != item["label"], corners))
+    return rows
 
 
 def _image(
@@ -113,34 +116,34 @@ def _image(
     return Image.fromarray((np.asarray(image, np.int64) + noise).clip(0, 255).astype(np.uint8))
 
 
-def _label_maps(objects: list[dict[str, Any]], size: tuple[int, int]) -> dict[str, np.ndarray]:
-    """instanceIds has id * 1000 + number for things."""
+def _label_maps(
+    objects: list[dict[str, Any]], size: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """labelIds uint8, instanceIds uint16 (id * 1000 + number for things), labelTrainIds uint8."""
     labels, train = Image.new("L", size[::-1]), Image.new("L", size[::-1], 255)
     instances = Image.new("I", size[::-1])
-    numbers: Counter[str] = Counter()
+    numbers: dict[str, int] = {}
     for name, group, corners in _drawn(objects):
         label, train_id, _ = LABELS[name]
         value = label
         if label >= 24 and not group:
-            value = 1000 * label + numbers[name]
-            numbers[name] += 1
+            value = 1000 * label + numbers.get(name, 0)
+            numbers[name] = numbers.get(name, 0) + 1
         for image, fill in ((labels, label), (train, train_id), (instances, value)):
             ImageDraw.Draw(image).polygon(corners, fill=fill)
-    return {
-        "labelIds": np.asarray(labels),
-        "instanceIds": np.asarray(instances).astype(np.uint16),
-        "labelTrainIds": np.asarray(train),
-    }
+    return np.asarray(labels), np.asarray(instances).astype(np.uint16), np.asarray(train)
 
 
 def alias_package(monkeypatch: Any, *modules: str) -> None:
     """Let Detectron2 import `modules` of cityscapesscripts, whose path it has from elsewhere."""
-    outer = "deeplearning.projects.cityscapesApi"
-    packages = {f"cityscapesscripts.{module.split('.')[0]}" for module in modules}
-    for name in ("cityscapesscripts", *packages, *(f"cityscapesscripts.{m}" for m in modules)):
-        monkeypatch.setitem(sys.modules, f"{outer}.{name}", importlib.import_module(name))
-    for name in (outer, "deeplearning.projects", "deeplearning"):
+    parent = "deeplearning.projects.cityscapesApi"
+    for name in ("deeplearning", "deeplearning.projects", parent):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    for name in ("deeplearning.projects", outer, f"{outer}.cityscapesscripts"):
-        parent, _, inner = name.rpartition(".")
-        monkeypatch.setattr(sys.modules[parent], inner, sys.modules[name], raising=False)
+    package = importlib.import_module("cityscapesscripts")
+    monkeypatch.setattr(sys.modules[parent], "cityscapesscripts", package, raising=False)
+    names = {f"cityscapesscripts.{'.'.join(m.split('.')[:n])}" for m in modules for n in (1, 2)}
+    for name in ("cityscapesscripts", *names):
+        monkeypatch.setitem(sys.modules, f"{parent}.{name}", importlib.import_module(name))
+    for name in ("deeplearning.projects", parent):
+        outer, _, inner = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[outer], inner, sys.modules[name], raising=False)

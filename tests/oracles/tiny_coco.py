@@ -4,6 +4,8 @@ Under `$DETECTRON2_DATASETS`: coco/<split>/, coco/annotations/{instances,person_
 densepose}_<split>.json. Classes in use: person (red), car (blue), dog (green).
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,6 @@ import numpy as np
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from tests.oracles.shapes import Shape, paint, save_jpeg
 
-_CATEGORIES = [{"id": i, "name": name, "supercategory": "x"} for i, name in COCO_CATEGORIES]
-_PERSON = [
-    {
-        "id": 1,
-        "name": "person",
-        "supercategory": "person",
-        "keypoints": list(PERSON_KEYPOINTS),
-        "skeleton": [[16, 14], [14, 12]],
-    }
-]
 KINDS = (1, 3, 18)  # category ids of person, car, dog, in the order of shapes.COLOURS
 
 
@@ -53,41 +45,45 @@ def write_coco(
             name = f"{number:012d}.jpg"
             if split.endswith("2014"):
                 name = f"COCO_{split}_{name}"
-            images_of = split if split.startswith(("train", "val2")) else "val2014"
-            save_jpeg(image, folder / "coco" / images_of / name)
+            save_jpeg(image, folder / "coco" / _images(split) / name)
             width, height = image.size
             # Ids neither contiguous nor in the order of the file.
             image_id = 1000 - 7 * number
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
             for shape in shapes:
-                row = annotation(10 * len(annotations) + 5, image_id, shape, KINDS[shape.kind])
-                annotations.append(row)
+                annotations.append(_annotation(10 * len(annotations) + 5, image_id, shape))
             if crowd and index == 0:
                 annotations.append(_crowd(10 * len(annotations) + 5, image_id, height, width))
-        people = [row for row in annotations if row["category_id"] == KINDS[0]]
-        files = {"instances": (annotations, _CATEGORIES)}
+        _write(folder, f"instances_{split}", images, annotations, _categories())
         if keypoints:
-            files["person_keypoints"] = [_with_keypoints(row) for row in people], _PERSON
+            people = [_with_keypoints(a) for a in annotations if a["category_id"] == KINDS[0]]
+            _write(folder, f"person_keypoints_{split}", images, people, [_person()])
         if densepose:
-            people = [row for row in people if not row["iscrowd"]]
-            files["densepose"] = [_with_densepose(_with_keypoints(a), rng) for a in people], _PERSON
-        for kind, content in files.items():
-            write_annotations(folder / f"coco/annotations/{kind}_{split}.json", images, *content)
+            people = [
+                _with_densepose(_with_keypoints(a), rng)
+                for a in annotations
+                if a["category_id"] == KINDS[0] and not a["iscrowd"]
+            ]
+            _write(folder, f"densepose_{split}", images, people, [_person()])
     return folder
 
 
-def write_annotations(path: Path, images: list, annotations: list, categories: list) -> None:
-    """A file in COCO's format."""
+def _images(split: str) -> str:
+    return split if split.startswith(("train", "val2")) else "val2014"
+
+
+def _write(folder: Path, name: str, images: list, annotations: list, categories: list) -> None:
+    path = folder / "coco" / "annotations" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"images": images, "annotations": annotations, "categories": categories}
     path.write_text(json.dumps({"info": {}, "licenses": [], **content}))
 
 
-def annotation(number: int, image_id: int, shape: Shape, category_id: int) -> dict[str, Any]:
+def _annotation(annotation_id: int, image_id: int, shape: Shape) -> dict[str, Any]:
     return {
-        "id": number,
+        "id": annotation_id,
         "image_id": image_id,
-        "category_id": category_id,
+        "category_id": KINDS[shape.kind],
         "iscrowd": 0,
         "bbox": list(shape.box),
         "area": shape.area,
@@ -95,30 +91,32 @@ def annotation(number: int, image_id: int, shape: Shape, category_id: int) -> di
     }
 
 
-def _crowd(number: int, image_id: int, height: int, width: int) -> dict[str, Any]:
+def _crowd(annotation_id: int, image_id: int, height: int, width: int) -> dict[str, Any]:
     """A strip along the lower border, 4 px high; runs go down the columns."""
+    counts = [height - 4, 4] * width
     return {
-        "id": number,
+        "id": annotation_id,
         "image_id": image_id,
         "category_id": KINDS[0],
         "iscrowd": 1,
         "bbox": [0, height - 4, width, 4],
         "area": 4 * width,
-        "segmentation": {"size": [height, width], "counts": [height - 4, 4] * width},
+        "segmentation": {"size": [height, width], "counts": counts},
     }
 
 
 def _with_keypoints(annotation: dict[str, Any]) -> dict[str, Any]:
     """17 points at the same places of every box, all visible; a crowd has none."""
     x, y, w, h = annotation["bbox"]
-    number = len(PERSON_KEYPOINTS)
-    if annotation["iscrowd"]:
-        return {**annotation, "keypoints": [0] * 3 * number, "num_keypoints": 0}
     points: list[int] = []
-    for index in range(number):
-        across, down = (index % 4 + 1) / 5, (index // 4 + 1) / 6
-        points += [int(x + across * w), int(y + down * h), 2]
-    return {**annotation, "keypoints": points, "num_keypoints": number}
+    for index in range(len(PERSON_KEYPOINTS)):
+        if annotation["iscrowd"]:
+            points += [0, 0, 0]
+        else:
+            across, down = (index % 4 + 1) / 5, (index // 4 + 1) / 6
+            points += [int(x + across * w), int(y + down * h), 2]
+    visible = 0 if annotation["iscrowd"] else len(PERSON_KEYPOINTS)
+    return {**annotation, "keypoints": points, "num_keypoints": visible}
 
 
 def _with_densepose(annotation: dict[str, Any], rng: np.random.RandomState) -> dict[str, Any]:
@@ -134,12 +132,27 @@ def _with_densepose(annotation: dict[str, Any], rng: np.random.RandomState) -> d
         mask[16 * part : 16 * part + 16, 32:224] = 1
         rle = pycocotools.mask.encode(mask)
         masks.append({"size": rle["size"], "counts": rle["counts"].decode()})
+    number = 20
     return {
         **annotation,
         "dp_masks": masks,
-        "dp_x": rng.uniform(32, 224, 20).round(2).tolist(),
-        "dp_y": rng.uniform(8, 216, 20).round(2).tolist(),
-        "dp_I": rng.randint(1, 25, 20).astype(float).tolist(),
-        "dp_U": rng.uniform(0, 1, 20).round(4).tolist(),
-        "dp_V": rng.uniform(0, 1, 20).round(4).tolist(),
+        "dp_x": rng.uniform(32, 224, number).round(2).tolist(),
+        "dp_y": rng.uniform(8, 216, number).round(2).tolist(),
+        "dp_I": rng.randint(1, 25, number).astype(float).tolist(),
+        "dp_U": rng.uniform(0, 1, number).round(4).tolist(),
+        "dp_V": rng.uniform(0, 1, number).round(4).tolist(),
+    }
+
+
+def _categories() -> list[dict[str, Any]]:
+    return [{"id": i, "name": name, "supercategory": "x"} for i, name in COCO_CATEGORIES]
+
+
+def _person() -> dict[str, Any]:
+    return {
+        "id": 1,
+        "name": "person",
+        "supercategory": "person",
+        "keypoints": list(PERSON_KEYPOINTS),
+        "skeleton": [[16, 14], [14, 12]],
     }

@@ -1,8 +1,6 @@
 """Made-up instance data for the tests of the evaluators: annotations, and answers near them."""
 
 import json
-import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +45,6 @@ def coco_annotations(
             x, y = int(rng.integers(0, W - w)), int(rng.integers(0, H - h))
             crowd = int(rng.random() < 0.15)
             area = rectangle(H, W, np.array([x, y, x + w, y + h]))
-            shape = [[x, y, x + w, y, x + w, y + h, x + 0.4 * w, y + 0.7 * h]]
             annotation = {
                 "id": len(annotations) + 1,
                 "image_id": images[-1]["id"],
@@ -55,12 +52,18 @@ def coco_annotations(
                 "bbox": [x, y, w, h],
                 "area": 0.8 * w * h,
                 "iscrowd": crowd,
-                "segmentation": rle(area) if crowd else shape,
+                "segmentation": rle(area)
+                if crowd
+                else [[x, y, x + w, y, x + w, y + h, x + 0.4 * w, y + 0.7 * h]],
             }
             if keypoints:
-                across, down = rng.integers(x, x + w, keypoints), rng.integers(y, y + h, keypoints)
-                visible = rng.integers(0, 3, keypoints) * (rng.random() > 0.1)
-                points = np.column_stack([across, down, visible])
+                points = np.column_stack(
+                    [
+                        rng.integers(x, x + w, keypoints),
+                        rng.integers(y, y + h, keypoints),
+                        rng.integers(0, 3, keypoints) * (rng.random() > 0.1),
+                    ]
+                )
                 points[points[:, 2] == 0] = 0
                 annotation["keypoints"] = points.ravel().tolist()
                 annotation["num_keypoints"] = int((points[:, 2] > 0).sum())
@@ -81,14 +84,19 @@ def coco_split(path: Path, content: dict[str, Any], evaluator_type: str = "coco"
     ids = {category["id"]: index for index, category in enumerate(categories)}
     names = tuple(category["name"] for category in categories)
     annotations = content["annotations"]
-    count = len(annotations[0].get("keypoints", [])) // 3
-    fields = ("file_name", "id", "height", "width")
+    first = annotations[0] if annotations else {}
+    count = len(first.get("keypoints", [])) // 3
     return Split(
         name=path.stem,
         evaluator_type=evaluator_type,
         classes=names,
         records=tuple(
-            {{"id": "image_id"}.get(key, key): image[key] for key in fields}
+            {
+                "file_name": image["file_name"],
+                "image_id": image["id"],
+                "height": image["height"],
+                "width": image["width"],
+            }
             for image in content["images"]
         ),
         annotations_sha256="0" * 64,
@@ -112,28 +120,33 @@ def answers(
     predictions = []
     for record in split.records:
         H, W = record["height"], record["width"]
-        boxes, classes, points = [], [], []
+        boxes, classes, points, masks = [], [], [], []
         of_image = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
         for annotation in of_image * 2:
             if rng.random() < 0.3:
                 continue
             x, y, w, h = annotation["bbox"]
-            boxes.append(np.array([x, y, x + w, y + h]) + rng.normal(0, 3, 4))
+            box = np.array([x, y, x + w, y + h]) + rng.normal(0, 3, 4)
+            boxes.append(box)
             classes.append(ids[annotation["category_id"]])
+            masks.append(rle(rectangle(H, W, box)))
             if keypoints:
-                near = np.array(annotation["keypoints"], dtype=float).reshape(-1, 3)
-                points.append(near + rng.normal(0, 2, (keypoints, 3)))
+                points.append(
+                    np.array(annotation["keypoints"], dtype=float).reshape(-1, 3)
+                    + rng.normal(0, 2, (keypoints, 3))
+                )
         for _ in range(extra):
             corner, size = rng.uniform(0, 100, 2), rng.uniform(5, 90, 2)
             boxes.append(np.concatenate([corner, corner + size]))
             classes.append(int(rng.integers(0, len(split.classes))))
+            masks.append(rle(rectangle(H, W, boxes[-1])))
             points.append(rng.uniform(0, 200, (keypoints, 3)))
         prediction = {
             "boxes": np.array(boxes, dtype=np.float32).reshape(-1, 4),
             # Two digits, so that there are ties.
             "scores": rng.uniform(0, 1, len(boxes)).round(2).astype(np.float32),
             "classes": np.array(classes, dtype=np.int64),
-            "masks": [rle(rectangle(H, W, box)) for box in boxes],
+            "masks": masks,
         }
         if keypoints:
             prediction["keypoints"] = np.array(points, dtype=np.float32)
@@ -143,8 +156,13 @@ def answers(
 
 def empty_prediction(keypoints: int = 0) -> dict[str, Any]:
     """What a model says that finds nothing."""
-    points = np.empty((0, keypoints, 3), dtype=np.float32)
-    return {**instances(), "masks": [], "keypoints": points}
+    return {
+        "boxes": np.empty((0, 4), dtype=np.float32),
+        "scores": np.empty(0, dtype=np.float32),
+        "classes": np.empty(0, dtype=np.int64),
+        "masks": [],
+        "keypoints": np.empty((0, keypoints, 3), dtype=np.float32),
+    }
 
 
 def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
@@ -159,35 +177,3 @@ def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
 def with_masks(prediction: dict[str, Any], H: int, W: int) -> dict[str, Any]:
     """The same with a mask for each box, which fills it."""
     return {**prediction, "masks": [rle(rectangle(H, W, box)) for box in prediction["boxes"]]}
-
-
-def detectron2s(
-    evaluator: Any, split: Split, predictions: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """What an evaluator of Detectron2 says: `evaluator` makes it from a name of MetadataCatalog."""
-    import torch
-    from detectron2.data import MetadataCatalog
-    from detectron2.structures import Boxes, Instances
-    from pycocotools import mask as mask_util
-
-    name = f"evaluated_{uuid.uuid4()}"  # metadata cannot be set twice
-    MetadataCatalog.get(name).set(**split.metadata)
-    try:
-        theirs = evaluator(name)
-        theirs.reset()
-        for record, prediction in zip(split.records, predictions, strict=True):
-            H, W = record.get("height", 300), record.get("width", 300)
-            found = Instances((H, W))
-            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"].copy()))
-            found.scores = torch.from_numpy(prediction["scores"].copy())
-            found.pred_classes = torch.from_numpy(prediction["classes"].copy())
-            if "masks" in prediction:
-                masks = np.array([mask_util.decode(m) for m in prediction["masks"]])
-                found.pred_masks = torch.from_numpy(masks.reshape(-1, H, W))
-            if "keypoints" in prediction:
-                found.pred_keypoints = torch.from_numpy(prediction["keypoints"].copy())
-            theirs.process([record], [{"instances": found}])
-        with np.errstate(invalid="ignore"):
-            return theirs.evaluate()
-    finally:
-        MetadataCatalog.remove(name)

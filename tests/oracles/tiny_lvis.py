@@ -3,13 +3,15 @@
 Under `$DETECTRON2_DATASETS`: coco/{train2017,val2017}/, lvis/lvis_<version>_<split>.json.
 """
 
+from __future__ import annotations
+
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.oracles.shapes import paint, save_jpeg
-from tests.oracles.tiny_coco import annotation, write_annotations
 
 NUMBER = {"v0.5": 1230, "v1": 1203}
 # Category ids of red, blue and green, and how frequent the file says they are.
@@ -34,29 +36,47 @@ def write_lvis(
     number = 0
     for split, count in splits.items():
         images, annotations = [], []
+        folder_name = f"{split}2017"
         for _ in range(count):
             number += 1
             pixels, shapes = paint(rng, number % 3, size)
-            name = f"{split}2017/{number:012d}.jpg"
-            save_jpeg(pixels, folder / "coco" / name)
+            name = f"{number:012d}.jpg"
+            save_jpeg(pixels, folder / "coco" / folder_name / name)
+            width, height = pixels.size
             present = {ids[shape.kind] for shape in shapes}
+            image_id = 1000 - 7 * number
             image = {
-                "id": 1000 - 7 * number,
-                "height": pixels.height,
-                "width": pixels.width,
-                "coco_url": f"http://images.cocodataset.org/{name}",
+                "id": image_id,
+                "height": height,
+                "width": width,
+                "coco_url": f"http://images.cocodataset.org/{folder_name}/{name}",
                 "neg_category_ids": [i for i in (*ids, 7) if i not in present],
                 "not_exhaustive_category_ids": [9],
             }
             if version == "v0.5":
-                image["file_name"] = Path(name).name
+                image["file_name"] = name
             images.append(image)
             for shape in shapes:
-                row = annotation(len(annotations) + 1, image["id"], shape, ids[shape.kind])
-                del row["iscrowd"]
-                annotations.append(row)
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": image_id,
+                        "category_id": ids[shape.kind],
+                        "bbox": list(shape.box),
+                        "area": shape.area,
+                        "segmentation": [shape.polygon],
+                    }
+                )
         path = folder / "lvis" / f"lvis_{version}_{split}.json"
-        write_annotations(path, images, annotations, categories or _categories(version))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "info": {},
+            "licenses": [],
+            "images": images,
+            "annotations": annotations,
+            "categories": categories or _categories(version),
+        }
+        path.write_text(json.dumps(content))
     return folder
 
 

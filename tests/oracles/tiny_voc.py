@@ -1,7 +1,8 @@
 """A generated dataset in VOC layout: colored rectangles on noise, three classes by color."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -33,23 +34,29 @@ def write_voc(
         number += count
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
         for image_id in ids:
-            only = sorted(COLOURS)[int(image_id) % len(COLOURS)] if one_large else ""
+            only = sorted(COLOURS)[int(image_id) % len(COLOURS)] if one_large else None
             _write_image(folder, image_id, rng, size, names or {}, only)
     return folder
 
 
 def _write_image(
-    folder: Path, image_id: str, rng: Any, size: int, names: dict[str, str], only: str
+    folder: Path,
+    image_id: str,
+    rng: np.random.RandomState,
+    size: int,
+    names: dict[str, str],
+    only: str | None,
 ) -> None:
     width, height = size + rng.randint(0, size // 3), size + rng.randint(0, size // 3)
     pixels = rng.randint(90, 150, (height, width, 3)).astype(np.uint8)
     objects = []
     for left in (0,) if only else (0, width // 2)[: 1 + rng.randint(2)]:
-        name = only or sorted(COLOURS)[rng.randint(len(COLOURS))]
         if only:
+            name = only
             w, h = rng.randint(size // 2, size * 3 // 4, 2)
             x = rng.randint(0, width - w)
         else:
+            name = sorted(COLOURS)[rng.randint(len(COLOURS))]
             w, h = rng.randint(size // 4, size // 2, 2)
             x = left + rng.randint(0, max(width // 2 - w, 1))
         y = rng.randint(0, height - h)
@@ -61,6 +68,8 @@ def _write_image(
             f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
         )
     Image.fromarray(pixels).save(folder / "JPEGImages" / f"{image_id}.jpg", quality=95)
-    extent = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-    xml = f"<annotation>{extent}{''.join(objects)}</annotation>"
-    (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
+    (folder / "Annotations" / f"{image_id}.xml").write_text(
+        f"<annotation><size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        + "".join(objects)
+        + "</annotation>"
+    )

@@ -4,12 +4,13 @@ Under `$DETECTRON2_DATASETS`: VOC<year>/{JPEGImages,SegmentationClass,Segmentati
 ImageSets/Segmentation}/. Classes in use: aeroplane (red), bicycle (blue), bird (green).
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from detection.evaluation.visualize import voc_color
 from tests.oracles.shapes import paint, save_jpeg
 
 
@@ -34,9 +35,24 @@ def write_voc_seg(
             image, shapes = paint(rng, number % 3, size)
             save_jpeg(image, root / "JPEGImages" / f"{image_id}.jpg")
             mask = Image.new("P", image.size)
-            mask.putpalette([part for index in range(256) for part in voc_color(index)])
+            mask.putpalette(voc_palette())
             draw = ImageDraw.Draw(mask)
             for shape in shapes:
                 draw.polygon(shape.corners, fill=shape.kind + 1, outline=255)
             mask.save(masks / f"{image_id}.png")
     return folder
+
+
+def voc_palette() -> list[int]:
+    """VOC's 256 RGB colors: an index's bits, three at a time, from the highest bit down."""
+    colors = []
+    for index in range(256):
+        red = green = blue = 0
+        rest = index
+        for bit in range(7, -1, -1):
+            red |= (rest & 1) << bit
+            green |= (rest >> 1 & 1) << bit
+            blue |= (rest >> 2 & 1) << bit
+            rest >>= 3
+        colors += [red, green, blue]
+    return colors

@@ -1,21 +1,27 @@
 """The Cityscapes reader: Detectron2's records, hidden and grouped objects, missing label files."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from detection.config.task import default_task
 from detection.datasets import cache_clear, cityscapes, read_split
 from moco.common.errors import DataError, UserError
-from tests.oracles.broken_coco import edit_json
 from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
 
 
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
 @pytest.fixture
-def root(datasets) -> Path:
-    return write_cityscapes(datasets, {"train": 4, "val": 2})
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    return write_cityscapes(tmp_path, {"train": 4, "val": 2})
 
 
 @pytest.fixture
@@ -62,15 +68,22 @@ def test_instances_are_detectron2s(split, theirs, shapely, root):
 
 
 @pytest.mark.detectron2
-def test_semantic_records_are_detectron2s(theirs, root):
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_semantic_records_are_detectron2s(split, theirs, root):
     from detectron2.data import MetadataCatalog
 
-    ours, meta = read(SEMANTIC), MetadataCatalog.get(SEMANTIC)
-    records = theirs.load_cityscapes_semantic(ours.metadata["image_dir"], ours.metadata["gt_dir"])
+    name = f"cityscapes_fine_sem_seg_{split}"
+    ours = read(name)
+    records = theirs.load_cityscapes_semantic(*ours_folders(ours))
     assert list(ours.records) == by_name(records)
+    meta = MetadataCatalog.get(name)
     assert list(ours.classes) == meta.stuff_classes
     assert ours.metadata["ignore_label"] == meta.ignore_label == 255
     assert ours.evaluator_type == "sem_seg"  # Detectron2's metric for it needs its file layout
+
+
+def ours_folders(split):
+    return split.metadata["image_dir"], split.metadata["gt_dir"]
 
 
 def test_labels_are_cityscapesscripts():
@@ -113,6 +126,12 @@ def polygons(root: Path) -> Path:
     return sorted((root / "cityscapes/gtFine/train/aachen").glob("*_polygons.json"))[0]
 
 
+def change(root: Path, edit) -> None:
+    content = json.loads(polygons(root).read_text())
+    edit(content)
+    polygons(root).write_text(json.dumps(content))
+
+
 def set_polygon(*corners: object):
     return lambda content: content["objects"][3].update(polygon=list(corners))
 
@@ -132,7 +151,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_polygons_are_refused(case, shapely, root):
     edit, named = BROKEN[case]
-    edit_json(polygons(root), edit)
+    change(root, edit)
     with pytest.raises(DataError, match=named) as caught:
         read(INSTANCES)
     assert polygons(root).name in str(caught.value) and "\n" not in str(caught.value)
@@ -159,3 +178,17 @@ def test_files_that_are_missing_or_odd(root):
     make = f"CITYSCAPES_DATASET={root}/cityscapes csCreateTrainIdLabelImgs"
     with pytest.raises(DataError, match=rf"labelTrainIds\.png.*{make}"):
         read("cityscapes_fine_sem_seg_val")
+
+
+def test_labels_that_do_not_fit(root):
+    labels = Path(read(SEMANTIC).records[0]["sem_seg_file_name"])
+    height, width = np.asarray(Image.open(labels)).shape
+    for values, named in (
+        (np.full((height, width), 24, np.uint8), "label 24"),
+        (np.zeros((height, width + 1), np.uint8), f"{width + 1}x{height}"),
+        (np.zeros((height, width, 3), np.uint8), "RGB"),
+    ):
+        cache_clear()
+        Image.fromarray(values).save(labels)
+        with pytest.raises(DataError, match=f"{labels.name}: .*{named}"):
+            read(SEMANTIC)

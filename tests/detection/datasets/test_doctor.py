@@ -1,6 +1,7 @@
 """`python -m detection.datasets doctor`: what exists, is complete, is wrong, and the exit code."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats
 from moco.common.errors import DataError, UserError
-from tests.oracles.broken_coco import edit_json
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_cityscapes import write_cityscapes
 from tests.oracles.tiny_coco import write_coco
@@ -45,6 +45,13 @@ def good(kind: str, root: Path) -> None:
         write_cityscapes(root, {"train": 3, "val": 2})
 
 
+def edit(file: Path, change) -> None:
+    """Let `change` edit the content of a JSON file in place."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
 def states(kind: str, root: Path, *, verify: bool = False) -> dict[str, tuple[str, str]]:
     findings = doctor.examine(formats()[kind], str(root), verify=verify)
     return {finding.name: (finding.state, finding.text) for finding in findings}
@@ -68,9 +75,10 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
 def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    next_step = shown.splitlines()[-1]
-    assert "nothing" in shown and "http" in next_step
-    assert next_step.endswith(f"python -m detection.datasets doctor {kind} --root {tmp_path}")
+    assert "nothing" in shown and "http" in shown.splitlines()[-1]
+    assert shown.splitlines()[-1].endswith(
+        f"python -m detection.datasets doctor {kind} --root {tmp_path}"
+    )
 
 
 def test_official_counts_are_marked(tmp_path, monkeypatch):
@@ -82,7 +90,7 @@ def test_official_counts_are_marked(tmp_path, monkeypatch):
 
 def test_something_is_wrong(tmp_path, capsys):
     good("coco", tmp_path)
-    edit_json(tmp_path / VAL2017, lambda content: content["annotations"][0].update(category_id=12))
+    edit(tmp_path / VAL2017, lambda content: content["annotations"][0].update(category_id=12))
     assert main(["doctor", "coco", "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
     assert "WRONG  coco_2017_val" in shown and "category_id 12" in shown
@@ -91,14 +99,11 @@ def test_something_is_wrong(tmp_path, capsys):
 
 
 def test_folders_without_annotations(tmp_path):
-    for folder in ("coco/train2017", "lvis", "VOC2012/JPEGImages"):
+    for folder in ("coco/train2017", "lvis"):
         (tmp_path / folder).mkdir(parents=True)
     state, text = states("coco", tmp_path)["coco/train2017/"]
     assert state == WRONG and "annotations/*_train2017.json" in text
     assert states("lvis", tmp_path)["lvis/"][0] == WRONG
-    assert states("voc", tmp_path)["VOC2012/"][0] == WRONG
-    voc(tmp_path / "one too many" / "VOCdevkit", trainval=1)
-    assert states("voc", tmp_path / "one too many")["VOCdevkit/"][0] == WRONG
 
 
 def test_cityscapes_without_train_ids_or_annotations(tmp_path):
@@ -117,15 +122,16 @@ def test_cityscapes_without_train_ids_or_annotations(tmp_path):
 def test_lists_of_voc_2007_that_contradict_each_other(tmp_path):
     lists = voc(tmp_path, trainval=3, test=2) / "ImageSets" / "Main"
     assert states("voc", tmp_path)["VOC2007/"][0] == OK
-    ids = (lists / "trainval.txt").read_text().split()
-    (lists / "test.txt").write_text(ids[0])
+    trainval, test = (lists / f"{split}.txt" for split in ("trainval", "test"))
+    ids = trainval.read_text().split()
+    test.write_text(test.read_text() + ids[0] + "\n")
     state, text = states("voc", tmp_path)["VOC2007/"]
     assert state == WRONG and text.startswith("1 images") and ids[0] in text
-    (lists / "test.txt").unlink()
+    test.unlink()
     for split, part in {"train": ids[:1], "val": ids[1:]}.items():
         (lists / f"{split}.txt").write_text("\n".join(part))
     assert "VOC2007/" not in states("voc", tmp_path)
-    (lists / "trainval.txt").write_text("\n".join(ids[:2]))
+    trainval.write_text("\n".join(ids[:2]))
     state, text = states("voc", tmp_path)["VOC2007/"]
     assert state == WRONG and "trainval.txt" in text
 
@@ -135,6 +141,13 @@ def test_annotations_of_voc_2007s_test_set_come_separately(tmp_path):
     (folder / "Annotations" / "000002.xml").unlink()
     state, text = states("voc", tmp_path)["voc_2007_test"]
     assert state == WRONG and "VOCtest_06-Nov-2007.tar" in text
+
+
+def test_a_folder_too_many_or_without_lists(tmp_path):
+    voc(tmp_path / "VOCdevkit", trainval=1)
+    assert states("voc", tmp_path)["VOCdevkit/"][0] == WRONG
+    (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
+    assert states("voc", tmp_path)["VOC2012/"][0] == WRONG
 
 
 @pytest.mark.parametrize("kind", ["voc", "coco", "lvis"])
@@ -149,8 +162,9 @@ def test_verify_decodes_every_image(kind, tmp_path):
     assert states(kind, tmp_path)[name][0] == PART
     state, text = states(kind, tmp_path, verify=True)[name]
     assert state == WRONG and images[0].name in text
+    images[0].write_bytes(whole)
     if kind != "voc":  # there the sizes are compared before training
-        for image in images[:2]:
+        for image in images[1:3]:
             Image.new("RGB", (50, 50)).save(image)
         state, text = states(kind, tmp_path, verify=True)[name]
         assert state == WRONG and "50x50" in text and "1 more images" in text
@@ -182,6 +196,14 @@ def test_without_heavy_packages():
     assert shown.stdout.strip() == "[]"
 
 
+def test_the_folder_is_that_of_the_environment(tmp_path, monkeypatch, capsys):
+    good("coco", tmp_path)
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    assert main(["doctor", "coco"]) == 0 and "coco_2017_val" in capsys.readouterr().out
+    assert main(["doctor", "coco", "--root", str(tmp_path / "nowhere")]) == 3
+    assert os.environ["DETECTRON2_DATASETS"] == str(tmp_path)
+
+
 @pytest.fixture
 def custom(tmp_path) -> Path:
     return write_voc(tmp_path / "own data", {"train": 4, "val": 2, "test": 2})
@@ -200,17 +222,35 @@ def test_a_custom_folder_that_is_right(custom, capsys):
     assert shown.count("classes: ") == 3 and f"DATASETS.VOC_DIR '{custom}'" in shown
 
 
-def test_custom_images_that_are_wrong(custom, tmp_path, capsys):
-    image = custom / "JPEGImages" / "000000.jpg"
-    image.write_bytes(image.read_bytes()[:-900])
-    code, shown = examine("--voc-dir", custom, capsys=capsys)
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-900])
+
+
+def another_size(path: Path) -> None:
+    Image.new("RGB", (50, 50)).save(path)
+
+
+@pytest.mark.parametrize("kind", ["voc", "coco"])
+@pytest.mark.parametrize("change", [half, another_size])
+def test_custom_images_that_are_wrong(kind, change, custom, tmp_path, capsys):
+    arguments, images = ["--voc-dir", custom], custom / "JPEGImages"
+    if kind == "coco":
+        write_coco(tmp_path, {"val2017": 3})
+        images = tmp_path / "coco/val2017"
+        arguments = ["--coco-json", tmp_path / VAL2017, "--root", images]
+    image = sorted(images.iterdir())[0]
+    change(image)
+    code, shown = examine(*arguments, capsys=capsys)
     assert code == 3 and "WRONG" in shown and image.name in shown
+
+
+def test_custom_images_of_16_bits(tmp_path, capsys):
     write_coco(tmp_path, {"val2017": 3})
     image = sorted((tmp_path / "coco/val2017").iterdir())[0]
     Image.fromarray(np.full((50, 60), 999, np.uint16)).save(image.with_suffix(".png"))
     file = tmp_path / VAL2017
     file.write_text(file.read_text().replace(image.name, f"{image.stem}.png"))
-    code, shown = examine("--coco-json", file, "--root", image.parent, capsys=capsys)
+    code, shown = examine("--coco-json", file, capsys=capsys)
     assert code == 3 and f"{image.stem}.png: " in shown
 
 
@@ -246,9 +286,10 @@ def test_images_twice_in_a_custom_file(tmp_path, capsys):
     def twice(content):
         first, second = content["images"][:2]
         first |= {key: second[key] for key in ("file_name", "width", "height")}
-        content["annotations"] = []
+        rows = content["annotations"]
+        content["annotations"] = [a for a in rows if a["image_id"] != first["id"]]
 
-    edit_json(file, twice)
+    edit(file, twice)
     second = json.loads(file.read_text())["images"][1]["file_name"]
     code, shown = examine("--coco-json", file, capsys=capsys)
     assert code == 3 and "listed more than once" in shown and second in shown
@@ -258,53 +299,44 @@ def test_a_file_to_train_on_only(tmp_path, capsys):
     write_coco(tmp_path, {"train2017": 2, "val2017": 2})
     train = tmp_path / "coco/annotations/instances_train2017.json"
     arguments = ["--coco-json", train, "--coco-json", tmp_path / VAL2017]
-    edit_json(train, lambda content: [row.pop("area") for row in content["annotations"]])
+    edit(train, lambda content: [annotation.pop("area") for annotation in content["annotations"]])
     code, shown = examine(*arguments, capsys=capsys)
     assert code == 0 and "not for DATASETS.COCO_TEST_JSON" in shown and "area" in shown
 
     def without_the_last_class(content):
         last = content["categories"].pop()["id"]
-        content["annotations"] = [a for a in content["annotations"] if a["category_id"] != last]
+        rows = content["annotations"]
+        content["annotations"] = [row for row in rows if row["category_id"] != last]
 
-    edit_json(train, without_the_last_class)
+    edit(train, without_the_last_class)
     code, shown = examine(*arguments, capsys=capsys)
     assert code == 3 and "classes are not the same" in shown
 
 
-@pytest.mark.parametrize("arguments", [[], ["x"], ["voc", "--voc-dir", "x"]])
-def test_one_dataset_at_a_time(arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor", *arguments])
-    assert stopped.value.code == 2
-
-
-def test_folders_that_are_no_custom_dataset(custom):
+def test_one_dataset_at_a_time(custom):
+    for arguments in ([], ["x"], ["voc", "--voc-dir", "x"], ["--voc-dir", "x", "--coco-json", "y"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["doctor", *arguments])
+        assert stopped.value.code == 2
     with pytest.raises(UserError, match="--root"):
         main(["doctor", "--voc-dir", str(custom), "--root", "x"])
     with pytest.raises(DataError, match="ImageSets/Main"):
         main(["doctor", "--voc-dir", str(custom / "nothing")])
 
 
-@pytest.mark.parametrize(
-    ("keys", "calls"),
-    [
-        ({}, ""),
-        ({"VOC_DIR": "my data"}, "--voc-dir 'my data'"),
-        (
-            {"COCO_TRAIN_JSON": "a.json", "COCO_TRAIN_ROOT": "x", "COCO_TEST_JSON": "b.json"},
-            "--root x --coco-json a.json|--coco-json b.json",
-        ),
-        (
-            {
-                **{"COCO_TRAIN_JSON": "a.json", "COCO_TRAIN_ROOT": "x"},
-                **{"COCO_TEST_JSON": "b.json", "COCO_TEST_ROOT": "x"},
-            },
-            "--root x --coco-json a.json --coco-json b.json",
-        ),
-    ],
-)
-def test_the_command_in_messages_is_for_this_data(keys, calls):
+def test_the_command_in_messages_is_for_this_data():
     cfg = default_task()
-    cfg.DATASETS.update(keys)
-    expected = [f"python -m detection.datasets doctor {call} --verify" for call in calls.split("|")]
-    assert doctor.command(cfg) == (" && ".join(expected) if keys else "")
+    assert doctor.command(cfg) == ""
+    cfg.DATASETS.VOC_DIR = "my data"
+    assert doctor.command(cfg) == (
+        "python -m detection.datasets doctor --voc-dir 'my data' --verify"
+    )
+    cfg.DATASETS.VOC_DIR = ""
+    cfg.DATASETS.COCO_TRAIN_JSON, cfg.DATASETS.COCO_TRAIN_ROOT = "a.json", "images"
+    cfg.DATASETS.COCO_TEST_JSON = "b.json"
+    first, second = doctor.command(cfg).split(" && ")
+    assert first.endswith("doctor --root images --coco-json a.json --verify")
+    assert second.endswith("doctor --coco-json b.json --verify")
+    cfg.DATASETS.COCO_TEST_ROOT = "images"
+    both = "doctor --root images --coco-json a.json --coco-json b.json --verify"
+    assert doctor.command(cfg).endswith(both)

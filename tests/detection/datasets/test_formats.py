@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
+import yaml
 from PIL import Image
 
 from detection.config.task import default_task
@@ -18,6 +18,8 @@ from detection.datasets.layout import read_json
 from moco.common.errors import DataError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,13 @@ def registered(monkeypatch) -> None:
     FORMATS.register(toy)
 
 
-def test_a_format_from_outside(registered, datasets, capsys):
+def test_a_format_from_outside(registered, tmp_path, monkeypatch, capsys):
     """Read, checked and examined by the doctor, without a change of any file."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     assert main(["doctor", "toy"]) == 3
-    assert f"get it into {datasets}/toy" in capsys.readouterr().out
-    (datasets / "toy").mkdir()
-    file = datasets / "toy" / "train.json"
+    assert f"get it into {tmp_path}/toy" in capsys.readouterr().out
+    (tmp_path / "toy").mkdir()
+    file = tmp_path / "toy" / "train.json"
     file.write_text("[]")
     with pytest.raises(DataError, match=r"train\.json"):
         read_split("toy_train", default_task())
@@ -91,10 +94,11 @@ def test_a_format_from_outside(registered, datasets, capsys):
         read_split("toy_test", default_task())
 
 
-def test_names_are_looked_up_whole(datasets):
+def test_names_are_looked_up_whole(tmp_path, monkeypatch):
     """'voc' somewhere in a name means nothing."""
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     found = known(default_task())["voc_2007_trainval"]
-    assert (found.root, found.split, found.year) == (datasets / "VOC2007", "trainval", 2007)
+    assert (found.root, found.split, found.year) == (tmp_path / "VOC2007", "trainval", 2007)
     for name, near in {
         "my_voc_2007_test": "voc_2007_test",
         "voc_2012_test": "voc_2012_train",
@@ -121,13 +125,22 @@ def test_names_are_looked_up_whole(datasets):
         ("cityscapes_fine_sem_seg_train", "cityscapes/leftImg8bit/train/"),
     ],
 )
-def test_missing_files_and_the_doctor_are_named(name, file, datasets):
+def test_missing_files_and_the_doctor_are_named(name, file, tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     kind = next(kind for kind, format_ in formats().items() if name in format_.counts)
     with pytest.raises(DataError) as caught:
         read_split(name, default_task())
     text = str(caught.value)
-    assert text.startswith(f"{name}: {datasets}/{file}") and "$DETECTRON2_DATASETS" in text
+    assert text.startswith(f"{name}: {tmp_path}/{file}") and "$DETECTRON2_DATASETS" in text
     assert text.endswith(f"python -m detection.datasets doctor {kind}")
+
+
+def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:
+    """DATASETS of a YAML file and of those that it is based on."""
+    content = yaml.safe_load(config.read_text())
+    found = datasets_of(config.parent / content["_BASE_"]) if "_BASE_" in content else {}
+    own = content.get("DATASETS", {}).items()
+    return found | {key: tuple(ast.literal_eval(value)) for key, value in own}
 
 
 @pytest.mark.parametrize("kind", formats())
@@ -135,9 +148,8 @@ def test_counts_and_tasks_are_of_the_formats_splits(kind):
     names = {source.name for source in formats()[kind].sources("x")}
     assert names == set(formats()[kind].counts)
     for config, splits in formats()[kind].tasks.items():
-        datasets = CfgNode.load_yaml_with_base(str(ROOT / config))["DATASETS"]
-        named = [n for key in ("TRAIN", "TEST") for n in ast.literal_eval(datasets[key])]
-        assert tuple(named) == splits and names.issuperset(splits)
+        datasets = datasets_of(ROOT / config)
+        assert (*datasets["TRAIN"], *datasets["TEST"]) == splits and names.issuperset(splits)
 
 
 def test_official_counts():

@@ -12,8 +12,9 @@ import pytest
 from detection.config.task import default_task
 from detection.datasets import read_split
 from moco.common.errors import DataError
-from tests.oracles.broken_coco import edit_json
 from tests.oracles.tiny_lvis import KINDS, write_lvis
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,15 @@ def test_records_are_detectron2s(name, lvis_package, root):
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("version", ["v0.5", "v1"])
-def test_class_names_are_detectron2s(version, datasets):
+def test_class_names_are_detectron2s(version, tmp_path, monkeypatch):
     """From a file with the real categories, in another order than theirs."""
     from detectron2.data import MetadataCatalog
     from detectron2.data.datasets import lvis_v0_5_categories, lvis_v1_categories
 
     table = lvis_v0_5_categories if version == "v0.5" else lvis_v1_categories
     categories = copy.deepcopy(table.LVIS_CATEGORIES)[::-1]
-    write_lvis(datasets, {"train": 1}, version=version, categories=categories)
+    write_lvis(tmp_path, {"train": 1}, version=version, categories=categories)
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     split = read(f"lvis_{version}_train")
     assert list(split.classes) == MetadataCatalog.get(f"lvis_{version}_train").thing_classes
 
@@ -102,10 +104,11 @@ def test_the_class_ids_are_the_files(root):
     ("version", "expected", "named"),
     [("v1", "v0.5", "1203 .*1230 .*LVIS v1"), ("v0.5", "v1", r"1230 .*1203 .*LVIS v0\.5")],
 )
-def test_one_version_under_the_others_name(version, expected, named, datasets):
-    write_lvis(datasets, {"train": 1}, version=version)
-    file = datasets / "lvis" / f"lvis_{version}_train.json"
+def test_one_version_under_the_others_name(version, expected, named, tmp_path, monkeypatch):
+    write_lvis(tmp_path, {"train": 1}, version=version)
+    file = tmp_path / "lvis" / f"lvis_{version}_train.json"
     file.rename(file.with_name(f"lvis_{expected}_train.json"))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     with pytest.raises(DataError, match=named):
         read(f"lvis_{expected}_train")
 
@@ -116,7 +119,7 @@ def first(content, **fields):
 
 BROKEN = {
     "traversal": (lambda c: c["images"][0].update(coco_url="http://x/train2017/.."), r"'\.\.'"),
-    "no url": (lambda c: c["images"][0].update(coco_url=""), "coco_url"),
+    "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url"),
     "polygon of text": (lambda c: first(c, segmentation=[["a"] * 6]), "annotation 1: a polygon"),
     "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation"),
     "short polygon": (lambda c: first(c, segmentation=[[1, 2, 3, 4]]), "annotation 1: .*polygons"),
@@ -125,16 +128,31 @@ BROKEN = {
         "neg_category_ids",
     ),
     "no synonyms": (lambda c: c["categories"][4].pop("synonyms"), "category 5: 'synonyms'"),
-    "no frequency": (lambda c: c["categories"][4].update(frequency=""), "category 5: 'frequency'"),
+    "no frequency": (lambda c: c["categories"][4].pop("frequency"), "category 5: 'frequency'"),
     "gap in the ids": (lambda c: c["categories"][1229].update(id=1300), r"1\.\.1230"),
+    "twice": (lambda c: first(c, id=2), "annotation 2: .*two"),
+    "inverted": (lambda c: first(c, bbox=[1, 1, -3, 3]), "annotation 1: bbox .* inverted"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_files_are_refused(case, datasets):
+def test_broken_files_are_refused(case, tmp_path, monkeypatch):
     change, named = BROKEN[case]
-    write_lvis(datasets, {"train": 3})
-    edit_json(datasets / "lvis" / "lvis_v0.5_train.json", change)
+    write_lvis(tmp_path, {"train": 3})
+    file = tmp_path / "lvis" / "lvis_v0.5_train.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     with pytest.raises(DataError, match=named) as caught:
         read("lvis_v0.5_train")
     assert "lvis_v0.5_train.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_images_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_lvis(tmp_path, {"train": 3})
+    for image in sorted((tmp_path / "coco" / "train2017").iterdir())[:2]:
+        image.unlink()
+    with pytest.raises(DataError, match="2 of the 3"):
+        read("lvis_v0.5_train")

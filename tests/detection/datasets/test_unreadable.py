@@ -42,9 +42,9 @@ def images(tmp_path) -> Path:
 def arguments(small_config, small_options, narrow_r18_file, images) -> Callable[..., list[str]]:
     def build(engine: str, folder: Path, *opts: object, flags: tuple[str, ...] = ()) -> list[str]:
         values = SCHEDULE | {"DATASETS.VOC_DIR": images, "MODEL.WEIGHTS": narrow_r18_file}
-        opts = (*(x for pair in values.items() for x in pair), "OUTPUT_DIR", folder, *opts)
         argv = ["--config-file", small_config, "--engine", engine, *flags, *small_options]
-        return [*argv, *map(str, opts)]
+        argv += [str(x) for pair in values.items() for x in pair]
+        return [*argv, "OUTPUT_DIR", str(folder), *map(str, opts)]
 
     return build
 

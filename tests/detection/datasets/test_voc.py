@@ -1,5 +1,6 @@
 """The VOC reader: Detectron2's records, a custom folder, and what is refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from tests.oracles.tiny_voc import write_voc
 
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 def source(root: Path) -> VOCSource:
@@ -48,9 +51,12 @@ def obj(name: str = "red", inside: str = box(1, 1, 10, 10)) -> str:
 BROKEN = {
     "unknown class": (SIZE + obj("purple"), "object 1: .*'purple'.* blue, green, red"),
     "no size": (obj(), "<size/width>"),
+    "empty width": ("<size><width></width><height>40</height></size>" + obj(), "<size/width>"),
     "other size": ("<size><width>40</width><height>60</height></size>" + obj(), "40x60.*60x40"),
     "inverted in x": (SIZE + obj() + obj("blue", box(20, 1, 10, 9)), r"object 2 \(blue\): "),
+    "inverted in y": (SIZE + obj("red", box(1, 30, 10, 9)), "inverted"),
     "right of the image": (SIZE + obj("red", box(61, 1, 70, 9)), "outside the 60x40"),
+    "left of the image": (SIZE + obj("red", box(-9, 1, 0, 9)), "outside the 60x40"),
     "not a number": (SIZE + obj("red", box("nan", 1, 10, 9)), "<bndbox/xmin> is 'nan'"),
     "infinite": (SIZE + obj("red", box(1, 1, "inf", 9)), "<bndbox/xmax> is 'inf'"),
     "text": (SIZE + obj("red", box(1, 1, "ten", 9)), "<bndbox/xmax> is 'ten'"),
@@ -99,9 +105,10 @@ def test_coordinates_and_optional_elements(tmp_path):
     hard = obj("red", box(5, 5, 5, 5) + "<difficult>1</difficult>")
     split = source(write_one(tmp_path, SIZE + hard + obj("blue", box(1.5, 2.25, 9.75, 8)))).read()
     boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
-    assert split.notes == () and boxes == [[4, 4, 5, 5], [0.5, 1.25, 9.75, 8]]
+    assert split.notes == ()
+    assert boxes == [[4, 4, 5, 5], [0.5, 1.25, 9.75, 8]]
     truth = split.truth["1"]
-    assert truth.boxes.tolist() == [[5, 5, 5, 5], [1.5, 2.25, 9.75, 8]]
+    np.testing.assert_array_equal(truth.boxes, [[5, 5, 5, 5], [1.5, 2.25, 9.75, 8]])
     assert (truth.classes.tolist(), truth.difficult.tolist()) == ([2, 0], [True, False])
     assert source(write_one(tmp_path, SIZE)).read().records[0]["annotations"] == []
 
@@ -166,7 +173,7 @@ def test_bad_lists_are_refused(line, tmp_path):
         source(root).read()
 
 
-@pytest.mark.parametrize("content", [b"no image", None])
+@pytest.mark.parametrize("content", [b"", b"no image", None])
 def test_missing_and_damaged_images_are_named(content, tmp_path):
     root = write_one(tmp_path, SIZE + obj())
     image = root / "JPEGImages" / "1.jpg"
@@ -185,7 +192,7 @@ def test_gray_of_16_bits_is_refused(tmp_path):
         source(root).read()
 
 
-@pytest.mark.parametrize("name", ["1.png", "1.Jpeg", "1.bmp"])
+@pytest.mark.parametrize("name", ["1.jpg", "1.png", "1.Jpeg", "1.bmp"])
 def test_a_custom_folder_may_hold_other_formats(name, tmp_path):
     split = source(write_one(tmp_path, SIZE + obj(), image=name)).read()
     assert split.records[0]["file_name"].endswith(name)
@@ -245,3 +252,12 @@ def test_the_digest_is_of_what_is_annotated_and_not_of_where(tmp_path):
     text = annotation.read_text()
     annotation.write_text(text.replace("<difficult>0", "<difficult>1", 1))
     assert source(roots[1]).read().annotations_sha256 != first
+
+
+def test_real_annotations(shared_data):
+    cfg = task_with(shared_data / "bccd")
+    split = read_split("bccd_trainval", cfg)
+    assert split.classes == ("Platelets", "RBC", "WBC")
+    assert len(split.records) == 292
+    assert len(read_split("bccd_test", cfg).records) == 72
+    assert os.path.isfile(split.records[0]["file_name"])

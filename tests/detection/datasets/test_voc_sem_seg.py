@@ -16,9 +16,13 @@ from tests.oracles.tiny_voc_seg import write_voc_seg
 AUG, VAL = "voc_2012_sem_seg_train_aug", "voc_2012_sem_seg_val"
 
 
+pytestmark = pytest.mark.usefixtures("fresh_cache")
+
+
 @pytest.fixture
-def root(datasets) -> Path:
-    return write_voc_seg(datasets, {"train_aug": 4, "val": 3}) / "VOC2012"
+def root(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    return write_voc_seg(tmp_path, {"train_aug": 4, "val": 3}) / "VOC2012"
 
 
 def read(name: str):
@@ -45,17 +49,21 @@ def test_records(root):
     assert len(read(VAL).records) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("trainaug.txt", "{0}"),
-        ("train_aug.txt", "/JPEGImages/{0}.jpg /SegmentationClassAug/{0}.png"),
-    ],
-)
-def test_the_forms_of_the_augmented_list(name, line, root):
+def test_labels_are_indices_and_not_gray_values(root):
+    mask = read(VAL).records[0]["sem_seg_file_name"]
+    gray = np.unique(np.asarray(Image.open(mask).convert("L")))
+    labels = np.unique(read_labels(mask))
+    assert labels.max() == 255 and set(labels) <= {0, 1, 2, 3, 255}
+    assert set(gray) != set(labels)
+
+
+@pytest.mark.parametrize("name", ["train_aug.txt", "trainaug.txt"])
+@pytest.mark.parametrize("paths", [False, True])
+def test_the_forms_of_the_augmented_list(name, paths, root):
     lists = root / "ImageSets" / "Segmentation"
     ids = (lists / "train_aug.txt").read_text().split()
     (lists / "train_aug.txt").unlink()
+    line = "/JPEGImages/{0}.jpg /SegmentationClassAug/{0}.png" if paths else "{0}"
     (lists / name).write_text("\n".join(line.format(image_id) for image_id in ids))
     assert [record["image_id"] for record in read(AUG).records] == ids
 
@@ -103,6 +111,17 @@ def test_damaged_masks_are_refused(root):
         mask.write_bytes(content)
         with pytest.raises(DataError, match=mask.name):
             read(VAL)
+
+
+def test_every_mask_is_checked_on_request(root, monkeypatch):
+    """Before training a sample is enough; the doctor takes the time."""
+    split = read(VAL)
+    monkeypatch.setattr("detection.datasets.labels._SAMPLE", 1)
+    last = Path(split.records[-1]["sem_seg_file_name"])
+    Image.fromarray(np.full(np.asarray(Image.open(last)).shape, 99, np.uint8)).save(last)
+    check_labels(split.records, 21, 255)
+    with pytest.raises(DataError, match="label 99"):
+        check_labels(split.records, 21, 255, everything=True)
 
 
 def test_the_digest_is_of_the_labels(root):

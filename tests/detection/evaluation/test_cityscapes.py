@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -14,13 +15,7 @@ from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
 from tests.oracles.tiny_cityscapes import alias_package
-from tests.oracles.tiny_instances import (
-    detectron2s,
-    empty_prediction,
-    instances,
-    rectangle,
-    with_masks,
-)
+from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
 
 pytest.importorskip("cityscapesscripts")
 
@@ -48,7 +43,11 @@ def cityscapes(root, images):
         records.append({"file_name": str(image), "image_id": image.name, "height": H, "width": W})
         truth[str(image)] = str(path)
     return Split(
-        *("cityscapes", "cityscapes_instance", CLASSES, tuple(records), "0" * 64),
+        name="cityscapes",
+        evaluator_type="cityscapes_instance",
+        classes=CLASSES,
+        records=tuple(records),
+        annotations_sha256="0" * 64,
         metadata={"gt_dir": str(gt_dir), "thing_classes": list(CLASSES)},
         truth=truth,
         has_masks=True,
@@ -124,7 +123,8 @@ def made_up(tmp_path, seed):
             name = str(rng.choice(list(IDS)))
             objects.append((name, box, rng.random() < 0.15))
             for _ in range(rng.integers(0, 3)):
-                found.append((name, box + rng.normal(0, 2, 4), round(float(rng.random()), 1)))
+                moved = box + rng.normal(0, 2, 4)
+                found.append((name, moved, round(float(rng.random()), 1)))
         images.append(objects)
         predictions.append(said(*found))
     return cityscapes(tmp_path, images), predictions
@@ -144,11 +144,30 @@ def aliases(monkeypatch):
 @pytest.mark.detectron2
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
+    import torch
+    from detectron2.data import MetadataCatalog
     from detectron2.evaluation import CityscapesInstanceEvaluator
+    from detectron2.structures import Boxes, Instances
+    from pycocotools import mask as mask_util
 
     split, predictions = made_up(tmp_path, seed)
     mine = measure(split, predictions, tmp_path / "out")
-    expected = detectron2s(CityscapesInstanceEvaluator, split, predictions)["segm"]
+    name = str(tmp_path)
+    MetadataCatalog.get(name).set(**split.metadata)
+    try:
+        theirs = CityscapesInstanceEvaluator(name)
+        theirs.reset()
+        for record, prediction in zip(split.records, predictions, strict=True):
+            found = Instances((H, W))
+            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"]))
+            found.scores = torch.from_numpy(prediction["scores"])
+            found.pred_classes = torch.from_numpy(prediction["classes"])
+            masks = np.array([mask_util.decode(m) for m in prediction["masks"]])
+            found.pred_masks = torch.from_numpy(masks.reshape(-1, H, W))
+            theirs.process([record], [{"instances": found}])
+        expected = theirs.evaluate()["segm"]
+    finally:
+        MetadataCatalog.remove(name)
     assert 10 < mine["segm/AP"] < mine["segm/AP50"] < 100
     assert {n: mine[f"segm/{n}"] for n in expected} == pytest.approx(expected, abs=1e-12)
 
@@ -169,6 +188,15 @@ def test_nothing_is_printed_or_left_behind(tmp_path, capfd, monkeypatch):
     rows = json.loads((tmp_path / "out" / "cityscapes.json").read_text())
     assert {row["category_id"] for row in rows} == set(IDS.values())
     assert {row["image_id"] for row in rows} <= {r["image_id"] for r in split.records}
+
+
+def test_extending_equals_one_process(tmp_path):
+    split, predictions = made_up(tmp_path, 4)
+    parts = [build_evaluator(split, MASKS, tmp_path / "a") for _ in range(2)]
+    for index, pair in enumerate(zip(split.records, predictions, strict=True)):
+        parts[index % 2].add(*pair)
+    parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
+    assert repr(parts[0].evaluate()) == repr(measure(split, predictions, tmp_path / "b"))
 
 
 def test_faults_of_the_engine(tmp_path):

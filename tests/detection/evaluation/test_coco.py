@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from detection.evaluation.coco import COCOEvaluator, LVISEvaluator
-from tests.oracles import tiny_instances
 from tests.oracles.tiny_instances import (
     answers,
     coco_annotations,
@@ -43,18 +42,37 @@ def ours(split, predictions, kinds, folder, **options):
     return mine.evaluate()
 
 
-def detectron2s(split, predictions, folder, kinds, use_fast_impl=False, **options):
+def detectron2s(
+    split, predictions, folder, masks, keypoints, tasks=None, use_fast_impl=False, **options
+):
     """Detectron2's own evaluator on the same answers, as canonical names."""
+    import torch
+    from detectron2.data import MetadataCatalog
     from detectron2.evaluation import COCOEvaluator as Theirs
+    from detectron2.structures import Boxes, Instances
+    from pycocotools import mask as mask_util
 
-    def make(name):
+    name = f"{folder}"  # unique: metadata cannot be set twice
+    MetadataCatalog.get(name).set(**split.metadata)
+    try:
         out = str(folder / "theirs")
-        return Theirs(name, kinds, False, out, use_fast_impl=use_fast_impl, **options)
-
-    keys = {"boxes", "scores", "classes", *(["masks"] if "segm" in kinds else [])}
-    keys |= {"keypoints"} if "keypoints" in kinds else set()
-    given = [{key: p[key] for key in keys} for p in predictions]
-    results = tiny_instances.detectron2s(make, split, given)
+        theirs = Theirs(name, tasks, False, out, use_fast_impl=use_fast_impl, **options)
+        theirs.reset()
+        for record, prediction in zip(split.records, predictions, strict=True):
+            found = Instances((record["height"], record["width"]))
+            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"].copy()))
+            found.scores = torch.from_numpy(prediction["scores"].copy())
+            found.pred_classes = torch.from_numpy(prediction["classes"].copy())
+            if masks:
+                decoded = [mask_util.decode(m) for m in prediction["masks"]]
+                shape = (0, record["height"], record["width"])
+                found.pred_masks = torch.from_numpy(np.array(decoded).reshape(-1, *shape[1:]))
+            if keypoints:
+                found.pred_keypoints = torch.from_numpy(prediction["keypoints"].copy())
+            theirs.process([record], [{"instances": found}])
+        results = theirs.evaluate()
+    finally:
+        MetadataCatalog.remove(name)
     return {f"{kind}/{name}": v for kind, values in results.items() for name, v in values.items()}
 
 
@@ -71,9 +89,9 @@ def test_boxes_and_masks_equal_detectron2s(tmp_path, seed):
     split = coco_split(tmp_path / "tiny.json", content)
     predictions = answers(split, content, seed)
     mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
-    same(mine, detectron2s(split, predictions, tmp_path, ["bbox", "segm"]))
+    same(mine, detectron2s(split, predictions, tmp_path, True, False))
     # Its own C++ adds in another order.
-    faster = detectron2s(split, predictions, tmp_path, ["bbox", "segm"], use_fast_impl=True)
+    faster = detectron2s(split, predictions, tmp_path, True, False, use_fast_impl=True)
     same(mine, faster, tolerance=1e-10)
     assert math.isnan(mine["bbox/AP-class11"])  # which has no object
     assert 0 < mine["segm/AP"] < mine["segm/AP50"] < 100
@@ -83,16 +101,15 @@ def test_boxes_and_masks_equal_detectron2s(tmp_path, seed):
 @pytest.mark.detectron2
 @pytest.mark.parametrize(
     ("keypoints", "sigmas"),
-    [(17, ()), (4, (0.05, 0.1, 0.07, 0.2))],
-    ids=["COCO's", "own keypoints"],
+    [(17, ()), (17, tuple(np.linspace(0.02, 0.2, 17))), (4, (0.05, 0.1, 0.07, 0.2))],
+    ids=["COCO's", "own sigmas", "own keypoints"],
 )
 def test_keypoints_equal_detectron2s(tmp_path, keypoints, sigmas):
     content = coco_annotations(3, classes=1, keypoints=keypoints)
     split = coco_split(tmp_path / "people.json", content)
     predictions = answers(split, content, 4, keypoints=keypoints)
-    kinds = ["bbox", "keypoints"]
-    mine = ours(split, predictions, kinds, tmp_path, oks_sigmas=sigmas)
-    same(mine, detectron2s(split, predictions, tmp_path, kinds, kpt_oks_sigmas=sigmas))
+    mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
+    same(mine, detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas))
     assert 0 < mine["keypoints/AP"] < 100
 
 
@@ -110,9 +127,10 @@ def test_no_predictions_are_nan_as_detectron2s(tmp_path):
     content = coco_annotations(9, classes=3, keypoints=17)
     split = coco_split(tmp_path / "tiny.json", content)
     nothing = [empty_prediction(17) for _ in split.records]
-    kinds = ["bbox", "segm", "keypoints"]
-    mine = ours(split, nothing, kinds, tmp_path)
-    same(mine, detectron2s(split, nothing, tmp_path, kinds))
+    mine = ours(split, nothing, ["bbox", "segm", "keypoints"], tmp_path)
+    same(
+        mine, detectron2s(split, nothing, tmp_path, True, True, tasks=["bbox", "segm", "keypoints"])
+    )
     assert all(map(math.isnan, mine.values()))
     assert json.loads((tmp_path / "ours" / "tiny.json").read_text()) == []
 
@@ -124,7 +142,7 @@ def test_real_images_equal_detectron2s(shared_data, tmp_path):
     split = coco_split(tmp_path / "instances_val2017.json", content)
     predictions = answers(split, content, 10)
     mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
-    same(mine, detectron2s(split, predictions, tmp_path, ["bbox", "segm"]))
+    same(mine, detectron2s(split, predictions, tmp_path, True, False))
     assert 20 < mine["bbox/AP"] < 100
 
 
@@ -141,13 +159,16 @@ def test_perfect_boxes_masks_and_keypoints(tmp_path):
     predictions = []
     for record in split.records:
         mine = [a for a in content["annotations"] if a["image_id"] == record["image_id"]]
-        found = []
-        for annotation in mine:
-            x, y, w, h = annotation["bbox"]
-            found.append(([x, y, x + w, y + h], 0.9, ids[annotation["category_id"]]))
+        boxes = np.array([a["bbox"] for a in mine], dtype=np.float32)
         points = np.array([a["keypoints"] for a in mine], dtype=np.float32).reshape(-1, 17, 3)
-        points += np.float32([0.5, 0.5, 0])
-        predictions.append({**with_masks(instances(*found), 200, 260), "keypoints": points})
+        prediction = {
+            "boxes": np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1),
+            "scores": np.full(len(mine), 0.9, dtype=np.float32),
+            "classes": np.array([ids[a["category_id"]] for a in mine]),
+            "masks": [a["segmentation"] for a in mine],
+            "keypoints": points + np.array([0.5, 0.5, 0], dtype=np.float32),
+        }
+        predictions.append(prediction)
     metrics = ours(split, predictions, ["bbox", "segm", "keypoints"], tmp_path)
     for kind in ("bbox", "segm"):
         assert metrics[f"{kind}/AP"] == metrics[f"{kind}/AP75"] == pytest.approx(100)
@@ -180,11 +201,26 @@ def test_file_holds_coco_results_with_the_annotations_ids(tmp_path):
     assert prediction["keypoints"][0, 0, 0] == np.float32(10.6)  # the caller's array is its own
 
 
+def test_extending_equals_one_process(tmp_path):
+    content = coco_annotations(13, classes=3, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    predictions = answers(split, content, 14)
+    halves = [evaluator(split, ["bbox", "segm"], tmp_path / "a") for _ in range(2)]
+    for index, pair in enumerate(zip(split.records, predictions, strict=True)):
+        halves[index >= 3].add(*pair)
+    halves[0].extend(halves[1])
+    assert repr(halves[0].evaluate()) == repr(
+        ours(split, predictions, ["bbox", "segm"], tmp_path / "b")
+    )
+
+
 def test_missing_masks_are_a_fault_of_the_engine(tmp_path):
-    split = coco_split(tmp_path / "tiny.json", coco_annotations(15, classes=3, keypoints=0))
-    mine = evaluator(split, ["bbox", "segm"], tmp_path)
+    content = coco_annotations(15, classes=3, keypoints=0)
+    split = coco_split(tmp_path / "tiny.json", content)
+    prediction = answers(split, content, 16)[0]
+    del prediction["masks"]
     with pytest.raises(ValueError, match="segmentation"):
-        mine.add(split.records[0], instances(((0, 0, 9, 9), 0.9, 0)))
+        evaluator(split, ["bbox", "segm"], tmp_path).add(split.records[0], prediction)
 
 
 @pytest.mark.parametrize("cls", [COCOEvaluator, LVISEvaluator])
@@ -232,48 +268,52 @@ def lvis_case(tmp_path: Path):
         row |= {"area": side * side, "bbox": [x, 0, side, side], "segmentation": [corners]}
         annotations.append(row)
     image = {"id": 1, "file_name": "1.jpg", "height": 200, "width": 260}
-    frequencies = {2: "r", 5: "c", 8: "f"}
     content = {
         **{"info": {}, "licenses": [], "annotations": annotations},
         "images": [{**image, "neg_category_ids": [], "not_exhaustive_category_ids": [5]}],
-        "categories": [{"id": i, "name": f, "frequency": f} for i, f in frequencies.items()],
+        "categories": [
+            {"id": 2, "name": "a", "frequency": "r"},
+            {"id": 5, "name": "b", "frequency": "c"},
+            {"id": 8, "name": "c", "frequency": "f"},
+        ],
     }
     return coco_split(tmp_path / "lvis.json", content, "lvis")
 
 
-def lvis_metrics(split, kinds, folder, *found):
-    pytest.importorskip("hotcoco")
-    prediction = with_masks(instances(*found), 200, 260)
-    return ours(split, [prediction], kinds, folder, cls=LVISEvaluator)
-
-
 def test_lvis_by_hand(tmp_path):
+    pytest.importorskip("hotcoco")
+    split = lvis_case(tmp_path)
     away = [200, 100, 250, 150]
-    found = [
+    prediction = instances(
         (away, 0.9, 0),  # wrong: the rare class is exhaustive in this image
         ([0, 0, 100, 100], 0.8, 0),
         (away, 0.9, 1),  # not counted: not exhaustive
         ([150, 0, 180, 30], 0.8, 1),
         (away, 0.9, 2),  # not counted: nobody looked for it
-    ]
-    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox", "segm"], tmp_path, *found)
+    )
+    metrics = ours(
+        split, [with_masks(prediction, 200, 260)], ["bbox", "segm"], tmp_path, cls=LVISEvaluator
+    )
     for kind in ("bbox", "segm"):
         expected = {"AP": 75, "AP50": 75, "APs": 100, "APl": 100, "APr": 50, "APc": 100}
         assert {n: metrics[f"{kind}/{n}"] for n in expected} == pytest.approx(expected)
         assert math.isnan(metrics[f"{kind}/APf"]) and math.isnan(metrics[f"{kind}/APm"])
 
 
-@pytest.mark.parametrize(("ahead", "expected"), [(299, 100), (300, 0)])
-def test_lvis_counts_300_detections_of_an_image(tmp_path, ahead, expected):
-    others = [([200, 100, 250, 150], 0.9, 2)] * ahead  # not counted but for the limit
-    found = *others, ([0, 0, 100, 100], 0.5, 0)
-    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox"], tmp_path, *found)
-    assert metrics["bbox/APr"] == pytest.approx(expected)
-
-
-def test_lvis_without_predictions(tmp_path):
-    metrics = lvis_metrics(lvis_case(tmp_path), ["bbox"], tmp_path)
-    assert len(metrics) == 9 and all(map(math.isnan, metrics.values()))
+def test_lvis_counts_300_detections_of_an_image(tmp_path):
+    pytest.importorskip("hotcoco")
+    split = lvis_case(tmp_path)
+    away, right = [200, 100, 250, 150], ([0, 0, 100, 100], 0.5, 0)
+    for ahead, expected in ((299, 100), (300, 0)):
+        others = [(away, 0.9, 2)] * ahead  # of another class, not counted but for the limit
+        metrics = ours(
+            split,
+            [with_masks(instances(*others, right), 200, 260)],
+            ["bbox"],
+            tmp_path,
+            cls=LVISEvaluator,
+        )
+        assert metrics["bbox/APr"] == pytest.approx(expected)
 
 
 @pytest.mark.stored
@@ -285,6 +325,13 @@ def test_lvis_equals_the_package_of_the_dataset(tmp_path):
     predictions = answers(split, content, 2, extra=60)
     metrics = ours(split, predictions, ["bbox", "segm"], tmp_path, cls=LVISEvaluator)
     assert metrics == pytest.approx(LVIS_PACKAGE, abs=1e-9)
+
+
+def test_lvis_without_predictions(tmp_path):
+    split = lvis_case(tmp_path)
+    pytest.importorskip("hotcoco")
+    metrics = ours(split, [empty_prediction()], ["bbox"], tmp_path, cls=LVISEvaluator)
+    assert len(metrics) == 9 and all(map(math.isnan, metrics.values()))
 
 
 LVIS_PACKAGE = {

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -90,14 +91,17 @@ def test_equals_cityscapes_average(tmp_path):
     metric = importlib.import_module(name)
     records, predictions = case(tmp_path, 2, 19, images=2)
     to_label = np.zeros(256, dtype=np.uint8)  # 0 is "unlabeled", which does not count
-    to_label[:19] = [trainId2label[train_id].id for train_id in range(19)]
+    for train_id in range(19):
+        to_label[train_id] = trainId2label[train_id].id
     files = []
     for index, (record, predicted) in enumerate(zip(records, predictions, strict=True)):
         truth = to_label[read_labels(record["sem_seg_file_name"])]
-        stem = str(tmp_path / f"city_{index:06d}_000000")
-        maps = {"pred": to_label[predicted], "gtFine_labelIds": truth}
+        stem = f"city_{index:06d}_000000"
         files.append(
-            [write_labels(f"{stem}_{key}.png", value, False) for key, value in maps.items()]
+            (
+                write_labels(tmp_path / f"{stem}_pred.png", to_label[predicted], palette=False),
+                write_labels(tmp_path / f"{stem}_gtFine_labelIds.png", truth, palette=False),
+            )
         )
     args = metric.args
     args.JSONOutput = args.evalInstLevelScore = args.evalPixelAccuracy = False
@@ -123,8 +127,10 @@ def test_by_hand(tmp_path):
 
 def test_nothing_counted_is_nan(tmp_path):
     name = write_labels(tmp_path / "a.png", np.full((3, 4), 255))
-    record = {"file_name": "a.jpg", "sem_seg_file_name": name}
-    assert all(map(math.isnan, ours([record], [np.zeros((3, 4), int)], "ab").values()))
+    metrics = ours(
+        [{"file_name": "a.jpg", "sem_seg_file_name": name}], [np.zeros((3, 4), int)], "ab"
+    )
+    assert all(map(math.isnan, metrics.values()))
 
 
 def test_extending_equals_one_process(tmp_path):
@@ -132,17 +138,27 @@ def test_extending_equals_one_process(tmp_path):
     parts = [SemSegEvaluator("abcd", 255) for _ in range(2)]
     for index, (record, predicted) in enumerate(zip(records, predictions, strict=True)):
         parts[index % 2].add(record, {"sem_seg": predicted})
-    parts[0].extend(parts[1])
+    parts[0].extend(pickle.loads(pickle.dumps(parts[1])))
     assert parts[0].evaluate() == ours(records, predictions, "abcd")
 
 
-@pytest.mark.parametrize("palette", [True, False])
-def test_labels_are_indices_and_not_gray_values(tmp_path, palette):
+def test_palettes_are_read_by_index(tmp_path):
     labels = np.arange(12).reshape(3, 4) % 4
     labels[0, 0] = 255
-    found = read_labels(write_labels(tmp_path / "a.png", labels, palette))
-    assert found.dtype == np.uint8 and np.array_equal(found, labels)
-    found[0, 0] = 0  # writable, as the augmentations need it
+    for palette in (True, False):
+        path = write_labels(tmp_path / f"{palette}.png", labels, palette)
+        found = read_labels(path)
+        assert found.dtype == np.uint8 and np.array_equal(found, labels)
+        found[0, 0] = 0  # writable, as the augmentations need it
+
+
+def test_what_is_no_label_map_is_refused(tmp_path):
+    Image.new("RGB", (4, 3)).save(tmp_path / "color.png")
+    Image.new("I;16", (4, 3)).save(tmp_path / "deep.png")
+    (tmp_path / "text.png").write_text("no image")
+    for name in ("color.png", "deep.png", "text.png", "none.png"):
+        with pytest.raises(DataError, match=name):
+            read_labels(tmp_path / name)
 
 
 def test_label_maps_that_do_not_fit_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from PIL import Image, ImageChops
 
 from detection.datasets.base import Split
 from detection.evaluation.visualize import Visualizer, render, shown
+from moco.common.errors import DataError
 from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
@@ -35,30 +36,35 @@ def test_boxes_and_their_tags(record):
     assert not touched[60:90, 60:110].any()  # inside
     assert touched[38:49, 42:60].all()  # the tag, above
     assert not touched[:30].any() and not touched[105:].any()
-    assert not changed(render(record, empty_prediction(), ["cat"])).any()
 
 
 def test_two_classes_have_two_colors(record):
     boxes = [((5, 50, 60, 100), 0.9, 0), ((80, 50, 140, 100), 0.9, 1)]
     pixels = np.asarray(render(record, instances(*boxes), ["cat", "dog"]))
-    assert len({GREY, tuple(pixels[75, 5]), tuple(pixels[75, 80])}) == 3
+    assert tuple(pixels[75, 5]) != tuple(pixels[75, 80])
+    assert tuple(pixels[75, 5]) != GREY != tuple(pixels[75, 80])
 
 
 def test_tags_stay_inside_and_apart(record):
-    found = [((150, 0, 160, 40), 0.9, 0), ((149, 0, 160, 41), 0.8, 0)]
-    first, both = (
-        changed(render(record, instances(*found[:number]), ["elephant"])) for number in (1, 2)
+    corner = instances(((150, 0, 160, 40), 0.9, 0), ((149, 0, 160, 41), 0.8, 0))
+    one = instances(((150, 0, 160, 40), 0.9, 0))
+    both, first = (
+        changed(render(record, corner, ["elephant"])),
+        changed(render(record, one, ["elephant"])),
     )
     assert first[1:10, 110:148].any()  # moved to the left
     assert both.sum() > 1.7 * first.sum()  # the second tag is not on the first
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"),
-    [([0.6, 0.2, 0.9, 0.49], [2, 0]), ([0.1, 0.4, 0.3, 0.2], [1, 2, 3]), ([], [])],
-)
-def test_which_instances_are_drawn(scores, expected):
-    assert shown(np.array(scores)) == expected
+def test_which_instances_are_drawn():
+    assert shown(np.array([0.6, 0.2, 0.9, 0.49])) == [2, 0]
+    assert shown(np.array([0.1, 0.4, 0.3, 0.2])) == [1, 2, 3]
+    assert shown(np.array([0.3])) == [0]
+    assert shown(np.empty(0)) == []
+
+
+def test_nothing_found_leaves_the_image(record):
+    assert not changed(render(record, empty_prediction(), ["cat"])).any()
 
 
 def test_masks_tint_what_they_cover(record):
@@ -96,6 +102,14 @@ def test_labels_tint_all_but_the_background(record):
     assert image.height > H  # the legend
     legend = np.asarray(image)[H:].reshape(-1, 3)
     assert (legend == (192, 128, 128)).all(axis=1).any()
+    colored = render(record, {"sem_seg": labels}, names, [(10 * i, 0, 250) for i in range(21)])
+    assert np.asarray(colored)[60, 70, 2] == pytest.approx(0.4 * 128 + 0.6 * 250, abs=1)
+
+
+def test_first_class_of_other_data_is_tinted(record):
+    labels = np.zeros((H, W), dtype=np.int64)
+    image = render(record, {"sem_seg": labels}, ["road", "sidewalk"], [(128, 64, 128), (0, 0, 0)])
+    assert changed(image)[:H].all()
 
 
 def test_images_are_shown_as_their_exif_says(tmp_path):
@@ -105,6 +119,12 @@ def test_images_are_shown_as_their_exif_says(tmp_path):
     image.save(tmp_path / "turned.jpg", exif=exif)
     record = {"file_name": str(tmp_path / "turned.jpg")}
     assert render(record, instances(), ["cat"]).size == (H, W)
+
+
+def test_a_damaged_image_is_named(tmp_path):
+    (tmp_path / "x.jpg").write_text("no image")
+    with pytest.raises(DataError, match=r"x\.jpg"):
+        render({"file_name": str(tmp_path / "x.jpg")}, instances(), ["cat"])
 
 
 def split_of(folder: Path, names: list[str]) -> Split:
@@ -130,29 +150,31 @@ def test_images_spread_over_the_split(tmp_path):
     assert difference.mean() < 3
 
 
-@pytest.mark.parametrize(
-    ("names", "number", "written"),
-    [
-        (["a.jpg", "b.jpg"], 0, []),
-        (["a.jpg", "b.jpg"], 99, ["a.jpg", "b.jpg"]),
-        (["x/a.jpg", "y/a.jpg"], 2, ["000-a.jpg", "001-a.jpg"]),
-    ],
-)
-def test_which_files_are_written(tmp_path, names, number, written):
-    split = split_of(tmp_path / "in", names)
+@pytest.mark.parametrize(("number", "count"), [(0, 0), (3, 3), (99, 3)])
+def test_no_more_than_requested_or_than_there_are(tmp_path, number, count):
+    split = split_of(tmp_path / "in", ["a.jpg", "b.jpg", "c.jpg"])
     visualizer = Visualizer(tmp_path / "out", number, split)
     for record in split.records:
         visualizer.add(record, empty_prediction())
-    assert sorted(path.name for path in (tmp_path / "out").glob("*")) == written
+    assert len(list((tmp_path / "out").glob("*"))) == count
+
+
+def test_images_of_one_name_do_not_overwrite_each_other(tmp_path):
+    split = split_of(tmp_path / "in", ["x/a.jpg", "y/a.jpg"])
+    visualizer = Visualizer(tmp_path / "out", 2, split)
+    for record in split.records:
+        visualizer.add(record, empty_prediction())
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["000-a.jpg", "001-a.jpg"]
 
 
 def test_colors_of_the_dataset_are_used(tmp_path):
-    """And a first class that is no background is tinted."""
     split = split_of(tmp_path / "in", ["a.png"])
-    colors = [[0, 250, 0], [250, 0, 0]]
-    split = dataclasses.replace(split, classes=("road", "car"), metadata={"stuff_colors": colors})
-    labels = np.zeros((H, W), dtype=np.int64)
-    Visualizer(tmp_path / "out", 1, split).add(split.records[0], {"sem_seg": labels})
+    split = dataclasses.replace(
+        split, classes=("road", "car"), metadata={"stuff_colors": [[0, 250, 0], [250, 0, 0]]}
+    )
+    Visualizer(tmp_path / "out", 1, split).add(
+        split.records[0], {"sem_seg": np.zeros((H, W), dtype=np.int64)}
+    )
     with Image.open(tmp_path / "out" / "a.jpg") as image:
-        pixels = np.asarray(image.convert("RGB"))[: H - 8].reshape(-1, 3)
-    assert pixels[:, 1].min() > 180 and pixels[:, [0, 2]].max() < 80
+        red, green, blue = np.asarray(image.convert("RGB"))[60, 70].astype(int)
+    assert green > 190 and red < 70 and blue < 70

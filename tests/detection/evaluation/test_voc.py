@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.voc import (
     DETECTRON2_MEANS,
@@ -16,7 +15,6 @@ from detection.evaluation.voc import (
     evaluate,
     inclusive_iou,
 )
-from tests.oracles.tiny_instances import detectron2s
 
 
 def truth(*objects: tuple[tuple[int, int, int, int], int, bool]) -> GroundTruth:
@@ -69,34 +67,49 @@ def test_difficult_objects_count_neither_way(found):
     assert evaluate(ranked, objects, ["x"], 2012)["bbox/AP50"] == pytest.approx(100.0)
 
 
-@pytest.mark.parametrize(
-    ("percent", "ap", "ap75"),
-    [(60, 20, 0), (73, 50, 0), (77, 60, 100)],
-)
-def test_thresholds_are_strict_and_separate(percent, ap, ap75):
-    """An object of 100 rows; IoU .60 is found at .50 and .55, not at .60 or above."""
-    box = (1, 1, 10, percent)
-    metrics = evaluate(
-        detect(1, ("a", box, 0.9, 0)), {"a": truth(((1, 1, 10, 100), 0, False))}, ["x"], 2012
+def test_thresholds_are_strict_and_separate():
+    """IoU exactly 0.6: found at .50 and .55, not at .60 or above: AP 20."""
+    objects = {"a": truth(((1, 1, 10, 10), 0, False))}
+    found = detect(1, ("a", (1, 1, 10, 6), 0.9, 0))
+    assert inclusive_iou(np.array([[1.0, 1, 10, 6]]), np.array([[1.0, 1, 10, 10]])) == [0.6]
+    metrics = evaluate(found, objects, ["x"], 2012)
+    assert (metrics["bbox/AP"], metrics["bbox/AP50"], metrics["bbox/AP75"]) == pytest.approx(
+        (20.0, 100.0, 0.0)
     )
-    assert inclusive_iou(np.array([box]), np.array([[1.0, 1, 10, 100]])) == [percent / 100]
-    found = [metrics[f"bbox/{name}"] for name in ("AP", "AP50", "AP75")]
-    assert found == pytest.approx([ap, 100, ap75])
 
 
-def test_rounding_equals_text():
-    """Scores have 3 decimals and corners 1 as in result files; ties go to the even digit."""
+def test_ap75_is_the_threshold_three_quarters():
+    """IoU .73 counts up to .70 (5 of 10 thresholds) and not for AP75; .77 counts for it."""
+    objects = {"a": truth(((1, 1, 10, 100), 0, False))}
+    low = evaluate(detect(1, ("a", (1, 1, 10, 73), 0.9, 0)), objects, ["x"], 2012)
+    assert (low["bbox/AP"], low["bbox/AP75"]) == pytest.approx((50.0, 0.0))
+    high = evaluate(detect(1, ("a", (1, 1, 10, 77), 0.9, 0)), objects, ["x"], 2012)
+    assert (high["bbox/AP"], high["bbox/AP75"]) == pytest.approx((60.0, 100.0))
+
+
+def test_scores_and_boxes_are_rounded_like_result_files():
+    """.90040 and .90049 are both 0.900; corners have one decimal, ties go to the even digit."""
+    detections = VOCDetections(1)
+    boxes = np.float32([[0.25, 0.35, 9.96, 10.04], [0, 0, 1, 1]])
+    detections.add("a", boxes, np.float32([0.9004, 0.90049]), np.array([0, 0]))
+    ids, scores, rounded = detections.of_class(0)
+    assert ids == ["a", "a"]
+    assert scores.tolist() == [0.9, 0.9]
+    expected = [float(f"{x:.1f}") for x in (boxes[0] + np.float32([1, 1, 0, 0]))]
+    assert rounded[0].tolist() == expected == [1.2, 1.4, 10.0, 10.0]
+
+
+def test_rounding_equals_text_for_many_numbers():
     rng = np.random.default_rng(0)
     boxes = rng.uniform(0, 1500, (500, 4)).astype(np.float32)
     boxes[:100] = np.round(boxes[:100] * 4) / 4  # exact ties such as .25 and .75
     scores = rng.uniform(0, 1, 500).astype(np.float32)
     detections = VOCDetections(1)
     detections.add("a", boxes, scores, np.zeros(500, dtype=int))
-    ids, rounded_scores, rounded = detections.of_class(0)
+    _, rounded_scores, rounded = detections.of_class(0)
     shifted = boxes + np.float32([1, 1, 0, 0])
     assert rounded.tolist() == [[float(f"{x:.1f}") for x in row] for row in shifted]
     assert rounded_scores.tolist() == [float(f"{s:.3f}") for s in scores.tolist()]
-    assert ids == ["a"] * 500
 
 
 @pytest.mark.parametrize("year", [2007, 2012])
@@ -125,6 +138,15 @@ def test_curves_by_hand():
     assert ap_area(recall, precision) == pytest.approx(0.2 * 1 + 0.4 * 0.6)
     # points 0, .1, .2 reach 1; .3 … .6 reach .6; numpy's .6 is 0.6000000000000001 > .6
     assert ap_11_points(recall, precision) == pytest.approx((3 * 1 + 3 * 0.6) / 11)
+
+
+def test_detections_of_two_processes_are_appended_in_order():
+    first, second = (detect(1, (name, (1, 1, 5, 5), 0.5, 0)) for name in ("a", "b"))
+    first.extend(second)
+    ids, scores, boxes = first.of_class(0)
+    assert ids == ["a", "b"]
+    assert scores.shape == (2,)
+    assert boxes.shape == (2, 4)
 
 
 NAMES = ("cat", "dog", "cow", "absent", "undetected")
@@ -163,14 +185,18 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
     (folder / "Annotations").mkdir(parents=True)
     (folder / "ImageSets" / "Main").mkdir(parents=True)
     (folder / "ImageSets" / "Main" / "test.txt").write_text("\n".join(objects) + "\n")
-    sides = ("xmin", "ymin", "xmax", "ymax")
-    for image_id, t in objects.items():
+    for image_id, truths in objects.items():
         parts = []
-        for box, label, difficult in zip(t.boxes.astype(int), t.classes, t.difficult, strict=True):
-            corners = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(sides, box, strict=True))
+        for box, label, difficult in zip(
+            truths.boxes, truths.classes, truths.difficult, strict=True
+        ):
+            sides = "".join(
+                f"<{tag}>{int(side)}</{tag}>"
+                for tag, side in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+            )
             parts.append(
                 f"<object><name>{NAMES[label]}</name><pose>x</pose><truncated>0</truncated>"
-                f"<difficult>{int(difficult)}</difficult><bndbox>{corners}</bndbox></object>"
+                f"<difficult>{int(difficult)}</difficult><bndbox>{sides}</bndbox></object>"
             )
         xml = f"<annotation>{''.join(parts)}</annotation>"
         (folder / "Annotations" / f"{image_id}.xml").write_text(xml)
@@ -182,20 +208,30 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_to_detectron2(tmp_path, seed, year, absent):
     """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
+    import torch
+    from detectron2.data import MetadataCatalog
     from detectron2.evaluation import PascalVOCDetectionEvaluator
+    from detectron2.structures import Boxes, Instances
 
     objects, found = random_case(seed, absent=absent)
     write_annotations(tmp_path, objects)
-    ours = VOCDetections(len(NAMES))
-    for prediction in found:
-        ours.add(*prediction)
-    metadata = {"thing_classes": list(NAMES), "dirname": str(tmp_path), "split": "test"}
-    split = Split(
-        *("random", "pascal_voc", NAMES, tuple({"image_id": i} for i in objects), "0" * 64),
-        metadata={**metadata, "year": year},
+    name = f"random_voc_{seed}_{year}"
+    MetadataCatalog.get(name).set(
+        thing_classes=list(NAMES), dirname=str(tmp_path), split="test", year=year
     )
-    answers = [dict(zip(("boxes", "scores", "classes"), p[1:], strict=True)) for p in found]
-    expected = detectron2s(PascalVOCDetectionEvaluator, split, answers)["bbox"]
+    reference = PascalVOCDetectionEvaluator(name)
+    reference.reset()
+    ours = VOCDetections(len(NAMES))
+    for image_id, boxes, scores, labels in found:
+        instances = Instances((300, 300))
+        instances.pred_boxes = Boxes(torch.from_numpy(boxes))
+        instances.scores = torch.from_numpy(scores)
+        instances.pred_classes = torch.from_numpy(labels)
+        reference.process([{"image_id": image_id}], [{"instances": instances}])
+        ours.add(image_id, boxes, scores, labels)
+    with np.errstate(invalid="ignore"):
+        expected = reference.evaluate()["bbox"]
+    MetadataCatalog.remove(name)
     metrics = evaluate(ours, objects, NAMES, year)
     # With a class that the split does not have, Detectron2's arithmetic goes by a name of its own.
     for key, value in expected.items():
@@ -223,14 +259,19 @@ def test_equal_to_detectron2_per_class_under_the_2012_metric(tmp_path, seed):
             x0, y0, x1, y1 = box + np.float32([1, 1, 0, 0])
             lines[int(label)].append(f"{image_id} {score:.3f} {x0:.1f} {y0:.1f} {x1:.1f} {y1:.1f}")
     metrics = evaluate(ours, objects, NAMES, 2012)
-    files = ("{}.txt", "Annotations/{}.xml", "ImageSets/Main/test.txt")
-    files = [str(tmp_path / file) for file in files]
-    for label, name in enumerate(NAMES[:3]):
-        (tmp_path / f"{name}.txt").write_text("\n".join(lines[label]))
+    for label in (0, 1, 2):
+        (tmp_path / f"{NAMES[label]}.txt").write_text("\n".join(lines[label]))
         aps = [
-            voc_eval(*files, name, ovthresh=percent / 100.0, use_07_metric=False)[2]
+            voc_eval(
+                str(tmp_path / "{}.txt"),
+                str(tmp_path / "Annotations" / "{}.xml"),
+                str(tmp_path / "ImageSets" / "Main" / "test.txt"),
+                NAMES[label],
+                ovthresh=percent / 100.0,
+                use_07_metric=False,
+            )[2]
             for percent in range(50, 100, 5)
         ]
         assert 0.05 < np.mean(aps) < 0.95
-        assert metrics[f"bbox/AP-{name}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
-        assert metrics[f"bbox/AP50-{name}"] == pytest.approx(100 * aps[0], abs=1e-6)
+        assert metrics[f"bbox/AP-{NAMES[label]}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
+        assert metrics[f"bbox/AP50-{NAMES[label]}"] == pytest.approx(100 * aps[0], abs=1e-6)
