@@ -117,7 +117,7 @@ class Lab:
         """A runner whose first runs wait after their second iteration."""
         self.hold()
         runner = self.start(*more, **keys)
-        self.wait_for(lambda: len(self.count("iteration-2")) == runs)
+        self.wait_for(lambda: len(self.count("iteration-2")) >= runs)
         return runner
 
     def states(self) -> Counter:

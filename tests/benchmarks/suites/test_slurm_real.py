@@ -139,7 +139,7 @@ def test_stopping_leaves_the_jobs_and_scancel_ends_a_watched_one(lab):
     runner = lab.held_runner(runs=1)
     runner.send_signal(signal.SIGINT)
     assert runner.wait(60) == 85
-    jobs, [running] = lab.jobs(), lab.count("iteration-2")
+    jobs, running = lab.jobs(), next(iter(lab.count("iteration-2")))
     arrays = {id_.partition("_")[0] for id_ in jobs.values()}
     assert len(jobs) == 2 and f"scancel {' '.join(arrays)}" in lab.log()
     assert lab.state(jobs[running]) == "RUNNING"
