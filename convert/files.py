@@ -155,7 +155,7 @@ def flatten(raw: Any, where: str) -> list[Entry]:
     An object of some class is one value: what it holds is no part of a file's networks. So is a
     list of plain values, and an empty dict or list.
 
-    Raises DataError: so many values that the file was made to take memory.
+    Raises DataError: more values than a checkpoint has; the file was made to take memory.
     """
     entries: list[Entry] = []
     # A file's dicts may hold themselves, or each other so often that every path is too many.

@@ -155,7 +155,7 @@ _LIGHTLY_DROPPED = _LIGHTNING_DROPPED | _beside(
     groups="smog.*",
 )
 
-_VISSL_TRUNK = "classy_state_dict/base_model/model/trunk/_feature_blocks."
+_VISSL_BACKBONE = "classy_state_dict/base_model/model/trunk/_feature_blocks."
 _VISSL: dict[str, Any] = {
     # Also the loss's own (MoCo's queue, DINO's center) and its network's head.
     "dropped": {
@@ -382,7 +382,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "facebookresearch/vissl",
         {
             "teacher": "loss/momentum_teacher.module.trunk._feature_blocks.",
-            "student": _VISSL_TRUNK,
+            "student": _VISSL_BACKBONE,
         },
         has=("momentum_teacher.",),
         **_VISSL,
@@ -390,7 +390,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "facebookresearch/vissl",
         {
-            "query": _VISSL_TRUNK,
+            "query": _VISSL_BACKBONE,
             "key": "loss/moco_encoder.trunk._feature_blocks.",
         },
         has=("moco_encoder.",),
@@ -400,13 +400,13 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "facebookresearch/vissl",
         {
-            "base": _VISSL_TRUNK,
+            "base": _VISSL_BACKBONE,
             "ema": "classy_state_dict/ema_model/model/trunk/_feature_blocks.",
         },
         marks={"classy_state_dict/ema_model": ...},
         **_VISSL,
     ),
-    Layout("facebookresearch/vissl", {"single": _VISSL_TRUNK}, **_VISSL),
+    Layout("facebookresearch/vissl", {"single": _VISSL_BACKBONE}, **_VISSL),
     # Others' networks in VISSL's names (converted_vissl_*.torch): extra_scripts/
     # convert_vissl_to_torchvision.py:46.
     Layout(

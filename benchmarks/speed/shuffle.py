@@ -95,7 +95,7 @@ class Model(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """A GPU computes so many images/s, forward and backward of both encoders, and receives so much.
+    """A GPU's images/s, forward and backward of both encoders, and the bytes/s it receives.
 
     Attributes:
         latency_seconds: of one collective.

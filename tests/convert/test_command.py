@@ -53,13 +53,13 @@ def test_the_next_command_is_complete(
 ) -> None:
     """As printed, but for the data: a task takes these weights and has a folder to write to."""
     from detection.train_net import main as train
-    from tests.oracles.tiny_voc import COLOURS, write_voc
+    from tests.oracles.tiny_voc import COLORS, write_voc
 
     report = convert_file(save(make_resnet(depth, base=base).state_dict()), tmp_path / "out.pth")
     words = shlex.split(report.next_command())
     assert (ROOT / words[1]) == ROOT / "detection" / "train_net.py" and "OUTPUT_DIR" in words
     data = ["DATASETS.VOC_DIR", str(tmp_path / "voc")]
-    write_voc(tmp_path / "voc", {"trainval": 2, "test": 2}, names=dict.fromkeys(COLOURS, "cat"))
+    write_voc(tmp_path / "voc", {"trainval": 2, "test": 2}, names=dict.fromkeys(COLORS, "cat"))
     assert train(["--check-only", "--engine", "embedded", *words[2:], *data]) == 0
 
 

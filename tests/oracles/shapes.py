@@ -9,12 +9,12 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 # Far apart from each other and from the gray noise around them.
-COLOURS = ((230, 40, 50), (40, 60, 230), (40, 210, 60))
+COLORS = ((230, 40, 50), (40, 60, 230), (40, 210, 60))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One object; `kind` indexes `COLOURS`, corners (x, y) and box (x, y, w, h) in pixels."""
+    """One object; `kind` indexes `COLORS`, corners (x, y) and box (x, y, w, h) in pixels."""
 
     kind: int
     corners: tuple[tuple[float, float], ...]
@@ -55,8 +55,8 @@ def paint(
                 (round(x + w / 2 * (1 + np.cos(a)), 2), round(y + h / 2 * (1 + np.sin(a)), 2))
                 for a in angles
             )
-        kind = (first_kind + index) % len(COLOURS)
-        draw.polygon(corners, fill=COLOURS[kind])
+        kind = (first_kind + index) % len(COLORS)
+        draw.polygon(corners, fill=COLORS[kind])
         xs, ys = zip(*corners, strict=True)
         box = (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys))
         shapes.append(Shape(kind, corners, tuple(float(value) for value in box)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-COLOURS = {"blue": (40, 60, 230), "green": (40, 210, 60), "red": (230, 40, 50)}
+COLORS = {"blue": (40, 60, 230), "green": (40, 210, 60), "red": (230, 40, 50)}
 # The same colors under names that PASCAL VOC has.
 VOC_NAMES = {"blue": "car", "green": "dog", "red": "person"}
 
@@ -34,7 +34,7 @@ def write_voc(
         number += count
         (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(ids) + "\n")
         for image_id in ids:
-            only = sorted(COLOURS)[int(image_id) % len(COLOURS)] if one_large else None
+            only = sorted(COLORS)[int(image_id) % len(COLORS)] if one_large else None
             _write_image(folder, image_id, rng, size, names or {}, only)
     return folder
 
@@ -56,11 +56,11 @@ def _write_image(
             w, h = rng.randint(size // 2, size * 3 // 4, 2)
             x = rng.randint(0, width - w)
         else:
-            name = sorted(COLOURS)[rng.randint(len(COLOURS))]
+            name = sorted(COLORS)[rng.randint(len(COLORS))]
             w, h = rng.randint(size // 4, size // 2, 2)
             x = left + rng.randint(0, max(width // 2 - w, 1))
         y = rng.randint(0, height - h)
-        pixels[y : y + h, x : x + w] = COLOURS[name]
+        pixels[y : y + h, x : x + w] = COLORS[name]
         objects.append(
             f"<object><name>{names.get(name, name)}</name><pose>Unspecified</pose>"
             f"<truncated>0</truncated><difficult>0</difficult>"
