@@ -1,6 +1,6 @@
 """Every key of a task, as data: Detectron2's with its defaults, and this project's own.
 
-`HONOURED` and `DETECTRON2_ONLY` together are all keys of Detectron2 0.6's `get_cfg()`
+`HONORED` and `DETECTRON2_ONLY` together are all keys of Detectron2 0.6's `get_cfg()`
 (detectron2/config/defaults.py); a test compares both with it.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
 # network's input. Sequences keep Detectron2's types, because yacs compares types.
-HONOURED: dict[str, Any] = {
+HONORED: dict[str, Any] = {
     # cuda, cuda:N or cpu. Not set by the user: cuda where there is one, else cpu.
     "MODEL.DEVICE": "cuda",
     # random, or a file from convert/convert_to_d2.py; with --eval-only a trained model_final.pth.

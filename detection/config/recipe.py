@@ -14,7 +14,7 @@ from typing import Any
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from detection.config.keys import (
     DETECTRON2_ONLY,
-    HONOURED,
+    HONORED,
     NOT_PROTOCOL,
     TRANSFER,
     same_value,
@@ -169,7 +169,7 @@ def _alternatives() -> dict[str, list[str]]:
 @cache
 def _defaults() -> dict[str, Setting]:
     """Every key that makes an experiment another one, with its default."""
-    owned = (("Detectron2's", HONOURED | DETECTRON2_ONLY), ("this project's", TRANSFER))
+    owned = (("Detectron2's", HONORED | DETECTRON2_ONLY), ("this project's", TRANSFER))
     return {
         key: Setting(value, f"{owner} default; the paper is silent")
         for owner, values in owned

@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 
 from detection.config.checks import changes_since, check_splits, check_values
 from detection.config.engines import find_engine
-from detection.config.keys import DETECTRON2_ONLY, HONOURED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import resolve_classes, resolve_device, resolve_names, resolve_seed
 from detection.config.scaling import scale_to_processes
@@ -79,7 +79,7 @@ def default_task() -> CfgNode:
     change is checked in `load_task`.
     """
     cfg = CfgNode()
-    for key, value in {**HONOURED, **DETECTRON2_ONLY, **TRANSFER}.items():
+    for key, value in {**HONORED, **DETECTRON2_ONLY, **TRANSFER}.items():
         _add_key(cfg, key, value)
     return cfg.clone()
 

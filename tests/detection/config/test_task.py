@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.keys import DETECTRON2_ONLY, HONOURED
+from detection.config.keys import DETECTRON2_ONLY, HONORED
 from detection.config.task import (
     add_transfer_config,
     default_task,
@@ -58,7 +58,7 @@ def test_keys_and_defaults_are_detectron2s(detectron2):
     cfg = get_cfg()
     add_transfer_config(cfg)
     assert set(flatten(cfg)) == set(ours)
-    assert not set(DETECTRON2_ONLY) & set(HONOURED)
+    assert not set(DETECTRON2_ONLY) & set(HONORED)
 
 
 def test_defaults_are_not_shared():
