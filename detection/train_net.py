@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from moco.common import distributed
-from moco.common.command import parse_with_pairs, program
+from moco.common.command import RANDOM, parse_with_pairs, program
 from moco.common.errors import UserError, run_cli
+from moco.common.pretrained import not_downloaded
 from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         "opts",
         nargs="*",
         metavar="KEY VALUE",
-        help="config overrides: MODEL.WEIGHTS file|random, OUTPUT_DIR, SEED, …",
+        help="config overrides: MODEL.WEIGHTS file|name|random, OUTPUT_DIR, SEED, …",
     )
     return parser
 
@@ -116,6 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     early = None
     if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    if args.check_only and not args.eval_only:
+        given = dict(zip(opts[::2], opts[1::2], strict=False))
+        named = early.MODEL.WEIGHTS if early else given.get("MODEL.WEIGHTS", "")
+        if what := not_downloaded(named):
+            opts = [*opts, "MODEL.WEIGHTS", RANDOM]
+            print(f"note: {named}: would download {what}; checked with random weights instead")
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
