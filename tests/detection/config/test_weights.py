@@ -1,5 +1,6 @@
 """MODEL.WEIGHTS: what it takes, Detectron2's names, and what a trained model brings."""
 
+import hashlib
 import pickle
 import socket
 from pathlib import Path
@@ -13,8 +14,11 @@ from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.config.trained import apply_trained
 from detection.config.weights import read_weights
+from detection.train_net import main as train
+from moco.common import pretrained
 from moco.common.errors import DataError, UserError
 from moco.common.pretrained import find_remote, init_name
+from tests.oracles.file_server import file_server
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,27 @@ def test_detectron2_has_its_files_where_they_are_looked_for(detectron2, monkeypa
         assert str(find_remote(name).cached()) == theirs
         assert find_remote(name).address == fetched[-1]
     assert len(fetched) == 8
+
+
+def test_weights_by_name(
+    r18_file, small_config, small_options, engine, monkeypatch, tmp_path, capsys
+):
+    """`--check-only` says what a run would download; the run downloads it and says where from."""
+    monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(tmp_path))
+    content = r18_file.read_bytes()
+    with file_server({"/r18.pth": content}) as served:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        entry = {"weights": f"{served.url}/r18.pth", "hash": digest}
+        monkeypatch.setattr(pretrained, "inits", lambda: {"mine": entry})
+        opts = [*small_options, "MODEL.WEIGHTS", "mine", "OUTPUT_DIR", str(tmp_path / "out")]
+        argv = ["--config-file", small_config, "--engine", engine, "--check-only", *opts]
+        assert train(argv) == 0
+        assert entry["weights"] in capsys.readouterr().out
+        assert not served.asked
+        task = load_task(small_config, opts, engine)
+        assert len(served.asked) == 1
+    assert task.init == "mine" and task.weights.path.read_bytes() == content
+    assert entry["weights"] in task.notes[0] and digest in task.notes[0]
 
 
 def test_what_a_result_calls_its_initialization():
