@@ -55,12 +55,9 @@ def resolve(name: PathLike) -> Path:
 
 
 def shown(name: str) -> str:
-    """How a command names a shipped file: its path in the checkout that is the current folder,
-    else its name, which is found from everywhere.
-
-    Args:
-        name: `folder/name`, without its ending.
-    """
+    """How a command names a shipped file: by its path where the current folder is the checkout,
+    else by its name, which is found from everywhere."""
+    name = _plain(name)
     return f"configs/{name}.yaml" if CHECKOUT and Path.cwd() == ROOT else name
 
 
