@@ -54,7 +54,7 @@ def resolve(name: PathLike) -> Path:
     return found
 
 
-def shown(name: str) -> str:
+def shown(name: PathLike) -> str:
     """How a command names a shipped file: by its path where the current folder is the checkout,
     else by its name, which is found from everywhere."""
     name = _plain(name)
