@@ -75,7 +75,7 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
 def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    assert "nothing" in shown and "http" in shown.splitlines()[-1]
+    assert "nothing" in shown and "moco-transfer datasets fetch" in shown.splitlines()[-1]
     assert shown.splitlines()[-1].endswith(
         f"python -m detection.datasets doctor {kind} --root {tmp_path}"
     )
