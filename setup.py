@@ -20,7 +20,6 @@ setup(
     package_data={
         "benchmarks.report": ["paper.yaml", "templates/*"],
         "detection.config": ["recipes.yaml"],
-        "detection.datasets": ["archives.yaml"],
     },
     install_requires=[
         # torch.load(weights_only=True) of earlier versions can be made to run code

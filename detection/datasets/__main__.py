@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"in {root}:\n{fetch.listing(Path(root))}")
         return 0
     if args.command == "fetch":
-        how = {key: getattr(args, key) for key in ("mirror", "keep", "again", "dry_run")}
-        return 0 if fetch.fetch(args.names, Path(root), **how) else DataError.exit_code
+        get = fetch.Fetch(Path(root), args.mirror, args.keep, args.again, args.dry_run)
+        return 0 if get(args.names) else DataError.exit_code
     if args.kind is not None:
         format_ = formats()[args.kind]
         print(f"reading {args.kind} in {root}", flush=True)

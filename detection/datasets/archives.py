@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -46,28 +47,21 @@ class Dataset:
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """All datasets that can be fetched, by name."""
-    content = yaml.safe_load(FILE.read_text())
-    archives = {name: Archive(name=name, **_frozen(a)) for name, a in content["archives"].items()}
-    found = {}
-    for name, fields in content["datasets"].items():
-        parts = tuple(archives[archive] for archive in fields.pop("archives"))
-        found[name] = Dataset(name=name, archives=parts, **_frozen(fields))
-    return found
+    facts = yaml.safe_load(FILE.read_text())
+    archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
+    for dataset in facts["datasets"].values():
+        dataset["archives"] = [archives[name] for name in dataset["archives"]]
+    return {name: Dataset(name, **_fields(d)) for name, d in facts["datasets"].items()}
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not null, lists as tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if v is not None}
 
 
 def fetch_command(*splits: str, root: str = "") -> str:
-    """The command that gets the datasets with these splits; "" if none of them has any."""
-    names = [next((n for n, d in datasets().items() if split in d.splits), "") for split in splits]
-    if not any(names):
-        return ""
-    arguments = [*dict.fromkeys(filter(None, names)), *(["--root", root] if root else [])]
-    return f"moco-transfer datasets fetch {' '.join(arguments)}"
-
-
-def _frozen(fields: dict) -> dict:
-    """Fields without those that are null, lists as tuples."""
-    return {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in fields.items()
-        if value is not None
-    }
+    """The command that gets the datasets with these splits; "" where there is none."""
+    every = datasets().values()
+    names = [next((d.name for d in every if split in d.splits), "") for split in splits]
+    arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
+    return f"moco-transfer datasets fetch {' '.join(arguments)}" if any(names) else ""

@@ -14,10 +14,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from detection.datasets.layout import inside
 from moco.common.errors import DataError, UserError, shown
@@ -25,24 +24,20 @@ from moco.common.files import cannot_write
 from moco.common.progress import Progress
 
 _DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OverflowError),
     NotImplementedError,  # a method of compression
-    ValueError,
-    OverflowError,
     MemoryError,
 )
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A file in an archive, its declared size in bytes, and how it is read."""
+class _Member(NamedTuple):
+    """What an archive says of a file or folder; `plain`: it is one, and not encrypted."""
 
     name: str
+    plain: bool
+    is_folder: bool
     size: int
-    open: Callable[[], IO[bytes]]
+    open: Callable[[], IO[bytes] | None]
 
 
 def unpack(
@@ -57,16 +52,20 @@ def unpack(
 
     Raises:
         DataError: damaged, or anything in it that leads out of the folder, is no file or folder, is
-            there twice, or is larger than declared.
+            there twice, or is not as large as declared.
         UserError: not enough space.
     """
     try:
         with ExitStack() as stack:
-            wanted = _wanted(archive, stack, takes, strip)
+            members: Iterator[_Member]
+            if archive.suffix == ".zip":
+                members = _zip_members(stack.enter_context(zipfile.ZipFile(archive)))
+            else:
+                members = _tar_members(stack.enter_context(tarfile.open(archive)))
+            wanted = _wanted(archive, members, tuple(takes), strip)
             total = sum(member.size for member in wanted.values())
             if limit and total > limit:
-                what = f"declares files of {total} bytes, expected at most {limit}"
-                raise DataError(f"{archive}: {what}; refused, and nothing was unpacked")
+                raise _refused(archive, f"files of {total} bytes, at most {limit} are expected")
             folder.mkdir(parents=True)
             if total > (free := shutil.disk_usage(folder).free):
                 raise UserError(
@@ -77,100 +76,69 @@ def unpack(
                 for path, member in wanted.items():
                     _write(archive, folder / path, member)
                     progress.update()
-    except OSError as error:
-        if error.errno is not None:  # gzip's own has none
+    except (OSError, *_DAMAGED) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # gzip's own has none
             raise cannot_write(folder, error, 0) from error
-        raise _damaged(archive, error) from error
-    except _DAMAGED as error:
-        raise _damaged(archive, error) from error
-
-
-def _damaged(archive: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{archive}: not a zip or tar archive, or damaged ({error}); remove it and run again"
-    )
+        raise DataError(
+            f"{archive}: not a zip or tar archive, or damaged ({error}); remove it and run again"
+        ) from error
 
 
 def _wanted(
-    archive: Path, stack: ExitStack, takes: Collection[str], strip: int
+    archive: Path, members: Iterator[_Member], takes: tuple[str, ...], strip: int
 ) -> dict[str, _Member]:
-    """Path → member, once all of the archive is checked."""
-    members: Iterator[_Member]
-    if archive.suffix == ".zip":
-        members = _zip_members(archive, stack.enter_context(zipfile.ZipFile(archive)))
-    else:
-        members = _tar_members(archive, stack.enter_context(tarfile.open(archive)))  # noqa: SIM115
-    seen: set[str] = set()
-    wanted = {}
+    """Path → file, once all of the archive is checked."""
+    files: dict[str, _Member] = {}
     for member in members:
-        name = _checked(archive, member.name)
-        if name in seen:
-            raise DataError(f"{archive}: {shown(name)} is in it twice; refused")
-        seen.add(name)
-        if name.startswith(tuple(takes)):
-            wanted["/".join(name.split("/")[strip:])] = member
-    for name in seen:
-        if not seen.isdisjoint(map(str, PurePosixPath(name).parents)):
-            raise DataError(f"{archive}: {shown(name)} is in a folder that is also a file; refused")
+        inside(member.name, f"{archive}")
+        name = posixpath.normpath(member.name)
+        if "\\" in name or re.match("[A-Za-z]:", name):
+            raise _refused(archive, f"{shown(name)}, a drive or backslashes in a name")
+        if not member.plain:
+            raise _refused(archive, f"{shown(name)}, a link, device or encrypted file")
+        if name in files:
+            raise _refused(archive, f"{shown(name)} twice")
+        if not member.is_folder:
+            files[name] = member
+    for name in files:
+        if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
+            raise _refused(archive, f"{shown(name)} in a folder that is also a file")
+    wanted = {n.split("/", strip)[strip]: m for n, m in files.items() if n.startswith(takes)}
     if not wanted:
-        raise DataError(f"{archive}: has none of {', '.join(takes)}; it is another archive")
+        raise _refused(archive, f"none of {', '.join(takes)}")
     return wanted
 
 
-def _checked(archive: Path, name: str) -> str:
-    """A member's name, normalized.
-
-    Raises:
-        DataError: it is absolute, leads out, or means different files on different systems.
-    """
-    inside(name, f"{archive}")
-    if "\\" in name or re.match("[A-Za-z]:", name):
-        raise DataError(f"{archive}: {shown(name)} has a drive or backslashes in it; refused")
-    return posixpath.normpath(name)
-
-
-def _zip_members(path: Path, archive: zipfile.ZipFile) -> Iterator[_Member]:
+def _zip_members(archive: zipfile.ZipFile) -> Iterator[_Member]:
     for info in archive.infolist():
         kind = stat.S_IFMT(info.external_attr >> 16)
+        plain = kind in (0, stat.S_IFREG, stat.S_IFDIR) and not info.flag_bits & 1
+        opened = partial(archive.open, info)
         # The name that zipfile shows ends at a NUL.
-        _checked(path, info.orig_filename)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or info.flag_bits & 1:
-            raise _refused(path, info.filename)
-        if not info.is_dir():
-            yield _Member(info.filename, info.file_size, partial(archive.open, info))
+        yield _Member(info.orig_filename, plain, info.is_dir(), info.file_size, opened)
 
 
-def _tar_members(path: Path, archive: tarfile.TarFile) -> Iterator[_Member]:
+def _tar_members(archive: tarfile.TarFile) -> Iterator[_Member]:
     offset = -1
     while info := archive.next():
         # Sizes that are negative lead back, for ever (CVE-2025-8194).
         if not offset < info.offset_data <= info.offset_data + info.size:
             raise tarfile.ReadError(f"{shown(info.name)} has {info.size} bytes")
         offset = info.offset_data
-        _checked(path, info.name)
-        if not (info.isdir() or info.isreg()) or info.issparse():
-            raise _refused(path, info.name)
-        if info.isreg():
-            yield _Member(info.name, info.size, partial(_open, archive, info))
+        plain = (info.isdir() or info.isreg()) and not info.issparse()
+        opened: Any = partial(archive.extractfile, info)
+        yield _Member(info.name, plain, info.isdir(), info.size, opened)
 
 
-def _open(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(info)
-    assert file is not None  # only links and folders have none
-    return file
-
-
-def _refused(archive: Path, name: str) -> DataError:
-    what = "a link, device or encrypted file, expected files and folders"
-    return DataError(f"{archive}: {shown(name)} is {what}; refused, and nothing was unpacked")
+def _refused(archive: Path, what: str) -> DataError:
+    return DataError(f"{archive}: has {what}; refused, and nothing was unpacked")
 
 
 def _write(archive: Path, path: Path, member: _Member) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with member.open() as source, open(path, "xb") as file:
-        left = member.size
-        while chunk := source.read(min(left, 1 << 20)):
-            file.write(chunk)
-            left -= len(chunk)
-        if left or source.read(1):
+    source = member.open()
+    assert source is not None  # only links and folders have none
+    with source, open(path, "xb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)  # both readers end at the declared size
+        if file.tell() != member.size:
             raise DataError(f"{archive}: {shown(member.name)} is not as large as declared; damaged")

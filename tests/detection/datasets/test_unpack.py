@@ -85,7 +85,7 @@ def test_a_nul_in_a_name(tmp_path):
 
 @pytest.mark.parametrize("kind", [0o120777, 0o020666, 0o060666, 0o010666, 0o140777])
 def test_links_and_devices_in_a_zip(kind, tmp_path):
-    refused(tmp_path, "a.zip", zip_with("link", b"/etc/passwd", kind), "'link'.*link, device")
+    refused(tmp_path, "a.zip", zip_with("link", b"/etc/passwd", kind), "'link', a link, device")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_links_and_devices_in_a_zip(kind, tmp_path):
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE],
 )
 def test_links_and_devices_in_a_tar(kind, tmp_path):
-    refused(tmp_path, "a.tar", tar_with(info("link", kind, "first")), "'link'.*link, device")
+    refused(tmp_path, "a.tar", tar_with(info("link", kind, "first")), "'link', a link, device")
 
 
 def test_a_sparse_file(tmp_path):
@@ -121,15 +121,16 @@ def test_more_than_expected(name, tmp_path):
     refused(tmp_path, name, packed(name, {"zeros": bytes(1 << 20)}), "1048583", limit=1 << 20)
 
 
-def test_larger_than_declared(tmp_path):
+@pytest.mark.parametrize("size", [10, 1 << 21])
+def test_another_size_than_declared(size, tmp_path):
     content = packed("a.zip", {"zeros": bytes(1 << 20)})
     entry = content.rindex(b"PK\x01\x02") + 24
     assert int.from_bytes(content[entry : entry + 4], "little") == 1 << 20
-    lying = content[:entry] + (10).to_bytes(4, "little") + content[entry + 4 :]
+    lying = content[:entry] + size.to_bytes(4, "little") + content[entry + 4 :]
     (tmp_path / "a.zip").write_bytes(lying)
     with pytest.raises(DataError, match=r"a\.zip"):
         unpack(tmp_path / "a.zip", tmp_path / "out")
-    assert sum(p.stat().st_size for p in (tmp_path / "out").iterdir()) <= 17
+    assert sum(p.stat().st_size for p in (tmp_path / "out").iterdir()) <= max(size, 1 << 20) + 7
 
 
 def test_a_negative_size(tmp_path):
