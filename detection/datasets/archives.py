@@ -1,6 +1,7 @@
 """Which archives a published dataset is in: `archives.yaml`, as dataclasses."""
 
 import functools
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,4 +65,4 @@ def fetch_command(*splits: str, root: str = "") -> str:
     every = datasets().values()
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
-    return f"moco-transfer datasets fetch {' '.join(arguments)}" if any(names) else ""
+    return shlex.join(["moco-transfer", "datasets", "fetch", *arguments]) if any(names) else ""
