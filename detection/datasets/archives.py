@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from moco.common.command import program
+
 FILE = Path(__file__).with_name("archives.yaml")
 
 
@@ -65,4 +67,9 @@ def fetch_command(*splits: str, root: str = "") -> str:
     every = datasets().values()
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
-    return shlex.join(["moco-transfer", "datasets", "fetch", *arguments]) if any(names) else ""
+    return f"{command('fetch')} {shlex.join(arguments)}" if any(names) else ""
+
+
+def command(name: str) -> str:
+    """How `datasets NAME` is written, for messages."""
+    return f"{program('datasets', 'python -m detection.datasets')} {name}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets.archives import fetch_command
+from detection.datasets import archives
 from detection.datasets.base import (
     ABSENT,
     NOTE,
@@ -34,17 +34,17 @@ from detection.datasets.base import (
 )
 from detection.datasets.labels import check_labels
 from detection.datasets.layout import DATASETS_VARIABLE, image_size
+from moco.common.command import program
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
 
-_COMMAND = "python -m detection.datasets doctor"
 _SHOWN = 30  # classes
 
 
 def command(cfg: CfgNode) -> str:
     """The command that checks the whole custom dataset of a task; "" if it has none."""
     return " && ".join(
-        f"{_COMMAND} {shlex.join(arguments)} --verify"
+        f"{archives.command('doctor')} {shlex.join(arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -103,7 +103,8 @@ def examine_custom(
         return findings, "fix what is WRONG or absent, then the same command again"
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
     arguments = shlex.join([custom.task, *opts, "MODEL.WEIGHTS", "random"])
-    return findings, f"python detection/train_net.py --check-only --config-file {arguments}"
+    train = program("train", "python detection/train_net.py")
+    return findings, f"{train} --check-only --config-file {arguments}"
 
 
 def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()) -> str:
@@ -121,20 +122,19 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """What to do after the doctor read the published splits of a format."""
-    again = f"{_COMMAND} {kind} --root {root}"
+    again = f"{archives.command('doctor')} {shlex.join([kind, '--root', root])}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
     task = next((task for task, names in format_.tasks.items() if usable.issuperset(names)), None)
     if task is None:
         first, splits = next(iter(format_.tasks.items()), ("", ()))
-        fetch = fetch_command(*splits, root=root)
+        fetch = archives.fetch_command(*splits, root=root)
         get = f"for {first}: {fetch}" if fetch else format_.download.format(root=root)
         return f"{get}; then again: {again}"
-    return (
-        f"{DATASETS_VARIABLE}={root} python detection/train_net.py --config-file {task} "
-        "--check-only MODEL.WEIGHTS random"
-    )
+    train = program("train", "python detection/train_net.py")
+    arguments = shlex.join(["--config-file", task, "--check-only", "MODEL.WEIGHTS", "random"])
+    return f"{DATASETS_VARIABLE}={shlex.quote(root)} {train} {arguments}"
 
 
 def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Split | None]]:

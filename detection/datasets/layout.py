@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from detection.datasets.archives import fetch_command
+from detection.datasets.archives import command, fetch_command
 from detection.datasets.images import check_bits
 from moco.common.errors import DataError
 
@@ -36,7 +36,7 @@ def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> st
     get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
-        f"python -m detection.datasets doctor {kind}"
+        f"{command('doctor')} {kind}"
     )
 
 
