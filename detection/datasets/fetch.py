@@ -75,7 +75,8 @@ class Fetch:
         for dataset in wanted:
             self._check_account(dataset)
         missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
-        print(self._plan(missing), flush=True)
+        print(self._plan(missing))
+        print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
         if self.dry_run:
             return True
         if missing:

@@ -247,7 +247,8 @@ def test_a_dry_run_writes_nothing(offer, root, capsys):
     assert main(["fetch", "coco2017", "lvis_v0.5", "--root", str(root), "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("http://images.cocodataset.org/zips/train2017.zip") == 1
-    assert "100 Mbit/s" in shown and "are free" in shown and not root.exists()
+    assert "100 Mbit/s" in shown and "are free" in shown and "#termsofuse" in shown
+    assert not root.exists()
 
 
 def test_another_process_fetches(offer, root):
