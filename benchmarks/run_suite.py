@@ -79,14 +79,16 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     keep = args.keep or FINAL
     executor = make_executor(args.executor, Options(folder.path, args.workers, args.slurm, keep))
     weights = parse_inits(args.init) if args.init else dict(suite.inits)
-    for init, what in (programs.not_downloaded(weights) if args.dry_run else {}).items():
-        print(f"would download {init}: {what}; until then its runs are not listed or checked")
-        del weights[init]
-    if args.dry_run and not weights:
-        return
+    if args.baseline is not None and args.baseline not in weights:
+        choices = ", ".join(weights)
+        raise UserError(f"--baseline {args.baseline}: no such init; choices are {choices}")
+    if args.dry_run:
+        for init, what in programs.not_downloaded(weights).items():
+            print(f"would download {init}: {what}; its runs are not listed or checked before")
+            del weights[init]
+        if not weights:
+            return
     inits = identify(programs.locate(weights))
-    if args.baseline is not None and args.baseline not in inits:
-        raise UserError(f"--baseline {args.baseline}: no such init; choices are {', '.join(inits)}")
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     engines = programs.choose_engines(args.engine)

@@ -158,7 +158,7 @@ class Classification(Training[ClassifyPlan, Step]):
             "init": weights.init,
             "weights_sha256": weights.sha256,
             "weights_source": weights.source,
-            "notes": [size, *self.notes],
+            "notes": [size, *weights.notes, *self.notes],
         }
 
 

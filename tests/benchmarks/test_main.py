@@ -79,6 +79,16 @@ def test_a_config_is_printed_as_it_is(capsys):
     assert capsys.readouterr().out == (shipped.CONFIGS / "pretrain/small_r18.yaml").read_text()
 
 
+def test_a_reader_may_stop_early():
+    """Such as `moco-transfer configs | head`."""
+    command = [sys.executable, "-m", "benchmarks", "configs"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=shipped.ROOT, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def completed(words: list[str]) -> set[str]:
     """What bash offers for the last of the words."""
     line = " ".join(f'"{word}"' for word in words)

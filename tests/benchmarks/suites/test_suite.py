@@ -179,7 +179,14 @@ def test_a_wrong_suite_is_one_line(folder, changes, message):
 
 
 def test_inits_of_the_command_line():
-    assert parse_inits(["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]) == {
+    address = "https://host/r101.pth#sha256=0123abcd"
+    remote = {"moco_v2_r50_800ep": "moco_v2_r50_800ep", "r101": address, "other": address}
+    zoo = "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
+    arguments = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
+    arguments += ["moco_v2_r50_800ep", address, f"other={address}", zoo]
+    assert parse_inits(arguments) == {
+        **remote,
+        "MSRA_R-50": zoo,
         "mine": "my.pth.tar",
         "random": "random",
         "r50": "weights/r50.pth",
