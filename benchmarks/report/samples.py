@@ -7,9 +7,8 @@ the whole split.
 
 import dataclasses
 import io
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from benchmarks.report.style import RIGHT, TRUTH, WRONG
 from detection.datasets.base import Record, Split
 from detection.datasets.images import read_image
 from detection.evaluation import voc
+from detection.evaluation.predictions import read_voc
 from detection.evaluation.visualize import draw_boxes
 from moco.common.errors import printable
 from moco.common.files import atomic_write
@@ -114,11 +114,7 @@ def _truth(split: Split) -> dict[str, Boxes]:
 
 def _best(run: Run, split: Split) -> dict[str, Boxes]:
     """Of every image the best-scored predictions, as many as it has objects."""
-    rows: dict[str, list[dict[str, Any]]] = {image_id: [] for image_id in split.truth}
-    path = run.folder / "inference" / f"{split.name}.json"
-    for row in json.loads(path.read_text())["predictions"]:
-        rows[row["image_id"]].append(row)
-    found = {}
+    rows, found = read_voc(run.folder / "inference" / f"{split.name}.json"), {}
     for image_id, truth in split.truth.items():
         number = np.count_nonzero(~truth.difficult)
         best = sorted(rows[image_id], key=lambda row: -row["score"])[:number]
