@@ -27,7 +27,10 @@ class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling with momentum.
 
     Args:
-        lr: λ >= 0. momentum: m, 0 <= m < 1. weight_decay: β >= 0. trust_coefficient: η > 0.
+        lr: λ >= 0.
+        momentum: m, 0 <= m < 1.
+        weight_decay: β >= 0.
+        trust_coefficient: η > 0.
     """
 
     def __init__(
