@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moco.common.command import program
 from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _write(out: Path, texts: Mapping[str, str]) -> list[Path]:
 
 def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        prog="python -m benchmarks.make_table",
+        prog=program("table", "python -m benchmarks.make_table"),
         description="Average finished runs over their seeds and show the gap to a baseline, "
         "beside the paper's numbers where it has the task. Runs of different engines, protocols "
         "or weights are never averaged.",

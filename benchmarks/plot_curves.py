@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.report import escape
 from benchmarks.report.plots import Curve, Plot, new_figure, read_curve
 from benchmarks.report.style import PALETTE
+from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME
@@ -78,7 +79,7 @@ def label_runs(runs: Sequence[Path]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.plot_curves",
+        prog=program("plot", "python -m benchmarks.plot_curves"),
         description="Plot loss, pretext accuracy, learning rate and kNN of pre-training runs.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")

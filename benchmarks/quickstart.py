@@ -29,7 +29,7 @@ from benchmarks.suites.forecast import foresee
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from benchmarks.suites.runs import DONE, LOCK_NAME, Run
 from benchmarks.suites.scheduler import Scheduler
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, program
 from moco.common.distributed import usable_cores
 from moco.common.errors import LockedError, UserError, printable, run_cli
 from moco.common.files import atomic_write_json
@@ -219,7 +219,7 @@ More seeds for this table (finished runs are not repeated):
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quickstart",
+        prog=program("quickstart", "python -m benchmarks.quickstart"),
         description="Pre-train with MoCo, convert, fine-tune a detector from random and from MoCo "
         "weights over several seeds, and show the table; minutes on two CPU cores. Called again, "
         "it continues where it was interrupted.",

@@ -37,7 +37,9 @@ from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run,
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import RunSpec, Suite, expand
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
+from moco.common.command import program
 from moco.common.errors import UserError, printable, run_cli
+from moco.common.shipped import resolve
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
 # Why a run has no numbers.
@@ -57,7 +59,7 @@ class SuiteFailed(UserError):
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     args = build_parser().parse_args(argv)
-    suite = load_suite(args.suite)
+    suite = load_suite(resolve(args.suite))
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)
@@ -245,14 +247,14 @@ def parse_stated(arguments: Sequence[str]) -> dict[str, float]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.run_suite",
+        prog=program("suite", "python -m benchmarks.run_suite"),
         description="Fine-tune every task of a suite from every init in several trials, "
         "and write the tables. Interrupted, the same command continues; several may share a "
         "folder.",
     )
     add = parser.add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
-    add("suite", type=Path, metavar="SUITE", help="e.g. configs/suites/voc.yaml")
+    add("suite", metavar="SUITE", help="a file or a shipped name, e.g. voc")
     rows = "a row of the tables: weights under a name, or random; may be repeated"
     add("--init", **several, metavar="NAME=FILE", help=rows)
     add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")

@@ -3,8 +3,8 @@
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
     python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
 
-Reads what self-supervised projects, torchvision, timm and Detectron2 write (docs/converting.md),
-recognized by content. Writes Detectron2's names with the input contract beside them, or with
+Reads what self-supervised projects, torchvision, timm and Detectron2 write, recognized by content
+(docs/guides/converting.md). Writes Detectron2's names with the input contract beside them, or with
 `--to torchvision` a plain state dict. The file appears only after it was read back, compared with
 the source and shown to give the same features.
 """
@@ -35,6 +35,7 @@ from convert.layouts import LAYOUTS
 from convert.lookalikes import source_file
 from convert.report import ConversionReport, agreement
 from convert.sources import Given
+from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
 from moco.modeling.soundness import CHANNEL_ORDERS
@@ -156,11 +157,11 @@ def build_parser() -> argparse.ArgumentParser:
         sorted({choice for layout in LAYOUTS for choice in layout.networks} - {"single"})
     )
     parser = argparse.ArgumentParser(
-        prog="convert_to_d2.py",
+        prog=program("convert", "convert_to_d2.py"),
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
         epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
-        "under any one prefix. docs/converting.md has the command for each.",
+        "under any one prefix. docs/guides/converting.md has the command for each.",
     )
     parser.add_argument(
         "input",
@@ -177,8 +178,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--inspect",
-        metavar="FILE",
-        help="describe any checkpoint and what could be done with it; nothing is written",
+        action="store_true",
+        help="describe INPUT, any checkpoint and what could be done with it; nothing is written",
     )
     parser.add_argument(
         "--to",
@@ -235,13 +236,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; raises UserError for run_cli."""
     args = build_parser().parse_args(argv)
-    if args.inspect is not None:
-        if args.input is not None:
-            raise UserError(f"--inspect takes one file; got also {args.input}, expected nothing")
+    if args.inspect:
+        given = [file for file in (args.input, args.output) if file is not None]
+        if len(given) != 1:
+            raise UserError(f"--inspect: expected one file, got {' and '.join(given) or 'none'}")
         from convert.inspect_file import inspect_file
 
-        _announce(args.inspect)
-        print(inspect_file(args.inspect))
+        _announce(args.input)
+        print(inspect_file(args.input))
         return 0
     if args.output is None:
         raise UserError(

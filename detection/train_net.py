@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from moco.common import distributed
-from moco.common.command import parse_with_pairs
+from moco.common.command import parse_with_pairs, program
 from moco.common.errors import UserError, run_cli
+from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
     from detection.engine.processes import Processes
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 def build_parser() -> argparse.ArgumentParser:
     """The command line; it answers --help without importing torch."""
     parser = argparse.ArgumentParser(
-        prog="train_net.py", description=(__doc__ or "").splitlines()[0]
+        prog=program("train", "train_net.py"), description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--config-file", metavar="FILE", help="task, e.g. configs/voc/….yaml")
+    parser.add_argument("--config-file", metavar="FILE", help="task: a file or a shipped name")
     parser.add_argument(
         "--engine",
         choices=("auto", "detectron2", "embedded"),
@@ -104,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if distributed.restarted() and not args.eval_only:  # torchrun --max-restarts: one had died
         args.resume, args.overwrite = True, False
     config_file, opts = args.config_file, args.opts
+    if config_file is not None and model_zoo_file(config_file) is None:
+        config_file = resolve(config_file)
     if args.eval_only and config_file is None:
         config_file = trained_config(opts, resume=args.resume)
         if "OUTPUT_DIR" not in opts[::2]:  # else the folder's name on the day of the training
@@ -197,9 +200,10 @@ def import_own(names: Sequence[str], engine: str) -> list[str]:
 
 
 def model_zoo_file(name: str | Path | None) -> Path | None:
-    """A file of the installed Detectron2's model zoo, where `name` is none of this machine's."""
+    """A file of the installed Detectron2's model zoo, where `name` is no file here or shipped."""
     spec = find_spec("detectron2")
-    if name is None or Path(name).expanduser().exists() or spec is None or spec.origin is None:
+    here = name is None or Path(name).expanduser().exists() or find(name) is not None
+    if name is None or here or spec is None or spec.origin is None:
         return None
     folder = (Path(spec.origin).parent / "model_zoo" / "configs").resolve()
     path = (folder / name).resolve()

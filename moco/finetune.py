@@ -13,6 +13,7 @@ flip, torch's initial weights of the new layer; and on ImageNet its rule of a te
 epochs, over the 100 epochs that the paper's other classifiers have.
 """
 
+import argparse
 from collections.abc import Sequence
 
 from convert.initial_weights import read_initial_weights
@@ -34,6 +35,11 @@ FINETUNE = Protocol(
     },
     description="End-to-end fine-tuning for classification. Keys: moco/classification/config.py.",
 )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    return classify.build_parser(FINETUNE)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from convert.initial_weights import read_initial_weights
+from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, shown
 from moco.common.files import format_of
 from moco.data.images import check_present
@@ -31,7 +32,8 @@ CROP_PX = 224  # of a file that does not tell the crop of its training
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m moco.knn", description="kNN classification with a checkpoint's features."
+        prog=program("knn", "python -m moco.knn"),
+        description="kNN classification with a checkpoint's features.",
     )
     add = parser.add_argument
     weights = "weights, any that convert/convert_to_d2.py recognizes"

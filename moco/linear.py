@@ -12,6 +12,7 @@ where the paper is silent: batch 256, momentum 0.9, times 0.1 after 60 and 80 ep
 weights normal with std 0.01 and bias 0, torchvision's RandomResizedCrop(224) and flip.
 """
 
+import argparse
 from collections.abc import Sequence
 
 from convert.initial_weights import read_initial_weights
@@ -32,6 +33,11 @@ LINEAR = Protocol(
     },
     description="Linear classification on frozen features. Keys: moco/classification/config.py.",
 )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    return classify.build_parser(LINEAR)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -40,7 +40,7 @@ SWITCHES = {
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = command.training_parser(
-        "python -m moco.pretrain",
+        command.program("pretrain", "python -m moco.pretrain"),
         "MoCo pre-training, in one process or torchrun's. Keys: moco/pretraining/config.py.",
         VALUES,
     )

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import PathLike, atomic_write_text, sha256_file
 
@@ -150,7 +151,7 @@ def _work(item: Any) -> str:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m moco.verify",
+        prog=program("verify", "python -m moco.verify"),
         description="Decode every image, and compare the files with recorded hashes.",
     )
     parser.add_argument("root", metavar="ROOT", help="what DATA.ROOT is")

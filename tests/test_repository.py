@@ -211,14 +211,14 @@ def test_every_package_is_installed():
 
 
 def documented_commands() -> list[list[str]]:
-    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "suites.md").read_text()
+    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "guides" / "suites.md").read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```", pages, re.S | re.M)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if line.startswith(("python ", "torchrun "))]
 
 
 def test_every_suite_is_on_its_page():
-    page = (ROOT / "docs" / "suites.md").read_text()
+    page = (ROOT / "docs" / "guides" / "suites.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", page, re.M))
     assert listed.pop("paper") == "the paper's"
     for name, trials in listed.items():

@@ -15,6 +15,7 @@ from benchmarks.suites.suite import (
     Suite,
     SuiteTask,
 )
+from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
@@ -66,7 +67,7 @@ _TASK_KEYS: dict[str, Check] = {
 
 
 def load_suite(path: PathLike) -> Suite:
-    """Read a suite's YAML file; `config` in it is relative to it.
+    """Read a suite's YAML file; `config` in it is relative to it, or a shipped name.
 
     Raises:
         UserError: unreadable, an unknown or missing key, a value that cannot be, a name twice, a
@@ -156,8 +157,10 @@ def _task(path: Path, number: int, tree: Mapping[str, Any]) -> SuiteTask:
     where = f"{path}: task {number}"
     entry = _checked(where, tree["tasks"][number - 1], _TASK_KEYS, "config")
     config = path.parent / entry["config"]
-    if not config.is_file():
-        raise UserError(f"{where}: config {entry['config']}: no such file beside {path}")
+    if not config.is_file() and (config := shipped.find(entry["config"])) is None:
+        raise UserError(
+            f"{where}: config {entry['config']}: no such file beside {path}, or shipped"
+        )
     lists: dict[str, Any] = {
         key: tuple(entry[key]) for key in ("engines", "without", "paper") if key in entry
     }

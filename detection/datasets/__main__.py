@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from detection.datasets import doctor
 from detection.datasets.base import formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
+from moco.common.command import program
 from moco.common.errors import DataError, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m detection.datasets", description="Check the datasets before training."
+        prog=program("datasets", "python -m detection.datasets"),
+        description="Check the datasets before training.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(

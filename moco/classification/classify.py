@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from moco.classification.config import Protocol, load_classify_cfg, with_weights
 from moco.common import distributed
-from moco.common.command import AUTO, RANDOM, parse_training_args, training_parser
+from moco.common.command import AUTO, RANDOM, parse_training_args, program, training_parser
 from moco.common.files import format_of
 from moco.common.run import RunFolder
 from moco.data.images import check_present
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     """The command line."""
-    parser = training_parser(f"python -m moco.{protocol.kind}", protocol.description)
+    kind = protocol.kind
+    parser = training_parser(program(kind, f"python -m moco.{kind}"), protocol.description)
     weights = f"pre-trained, any that convert/convert_to_d2.py recognizes; or the word {RANDOM}"
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help=weights)
     init = "of the weights in a table (default: the file's)"

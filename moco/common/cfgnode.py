@@ -1,8 +1,8 @@
 """YAML and `KEY VALUE` overrides into a `CfgNode`, in Detectron2's dialect, without surprises.
 
 Differences from `CfgNode.merge_from_file`: a key that does not exist is an error that names the
-nearest one; `_BASE_` is a local file; YAML tags that build objects are refused; a whole number is
-accepted where a float is expected.
+nearest one; `_BASE_` is a local file or a shipped one; YAML tags that build objects are refused; a
+whole number is accepted where a float is expected.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
+from moco.common import shipped
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 
@@ -103,7 +104,9 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     for base in [bases] if isinstance(bases, str) else bases:
         if "://" in base:
             raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it beside this file")
-        _merge(read_yaml(path.parent / Path(base).expanduser(), _depth + 1), merged)
+        beside = path.parent / Path(base).expanduser()
+        shared = None if beside.exists() else shipped.find(re.sub(r"^(\.\./)+", "", base))
+        _merge(read_yaml(shared or beside, _depth + 1), merged)
     _merge(own, merged)
     return merged
 

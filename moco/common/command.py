@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from moco.common import shipped
 from moco.common.cfgnode import split_assignments
 
+NAME = "moco-transfer"  # of the console command
 RANDOM = "random"  # weights: a random initialization
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags that every training has.
@@ -30,12 +32,18 @@ _PAIR = re.compile(rf"{_KEY.pattern}(=.*)?", re.DOTALL)
 _NEGATIVE = re.compile(r"-[\d.].*|-inf")
 
 
+def program(command: str, otherwise: str) -> str:
+    """How a command of this project is written: behind the console command if that has been
+    started, else `otherwise`."""
+    return f"{NAME} {command}" if sys.argv[0] == NAME else otherwise
+
+
 def training_parser(
     prog: str, description: str, values: Mapping[tuple[str, ...], str] = VALUES
 ) -> argparse.ArgumentParser:
     """A parser with the common flags, and a flag for each key of `values`."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--config-file", metavar="YAML", help="recipe, see configs/")
+    parser.add_argument("--config-file", metavar="YAML", help="recipe: a file or a shipped name")
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -101,6 +109,8 @@ def parse_training_args(
         args.opts += split_assignments(args.schedule[len(epochs) :])
         opts += ["SOLVER.MILESTONES_EPOCHS", f"({''.join(f'{epoch},' for epoch in epochs)})"]
     args.opts = opts + args.opts
+    if args.config_file is not None:
+        args.config_file = str(shipped.resolve(args.config_file))
     if args.extend:
         args.resume = args.resume or AUTO
     return args

@@ -1,0 +1,68 @@
+"""Every command of the project behind one name: `moco-transfer COMMAND`.
+
+Each command is the parser and the `main` of a module; only the one that runs is imported.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from moco import __version__
+from moco.common.command import NAME
+from moco.common.errors import run_cli
+
+# Command → the module, arguments that come first, what it does.
+COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "quickstart": ("benchmarks.quickstart", (), "the whole chain in minutes on a CPU"),
+    "pretrain": ("moco.pretrain", (), "pre-train a backbone with MoCo"),
+    "linear": ("moco.linear", (), "linear classification on frozen features"),
+    "finetune": ("moco.finetune", (), "fine-tune the whole network for classification"),
+    "knn": ("moco.knn", (), "kNN classification with a checkpoint's features"),
+    "verify": ("moco.verify", (), "decode every image, compare files with recorded hashes"),
+    "convert": ("convert.convert_to_d2", (), "convert a checkpoint for Detectron2, and prove it"),
+    "inspect": ("convert.convert_to_d2", ("--inspect",), "describe any checkpoint"),
+    "weights": ("convert.weights", (), "list pre-trained weights, fetch them by name"),
+    "train": ("detection.train_net", (), "fine-tune a detector and evaluate it"),
+    "datasets": ("detection.datasets.__main__", (), "list, fetch and check datasets"),
+    "doctor": ("detection.datasets.__main__", ("doctor",), "check a dataset before training"),
+    "suite": ("benchmarks.run_suite", (), "run every task from every init, over several seeds"),
+    "table": ("benchmarks.make_table", (), "make the table of finished runs"),
+    "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),
+    "configs": ("benchmarks.list_configs", (), "list the task files, recipes and suites"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line up to the command, without the arguments of any."""
+    parser = argparse.ArgumentParser(
+        prog=NAME,
+        description="Pre-train with MoCo, convert, fine-tune detectors, compare in a table.",
+        epilog=f"{NAME} COMMAND --help describes a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, _, what) in COMMANDS.items():
+        commands.add_parser(name, help=what)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int | None:
+    """Run the command that comes first in `argv`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    name = build_parser().parse_args(argv[:1]).command
+    module, first, _ = COMMANDS[name]
+    command: Any = importlib.import_module(module)
+    code: int | None = command.main([*first, *argv[1:]])
+    return code
+
+
+def cli() -> None:
+    """The console command."""
+    sys.argv[0] = NAME
+    run_cli(main)
+
+
+if __name__ == "__main__":
+    cli()
