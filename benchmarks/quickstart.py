@@ -34,6 +34,7 @@ from moco.common.distributed import usable_cores
 from moco.common.errors import LockedError, UserError, printable, run_cli
 from moco.common.files import atomic_write_json
 from moco.common.progress import format_seconds
+from moco.common.shipped import shown
 from moco.data.images import find_images
 
 if TYPE_CHECKING:
@@ -207,14 +208,16 @@ def next_commands(plan: Plan) -> str:
     more += [f"--images={plan.images}"] if plan.images else []
     more += [f"--voc={plan.voc}"] if plan.voc else []
     more += ["--smoke"] if plan.smoke else []
+    quickstart = program("quickstart", "python -m benchmarks.quickstart")
+    pretrain = program("pretrain", "python -m moco.pretrain")
     return f"""
 Next, on your own data:
-  python -m benchmarks.quickstart --images path/to/images --out {again}
-  python -m benchmarks.quickstart --voc path/to/voc_layout --out {again}
+  {quickstart} --images path/to/images --out {again}
+  {quickstart} --voc path/to/voc_layout --out {again}
 or step by step, longer and larger:
-  python -m moco.pretrain --config-file configs/pretrain/small_r18.yaml DATA.ROOT path/to/images
+  {pretrain} --config-file {shown("pretrain/small_r18")} DATA.ROOT path/to/images
 More seeds for this table (finished runs are not repeated):
-  python -m benchmarks.quickstart {shlex.join(more)}"""
+  {quickstart} {shlex.join(more)}"""
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -224,7 +224,8 @@ def write_tables(folder: SuiteFolder, specs: Sequence[RunSpec], baseline: str | 
     print("\nFiles:", *files, sep="\n  ")
     page = next(path for path in files if path.suffix == ".html")
     print(f"\nNext:\n  open {page} in a browser")
-    print(f"  python -m benchmarks.make_table {folder.runs} --engine each")
+    make_table = program("table", "python -m benchmarks.make_table")
+    print(f"  {make_table} {folder.runs} --engine each")
 
 
 def parse_stated(arguments: Sequence[str]) -> dict[str, float]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moco.common.children import own_modules
 from moco.common.errors import DataError
 from moco.common.files import PathLike, load_torch
 
@@ -27,7 +29,6 @@ COMMAND = "detection.backbone_features"
 # on this machine, which is no fault of the file.
 READY = "ready"
 TIMEOUT_SECONDS = 600.0
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def installed() -> bool:
@@ -58,7 +59,7 @@ class Detectron2Backbone:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
+            env={**os.environ, **own_modules()},
         )
 
     def __enter__(self) -> Detectron2Backbone:

@@ -11,7 +11,7 @@ from typing import Any
 from convert.files import about_objects, flatten, is_array, is_converted, names, read_file
 from convert.lookalikes import source_file
 from convert.networks import all_networks
-from convert.report import COMMAND, fine_tune_command, lines, script
+from convert.report import command, fine_tune_command, lines
 from convert.sources import Given, Recognized
 from convert.translate import translate
 from convert.verify import Converted
@@ -50,7 +50,7 @@ def inspect_file(path: PathLike) -> str:
         rows.append(("next", fine_tune_command(found[0][1].contract, path)))
     elif found:
         encoder = f" --encoder {found[0][0].contract.encoder}" if problem is not None else ""
-        rows.append(("next", f"{script(COMMAND)} {shlex.quote(str(path))} weights.pth{encoder}"))
+        rows.append(("next", f"{command()} {shlex.quote(str(path))} weights.pth{encoder}"))
     return lines(rows)
 
 

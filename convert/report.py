@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.initial_weights import encoder_spec
 from convert.targets import lost_options
+from moco.common.command import program
 from moco.common.errors import UserError
+from moco.common.shipped import ROOT, shown
 
 if TYPE_CHECKING:
     from convert.verify import FeatureCheck
-
-ROOT = Path(__file__).resolve().parent.parent
-COMMAND = "convert/convert_to_d2.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +89,14 @@ def agreement(features: dict[str, FeatureCheck]) -> str:
     return "bitwise equal" if bitwise else "equal within rounding"
 
 
-def script(path: str) -> str:
+def command() -> str:
+    """The converter's own command."""
+    return program("convert", _script("convert/convert_to_d2.py"))
+
+
+def _script(path: str) -> str:
     """The command that runs a file of this project from the current folder."""
-    return f"python {_here(path)}"
+    return f"python {path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))}"
 
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
@@ -100,8 +104,9 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
     config, its_keys, data = contract.architecture.example_task()
     keys = contract.d2_keys()
     others = "".join(f"{k} {keys[k]} " for k, value in its_keys.items() if keys[k] != value)
+    train = program("train", _script("detection/train_net.py"))
     return (
-        f"{script('detection/train_net.py')} --config-file {_here(config)} {data}"
+        f"{train} --config-file {shown(config)} {data}"
         f"MODEL.WEIGHTS {shlex.quote(str(path))} {others}OUTPUT_DIR {_run_folder(path)}"
     )
 
@@ -118,7 +123,7 @@ def classify_command(contract: InputContract, path: Path) -> str:
         readable = False
     if not readable:
         options = " ".join(lost_options(contract))
-        return f"{script(COMMAND)} {file} weights.pth {options}".rstrip()
+        return f"{command()} {file} weights.pth {options}".rstrip()
     keys = f"MODEL.STEM {stem} " if stem else ""
     for key, values, usual in (
         ("MEAN", contract.pixels.mean, IMAGENET_MEAN),
@@ -127,14 +132,9 @@ def classify_command(contract: InputContract, path: Path) -> str:
         if values != usual:
             keys += f"AUG.{key} '({','.join(f'{value / 255:.6g}' for value in values)})' "
     return (
-        f"python -m moco.linear --config-file {_here('configs/imagenet/linear.yaml')} "
+        f"{program('linear', 'python -m moco.linear')} --config-file {shown('imagenet/linear')} "
         f"--checkpoint {file} {keys}DATA.ROOT path/to/imagenet OUTPUT_DIR {_run_folder(path)}"
     )
-
-
-def _here(path: str) -> str:
-    """A path in this project as the current folder sees it."""
-    return path if Path.cwd() == ROOT else shlex.quote(str(ROOT / path))
 
 
 def _run_folder(path: Path) -> str:

@@ -9,6 +9,7 @@ imported and the embedded one otherwise; the choice is printed and recorded.
 
 import argparse
 import dataclasses
+import sys
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
@@ -16,6 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+if not __package__:
+    # Run as a script, Python looks for modules in this folder instead of the repository.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from moco.common import distributed
 from moco.common.command import parse_with_pairs, program

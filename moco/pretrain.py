@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
     if main_process:
         print(f"checkpoint: {checkpoint}")
-        print(f"next: python convert/convert_to_d2.py {checkpoint} {folder.path / 'backbone.pth'}")
+        convert = command.program("convert", "python convert/convert_to_d2.py")
+        print(f"next: {convert} {checkpoint} {folder.path / 'backbone.pth'}")
 
 
 if __name__ == "__main__":

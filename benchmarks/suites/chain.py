@@ -15,8 +15,8 @@ from benchmarks.suites.runs import Run
 from benchmarks.suites.suite import DETECTION, EMBEDDED, Init, Suite, SuiteTask, expand
 from moco.common.cfgnode import read_yaml
 from moco.common.command import RANDOM
+from moco.common.shipped import CONFIGS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 PRETRAIN_CONFIG = CONFIGS / "pretrain" / "quickstart.yaml"
 DETECTION_CONFIG = CONFIGS / "voc" / "quickstart_R_10_C4.yaml"
 BATCH, QUEUE = 64, 512  # as in PRETRAIN_CONFIG

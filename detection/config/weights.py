@@ -23,6 +23,7 @@ from detection.config.keys import same_value
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
     from convert.verify import Converted
@@ -31,8 +32,6 @@ _WEIGHTS = (
     "a file from convert/convert_to_d2.py, a checkpoint that it reads, or "
     f"{RANDOM!r} for a random initialization"
 )
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 # Detectron2's names: the scheme and what its addresses start with (detectron2/utils/file_io.py,
 # detectron2/checkpoint/catalog.py). Backbones are in one folder, whole detectors beside it.
@@ -179,7 +178,7 @@ def _task_files(depth: int) -> str:
     for path in sorted(CONFIGS.rglob("*.yaml")):
         keys = flatten(read_yaml(path))
         if "DATASETS.TRAIN" in keys and keys.get("MODEL.RESNETS.DEPTH", 50) == depth:
-            fitting.append(f"configs/{path.relative_to(CONFIGS)}")
+            fitting.append(shown(path.relative_to(CONFIGS)))
     if not fitting:
         return f"no task file is for it; set MODEL.RESNETS.DEPTH {depth}"
     return f"task files for it: {first_few(fitting)}"

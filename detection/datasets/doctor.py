@@ -32,18 +32,19 @@ from detection.datasets.base import (
     official_counts,
 )
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import DATASETS_VARIABLE, image_size
+from detection.datasets.layout import DATASETS_VARIABLE, doctor_command, image_size
+from moco.common.command import program
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
+from moco.common.shipped import shown
 
-_COMMAND = "python -m detection.datasets doctor"
 _SHOWN = 30  # classes
 
 
 def command(cfg: CfgNode) -> str:
     """The command that checks the whole custom dataset of a task; "" if it has none."""
     return " && ".join(
-        f"{_COMMAND} {shlex.join(arguments)} --verify"
+        f"{doctor_command()} {shlex.join(arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -94,8 +95,8 @@ def examine_custom(
     if any(finding.state in (WRONG, ABSENT) for finding in findings):
         return findings, "fix what is WRONG or absent, then the same command again"
     opts = [part for key, text in keys.items() for part in (f"DATASETS.{key}", text)]
-    arguments = shlex.join([custom.task, *opts, "MODEL.WEIGHTS", "random"])
-    return findings, f"python detection/train_net.py --check-only --config-file {arguments}"
+    arguments = shlex.join([shown(custom.task), *opts, "MODEL.WEIGHTS", "random"])
+    return findings, f"{_train_command()} --check-only --config-file {arguments}"
 
 
 def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()) -> str:
@@ -113,7 +114,7 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """What to do after the doctor read the published splits of a format."""
-    again = f"{_COMMAND} {kind} --root {root}"
+    again = f"{doctor_command()} {kind} --root {root}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
@@ -121,9 +122,13 @@ def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]
     if task is None:
         return f"{format_.download.format(root=root)}; then again: {again}"
     return (
-        f"{DATASETS_VARIABLE}={root} python detection/train_net.py --config-file {task} "
+        f"{DATASETS_VARIABLE}={root} {_train_command()} --config-file {shown(task)} "
         "--check-only MODEL.WEIGHTS random"
     )
+
+
+def _train_command() -> str:
+    return program("train", "python detection/train_net.py")
 
 
 def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Split | None]]:

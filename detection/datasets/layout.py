@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from detection.datasets.images import check_bits
+from moco.common.command import program
 from moco.common.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -34,8 +35,13 @@ def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
     """
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
-        f"python -m detection.datasets doctor {kind}"
+        f"{doctor_command()} {kind}"
     )
+
+
+def doctor_command() -> str:
+    """How the doctor is started."""
+    return program("doctor", "python -m detection.datasets doctor")
 
 
 def inside(name: Any, where: str) -> str:

@@ -14,6 +14,7 @@ from detection.engine.resuming import iterations_before
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds
 from detection.evaluation.metrics import for_record, headline
+from moco.common.command import program
 from moco.common.errors import Preempted
 from moco.common.files import atomic_write_text, sha256_file
 from moco.common.run import RunFolder, RunRecord, provenance, write_record
@@ -120,7 +121,7 @@ def run_in_folder(task: Task, options: Options, description: str, *, overwrite: 
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
     print(f"wrote {path.parent}: {', '.join(present)}")
-    print(f"next: python -m benchmarks.make_table {path.parent}")
+    print(f"next: {program('table', 'python -m benchmarks.make_table')} {path.parent}")
 
 
 def _done(task: Task, result: EngineResult) -> RunRecord:

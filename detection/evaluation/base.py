@@ -55,5 +55,5 @@ def require_package(module: str, extra: str, split: Split) -> None:
     if importlib.util.find_spec(module) is None:
         raise UserError(
             f"{split.name}: the metric needs the package {module}; "
-            f"install it with: pip install -e '.[{extra}]'"
+            f"install it with: pip install 'moco-transfer[{extra}]'"
         )

@@ -203,7 +203,7 @@ def lvis(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_package("hotcoco", "lvis", split)
+        require_package("hotcoco", "metrics", split)
         return LVISEvaluator(**_of(split, kinds), folder=folder)
 
     return Metric(kinds, build)

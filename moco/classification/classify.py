@@ -74,4 +74,4 @@ def main(
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
         print(f"checkpoint: {checkpoint}")
-        print(f"next: python -m benchmarks.make_table {folder.path}")
+        print(f"next: {program('table', 'python -m benchmarks.make_table')} {folder.path}")

@@ -34,8 +34,9 @@ _NEGATIVE = re.compile(r"-[\d.].*|-inf")
 
 def program(command: str, otherwise: str) -> str:
     """How a command of this project is written: behind the console command if that has been
-    started, else `otherwise`."""
-    return f"{NAME} {command}" if sys.argv[0] == NAME else otherwise
+    started, or where there is no checkout; else `otherwise`."""
+    console = sys.argv[0] == NAME or not shipped.CHECKOUT
+    return f"{NAME} {command}" if console else otherwise
 
 
 def training_parser(

@@ -30,6 +30,7 @@ from moco.common.files import (
     cannot_write,
 )
 from moco.common.limits import Implausible, check_parts
+from moco.common.shipped import CHECKOUT, ROOT
 
 SCHEMA = 1
 RECORD_NAME = "run.json"
@@ -336,9 +337,10 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
 
 
 def _git_revision() -> str | None:
-    """Revision of this source tree, with `+dirty` when it has changes; None outside git."""
-    root = Path(__file__).resolve().parents[2]
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+dirty"]
+    """Revision of this source tree, with `+dirty` when it has changes; None outside a checkout."""
+    if not CHECKOUT:  # the folder of another project may be around an environment
+        return None
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty=+dirty"]
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment)

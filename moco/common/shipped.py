@@ -54,13 +54,10 @@ def resolve(name: PathLike) -> Path:
     return found
 
 
-def shown(name: str) -> str:
-    """How a command names a shipped file: its path in the checkout that is the current folder,
-    else its name, which is found from everywhere.
-
-    Args:
-        name: `folder/name`, without its ending.
-    """
+def shown(name: PathLike) -> str:
+    """How a command names a shipped file: by its path where the current folder is the checkout,
+    else by its name, which is found from everywhere."""
+    name = _plain(name)
     return f"configs/{name}.yaml" if CHECKOUT and Path.cwd() == ROOT else name
 
 

@@ -23,6 +23,7 @@ from benchmarks.suites.executors.base import (
 )
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
+from moco.common.children import own_modules
 from moco.common.distributed import usable_cores
 from moco.common.errors import UserError
 
@@ -84,14 +85,15 @@ class LocalExecutor(Executor):
         return None
 
     def start(self, run: Run, argv: Sequence[str], lock: Lock, slots: Slots) -> LocalProcess:
-        own = {"MOCO_PROGRESS": "off", VISIBLE: ",".join(slots.devices) if self.gpus else ""}
+        own = {**own_modules(), "MOCO_PROGRESS": "off", VISIBLE: ",".join(slots.devices)}
+        own |= {} if self.gpus else {VISIBLE: "", **ONE_THREAD}
         with open(run.log, "ab") as log:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **own, **({} if self.gpus else ONE_THREAD)},
+                env={**os.environ, **own},
                 pass_fds=[each.fd for each in (lock, *slots.locks)],
                 start_new_session=True,
             )

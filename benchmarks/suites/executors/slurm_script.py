@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moco.common.children import own_modules
 from moco.common.errors import UserError
 
 PARTNER_SECONDS = 60  # for the other machines of a run when the process on one has ended
@@ -114,5 +115,6 @@ def make_script(
     srun += [f"--wait={PARTNER_SECONDS}", *options.srun_args]
     program = [sys.executable, "-u", "-m", "benchmarks.suites.executors.slurm_job"]
     start = shlex.join([*program, str(entries), str(options.save_seconds), "--", *srun])
-    body = [*options.setup, start, *options.teardown]
+    export = shlex.join(["export", *(f"{key}={value}" for key, value in own_modules().items())])
+    body = [export, *options.setup, start, *options.teardown]
     return "\n".join(["#!/bin/bash", *lines, "", *body, ""])

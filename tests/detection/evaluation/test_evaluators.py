@@ -180,7 +180,7 @@ def test_own_sigmas_are_used(tmp_path):
         ({}, config(False, True, (0.1,) * 5), "KEYPOINT_OKS_SIGMAS"),
         ({"evaluator_type": "densepose"}, config(), "DensePose"),
         ({"evaluator_type": "cityscapes_instance"}, config(), "MODEL.MASK_ON"),
-        ({"evaluator_type": "lvis"}, config(True), r"hotcoco.*\[lvis\]"),
+        ({"evaluator_type": "lvis"}, config(True), r"hotcoco.*\[metrics\]"),
         ({"evaluator_type": "cityscapes_instance"}, config(True), r"\[cityscapes\]"),
     ],
 )
