@@ -45,10 +45,10 @@ Documented = list[tuple[list[str], str]]  # keys and what is said about them
 
 
 def on_config(config: "MkDocsConfig") -> "MkDocsConfig":
-    """List the API's pages in the navigation, below the entry of reference/api.md."""
+    """List the API's pages in the navigation, below the entry of reference/api/index.md."""
     [reference] = [entry["Reference"] for entry in config.nav or () if "Reference" in entry]
     pages = [{room.replace("/", "."): page} for room, page in api_pages().items()]
-    reference[-1] = {"Python API": ["reference/api.md", *pages]}
+    reference[-1] = {"Python API": ["reference/api/index.md", *pages]}
     return config
 
 
