@@ -41,6 +41,12 @@ _MARK = re.compile(r"<!-- generated: (\w+) -->")
 _KEY = re.compile(r'\s*(?:cfg\.|")([A-Z][A-Z0-9_.]*)"?(?: =|:) (?!CfgNode).*?(?:  # (.*))?$')
 # In a comment: a flag, a dotted key, a path, a pattern.
 _CODE = re.compile(r"(?<![\w$])(--[a-z][\w-]*|[A-Z]+\.[A-Z_]*[A-Z]|[\w.-]+/[^ ,;:)]*[\w*>/])")
+ABOUT = {
+    "Detection: Detectron2's keys": "Names, defaults and meaning are [Detectron2's](https://"
+    "detectron2.readthedocs.io/en/latest/modules/config.html#yaml-config-references).",
+    "Detection: fixed on the embedded engine": "The embedded engine takes these of Detectron2's "
+    "keys at these values only, and refuses any other by name.",
+}
 Documented = list[tuple[list[str], str]]  # keys and what is said about them
 
 
@@ -159,7 +165,7 @@ def config_keys() -> str:
     lines: list[str] = []
     anchors: set[str] = set()
     for title, (entries, defaults) in sections.items():
-        lines += [f"\n## {title}\n"]
+        lines += [f"\n## {title}\n\n{ABOUT.get(title, '')}\n"]
         group = ""
         for names, said in entries:
             if group != (group := names[0].rpartition(".")[0].partition(".")[0]):

@@ -1,7 +1,7 @@
 """LARS (arXiv 1708.03888): SGD whose rate is scaled by layer, for large batches.
 
 For a parameter w of more than one dimension with gradient g, learning rate λ, momentum m, weight
-decay β and trust coefficient η::
+decay β and trust coefficient η:
 
     u = g + β w
     r = η |w| / |u|        (1 where |w| or |u| is 0)
