@@ -91,7 +91,8 @@ def api_page(room: str) -> str:
     name = room.replace("/", ".")
     modules = [f"::: {name}.{module}" for module in names if not module.startswith("_")]
     package = f"::: {name}\n    options: {{show_root_heading: false, show_root_toc_entry: false}}"
-    return "\n\n".join([f"# {name}", package, *modules])
+    # In the search, what the guides and the other references say comes first.
+    return "\n\n".join(["---\nsearch: {boost: 0.5}\n---", f"# {name}", package, *modules])
 
 
 def command_line() -> str:
