@@ -47,6 +47,7 @@ ABOUT = {
     "Detection: fixed on the embedded engine": "The embedded engine takes these of Detectron2's "
     "keys at these values only, and refuses any other by name.",
 }
+_LONG_CODE = re.compile(r"(?<=<code>)[^<\n]{16,}(?=</code>)")
 Documented = list[tuple[list[str], str]]  # keys and what is said about them
 
 
@@ -73,6 +74,11 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in what is generated."""
     return _MARK.sub(lambda mark: GENERATED[mark[1]](), markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Let names in tables break behind `/` and `_`, instead of anywhere."""
+    return _LONG_CODE.sub(lambda code: re.sub(r"(?<=[/_])", "<wbr>", code[0]), content)
 
 
 def api_pages() -> dict[str, str]:
@@ -111,29 +117,38 @@ def command_line() -> str:
 
 def describe_parser(name: str, parser: argparse.ArgumentParser, level: int = 2) -> Iterator[str]:
     """A parser in Markdown: what it is for, its arguments, then the commands below it."""
-    yield f"\n{'#' * level} {name}\n\n{_prose(parser.description or '')}\n"
+    yield f"\n{'#' * level} {name}\n\n{_text_of(parser, parser.description)}\n"
     below: dict[str, argparse.ArgumentParser] = {}
+    formatter = parser._get_formatter()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             below = action.choices
         elif action.dest != "help" and action.help != argparse.SUPPRESS:
-            yield _describe_argument(action, parser.prog)
+            names = [f"`{flag}`" for flag in action.option_strings]
+            if action.nargs != 0:
+                metavar = action.dest.upper() if names else action.dest
+                names.append(f"`{formatter._format_args(action, metavar)}`")
+            said = formatter._expand_help(action) if action.help else ""
+            yield f"- {' '.join(names)}\n\n    {_prose(said)}{_default_of(action, said)}\n"
     if parser.epilog:
-        yield f"\n{_prose(parser.epilog)}\n"
+        yield f"\n{_text_of(parser, parser.epilog)}\n"
     for command, its_parser in below.items():
         yield from describe_parser(f"{name} {command}", its_parser, level + 1)
 
 
-def _describe_argument(action: argparse.Action, prog: str) -> str:
-    choices = "{" + ",".join(map(str, action.choices or ())) + "}"
-    what = action.metavar or (choices if action.choices else action.dest.upper())
-    value = "" if action.nargs == 0 else what if isinstance(what, str) else " ".join(what)
-    names = [f"`{flag}`" for flag in action.option_strings]
-    names += [f"`{value}`"] if value else []
-    said = (action.help or "") % {**vars(action), "prog": prog}
-    if isinstance(action.default, str | int) and action.default not in (False, "", "==SUPPRESS=="):
-        said += "" if str(action.default) in said else f" (default: {action.default})"
-    return f"- {' '.join(names)}\n\n    {_prose(said)}\n"
+def _text_of(parser: argparse.ArgumentParser, text: str | None) -> str:
+    """A description or epilog, in the lines that it has where the parser keeps them."""
+    if issubclass(parser.formatter_class, argparse.RawDescriptionHelpFormatter):
+        return f"```text\n{inspect.cleandoc(text or '')}\n```"
+    return _prose(text or "")
+
+
+def _default_of(action: argparse.Action, said: str) -> str:
+    """A default that the help does not name."""
+    default = action.default
+    if not isinstance(default, str | int) or default in (False, "") or str(default) in said:
+        return ""
+    return "" if default == argparse.SUPPRESS else f" (default: {default})"
 
 
 def config_keys() -> str:
