@@ -161,7 +161,7 @@ class RunRecord:
     """What one run was and what came of it; the only source of a number in a table.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: `pretrain`, `detection`, `linear`, `finetune` or `knn`.
         status: `"done"` or `"failed"`; only done runs have numbers.
         task: the recipe's or task's name, e.g. `faster_rcnn_R_50_C4_24k`.
         engine: `"detectron2"`, `"embedded"` or `"moco"`.
@@ -259,7 +259,14 @@ def read_record(path: PathLike) -> RunRecord:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, source revision, hardware, command and UTC time of this process."""
+    """Versions, source revision, hardware, command and UTC time of this process.
+
+    Returns:
+        `versions` of Python and of `PACKAGES` (None: not installed); `git`, the revision or None;
+            `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
+            trainings of `moco/` add `processes`, those of `detection/` add `data` (name and hash
+            of each split) and `imports`.
+    """
     import torch
 
     versions = {"python": platform.python_version()}
