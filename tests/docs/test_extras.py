@@ -20,8 +20,9 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     book = nbformat.read(NOTEBOOK, as_version=4)
     [parameters] = [c for c in book.cells if "parameters" in c.metadata.get("tags", ())]
-    parameters.source = parameters.source.replace("ARGUMENTS = []", "ARGUMENTS = ['--smoke']")
-    assert "'--smoke'" in parameters.source
+    smoke = "ARGUMENTS = ['--smoke', '--seeds', '1']"
+    parameters.source = parameters.source.replace("ARGUMENTS = []", smoke)
+    assert smoke in parameters.source
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(book, timeout=500, kernel_name="python3", resources=resources).execute()
     printed = "".join(out.get("text", "") for c in book.cells for out in c.get("outputs", ()))
