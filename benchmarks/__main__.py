@@ -31,11 +31,16 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "table": ("benchmarks.make_table", (), "make the table of finished runs"),
     "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),
     "configs": ("benchmarks.list_configs", (), "list the task files, recipes and suites"),
+    "completion": ("benchmarks.completion", (), "print a script that completes in a shell"),
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line up to the command, without the arguments of any."""
+def build_parser(every: bool = False) -> argparse.ArgumentParser:
+    """The command line up to the command.
+
+    Args:
+        every: with the arguments of each command, for which all their modules are imported.
+    """
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Pre-train with MoCo, convert, fine-tune detectors, compare in a table.",
@@ -43,18 +48,23 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (_, _, what) in COMMANDS.items():
+    for name, (_, first, what) in COMMANDS.items():
         commands.add_parser(name, help=what)
+        if every and not first:  # else its arguments are a part of another command's
+            commands.choices[name] = module_of(name).build_parser()
     return parser
+
+
+def module_of(command: str) -> Any:
+    """The module of a command; it has `build_parser` and `main`."""
+    return importlib.import_module(COMMANDS[command][0])
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
     """Run the command that comes first in `argv`."""
     argv = list(sys.argv[1:] if argv is None else argv)
     name = build_parser().parse_args(argv[:1]).command
-    module, first, _ = COMMANDS[name]
-    command: Any = importlib.import_module(module)
-    code: int | None = command.main([*first, *argv[1:]])
+    code: int | None = module_of(name).main([*COMMANDS[name][1], *argv[1:]])
     return code
 
 

@@ -78,7 +78,13 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     print(f"suite {suite.name}: reading tasks and weights", flush=True)
     keep = args.keep or FINAL
     executor = make_executor(args.executor, Options(folder.path, args.workers, args.slurm, keep))
-    inits = identify(programs.resolve_names(parse_inits(args.init) if args.init else suite.inits))
+    weights = parse_inits(args.init) if args.init else dict(suite.inits)
+    for init, what in (programs.not_downloaded(weights) if args.dry_run else {}).items():
+        print(f"would download {init}: {what}; until then its runs are not listed or checked")
+        del weights[init]
+    if args.dry_run and not weights:
+        return
+    inits = identify(programs.locate(weights))
     if args.baseline is not None and args.baseline not in inits:
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {', '.join(inits)}")
     stated = parse_stated(args.seconds_per_iteration)
@@ -256,8 +262,11 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     several: dict[str, Any] = {"action": "append", "default": []}
     add("suite", metavar="SUITE", help="a file or a shipped name, e.g. voc")
-    rows = "a row of the tables: weights under a name, or random; may be repeated"
-    add("--init", **several, metavar="NAME=FILE", help=rows)
+    rows = (
+        "a row of the tables: weights under a name, or random; may be repeated. Weights are a "
+        "file, or a name or address (see moco-transfer weights --help)"
+    )
+    add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
     add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")

@@ -38,6 +38,7 @@ from convert.sources import Given
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
 from moco.common.files import TEMPORARY_PREFIX, PathLike, sha256_file
+from moco.common.pretrained import locate
 from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def convert_file(
     """Convert, verify, and only then put the file at `dst`.
 
     Args:
-        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file; or the folder
-            of a pre-training or classification, whose last checkpoint is taken.
+        src: a checkpoint of one of LAYOUTS, a plain state dict, or a converted file; the folder of
+            a pre-training or classification, whose last checkpoint is taken; or what
+            moco/common/pretrained.py downloads.
         dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
@@ -66,7 +68,8 @@ def convert_file(
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
     """
-    src, dst = source_file(Path(src)), Path(dst)
+    given_file, dst = locate(src), Path(dst)
+    src = source_file(given_file.path)
     _check_output(src, dst, to, overwrite)
     with contextlib.ExitStack() as stack:
         # Started first: importing Detectron2 takes as long as everything here.
@@ -76,7 +79,7 @@ def convert_file(
         from convert import translate, verify  # after the file is known to be readable: torchvision
 
         found, model = translate.translate(src, raw, Given(**given), objects)
-        contract, notes = model.contract, list(found.notes)
+        contract, notes = model.contract, [*given_file.notes, *found.notes]
         if to == "torchvision" and (options := targets.lost_options(contract)):
             notes.append(
                 "a plain state dict does not hold the input contract; to convert this one to "
@@ -167,7 +170,8 @@ def build_parser() -> argparse.ArgumentParser:
         "input",
         metavar="INPUT",
         nargs="?",
-        help="checkpoint to convert, or a run folder, whose last checkpoint is taken",
+        help="checkpoint to convert; a run folder, whose last checkpoint is taken; or weights by "
+        "name or address, see python -m convert.weights --help",
     )
     parser.add_argument(
         "output",

@@ -26,7 +26,7 @@ def read_initial_weights(
     """The backbone in a file; with head, key encoder and queue of a MoCo checkpoint.
 
     Args:
-        file: a path, or `random`.
+        file: a path, what moco/common/pretrained.py downloads, or `random`.
         arch: what the network has to be; `""`: as the file has it.
         stem: the same.
         width: the same; 0: as the file has it.
@@ -40,13 +40,15 @@ def read_initial_weights(
     from convert.sources import Given
     from convert.translate import translate
     from moco.common.files import sha256_file
+    from moco.common.pretrained import locate
     from moco.engine.weights import InitialWeights, init_name, random_weights
     from moco.modeling.encoder import load_backbone
     from moco.modeling.soundness import check_network
 
     if file == RANDOM:
         return random_weights(arch, stem, width, init)
-    path = Path(file).expanduser()
+    given = locate(file)
+    path = given.path
     objects: set[str] = set()
     raw = read_file(path, objects)
     try:
@@ -79,7 +81,7 @@ def read_initial_weights(
     check_network(network, str(path))
     own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
-        init=init or init_name(path),
+        init=init or given.init or init_name(path),
         spec=spec,
         state=network.state_dict(),
         beside=_beside(raw, path),
@@ -87,7 +89,7 @@ def read_initial_weights(
         std=tuple(round(value / 255, 8) for value in contract.pixels.std),
         sha256=sha256_file(path),
         source=contract.source,
-        notes=converted.notes,
+        notes=(*given.notes, *converted.notes),
         config=raw["config"] if own else {},
         seed=raw["seed"] if own and type(raw.get("seed")) is int else 0,
     )

@@ -17,6 +17,7 @@ from convert.translate import translate
 from convert.verify import Converted
 from moco.common.errors import DataError, UserError, shown
 from moco.common.files import PathLike, named_objects, sha256_file
+from moco.common.pretrained import locate
 from moco.common.unpickler import Inert
 
 # How many entries of a file are shown.
@@ -29,7 +30,8 @@ def inspect_file(path: PathLike) -> str:
     Raises DataError: missing, damaged, or asking to run code. A file that can be read but not
     converted is described, with the reason.
     """
-    path = source_file(Path(path))
+    given = locate(path)
+    path = source_file(given.path)
     objects: set[str] = set()
     raw = read_file(path, objects)
     notes, warnings = about_objects(objects)
@@ -37,7 +39,7 @@ def inspect_file(path: PathLike) -> str:
         ("file", f"{path}: {path.stat().st_size:,} bytes"),
         ("sha256", sha256_file(path)),
         *(("holds", entry) for entry in _entries(raw)),
-        *(("note", note) for note in notes),
+        *(("note", note) for note in (*given.notes, *notes)),
         *(("warning", warning) for warning in warnings),
     ]
     found, problem = _networks(path, raw)

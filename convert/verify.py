@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Converted:
     model: dict[str, Tensor]
     contract: InputContract
     notes: tuple[str, ...] = ()  # what a reader of a result has to know
+    path: Path | None = None  # of the file that was given
 
 
 @dataclasses.dataclass(frozen=True)

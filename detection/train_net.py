@@ -23,8 +23,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from moco.common import distributed
-from moco.common.command import parse_with_pairs, program
+from moco.common.command import RANDOM, parse_with_pairs, program
 from moco.common.errors import UserError, run_cli
+from moco.common.pretrained import not_downloaded
 from moco.common.shipped import find, resolve
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         "opts",
         nargs="*",
         metavar="KEY VALUE",
-        help="config overrides: MODEL.WEIGHTS file|random, OUTPUT_DIR, SEED, …",
+        help="config overrides: MODEL.WEIGHTS file|name|random, OUTPUT_DIR, SEED, …",
     )
     return parser
 
@@ -121,6 +122,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     early = None
     if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
+    if args.check_only and not args.eval_only:
+        given = dict(zip(opts[::2], opts[1::2], strict=False))
+        named = early.MODEL.WEIGHTS if early else given.get("MODEL.WEIGHTS", "")
+        if what := not_downloaded(named):
+            opts = [*opts, "MODEL.WEIGHTS", RANDOM]
+            print(f"note: {named}: would download {what}; checked with random weights instead")
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:

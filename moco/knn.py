@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from convert.initial_weights import read_initial_weights
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, shown
-from moco.common.files import format_of
+from moco.common.pretrained import check_weights
 from moco.data.images import check_present
 from moco.modeling.archs import STEMS
 
@@ -36,7 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
         description="kNN classification with a checkpoint's features.",
     )
     add = parser.add_argument
-    weights = "weights, any that convert/convert_to_d2.py recognizes"
+    weights = (
+        "any that convert/convert_to_d2.py recognizes: a file, or a name or address (see "
+        "moco-transfer weights --help)"
+    )
     add("--checkpoint", required=True, metavar="FILE", help=weights)
     data = "train/<class>/* and val/<class>/*, or CIFAR-10's own files"
     add("--data", required=True, metavar="ROOT", help=data)
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if args.k < 1 or not args.t > 0:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
-    format_of(args.checkpoint)
+    check_weights(args.checkpoint)
     check_present(args.data, labeled=True)
     print(f"kNN: {args.checkpoint} on {args.data}", flush=True)
 

@@ -16,6 +16,7 @@ from convert.initial_weights import read_initial_weights
 from moco.common import command, distributed
 from moco.common.errors import run_cli
 from moco.common.files import format_of
+from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_present
 from moco.pretraining.config import check_processes, load_pretrain_cfg
@@ -72,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_present(cfg.DATA.ROOT)
     if cfg.DATA.KNN_ROOT:
         check_present(cfg.DATA.KNN_ROOT, labeled=True)
+    if cfg.MODEL.WEIGHTS not in ("", command.RANDOM):
+        check_weights(cfg.MODEL.WEIGHTS)
     if args.resume not in (None, command.AUTO):
         format_of(args.resume)
     main_process = distributed.launched_rank() == 0

@@ -25,6 +25,7 @@ from benchmarks.suites.suite import (
     SuiteTask,
 )
 from benchmarks.suites.suite_file import refuse_per_run
+from moco.common import pretrained
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
 from moco.common.errors import UserError, first_few
@@ -64,18 +65,20 @@ def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
         return pool.submit(function, *arguments).result()
 
 
-def resolve_names(weights: Mapping[str, str]) -> dict[str, str]:
-    """Detectron2's names of weights (`detectron2://…`) as files, downloaded if need be.
+def locate_all(weights: Mapping[str, str]) -> dict[str, pretrained.LocalWeights | None]:
+    """Init → its file, downloaded if need be; None is random.
 
     Raises:
-        UserError: Detectron2 is not installed, or what MODEL.WEIGHTS refuses as well: another
-            address, a whole detector, a name that it does not know.
+        UserError: weights that cannot be downloaded.
     """
-    from detection.config.weights import resolve_name
+    located = pretrained.locate
+    return {init: None if text == RANDOM else located(text) for init, text in weights.items()}
 
-    return {
-        init: str(resolve_name(name)) if "://" in name else name for init, name in weights.items()
-    }
+
+def not_downloaded(weights: Mapping[str, str]) -> dict[str, str]:
+    """Init → what would have to be downloaded for it; those that need nothing are left out."""
+    needed = {init: pretrained.not_downloaded(text) for init, text in weights.items()}
+    return {init: what for init, what in needed.items() if what}
 
 
 def choose_engines(wanted: str) -> tuple[str, ...]:
@@ -227,7 +230,11 @@ def _check_detection(spec: RunSpec) -> _Sound:
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
     task = load_task(str(spec.config), opts, spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
-    notes = [f"{spec.task}: {note}" for note in task.notes if not note.startswith("MODEL.WEIGHTS")]
+    notes = [
+        f"{spec.task}: {note}"
+        for note in task.notes
+        if not note.startswith(("MODEL.WEIGHTS", "weights "))
+    ]
     called = f"{task.name} on {task.test.name}"
     iterations = int(task.cfg.SOLVER.MAX_ITER)
     number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD

@@ -25,11 +25,17 @@ from benchmarks.suites.suite import (
     Suite,
     without_places,
 )
-from benchmarks.suites.suite_file import WEIGHT_ENDINGS
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
-from moco.common.files import TEMPORARY_PREFIX, atomic_write, atomic_write_json, sha256_file
+from moco.common.files import (
+    TEMPORARY_PREFIX,
+    atomic_write,
+    atomic_write_json,
+    atomic_write_text,
+    sha256_file,
+)
+from moco.common.pretrained import ENDINGS, ORIGIN, LocalWeights, like
 
 SUITE_NAME, LOCK_NAME = "suite.json", ".suite.lock"
 SCHEMA = 1
@@ -126,11 +132,13 @@ class SuiteFolder:
         with self.lock():
             for name in [name for name in inits if name not in given]:
                 source, sha256 = Path(inits[name].weights), inits[name].sha256
-                ending = next((end for end in WEIGHT_ENDINGS if source.name.endswith(end)), "")
+                ending = next((end for end in ENDINGS if source.name.endswith(end)), "")
                 copy = self.path / "inits" / f"{name}{ending}"
                 if copy.is_symlink() or not copy.is_file() or sha256_file(copy) != sha256:
                     with open(source, "rb") as file:
                         atomic_write(copy, partial(shutil.copyfileobj, file))
+                if inits[name].origin:
+                    atomic_write_text(f"{copy}{ORIGIN}", inits[name].origin)
                 given[name] = str(copy)
         return given
 
@@ -156,18 +164,25 @@ def make_run(spec: RunSpec, folder: Path, argv: Callable[[], Sequence[str]]) -> 
     )
 
 
-def identify(weights: Mapping[str, str]) -> dict[str, Init]:
-    """Name → init, known by the hash of the file's bytes.
+def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
+    """Name → init, known by the hash of the file's bytes; None is random.
 
     Raises:
         DataError: a file that does not exist; one line for all of them.
     """
-    paths = {name: Path(file).expanduser() for name, file in weights.items() if file != RANDOM}
-    missing = [n for n, path in paths.items() if not path.is_file()]
+    files = {name: found for name, found in weights.items() if found is not None}
+    missing = [
+        f"--init {name}={found.path}: no such file{like(str(found.path))}"
+        for name, found in files.items()
+        if not found.path.is_file()
+    ]
     if missing:
-        raise DataError("; ".join(f"--init {n}={weights[n]}: no such file" for n in missing))
-    files = {name: Init(str(path.resolve()), sha256_file(path)) for name, path in paths.items()}
-    return {name: files.get(name, Init(RANDOM, None)) for name in weights}
+        raise DataError("; ".join(missing))
+    known = {
+        name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
+        for name, found in files.items()
+    }
+    return {name: known.get(name, Init(RANDOM, None)) for name in weights}
 
 
 def requested(

@@ -1,15 +1,18 @@
 """The training programs that a suite runs: what they check, and the commands that start them."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.suites import checks
 from benchmarks.suites.checks import Findings, command_keys, in_own_process
 from benchmarks.suites.executors.base import HOST, PORT, RANK
 from benchmarks.suites.suite import DETECTION, RunSpec
 from moco.common.command import RANDOM
+from moco.common.pretrained import LocalWeights
 
+_T = TypeVar("_T")
 PLOTTED_IMAGES = 4  # with predictions, for the report
 _SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # torchrun would otherwise die of the last two
 
@@ -20,11 +23,13 @@ class Programs:
     See benchmarks/suites/checks.py for what is checked.
     """
 
-    def resolve_names(self, weights: Mapping[str, str]) -> dict[str, str]:
-        """Init → weights, with names that are not files made files."""
-        if not any("://" in name for name in weights.values()):
-            return dict(weights)
-        return in_own_process(checks.resolve_names, dict(weights))
+    def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
+        """Init → what would have to be downloaded for it; those that need nothing are left out."""
+        return _imports_timm(checks.not_downloaded, weights)
+
+    def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:
+        """Init → its file, downloaded if need be; None is random."""
+        return _imports_timm(checks.locate_all, weights)
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
         return in_own_process(checks.choose_engines, wanted)
@@ -63,3 +68,9 @@ class Programs:
         if spec.weights != RANDOM:
             program += ["--init", spec.init]
         return [sys.executable, *launcher, *program, *keys]
+
+
+def _imports_timm(function: Callable[[dict[str, str]], _T], weights: Mapping[str, str]) -> _T:
+    """Call `function`, in a process of its own where it imports timm, and with it torch."""
+    apart = any(text.startswith("timm://") for text in weights.values())
+    return in_own_process(function, dict(weights)) if apart else function(dict(weights))

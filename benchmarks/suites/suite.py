@@ -96,10 +96,11 @@ class Suite:
 
 @dataclass(frozen=True)
 class Init:
-    """`random`, or a file and the hash of its bytes."""
+    """`random`, or a file, the hash of its bytes, and where they were downloaded from."""
 
     weights: str
     sha256: str | None
+    origin: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
 from moco.common.files import PathLike
+from moco.common.pretrained import ENDINGS, init_name
 
 MAX_TRIALS = 100
-WEIGHT_ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Whether a value can be, and what is expected.
 Check = tuple[Callable[[Any], bool], str]
@@ -36,7 +36,7 @@ TRIALS: Check = (lambda v: type(v) is int and 1 <= v <= MAX_TRIALS, f"1 to {MAX_
 SECONDS: Check = (lambda v: type(v) in (int, float) and 0 < v < 1e6, "seconds above 0")
 _PAIRS: Check = (lambda v: isinstance(v, Mapping), "KEY: VALUE lines")
 _NAMED: Check = (
-    lambda v: isinstance(v, str) and bool(_NAME.fullmatch(v)) and not v.endswith(WEIGHT_ENDINGS),
+    lambda v: isinstance(v, str) and bool(_NAME.fullmatch(v)) and not v.endswith(ENDINGS),
     "a name of letters, digits, '.', '_' and '-', without a file's ending",
 )
 # What a suite's file may say: key → whether a value can be, and what is expected.
@@ -90,7 +90,7 @@ def load_suite(path: PathLike) -> Suite:
 
 
 def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, str]:
-    """`NAME=FILE`, `FILE` (its name without endings is the init's) or `random`.
+    """`NAME=WEIGHTS`, `WEIGHTS` (whose own name is the init's) or `random`.
 
     Raises:
         UserError: an empty or unusable name, a name twice, another name for `random`.
@@ -98,10 +98,8 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
     inits: dict[str, str] = {}
     for argument in arguments:
         name, equals, weights = argument.partition("=")
-        if not equals:
-            name, weights = Path(argument).name, argument
-            for ending in WEIGHT_ENDINGS:
-                name = name.removesuffix(ending)
+        if not equals or "://" in name:  # an address may have a = of its own
+            name, weights = init_name(argument), argument
         check(where, name, _NAMED)
         if not weights:
             raise UserError(

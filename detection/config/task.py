@@ -24,7 +24,6 @@ from detection.config.weights import (
     apply_contract,
     apply_random,
     check_weights,
-    init_name,
     read_weights,
 )
 from detection.datasets import known, read_split
@@ -34,6 +33,7 @@ from detection.modeling.norms import process_norms
 from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
 from moco.common.files import PathLike
+from moco.common.pretrained import init_name
 from moco.common.run import RECORD_NAME, read_record
 
 if TYPE_CHECKING:

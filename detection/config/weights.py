@@ -1,16 +1,16 @@
 """MODEL.WEIGHTS: the values it takes, and the keys that the weights' input contract sets.
 
 The value is `random`; a file written by `convert/convert_to_d2.py`; a checkpoint that it reads,
-which is then converted in memory by the same functions and with the same proof; or Detectron2's
-name of a pre-trained backbone (`detectron2://ImageNetPretrained/…`). Nothing else starts a
-training: an empty string or a missing file is an error, because a network left at random under a
-real name is the worst result there is.
+which is then converted in memory by the same functions and with the same proof; or what names one
+of these elsewhere (moco/common/pretrained.py). Nothing else starts a training: an empty string or a
+missing file is an error, because a network left at random under a real name is the worst result
+there is.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +23,16 @@ from detection.config.keys import same_value
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.pretrained import find_remote, like, locate
 from moco.common.shipped import CONFIGS, shown
 
 if TYPE_CHECKING:
     from convert.verify import Converted
 
 _WEIGHTS = (
-    "a file from convert/convert_to_d2.py, a checkpoint that it reads, or "
-    f"{RANDOM!r} for a random initialization"
+    "a file from convert/convert_to_d2.py, a checkpoint that it reads, a name that `moco-transfer "
+    f"weights list` shows, or {RANDOM!r} for a random initialization"
 )
-
-# Detectron2's names: the scheme and what its addresses start with (detectron2/utils/file_io.py,
-# detectron2/checkpoint/catalog.py). Backbones are in one folder, whole detectors beside it.
-MODEL_ZOO = {
-    "detectron2://": "https://dl.fbaipublicfiles.com/detectron2/",
-    "catalog://": "https://dl.fbaipublicfiles.com/detectron/",
-}
-_BACKBONES = "ImageNetPretrained/"
 
 
 def read_weights(weights: str) -> Converted | None:
@@ -56,77 +49,25 @@ def read_weights(weights: str) -> Converted | None:
     check_weights(weights)
     if weights == RANDOM:
         return None
-    path = resolve_name(weights) if "://" in weights else Path(weights)
-    objects: set[str] = set()
-    raw = read_file(path, objects)
+    found, objects = locate(weights), set[str]()
+    raw = read_file(found.path, objects)
     if is_converted(raw):
-        return read_converted(path, raw)
-    return convert_in_memory(path, raw, objects)
+        converted = read_converted(found.path, raw)
+    else:
+        converted = convert_in_memory(found.path, raw, objects)
+    return replace(converted, notes=(*found.notes, *converted.notes), path=found.path)
 
 
 def check_weights(weights: str) -> None:
     """Whether there is something that `read_weights` could read; torch is not imported.
 
     Raises:
-        UserError: an empty value; DataError: a missing file.
+        UserError: an empty value, or what cannot be downloaded; DataError: a missing file.
     """
     if not weights:
         raise UserError(f"MODEL.WEIGHTS is empty; give {_WEIGHTS}")
-    if weights != RANDOM and "://" not in weights and not Path(weights).is_file():
-        raise DataError(f"MODEL.WEIGHTS {weights}: no such file; give {_WEIGHTS}")
-
-
-def init_name(weights: str) -> str:
-    """What a result calls its initialization: a short name from the value of MODEL.WEIGHTS.
-
-    `random`; the last two parts of Detectron2's names (two of them end in `R-50.pkl`); else
-    the file's name without its endings.
-    """
-    name = Path(weights).name
-    for ending in (".tar", ".pth", ".pkl", ".pt", ".safetensors"):
-        name = name.removesuffix(ending)
-    return f"{Path(weights).parent.name}_{name}" if _scheme(weights) else name
-
-
-def model_zoo_url(name: str) -> str:
-    """The address behind a `detectron2://` or `catalog://` name, for people."""
-    scheme = _scheme(name)
-    ending = "" if name.endswith(".pkl") else ".pkl"
-    return MODEL_ZOO[scheme] + name.removeprefix(scheme) + ending
-
-
-def _scheme(weights: str) -> str:
-    return next((scheme for scheme in MODEL_ZOO if weights.startswith(scheme)), "")
-
-
-def resolve_name(name: str) -> Path:
-    """The file behind Detectron2's name of a pre-trained backbone, from the cache or downloaded.
-
-    Raises:
-        UserError: another address, a whole detector, or a name that cannot be fetched.
-    """
-    scheme = _scheme(name)
-    if not scheme:
-        raise UserError(
-            f"MODEL.WEIGHTS {name}: this address is not read; download the file and give its path, "
-            f"or a name such as detectron2://{_BACKBONES}MSRA/R-50.pkl"
-        )
-    if not name.removeprefix(scheme).startswith(_BACKBONES):
-        raise UserError(
-            f"MODEL.WEIGHTS {name}: a whole detector, not a pre-trained backbone; training starts "
-            f"from {scheme}{_BACKBONES}…, a file, or {RANDOM}"
-        )
-    try:
-        model_zoo = importlib.import_module("detection.d2.model_zoo")
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "detectron2":
-            raise
-        raise UserError(
-            f"MODEL.WEIGHTS {name}: only Detectron2 can resolve this name, and it is not "
-            f"installed; download {model_zoo_url(name)} and give the file's path"
-        ) from error
-    path: Path = model_zoo.resolve_detectron2_name(name)
-    return path
+    if weights != RANDOM and find_remote(weights) is None and not Path(weights).is_file():
+        raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; give {_WEIGHTS}")
 
 
 def apply_contract(

@@ -153,10 +153,8 @@ def _failed(task: Task, error: Exception, folder: Path, seconds: float) -> RunRe
 
 def _record(task: Task, **outcome: Any) -> RunRecord:
     contract = task.weights.contract if task.weights else None
-    named = task.cfg.MODEL.WEIGHTS
-    sha256 = sha256_file(named) if Path(named).is_file() else None
-    if sha256 is None and contract is not None:
-        sha256 = contract.source_sha256  # one of Detectron2's names
+    file = task.weights.path if task.weights else Path(task.cfg.MODEL.WEIGHTS)
+    sha256 = sha256_file(file) if file and file.is_file() else None
     config = resolved_config(task)
     imports = {"imports": list(task.imports)} if task.imports else {}
     return RunRecord(

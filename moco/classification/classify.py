@@ -14,6 +14,7 @@ from moco.classification.config import Protocol, load_classify_cfg, with_weights
 from moco.common import distributed
 from moco.common.command import AUTO, RANDOM, parse_training_args, program, training_parser
 from moco.common.files import format_of
+from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
 from moco.data.images import check_present
 from moco.engine.config import check_processes
@@ -26,7 +27,10 @@ def build_parser(protocol: Protocol) -> argparse.ArgumentParser:
     """The command line."""
     kind = protocol.kind
     parser = training_parser(program(kind, f"python -m moco.{kind}"), protocol.description)
-    weights = f"pre-trained, any that convert/convert_to_d2.py recognizes; or the word {RANDOM}"
+    weights = (
+        "pre-trained, any that convert/convert_to_d2.py recognizes: a file, or a name or address "
+        f"(see moco-transfer weights --help); or the word {RANDOM}"
+    )
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help=weights)
     init = "of the weights in a table (default: the file's)"
     parser.add_argument("--init", default="", metavar="NAME", help=init)
@@ -52,8 +56,10 @@ def main(
     cfg = load_classify_cfg(protocol.defaults, args.config_file, args.opts)
     check_processes(cfg, distributed.launched_processes())
     check_present(cfg.DATA.ROOT, labeled=True)
-    for file in {args.checkpoint, args.resume} - {RANDOM, AUTO, None}:
-        format_of(Path(file).expanduser())
+    if args.checkpoint != RANDOM:
+        check_weights(args.checkpoint)
+    if args.resume not in (None, AUTO):
+        format_of(Path(args.resume).expanduser())
     main_process = distributed.launched_rank() == 0
     if main_process:
         where = f"{cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}"

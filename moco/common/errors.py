@@ -5,6 +5,7 @@ carries the process's exit code; programming errors stay ordinary exceptions.
 """
 
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -84,10 +85,14 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         if sys.platform == "win32":
             raise UserError("Windows is not supported: use Linux, macOS, or Linux in WSL 2")
         code = main(None) or 0
+        sys.stdout.flush()
     except UserError as error:
         code = _report(f"error: {error}", error, debug)
     except KeyboardInterrupt as error:
         code = _report("interrupted", error, debug, code=130)
+    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     except Exception as error:
         reason = str(error)[:MAX_UNEXPECTED]
         line = f"unexpected {type(error).__name__}: {reason} (run again with --debug for details)"

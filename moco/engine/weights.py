@@ -9,10 +9,9 @@ from torch import Tensor
 
 from moco.common.command import RANDOM
 from moco.common.errors import UserError
+from moco.common.pretrained import without_ending
 from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
 from moco.modeling.archs import ARCHS, EncoderSpec
-
-ENDINGS = (".pth.tar", ".pth", ".pt", ".tar", ".pkl", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeig
 
 def init_name(path: Path) -> str:
     """The name in a table: the file's without its ending, `folder_checkpoint_*` for checkpoints."""
-    ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), "")
-    name, folder = path.name.removesuffix(ending), path.resolve().parent.name
+    name, folder = without_ending(path.name), path.resolve().parent.name
     name = f"{folder}_{name}" if name.startswith("checkpoint_") and folder else name
     if name == RANDOM:
         raise UserError(f"{path}: would be called {RANDOM!r} in a table; give it another --init")

@@ -83,8 +83,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     if aug == "v2":
         cfg.AUG.update(AUG_V2)
 
-    # Start from the weights in this file, any that convert/convert_to_d2.py recognizes; "": from
-    # scratch. Head, key encoder and queue come along where it has them in the run's shapes.
+    # Start from these weights: any file that convert/convert_to_d2.py recognizes, or a name or
+    # address of one (`moco-transfer weights --help`); "": from scratch. Head, key encoder and queue
+    # come along where the file has them in the run's shapes.
     cfg.MODEL.WEIGHTS = ""
 
     cfg.MOCO = CfgNode()

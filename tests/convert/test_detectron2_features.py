@@ -60,7 +60,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(program: str) -> None:
         (tmp_path / "fake_features.py").write_text("import sys, time\n" + program)
         monkeypatch.setattr(detectron2_backbone, "COMMAND", "fake_features")
-        monkeypatch.setattr(detectron2_backbone, "ROOT", tmp_path)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(detectron2_backbone, "installed", lambda: True)
 
     return use

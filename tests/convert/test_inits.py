@@ -13,6 +13,9 @@ from torchvision.models import resnet as tv
 
 from convert import translate
 from convert.convert_to_d2 import convert_in_memory
+from convert.weights import fetchable
+from moco.common.errors import UserError
+from moco.common.pretrained import find_remote
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -32,7 +35,8 @@ def test_the_described_inits_have_the_contract_that_convert_finds(
     save_pickle: Any,
 ) -> None:
     init = _inits()[name]
-    assert set(init) == {"weights", "source", "contract", "paper", "from", "cite", "notes"}
+    required = {"weights", "source", "contract", "paper", "cite", "notes"}
+    assert required <= set(init) <= required | {"hash", "size_mb"}
     assert init["cite"] and init["notes"] is not None
     described = init["contract"]
     if init["source"] is None:
@@ -76,13 +80,20 @@ def test_the_described_inits_have_the_contract_that_convert_finds(
 
 def test_the_hashes_of_the_inits_are_those_in_the_files_names() -> None:
     init = _inits()["supervised_torchvision_r50"]
-    digits = init["from"]["sha256"]
-    assert digits == "0676ba61"
-    assert init["weights"] == f"PATH/resnet50-{digits}.pth"
-    assert init["from"]["url"].endswith(f"/resnet50-{digits}.pth")
-    assert tv.ResNet50_Weights.IMAGENET1K_V1.url == init["from"]["url"]
+    published = tv.ResNet50_Weights.IMAGENET1K_V1
+    assert init["hash"] == "sha256:0676ba61"
+    assert init["weights"].endswith("/resnet50-0676ba61.pth")
+    assert published.url == init["weights"]
+    assert init["size_mb"] == round(published.meta["_file_size"] * 1.048576, 1)  # given in MiB
     assert translate.TORCHVISION_V2 in tv.ResNet50_Weights.IMAGENET1K_V2.url
-    for init in _inits().values():
-        if "://" in init["weights"]:
-            rest = init["weights"].removeprefix("detectron2://")
-            assert init["from"]["url"] == f"https://dl.fbaipublicfiles.com/detectron2/{rest}"
+
+
+def test_every_name_has_an_address_that_is_read() -> None:
+    addresses = {name: find_remote(name).address for name in fetchable()}
+    assert set(_inits()) - set(addresses) == {"random", "moco_converted_by_moco"}
+    for name, address in addresses.items():
+        rest = _inits()[name]["weights"].removeprefix("detectron2://")
+        assert address.removeprefix("https://dl.fbaipublicfiles.com/detectron2/") == rest
+        assert find_remote(name).init == name
+    with pytest.raises(UserError, match="moco_converted_by_moco"):
+        find_remote("moco_converted_by_moco")

@@ -46,12 +46,12 @@ def lightning() -> Any:
 
 @pytest.fixture
 def lightly(lightning: Any) -> Any:
-    return pytest.importorskip("lightly", reason="setup.py's test extra has it")
+    return pytest.importorskip("lightly", reason="the test extra has it")
 
 
 @pytest.fixture
 def timm() -> Any:
-    return pytest.importorskip("timm", reason="setup.py's test extra has it")
+    return pytest.importorskip("timm", reason="the test extra has it")
 
 
 @pytest.mark.parametrize(

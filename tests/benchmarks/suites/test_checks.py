@@ -1,53 +1,13 @@
 """What is found before the first run starts, with the real programs."""
 
-import sys
 from dataclasses import replace
 
-import pytest
-import torch
-import torchvision
-
-from benchmarks.suites.checks import check, resolve_names
+from benchmarks.suites.checks import check
 from benchmarks.suites.suite import Init, expand
-from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
-from moco.common.errors import UserError
+from benchmarks.suites.suite_file import load_suite, with_options
 from tests.benchmarks.suites.lab import ROOT, classes, from_random, write_suite
 
 SUITES = ROOT / "configs" / "suites"
-
-
-@pytest.mark.detectron2
-def test_detectron2s_names_of_weights(tmp_path, monkeypatch):
-    """A backbone becomes its file; what a training would refuse is refused, before a download."""
-    zoo = pytest.importorskip("detection.d2.model_zoo")
-    asked = []
-
-    def get_local_path(name: str) -> str:
-        asked.append(name)
-        state = torchvision.models.resnet18().state_dict()
-        moved = {key: v + 1 if key.endswith("running_mean") else v for key, v in state.items()}
-        torch.save(moved, tmp_path / "R-18.pkl")
-        return str(tmp_path / "R-18.pkl")
-
-    monkeypatch.setattr(zoo.PathManager, "get_local_path", get_local_path)
-    given = {"random": "random", "mine": "my.pth"}
-    assert resolve_names(given) == given
-    for name, message in (
-        ("https://example.org/r50.pth", "this address is not read; download the file"),
-        ("detectron2://COCO-Detection/faster_rcnn_R_50_C4_1x/137257644/m.pkl", "a whole detector"),
-    ):
-        with pytest.raises(UserError, match=f"{name}: {message}"):
-            resolve_names(given | {"x": name})
-    assert not asked
-    name = "detectron2://ImageNetPretrained/torchvision/R-18.pkl"
-    files = resolve_names(given | parse_inits([name]))
-    assert files == given | {"R-18": str(tmp_path / "R-18.pkl")} and set(asked) == {name}
-    # Without Detectron2 there is only the address.
-    for module in [key for key in sys.modules if key.startswith(("detectron2", "detection.d2"))]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "detectron2", None)
-    with pytest.raises(UserError, match=r"download https://\S+/torchvision/R-18\.pkl and give the"):
-        resolve_names({"x": name})
 
 
 def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):

@@ -1,0 +1,48 @@
+"""Print the script with which a shell completes `moco-transfer`.
+
+moco-transfer completion bash > ~/.local/share/bash-completion/completions/moco-transfer
+moco-transfer completion zsh > DIR_OF_FPATH/_moco-transfer
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks import __main__ as console
+from moco.common.command import program
+from moco.common.errors import UserError, run_cli
+
+SHELLS = ("bash", "zsh", "tcsh")
+
+
+def script(shell: str) -> str:
+    """The script for a shell.
+
+    Raises:
+        UserError: shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError(
+            "completion needs the package shtab: pip install 'moco-transfer[completion]'"
+        ) from error
+    text: str = shtab.complete(console.build_parser(every=True), shell)
+    return text
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("completion", "python -m benchmarks.completion"),
+        description="Print the script with which a shell completes moco-transfer.",
+    )
+    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    print(script(build_parser().parse_args(argv).shell))
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,66 @@
+"""Shipped configuration files by name."""
+
+from pathlib import Path
+
+import pytest
+
+from moco.common import shipped
+from moco.common.cfgnode import read_yaml
+from moco.common.errors import UserError
+
+TASK = shipped.CONFIGS / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+
+
+@pytest.mark.parametrize("folder", ["", "voc/", "configs/voc/"])
+@pytest.mark.parametrize("ending", ["", ".yaml"])
+def test_a_name_with_or_without_folder_and_ending(folder, ending, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shipped.resolve(f"{folder}{TASK.stem}{ending}") == TASK
+
+
+def test_what_is_here_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "voc").mkdir()  # datasets have such folders
+    assert shipped.resolve("voc") == shipped.CONFIGS / "suites" / "voc.yaml"
+    (tmp_path / "voc.yaml").touch()
+    assert shipped.resolve("voc.yaml") == Path("voc.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("mask_rcnn_R_50_FPN_1x", ["coco/mask_rcnn_R_50_FPN_1x", "lvis/mask_rcnn_R_50_FPN_1x"]),
+        ("voc/faster_rcnn_R_50_C4_25k.yaml", ["voc/faster_rcnn_R_50_C4_24k"]),
+        ("coco/faster_rcnn_R_50_C4_24k", ["voc/faster_rcnn_R_50_C4_24k"]),
+        ("../setup", ["moco-transfer configs"]),
+        ("", []),
+    ],
+)
+def test_a_name_of_several_or_of_none(name, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        shipped.resolve(name)
+    assert all(each in str(caught.value) for each in [name, *named])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_elsewhere_finds_what_it_is_based_on(tmp_path):
+    copy = tmp_path / "mine.yaml"
+    copy.write_text(TASK.read_text())
+    assert read_yaml(copy) == read_yaml(TASK)
+    copy.write_text("_BASE_: faster_rcnn_R_50_C4_24k\n")
+    assert read_yaml(copy) == read_yaml(TASK)
+    (tmp_path / "faster_rcnn_R_50_C4_24k").mkdir()
+    copy.write_text("_BASE_: ../../etc/hostname\n")
+    with pytest.raises(UserError):
+        read_yaml(copy)
+
+
+@pytest.mark.parametrize("checkout", [True, False])
+def test_how_a_command_names_a_file(checkout, tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "CHECKOUT", checkout)
+    monkeypatch.chdir(shipped.ROOT)
+    name = "configs/imagenet/linear.yaml"
+    assert shipped.shown(name) == (name if checkout else "imagenet/linear")
+    monkeypatch.chdir(tmp_path)
+    assert shipped.shown("imagenet/linear") == shipped.shown(name) == "imagenet/linear"

@@ -1,0 +1,77 @@
+"""The built wheel, installed by itself into an empty folder."""
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path, **more: object) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=300, **more
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A folder with the wheel and the sdist, built without a network and outside the checkout."""
+    folder = tmp_path_factory.mktemp("built")
+    tree = folder / "tree"
+    files = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    # The sdist first, and the wheel from what is in it.
+    run(sys.executable, "-m", "build", "-n", "-o", folder, tree)
+    return folder
+
+
+def test_what_is_in_the_wheel_and_the_sdist(built):
+    [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
+    with ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        source = {name.partition("/")[2] for name in archive.getnames()}
+    listed = run("git", "ls-files", "moco", "convert", "detection", "benchmarks", cwd=ROOT)
+    expected = {name for name in listed.splitlines() if not name.startswith("benchmarks/speed/")}
+    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert expected | {f"moco/{name}" for name in configs} == {
+        name for name in inside if ".dist-info/" not in name
+    }
+    assert expected | configs | {"README.md", "LICENSE", "pyproject.toml", "setup.py"} <= source
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("installed")
+    [wheel] = built.glob("*.whl")
+    run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, wheel)
+    return folder
+
+
+@pytest.mark.parametrize("occupied", [False, True])
+def test_the_quickstart_runs_from_any_folder(installed, tmp_path, occupied):
+    """Also from a clone of the official MoCo: its packages have some of our names."""
+    for name in ("moco", "detection", "benchmarks", "convert") if occupied else ():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('another package')")
+    own = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    command, here = installed / "bin" / "moco-transfer", {"cwd": tmp_path, "env": own}
+    assert str(installed) in run(command, "configs", **here)
+    said = run(command, "quickstart", "--smoke", "--seeds", "1", **here)
+    assert "\nrandom       1 " in said and "\nmoco         1 " in said
+    log = (tmp_path / "quickstart_out" / "runs" / "moco-0" / "suite.log").read_text()
+    assert "next: moco-transfer table" in log  # said only where there is no checkout
+    task = ("train", "--check-only", "--engine", "embedded", "--config-file", "quickstart_R_10_C4")
+    keys = ("MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", "quickstart_out/data/scenes")
+    assert "checked" in run(command, *task, *keys, **here)
