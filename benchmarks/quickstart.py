@@ -48,7 +48,7 @@ LINE_EVERY_SECONDS = 10.0
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (
     *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
-    *("table.*", "runs.csv", "loss-*.png", "ap-*.png"),
+    *("table.*", "runs.csv", "loss-*.png", "ap-*.png", "samples.png"),
 )
 
 
@@ -167,6 +167,8 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
     from benchmarks.report.aggregate import aggregate
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
+    from benchmarks.report.samples import save_samples
+    from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])
     tables = aggregate(results.transfer, baseline=RANDOM)
@@ -177,6 +179,9 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
         print(printable(f"The pre-training itself: {numbers}"))
     files = write_files(plan.out, tables, results)
+    classes, [name] = annotated_classes(plan.scenes), tables[0].tested_on
+    tested = VOCSource(name, plan.scenes, "test", 2007, classes, published=False).read()
+    files.append(save_samples(plan.out / "samples.png", tables[0], tested))
     print("\nFiles:", *files, plan.weights, plan.pretrain, plan.out / "runs", sep="\n  ")
     print(next_commands(plan))
 
