@@ -161,20 +161,24 @@ class RunRecord:
     """What one run was and what came of it; the only source of a number in a table.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: `pretrain`, `detection`, `linear`, `finetune` or `knn`.
         status: `"done"` or `"failed"`; only done runs have numbers.
         task: the recipe's or task's name, e.g. `faster_rcnn_R_50_C4_24k`.
         engine: `"detectron2"`, `"embedded"` or `"moco"`.
         init: name of the initialization, e.g. `random` or the weights' file name.
-        weights_sha256, weights_source: the converted file and what it was made from, or None.
+        weights_sha256: of the converted file, or None.
+        weights_source: what that was made from, or None.
+        seed: `SEED`, which determines everything that is sampled.
         config_sha256: of the protocol: everything but seed, folders, weights and devices.
         config: every resolved key, flat.
         provenance: see `provenance`.
+        iterations: steps of the optimizer.
         seconds: wall time of training and evaluation.
         metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
         coverage: which tensors came from the weights and which from initialization, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
+        schema: version of this format.
     """
 
     kind: str
@@ -255,7 +259,14 @@ def read_record(path: PathLike) -> RunRecord:
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, source revision, hardware, command and UTC time of this process."""
+    """Versions, source revision, hardware, command and UTC time of this process.
+
+    Returns:
+        `versions` of Python and of `PACKAGES` (None: not installed); `git`, the revision or None;
+            `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
+            trainings of `moco/` add `processes`, those of `detection/` add `data` (name and hash
+            of each split) and `imports`.
+    """
     import torch
 
     versions = {"python": platform.python_version()}

@@ -126,7 +126,8 @@ def open_images(
         root: a folder of images (nested or flat; its `train` where it has one), a `.txt` list
             of them, tar shards (see `moco.data.shards.find_shards`), or the folder of
             CIFAR-10's own files.
-        index_file, window: of shards, see `moco.data.shards.ShardImages`.
+        index_file: of shards, see `moco.data.shards.ShardImages`.
+        window: of shards, the same.
 
     Raises:
         UserError, DataError: nothing there, or nothing that can be used.

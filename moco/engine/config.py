@@ -103,7 +103,9 @@ def common_cfg() -> CfgNode:
     # sgd (sec. 4, Training) or lars, for large batches (moco/engine/lars.py). Others can be
     # registered in moco.engine.optim.OPTIMIZERS.
     cfg.SOLVER.OPTIMIZER = "sgd"
+    # Of the optimizer, 0 <= momentum < 1.
     cfg.SOLVER.MOMENTUM = 0.9
+    # Of all trained parameters, with lars not of biases and norms; >= 0.
     cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Factor of the learning rate at each milestone.
     cfg.SOLVER.GAMMA = 0.1

@@ -91,7 +91,8 @@ def outputs(
     Args:
         network: takes normalized images (n, 3, P, P) on `device`.
         mine: indices of the images of this process.
-        workers, timeout_seconds: see `moco.engine.loader.batch_loader`.
+        workers: see `moco.engine.loader.batch_loader`.
+        timeout_seconds: the same.
 
     Raises:
         DataError: on all processes where one could not decode an image, naming it there.
