@@ -25,6 +25,7 @@ from moco.common.errors import UserError, run_cli
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
     from benchmarks.report.compare import Comparison
+    from benchmarks.report.progress import Progress
     from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
@@ -82,6 +83,21 @@ def make_tables(
     return [table for group in groups for table in aggregate(group, baseline)]
 
 
+def tables_so_far(results: "Results", baseline: str | None) -> list["Table"]:
+    """Tables of a suite, maybe unfinished: none where no run is done.
+
+    Args:
+        baseline: ignored where no run of it is done.
+
+    Raises:
+        UserError: what must not be averaged.
+    """
+    if not results.transfer:
+        return []
+    finished = {run.record.init for run in results.transfer}
+    return make_tables(results, baseline if baseline in finished else None, EACH)
+
+
 def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
     """What changed from the results in `a` to those in `b`.
 
@@ -101,16 +117,23 @@ def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
 
 
 def write_files(
-    out: Path, tables: Sequence["Table"], results: "Results", formats: Sequence[str] = FORMATS
+    out: Path,
+    tables: Sequence["Table"],
+    results: "Results",
+    formats: Sequence[str] = FORMATS,
+    progress: "Progress | None" = None,
 ) -> list[Path]:
     """Write the table in each format and the figures into `out`; returns the paths.
+
+    Args:
+        progress: of a suite that is being computed, for its page.
 
     Raises:
         UserError: a format that no renderer is registered for.
     """
     from benchmarks.report.content import Report
 
-    report, written = Report(tables, results), []
+    report, written = Report(tables, results, progress), []
     for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():

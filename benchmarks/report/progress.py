@@ -1,0 +1,42 @@
+"""How far a suite is, as its page shows it while it is computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PAGE_NAME = "table.html"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that has begun and is not done.
+
+    Attributes:
+        share: of its iterations, 0..1.
+        text: where it is computed, or why it failed.
+    """
+
+    title: str
+    state: str
+    share: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """All texts are plain.
+
+    Attributes:
+        name: of the suite.
+        share: of the work that is done, 0..1.
+        left: the time left.
+        counts: state → number of runs.
+        begun: failed runs first.
+        at: when that was, in UTC; it also tells one page from the next.
+    """
+
+    name: str
+    share: float
+    left: str
+    counts: Mapping[str, int]
+    begun: Sequence[Begun]
+    at: str
