@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             limit_voc(plan.voc, plan.scenes, *(VOC_LIMITS if not plan.smoke else SMOKE_VOC_LIMITS))
         print(announcement(plan, runs, workers), flush=True)
         refresh = partial(refresh_tables, plan.out, runs, RANDOM)
-        with Live("the quickstart", runs, refresh, args.serve) as live:
+        with Live("Quickstart", runs, refresh, args.serve) as live:
             Scheduler(
                 runs,
                 executor,

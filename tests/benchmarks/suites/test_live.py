@@ -107,7 +107,7 @@ def test_a_port_that_is_taken(served, runs):
 
 
 def test_the_report_is_made_seldom_and_not_less_than_once(runs, monkeypatch):
-    monkeypatch.setattr(live, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(live, "EVERY_SECONDS", 0.4)
     made: list[Progress] = []
     with Live("s", runs, lambda progress: str(made.append(progress))) as opened:
         opened.update(states(RUNNING), Forecast(0.0, 1.0))
@@ -118,6 +118,7 @@ def test_the_report_is_made_seldom_and_not_less_than_once(runs, monkeypatch):
             opened.update(states(RUNNING, RUNNING), Forecast(0.1, 1.0))
         for kinds in ((DONE,), (DONE, FAILED), (DONE, FAILED, DONE)):
             opened.update(states(*kinds), Forecast(0.5, 1.0))
+            time.sleep(0.05)
         while len(made) < 2:
             assert time.monotonic() < deadline
         time.sleep(0.5)
