@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--bundle {args.bundle}: expected a name that ends in .zip, and no --diff")
     if bool(args.runs) == (args.diff is not None):
         raise UserError("give either folders of runs, or --diff with two of them")
+    from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import diff_files, diff_text, to_terminal
 
@@ -58,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
         written = write_files(args.out, tables, results, formats) if args.out else []
         if args.bundle is not None:
-            bundle(args.bundle, tables, results, args.baseline, args.engine)
+            from benchmarks.report.share import share, write_bundle
+
+            others = share(results)
+            shared = Report(make_tables(others, args.baseline, args.engine), others)
+            write_bundle(args.bundle, Report(tables, results), shared)
             written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
@@ -151,26 +156,6 @@ def write_files(
     for name, plot in report.plots.items():
         written += plot.save(out / f"{name}.png")
     return written
-
-
-def bundle(
-    path: Path,
-    tables: Sequence["Table"],
-    results: "Results",
-    baseline: str | None = None,
-    engine: str | None = None,
-) -> None:
-    """Write the page and the records of a report into one zip file that `collect` reads.
-
-    Args:
-        baseline, engine: with which the tables were made.
-    """
-    from benchmarks.report.content import Report
-    from benchmarks.report.share import share, write_shared
-
-    others = share(results)
-    shared = Report(make_tables(others, baseline, engine), others)
-    write_shared(path, Report(tables, results), shared)
 
 
 def _renderers(formats: Sequence[str]) -> list[Any]:

@@ -1,34 +1,21 @@
-"""A report in one zip file: its page and the records of its runs, read without unpacking anything.
+"""Reads a report in one zip file (benchmarks/report/share.py writes it) without unpacking anything.
 
-README.txt                          what this is
-table.html                          the page
+table.html, README.txt              the page, and what this is
 <suite>/runs/<task>/<init>/<seed>/run.json    the records, in folders as the suite had them
 <suite>/suite.json                  empty; says that the folders beside it are a suite's
-
-The same report makes the same bytes.
 """
 
-import json
-import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from moco.common.errors import DataError, shown
-from moco.common.files import PathLike, atomic_write
+from moco.common.files import PathLike
 from moco.common.limits import Implausible, open_zip
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME = "suite.json"
-README_NAME = "README.txt"
 MAX_RECORDS_BYTES = 64 << 20  # of all records together
-README = f"""\
-Results of moco-transfer: open {{page}} in a browser; each {RECORD_NAME} is the record of a run.
-
-    moco-transfer table --diff THIS.zip OTHER    compare with another such file or folder of runs
-    moco-transfer table THIS.zip                 make the tables again
-"""
 
 
 def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
@@ -69,28 +56,3 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         )
         for name, text in texts.items()
     }
-
-
-def write_bundle(
-    path: PathLike, page: tuple[str, str], records: Mapping[PurePosixPath, tuple[RunRecord, bool]]
-) -> None:
-    """Write a bundle, atomically.
-
-    Args:
-        page: its name and text.
-        records: by folder; whether the folder is of a suite.
-    """
-    files = {README_NAME: README.format(page=page[0]), page[0]: page[1]}
-    for folder, (record, in_suite) in records.items():
-        files[f"{folder / RECORD_NAME}"] = json.dumps(asdict(record), indent=2, sort_keys=True)
-        if in_suite:
-            files[f"{folder.parents[3] / SUITE_NAME}"] = "{}"
-
-    def write(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in sorted(files):
-                info = zipfile.ZipInfo(name)  # of 1980, whatever the time
-                info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                archive.writestr(info, f"{files[name].rstrip()}\n")
-
-    atomic_write(path, write)

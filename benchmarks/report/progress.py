@@ -7,21 +7,6 @@ PAGE_NAME = "table.html"
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A run that has begun and is not done.
-
-    Attributes:
-        share: of its iterations, 0..1.
-        text: where it is computed, or why it failed.
-    """
-
-    title: str
-    state: str
-    share: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Progress:
     """All texts are plain.
 
@@ -30,7 +15,8 @@ class Progress:
         share: of the work that is done, 0..1.
         left: the time left.
         counts: state → number of runs.
-        begun: failed runs first.
+        begun: of each run that has begun and is not done its title, state, share of its iterations, and
+            where it is computed or why it failed.
         at: when that was, in UTC; it also tells one page from the next.
     """
 
@@ -38,5 +24,5 @@ class Progress:
     share: float
     left: str
     counts: Mapping[str, int]
-    begun: Sequence[Begun]
+    begun: Sequence[tuple[str, str, float, str]]
     at: str

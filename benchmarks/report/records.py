@@ -72,11 +72,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Unusable:
-    """A run that has no numbers, and why; its record, if it failed with one."""
+    """A run that has no numbers, and why."""
 
     folder: Path
     reason: str
-    record: RunRecord | None = None
 
     def __str__(self) -> str:
         return f"{self.folder}: {self.reason}"
@@ -128,7 +127,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
                 )
         if record.status != "done":
             reason = record.notes[-1] if record.notes else "no reason recorded"
-            unusable.append(Unusable(folder, f"failed: {reason}", record))
+            unusable.append(Unusable(folder, f"failed: {reason}"))
         elif record.kind == "pretrain":
             pretraining.append(Run(folder, record, task))
         else:

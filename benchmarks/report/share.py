@@ -1,57 +1,59 @@
-"""A report for others: of paths on this machine, in records and in texts, the last part is left.
+"""Writes a report for others into one zip file, which benchmarks/report/bundle.py reads.
 
-Keys of the protocol stay as they are: they are compared between runs.
+Of paths on this machine, in records and in texts, the last part is left. Keys of the protocol stay
+as they are: they are compared between runs. The same report makes the same bytes.
 """
 
+import json
+import os
 import re
+import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import Any
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from benchmarks.report import page
 from benchmarks.report.aggregate import NOT_PROTOCOL
-from benchmarks.report.bundle import suite_task, write_bundle
+from benchmarks.report.bundle import SUITE_NAME
 from benchmarks.report.content import Report
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.records import Results, Run, Unusable
 from benchmarks.report.render import page_text
-from moco.common.errors import printable
-from moco.common.files import PathLike
-from moco.common.run import RunRecord
+from moco.common.files import PathLike, atomic_write
+from moco.common.run import RECORD_NAME, RunRecord
 
+README = f"""\
+Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is the record of a run.
+
+    moco-transfer table --diff THIS.zip OTHER    compare with another such file or folder of runs
+    moco-transfer table THIS.zip                 make the tables again
+"""
 # Up to the last slash of a path from the root or from somebody's home.
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
-IN_SUITE = 5  # parts of <suite>/runs/<task>/<init>/<seed>
 
 
 def share(results: Results) -> Results:
-    """The results without the folders of this machine; those of the runs are shortened."""
+    """The results without the folders of this machine."""
     runs = (*results.transfer, *results.pretraining)
-    parts = {run.folder: IN_SUITE if run.suite_task else 1 for run in runs}
-    for item in results.unusable:
-        parts[item.folder] = IN_SUITE if suite_task(item.folder, Path.is_file) else 1
-    names = _names(parts)
+    tops = [run.folder.parents[4 if run.suite_task else 0] for run in runs]
+    top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
 
     def of_run(run: Run) -> Run:
-        return Run(names[run.folder], _of_record(run.record), run.suite_task)
+        return Run(run.folder.relative_to(top), _of_record(run.record), run.suite_task)
 
     return Results(
         tuple(map(of_run, results.transfer)),
         tuple(map(of_run, results.pretraining)),
         tuple(
-            Unusable(
-                names[item.folder],
-                _without_folders(item.reason),
-                item.record and _of_record(item.record),
-            )
+            Unusable(item.folder.relative_to(top), _without_folders(item.reason))
             for item in results.unusable
         ),
     )
 
 
-def write_shared(path: PathLike, own: Report, shared: Report) -> None:
-    """Write a bundle.
+def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
+    """Write the page and the records of finished runs, atomically.
 
     Args:
         own: where the runs' other files are, for the figures.
@@ -62,28 +64,21 @@ def write_shared(path: PathLike, own: Report, shared: Report) -> None:
         found = page.figures(own, mine)
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
     text = page_text(shared, figures, page.schedules(own.tables))
-    results = shared.results
-    records = {
-        PurePosixPath(run.folder): (run.record, run.suite_task is not None)
-        for run in (*results.transfer, *results.pretraining)
-    }
-    for item in results.unusable:
-        if item.record is not None:
-            records[PurePosixPath(item.folder)] = item.record, False
-    write_bundle(path, (PAGE_NAME, text), records)
+    files = {"README.txt": README, PAGE_NAME: text}
+    for run in (*shared.results.transfer, *shared.results.pretraining):
+        content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
+        files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
+        if run.suite_task:
+            files[f"{run.folder.parents[3] / SUITE_NAME}"] = "{}\n"
 
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in sorted(files):
+                info = zipfile.ZipInfo(name)  # of 1980, whatever the time
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, files[name], zipfile.ZIP_DEFLATED)
 
-def _names(parts: Mapping[Path, int]) -> dict[Path, Path]:
-    """As much of the end of each folder's path as tells it from the others, at least N parts."""
-    names: dict[Path, Path] = {}
-    for length in range(1, max(len(folder.parts) for folder in parts) + 1):
-        names = {
-            folder: Path(*map(printable, folder.parts[1:][-max(length, least) :]))
-            for folder, least in parts.items()
-        }
-        if len(set(names.values())) == len(names):
-            break
-    return names
+    atomic_write(path, write)
 
 
 def _of_record(record: RunRecord) -> RunRecord:

@@ -6,6 +6,7 @@ leads to a file.
 """
 
 import argparse
+import re
 import sys
 import threading
 import time
@@ -14,9 +15,8 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from benchmarks.report.progress import Begun, Progress
+from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Unusable, collect
 from benchmarks.suites.forecast import Forecast
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
@@ -26,7 +26,7 @@ from moco.common.progress import format_seconds
 HOST = "127.0.0.1"
 # What a browser on this machine, or at the other end of a tunnel, calls it. Another name is that of
 # a web site that had it resolved to this machine.
-NAMES = (HOST, "localhost")
+NAMES = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 EVERY_SECONDS = 10.0  # between two reports, at least
 REST = 10  # and this many times as long as one takes
 LAST_SECONDS = 5.0  # an open page asks again within them, and gets the final one
@@ -139,7 +139,7 @@ def describe(
         left = f"about {format_seconds(forecast.seconds_left)} left"
         left += ", and the time in the queue" if QUEUED in kinds else ""
     begun = [
-        Begun(run.title, state.kind, run.fraction(state), state.text)
+        (run.title, state.kind, run.fraction(state), state.text)
         for kind in (FAILED, RUNNING, QUEUED, STOPPED)
         for run, state in of_runs
         if state.kind == kind
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds that a request may take to come
 
     def do_GET(self) -> None:
-        if not _is_ours(self.headers.get("Host", "")):
+        if not NAMES.fullmatch(self.headers.get("Host", "")):
             self.send_error(403, "Not by this name", f"Expected http://{HOST}:<port>/")
             return
         found = self.server.answer(self.path)
@@ -236,10 +236,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """The terminal is for the suite."""
-
-
-def _is_ours(host: str) -> bool:
-    try:
-        return urlsplit(f"//{host}").hostname in NAMES
-    except ValueError:
-        return False
