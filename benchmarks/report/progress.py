@@ -15,8 +15,8 @@ class Progress:
         share: of the work that is done, 0..1.
         left: the time left.
         counts: state → number of runs.
-        begun: of each run that has begun and is not done its title, state, share of its iterations, and
-            where it is computed or why it failed.
+        begun: of each run that has begun and is not done its title, state, share of its
+            iterations, and where it is computed or why it failed.
         at: when that was, in UTC; it also tells one page from the next.
     """
 
