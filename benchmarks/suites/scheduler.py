@@ -8,12 +8,12 @@ a folder with others.
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
-from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
+from benchmarks.suites.forecast import Display, Forecast, Measured, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
@@ -78,6 +78,7 @@ class Scheduler:
         stop_seconds: how long processes may take to save when the scheduler is asked to stop.
         keep: which checkpoints of the runs that are computed stay, see benchmarks/suites/keep.py.
         line_every_seconds: of progress, where there is no terminal.
+        watch: told how far the runs are, as often as it is shown.
     """
 
     runs: Sequence[Run]
@@ -90,6 +91,7 @@ class Scheduler:
     stop_seconds: float = 120.0
     keep: str = ALL
     line_every_seconds: float = LINE_EVERY_SECONDS
+    watch: Callable[[Mapping[str, State], Forecast], None] = lambda states, forecast: None
 
     def __post_init__(self) -> None:
         self._open = {run.name: run for run in self.runs}  # neither settled nor ours
@@ -350,4 +352,5 @@ class Scheduler:
             self._states[name] = state
         parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
         forecast = foresee(self.runs, self._states, self.measured, parallel)
+        self.watch(self._states, forecast)
         display.show(forecast, summary(self.runs, self._states))

@@ -233,14 +233,26 @@ def write_record(folder: PathLike, record: RunRecord) -> Path:
 
 
 def read_record(path: PathLike) -> RunRecord:
-    """Read and validate a `run.json`.
+    """Read and validate a `run.json`; raises UserError: unreadable, or as `parse_record`."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_record(text, path)
+
+
+def parse_record(text: bytes, path: PathLike) -> RunRecord:
+    """Validate the text of a `run.json`.
+
+    Args:
+        path: for messages.
 
     Raises:
-        UserError: unreadable, not JSON, missing or unknown fields, wrong types, numbers that are
-            not finite; the message names the file and the field.
+        UserError: not JSON, missing or unknown fields, wrong types, numbers that are not finite;
+            the message names the file and the field.
     """
     try:
-        fields = json.loads(Path(path).read_text())
+        fields = json.loads(text)
         if not isinstance(fields, dict):
             raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
         unknown = fields.keys() - {field.name for field in dataclasses.fields(RunRecord)}
@@ -252,8 +264,6 @@ def read_record(path: PathLike) -> RunRecord:
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name}: got {value}, expected a finite number")
         return record
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, RecursionError) as error:  # TypeError names a missing field
         raise UserError(f"{path}: not a valid run record ({str(error)[:300]})") from error
 
