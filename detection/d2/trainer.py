@@ -5,6 +5,7 @@ import logging
 import math
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
+from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
@@ -54,7 +56,13 @@ from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.engine.processes import ONE_PROCESS, Processes, Work, report, run_here, run_in_others
 from detection.engine.random_state import private_random
-from detection.engine.resuming import counting, last_checkpoint, resume_from, set_iterations
+from detection.engine.resuming import (
+    WINDOW_ITERS,
+    counting,
+    last_checkpoint,
+    resume_from,
+    set_iterations,
+)
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -65,8 +73,10 @@ from detection.engine.weights import (
 from detection.evaluation.metrics import HEADLINE
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
+from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, NumericError
 from moco.common.progress import Progress
+from moco.engine.loggers import Loggers
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
@@ -166,6 +176,15 @@ class Trainer(DefaultTrainer):
         last, doctor = last_checkpoint(Path(self.cfg.OUTPUT_DIR)), doctor_command(self.cfg)
         raise UnreadableError(resumable(error, last, doctor)) from error
 
+    def build_writers(self) -> list[EventWriter]:
+        """Detectron2's, and the other loggers of LOG.LOGGERS; for tensorboard it has its own."""
+        cfg, names = self.cfg, set(self.cfg.LOG.LOGGERS)
+        loggers = Loggers(names - {"tensorboard"}, Path(cfg.OUTPUT_DIR), flatten(cfg))
+        own = super().build_writers()
+        if "tensorboard" not in names:
+            own = [writer for writer in own if not isinstance(writer, TensorboardXWriter)]
+        return [*own, LoggerWriter(loggers)]
+
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with `CheckpointHook` on every rank in place of its own."""
         # Here and not in __init__, because the hooks below take hold of it.
@@ -207,6 +226,26 @@ class CpuTrainer(Trainer):
         self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
         self.register_hooks(self.build_hooks())
+
+
+class LoggerWriter(EventWriter):
+    """Gives loggers what Detectron2's JSONWriter writes into metrics.json."""
+
+    def __init__(self, loggers: Loggers) -> None:
+        self._loggers, self._last = loggers, -1
+
+    def write(self) -> None:
+        new: dict[int, dict[str, float]] = defaultdict(dict)
+        latest = get_event_storage().latest_with_smoothing_hint(WINDOW_ITERS)
+        for name, (value, iteration) in latest.items():
+            if iteration > self._last:
+                new[iteration][name] = value
+        for iteration in sorted(new):
+            self._loggers.log(new[iteration], iteration)
+            self._last = iteration
+
+    def close(self) -> None:
+        self._loggers.close()
 
 
 class ProgressHook(HookBase):

@@ -217,6 +217,7 @@ class Trainer:
         `resume` returned.
         """
         cfg, metrics = self.cfg, None
+        self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)

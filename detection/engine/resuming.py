@@ -13,6 +13,7 @@ from moco.common.run import METRICS_NAME, RECORD_NAME, drop_metrics
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
 WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
+WINDOW_ITERS = 20  # its values are medians over so many
 _FINAL = "model_final.pth"  # fvcore's names
 _CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
 _DONE = "iterations_done"

@@ -35,6 +35,7 @@ SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
+LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
 LOCK_NAME = ".lock"
 MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
@@ -93,7 +94,7 @@ class RunFolder:
             return
         if not self._overwrite:
             check_unused(self.path)
-        for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
+        for name in (RECORD_NAME, METRICS_NAME, LOGGERS_NAME, EVENT_FILES):
             for earlier in self.path.glob(name):
                 earlier.unlink()
 
