@@ -39,10 +39,15 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
     set_aside(folder, later, resumed)
     whole = done % WRITE_EVERY_ITERS == 0 or done == max_iter
 
-    def due(line: Mapping[str, Any]) -> bool:
+    def is_line(line: Mapping[str, Any]) -> bool:
         return whole or line["iteration"] < done - 1 or "total_loss" not in line
 
-    drop_metrics(folder, done - 1, due)
+    drop_metrics(folder, done - 1, is_line)
+
+
+def due(done: int, period: int) -> bool:
+    """Whether something is due after `done` iterations; period 0: at the end only."""
+    return period > 0 and done % period == 0
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -65,7 +70,7 @@ def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
 
     A stop or a kill came before it.
     """
-    if period <= 0 or done == 0 or done % period:
+    if done == 0 or not due(done, period):
         return False
     return not any(
         line["iteration"] == done - 1 and any(name.split("/")[0] in HEADLINE for name in line)
