@@ -58,9 +58,9 @@ from detection.engine.random_state import private_random
 from detection.engine.resuming import (
     WINDOW_ITERS,
     counting,
+    diverged,
     last_checkpoint,
     resume_from,
-    set_iterations,
 )
 from detection.engine.weights import (
     Coverage,
@@ -73,7 +73,7 @@ from detection.evaluation.metrics import HEADLINE
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.cfgnode import flatten
-from moco.common.errors import DataError, NumericError
+from moco.common.errors import DataError
 from moco.common.progress import Progress
 from moco.engine.loggers import Loggers
 from moco.engine.stop import StopRequest, leave
@@ -287,12 +287,7 @@ def _train(
     except UnreadableError as error:
         raise DataError(str(error)) from error
     except FloatingPointError as error:
-        diverged = NumericError(
-            f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
-            "or lengthen SOLVER.WARMUP_ITERS"
-        )
-        set_iterations(diverged, trainer.iter)
-        raise diverged from error
+        raise diverged(cfg, trainer.iter, str(error)) from error
     finally:
         gc.unfreeze()
     latest = trainer.storage.latest()

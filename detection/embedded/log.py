@@ -4,7 +4,7 @@ import logging
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from detection.engine.resuming import WINDOW_ITERS, WRITE_EVERY_ITERS
@@ -30,20 +30,15 @@ def log_file(path: Path) -> Iterator[None]:
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         to_terminal.setLevel(logging.WARNING)
         handlers = [to_file, to_terminal]
-    loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.INFO)
-        for handler in handlers:
-            one.addHandler(handler)
-    try:
-        yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+    with ExitStack() as stack:
+        stack.callback(handlers[0].close)
+        for one in map(logging.getLogger, ("detection", "fvcore")):
+            stack.callback(one.setLevel, one.level)
+            one.setLevel(logging.INFO)
             for handler in handlers:
-                one.removeHandler(handler)
-        handlers[0].close()
+                one.addHandler(handler)
+                stack.callback(one.removeHandler, handler)
+        yield
 
 
 class StepLog(Metrics):

@@ -41,6 +41,7 @@ from detection.engine.processes import Job, Processes, report, run_job
 from detection.engine.random_state import State, private_random, restore_random
 from detection.engine.resuming import (
     counting,
+    diverged,
     due,
     evaluation_is_missing,
     last_checkpoint,
@@ -49,7 +50,7 @@ from detection.engine.resuming import (
 from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
-from moco.common.errors import DataError, NumericError
+from moco.common.errors import DataError
 from moco.common.progress import Progress
 from moco.engine.stop import StopRequest, leave
 
@@ -212,7 +213,7 @@ class Trainer:
             with torch.autocast(device, torch.bfloat16, enabled=solver.AMP.ENABLED):
                 losses = self.parallel(samples)
         except FloatingPointError as error:
-            raise self.diverged(iteration, str(error)) from error
+            raise diverged(self.cfg, iteration, str(error)) from error
         values = self.finite(iteration, losses)
         self.optimizer.zero_grad()
         sum(losses.values()).backward()
@@ -229,16 +230,8 @@ class Trainer:
         values = dict(zip(losses, numbers, strict=True))
         bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
         if bad:
-            raise self.diverged(iteration, ", ".join(bad))
+            raise diverged(self.cfg, iteration, ", ".join(bad))
         return {"total_loss": sum(numbers), **values}
-
-    def diverged(self, iteration: int, what: str) -> NumericError:
-        last = last_checkpoint(self.folder)
-        kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
-        return NumericError(
-            f"iteration {iteration}: {what}; {kept}; lower SOLVER.BASE_LR "
-            f"({self.cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
-        )
 
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one that was done, and say so.
@@ -262,7 +255,7 @@ class Trainer:
         """Write the state after `iteration`, unless a weight is not finite; returns the path."""
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise self.diverged(iteration, f"{name} is not finite")
+                raise diverged(self.cfg, iteration, f"{name} is not finite")
         which = "final" if iteration + 1 == self.max_iter else f"{iteration:07d}"
         path = self.folder / f"model_{which}.pth"
         save_checkpoint(path, self.model, self.optimizer, iteration, self.log.recent())

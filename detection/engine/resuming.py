@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fvcore.common.config import CfgNode
+
 from detection.evaluation.metrics import HEADLINE
-from moco.common.errors import UserError
+from moco.common.errors import NumericError, UserError
 from moco.common.run import METRICS_NAME, RECORD_NAME, drop_metrics
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
@@ -86,6 +88,18 @@ def counting(done: Callable[[], int]) -> Iterator[None]:
     except Exception as error:
         set_iterations(error, done())
         raise
+
+
+def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
+    """The error of a loss or weight that is not finite; `what` says which."""
+    last = last_checkpoint(Path(cfg.OUTPUT_DIR))
+    kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
+    error = NumericError(
+        f"iteration {iteration}: {what}; {kept}; lower SOLVER.BASE_LR "
+        f"({cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
+    )
+    set_iterations(error, iteration)
+    return error
 
 
 def set_iterations(error: Exception, done: int) -> None:

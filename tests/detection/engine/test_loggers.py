@@ -1,12 +1,15 @@
 """Loggers of fine-tunings, on both engines: the numbers of metrics.json."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from detection.config.task import default_task, protocol_sha256
 from detection.train_net import main
 from moco.common.cfgnode import flatten
+from moco.common.errors import Preempted
 from moco.engine.loggers import LOGGERS, Logger
 
 
@@ -40,6 +43,21 @@ def test_loggers_get_the_numbers_of_metrics_json(
         seen[values["iteration"]] |= values
     assert seen == merged and {"total_loss", "bbox/AP"} <= set().union(*merged.values())
     assert not list((tmp_path / "run").glob("events.out.tfevents.*"))  # it was not chosen
+
+    from importlib import import_module
+
+    def stopped(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(*args)
+
+    module = {"embedded": "detection.embedded.trainer", "detectron2": "detection.d2.trainer"}
+    owner = import_module(module[engine]).Trainer
+    name = "step" if engine == "embedded" else "run_step"
+    step = getattr(owner, name)
+    monkeypatch.setattr(owner, name, stopped)
+    with pytest.raises(Preempted):
+        main([*argv, "OUTPUT_DIR", str(tmp_path / "stopped")])
+    assert calls[-1] is False
 
 
 def test_a_logger_does_not_make_another_experiment():
