@@ -1,6 +1,5 @@
 """The files of a run that is resumed: what came after the state it resumes from goes aside."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import NumericError, UserError
-from moco.common.run import METRICS_NAME, RECORD_NAME, drop_metrics
+from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
 WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
@@ -76,7 +75,7 @@ def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
         return False
     return not any(
         line["iteration"] == done - 1 and any(name.split("/")[0] in HEADLINE for name in line)
-        for line in _lines(folder)
+        for line in metrics_lines(folder) or ()
     )
 
 
@@ -115,17 +114,4 @@ def iterations_before(error: Exception, folder: Path | None = None) -> int:
     done = getattr(error, _DONE, 0)
     if done or folder is None:
         return int(done)
-    return max((line["iteration"] + 1 for line in _lines(folder)), default=0)
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / METRICS_NAME
-    if not path.is_file():
-        return []
-    found = []
-    for text in path.read_text().splitlines():
-        try:
-            found.append(json.loads(text))
-        except ValueError:  # cut off by a kill
-            continue
-    return found
+    return max((line["iteration"] + 1 for line in metrics_lines(folder) or ()), default=0)

@@ -1,6 +1,5 @@
 """Metrics of a run: lines of metrics.json, the same numbers for its loggers, means over steps."""
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from fvcore.common.config import CfgNode
 
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError
-from moco.common.run import METRICS_NAME, RunFolder
+from moco.common.run import RunFolder, metrics_lines
 from moco.engine.loggers import Loggers
 from moco.engine.training import Training
 
@@ -85,12 +84,10 @@ class MetricsLog(Metrics):
 
     def last(self) -> dict[str, tuple[int, float]]:
         """For each name the last line's iteration and value."""
-        last: dict[str, tuple[int, float]] = {}
-        if self._folder is not None and (path := self._folder.path / METRICS_NAME).exists():
-            for line in path.read_text().splitlines():
-                values = json.loads(line)
-                last |= {name: (values["iteration"], value) for name, value in values.items()}
-        return last
+        lines = metrics_lines(self._folder.path) if self._folder else None
+        return {
+            name: (line["iteration"], value) for line in lines or () for name, value in line.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._steps), "seconds": time.monotonic() - self._since}
