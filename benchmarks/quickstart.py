@@ -48,7 +48,6 @@ SETTINGS_NAME = "quickstart.json"
 SEEDS, OWN_SEEDS = 5, 3  # trials per row; real scenes take longer
 IMAGES_MIN = 64
 VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
-LINE_EVERY_SECONDS = 10.0
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (
     *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
@@ -79,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 name="quickstart",
                 retry_failed=True,
                 fail_fast=True,
-                line_every_seconds=LINE_EVERY_SECONDS,
                 watch=live.update,
             ).run()
             live.pause()

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +37,7 @@ SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
+LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
 LOCK_NAME = ".lock"
 MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
@@ -94,7 +96,7 @@ class RunFolder:
             return
         if not self._overwrite:
             check_unused(self.path)
-        for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
+        for name in (RECORD_NAME, METRICS_NAME, LOGGERS_NAME, EVENT_FILES):
             for earlier in self.path.glob(name):
                 earlier.unlink()
 
@@ -143,17 +145,21 @@ def drop_metrics(
 
     So is a line that a crash cut off, and one that `keep` does not hold for.
     """
-    path, kept = Path(folder) / METRICS_NAME, []
-    if not path.exists():
-        return
+    if (lines := metrics_lines(folder)) is not None:
+        kept = [line for line in lines if line["iteration"] <= last and keep(line)]
+        text = "".join(f"{json.dumps(line)}\n" for line in kept)
+        atomic_write_text(Path(folder) / METRICS_NAME, text)
+
+
+def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
+    """The lines of metrics.json without one that a crash cut off; None where there is no file."""
+    path, lines = Path(folder) / METRICS_NAME, []
+    if not path.is_file():
+        return None
     for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line["iteration"] <= last and keep(line):
-            kept.append(text)
-    atomic_write_text(path, "".join(f"{text}\n" for text in kept))
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
