@@ -122,7 +122,8 @@ def draw_boxes(
 
     Args:
         tags: the first gets the place it wants, above its box.
-        line_px, font_px: default by the size of the image.
+        line_px: width of a line; None: by the size of the image.
+        font_px: height of the letters; None: the same.
     """
     pen = ImageDraw.Draw(image)
     for i in np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), kind="stable"):
