@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from detection.datasets.archives import fetch_command
 from detection.datasets.images import check_bits
 from moco.common.command import program
 from moco.common.errors import DataError
@@ -27,14 +28,15 @@ def datasets_root() -> str:
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
-def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
-    """The end of a message about missing files of a published dataset.
+def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> str:
+    """The end of a message about missing files of a published split.
 
     Args:
         kind: the format's name; root: the folder of all datasets; otherwise: another way.
     """
+    get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
-        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
+        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
         f"{doctor_command()} {kind}"
     )
 
