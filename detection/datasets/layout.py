@@ -12,8 +12,9 @@ from typing import Any
 
 from PIL import Image
 
-from detection.datasets.archives import command, fetch_command
+from detection.datasets.archives import fetch_command
 from detection.datasets.images import check_bits
+from moco.common.command import program
 from moco.common.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -36,8 +37,13 @@ def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> st
     get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
-        f"{command('doctor')} {kind}"
+        f"{doctor_command()} {kind}"
     )
+
+
+def doctor_command() -> str:
+    """How the doctor is started."""
+    return program("doctor", "python -m detection.datasets doctor")
 
 
 def inside(name: Any, where: str) -> str:
