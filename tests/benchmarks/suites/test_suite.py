@@ -178,6 +178,12 @@ def test_a_wrong_suite_is_one_line(folder, changes, message):
     assert "\n" not in str(error.value) and "suite.yaml" in str(error.value)
 
 
+def test_a_task_may_be_a_shipped_one(folder):
+    [task] = load_suite(write(folder, tasks=[{"config": "faster_rcnn_R_50_C4_9k"}])).tasks
+    assert task.config == ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_9k.yaml"
+    assert task.name == "faster_rcnn_R_50_C4_9k"
+
+
 def test_inits_of_the_command_line():
     assert parse_inits(["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]) == {
         "mine": "my.pth.tar",
