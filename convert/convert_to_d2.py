@@ -3,8 +3,8 @@
     python convert/convert_to_d2.py checkpoint_0199.pth.tar weights.pth
     python convert/convert_to_d2.py --inspect checkpoint_0199.pth.tar
 
-Reads what self-supervised projects, torchvision, timm and Detectron2 write (docs/converting.md),
-recognized by content. Writes Detectron2's names with the input contract beside them, or with
+Reads what self-supervised projects, torchvision, timm and Detectron2 write, recognized by content
+(docs/guides/converting.md). Writes Detectron2's names with the input contract beside them, or with
 `--to torchvision` a plain state dict. The file appears only after it was read back, compared with
 the source and shown to give the same features.
 """
@@ -164,7 +164,7 @@ def build_parser() -> argparse.ArgumentParser:
         usage="%(prog)s [options] INPUT OUTPUT\n       %(prog)s --inspect FILE",
         description=(__doc__ or "").split("\n\n", 1)[0],
         epilog=f"Sources, recognized by content: {sources}, and plain state dicts of a backbone "
-        "under any one prefix. docs/converting.md has the command for each.",
+        "under any one prefix. docs/guides/converting.md has the command for each.",
     )
     parser.add_argument(
         "input",

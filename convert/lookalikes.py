@@ -63,7 +63,7 @@ def supported() -> str:
     """The networks that are converted, for messages."""
     networks = ", ".join(family.networks for family in families())
     return (
-        f"supported are {networks}; docs/converting.md has the known ones, and one with "
+        f"supported are {networks}; docs/guides/converting.md has the known ones, and one with "
         "torchvision's or Detectron2's names under any one prefix is known, too"
     )
 

@@ -131,6 +131,7 @@ def _record(
         iterations=0,
         seconds=seconds,
         metrics={"knn/top1": result.top1},
+        notes=list(weights.notes),
     )
 
 

@@ -1,7 +1,7 @@
 """Measured speed against stated goals.
 
     python -m benchmarks.speed pretrain                            the whole table
-    python -m benchmarks.speed pretrain --goals C1,C6 --quick      two of them, with tiny sizes
+    python -m benchmarks.speed pretrain --goals views,loss --quick  two of them, with tiny sizes
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Measured speed against stated goals.",
     )
     parser.add_argument("suite", choices=SUITES, help="what is measured")
-    parser.add_argument("--goals", metavar="C1,C6", help="only these, e.g. C1,C6; default: all")
+    parser.add_argument("--goals", metavar="views,loss", help="only these; default: all")
     parser.add_argument(
         "--images", metavar="DIR", help="pretrain: JPEG images; default: generated ones"
     )
@@ -89,7 +89,7 @@ def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Resul
     import torch
 
     from benchmarks.speed.measure import present
-    from benchmarks.speed.results import Result, goals, number
+    from benchmarks.speed.results import Result, goals
 
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
@@ -97,7 +97,7 @@ def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Resul
     start = time.monotonic()
     for name, run in runs.items():
         print(f"{time.monotonic() - start:4.0f} s  {name} ...", flush=True)
-        mine = {key: goal for key, goal in goals().items() if goal.get("run", number(key)) == name}
+        mine = {key: goal for key, goal in goals().items() if key.split()[0] == name}
         if run is None or not {goal.get("needs", "") for goal in mine.values()} <= present():
             results += [Result(key) for key in mine]
         else:

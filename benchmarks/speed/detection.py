@@ -156,7 +156,7 @@ def pair(setting: Setting, name: str) -> tuple[Side, Side]:
 
 
 def training(setting: Setting) -> list[Result]:
-    """D1."""
+    """Iterations of both trainers."""
     rows = []
     for name in KEYS["tasks"]:
         ours, theirs = pair(setting, name)
@@ -167,12 +167,12 @@ def training(setting: Setting) -> list[Result]:
         differs = not same(ours.model.state_dict(), theirs.model.state_dict())
         seconds = every_round({"ours": ours.step, "reference": theirs.step}, setting.rounds)
         sizes = f"{name}; weights after {WARMUP_ITERS} of them compared"
-        rows.append(with_noise("D1", seconds, sizes, differs))
+        rows.append(with_noise("training", seconds, sizes, differs))
     return rows
 
 
 def inference(setting: Setting) -> list[Result]:
-    """D2."""
+    """Inference, from an image to detections."""
     rows = []
     for name in KEYS["tasks"]:
         ours, theirs = pair(setting, name)
@@ -183,12 +183,12 @@ def inference(setting: Setting) -> list[Result]:
         differs = not same(found, theirs.infer())
         number = f"{len(found['scores'])} detections" if "scores" in found else "label map"
         seconds = every_round({"ours": ours.infer, "reference": theirs.infer}, setting.rounds)
-        rows.append(with_noise("D2", seconds, f"{name}; {number} compared", differs))
+        rows.append(with_noise("inference", seconds, f"{name}; {number} compared", differs))
     return rows
 
 
 def loading(setting: Setting) -> list[Result]:
-    """D3: the generated images once."""
+    """The generated images once."""
 
     def fetch(batches: Batches, count: int) -> None:
         for _ in itertools.islice(batches, count):
@@ -207,19 +207,19 @@ def loading(setting: Setting) -> list[Result]:
                 contenders[side] = partial(fetch, batches, count // cfg.SOLVER.IMS_PER_BATCH)
             found = every_round(contenders, setting.rounds)
         seconds = {side: [value / count for value in all_] for side, all_ in found.items()}
-        rows.append(with_noise("D3", seconds, name))
+        rows.append(with_noise("loading", seconds, name))
     return rows
 
 
 def evaluation(setting: Setting) -> list[Result]:
-    """C9."""
+    """The evaluators."""
     voc, coco = ((30, 3), (8, 30)) if setting.quick else ((4952, 20), (1000, 30))
     rows = [evaluators.voc_row(*voc, setting.scratch, setting.rounds)]
     return rows + evaluators.coco_rows(*coco, setting.scratch, setting.rounds)
 
 
 def gpu_training(setting: Setting) -> list[Result]:
-    """G9."""
+    """Iterations on a GPU with the fast settings."""
     plain = (KEYS["tasks"][VOC_C4], KEYS["gpu"], KEYS["quick"] if setting.quick else {})
     fast = (*plain, KEYS["fast"])
     contenders = {"default": plain, "detectron2": fast, "embedded": fast}
@@ -232,7 +232,7 @@ def gpu_training(setting: Setting) -> list[Result]:
             steps[name] = side.step
     seconds = interleaved(steps, setting.rounds, "cuda")
     return [
-        compare("G9", seconds, name, "default", f"engine {name}")
+        compare("gpu_training", seconds, name, "default", f"engine {name}")
         for name in ("embedded", "detectron2")
     ]
 
@@ -257,9 +257,9 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 GOALS: dict[str, Run | None] = {
-    "D1": training,
-    "D2": inference,
-    "D3": loading,
-    "C9": evaluation,
-    "G9": gpu_training,
+    "training": training,
+    "inference": inference,
+    "loading": loading,
+    "evaluation": evaluation,
+    "gpu_training": gpu_training,
 }

@@ -1,4 +1,4 @@
-"""C9: the evaluators against the official ones, on the same generated predictions."""
+"""The evaluators against the official ones, on the same generated predictions."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def voc_row(num_images: int, num_false: int, folder: Path, rounds: int) -> Resul
     differs = given.ours() != given.official()
     seconds = interleaved(contenders, rounds)
     sizes = f"{num_images} images, {count} detections"
-    return compare("C9 voc", seconds, "ours", "official", sizes, differs)
+    return compare("evaluation voc", seconds, "ours", "official", sizes, differs)
 
 
 def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> list[Result]:
@@ -151,5 +151,5 @@ def coco_rows(num_images: int, num_false: int, folder: Path, rounds: int) -> lis
     sizes = f"{num_images} images, {len(given.evaluator.rows)} detections"
     return [
         compare(goal, seconds, side, "official", sizes, metrics.get(side, official) != official)
-        for goal, side in (("C9 coco", "ours"), ("hotcoco", "compiled"))
+        for goal, side in (("evaluation coco", "ours"), ("hotcoco", "compiled"))
     ]

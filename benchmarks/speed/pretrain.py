@@ -1,4 +1,4 @@
-"""Goals of pre-training: C on one thread of a CPU, G on a GPU."""
+"""Measurements of pre-training, on one thread of a CPU or on a GPU."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +16,7 @@ from moco.modeling.loss import info_nce
 
 
 def loss(setting: Setting) -> list[Result]:
-    """C6: loss, accuracy and the queries' gradient."""
+    """Loss, accuracy and the queries' gradient."""
     N, _, K, *_ = step.sizes(setting)
     (q, k), queue = step.queries_and_keys(N), step.unit_columns(K)
 
@@ -48,14 +48,14 @@ def loss(setting: Setting) -> list[Result]:
     rows = []
     for name in ("fp32", "bf16"):
         rows += [
-            compare(f"C6 {name}", seconds, name, sizes=f"{sizes}, {name}"),
-            compare(f"C6 {name} error", error, name, sizes=name),
+            compare(f"loss {name}", seconds, name, sizes=f"{sizes}, {name}"),
+            compare(f"loss {name} error", error, name, sizes=name),
         ]
     return [*rows, compare("lightly loss", seconds, "fp32", "lightly", sizes)]
 
 
 def grouped_bn(setting: Setting, goal: str, device: str) -> list[Result]:
-    """BN, G5: forward and backward, in both memory layouts."""
+    """Groups of BN: forward and backward, in both memory layouts."""
 
     def run(layer: nn.Module, x: Tensor, upstream: Tensor) -> None:
         layer(x).backward(upstream)
@@ -76,32 +76,34 @@ def grouped_bn(setting: Setting, goal: str, device: str) -> list[Result]:
 
 
 def shuffle(setting: Setting) -> list[Result]:
-    """C8: what reaches a process for the keys of one step, in the mean over two processes."""
+    """What reaches a process for the keys of one step, in the mean over two processes."""
     n, size = 2 if setting.quick else 32, step.sizes(setting)
     found = received_bytes(2, n, size.P, step.DIM, size.K, setting.scratch)
     mib = {way: number / 2**20 for way, number in found.bytes.items()}
     sizes = f"2 processes of {n} images"
     rows = [
         compare(goal, mib, way, "official", sizes, differs=not found.equal[way])
-        for goal, way in (("C8", "index"), ("C8 all_to_all", "all_to_all"))
+        for goal, way in (("shuffle", "index"), ("shuffle all_to_all", "all_to_all"))
     ]
     return rows + scaling()
 
 
 GOALS: dict[str, Run | None] = {
-    "C6": loss,
-    "C1": partial(views.two_views, goal="C1", with_colors=True),
-    "C3": partial(views.two_views, goal="C3", with_colors=False),
-    "C4": step.bf16_step,
-    "C5": step.fp32_step,
-    "C7": partial(step.momentum, goal="C7", device="cpu"),
-    "C8": shuffle,
-    "C10": step.overhead,
-    "BN": partial(grouped_bn, goal="BN", device="cpu"),
-    "G1": step.gpu_step,
-    "G3": None,
-    "G4": partial(step.momentum, goal="G4", device="cuda"),
-    "G5": partial(grouped_bn, goal="G5", device="cuda"),
-    "G6": step.gpu_colors,
-    "G7": None,
+    "loss": loss,
+    "views": partial(views.two_views, goal="views", with_colors=True),
+    "views_without_colors": partial(
+        views.two_views, goal="views_without_colors", with_colors=False
+    ),
+    "step_bf16": step.bf16_step,
+    "step_fp32": step.fp32_step,
+    "momentum": partial(step.momentum, goal="momentum", device="cpu"),
+    "shuffle": shuffle,
+    "overhead": step.overhead,
+    "grouped_bn": partial(grouped_bn, goal="grouped_bn", device="cpu"),
+    "gpu_step": step.gpu_step,
+    "cuda_graphs": None,
+    "gpu_momentum": partial(step.momentum, goal="gpu_momentum", device="cuda"),
+    "gpu_grouped_bn": partial(grouped_bn, goal="gpu_grouped_bn", device="cuda"),
+    "gpu_colors": step.gpu_colors,
+    "gpu_loader": None,
 }

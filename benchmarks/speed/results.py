@@ -12,15 +12,22 @@ from tabulate import tabulate
 
 from benchmarks.speed.measure import Setting
 
-HEAD = "# Speed\n\nEach section was written by the command in it; not to be edited.\n"
-HEADERS = ("goal", "what", "ours", "reference", "measured", "wanted", "met")
+HEAD = """# Speed
+
+What was measured, on what, against what, and how the two compare. Only the ratios count: both sides
+ran on one machine, in turn. Each section was written by the command in it; not to be edited.
+"""
+FOOT = "Next, on your machine, in a checkout: `python -m benchmarks.speed pretrain`.\n"
+HEADERS = ("what", "ours", "reference", "measured", "goal", "met")
 # By kind: how the value and the wanted one are written.
 FORMATS = {
-    "faster": ("{:.2f}x", ">= {:g}x"),
-    "reached": ("{:.0%}", ">= {:.0%}"),
-    "ratio": ("{:.3f}", "<= {:.2f}"),
-    "share": ("{:.1%}", "<= {:.0%}"),
+    "faster": ("{:.2f} x as fast", ">= {:g} x"),
+    "less": ("{:.4g} x less", ">= {:g} x"),
+    "reached": ("{:.0%} of it", ">= {:.0%}"),
+    "ratio": ("{:.3f} of it", "<= {:.2f}"),
+    "share": ("{:.1%} of it", "<= {:.0%}"),
     "error": ("{:.1e}", "<= {:.0e}"),
+    "estimate": ("{:.1f} x", ""),
 }
 
 
@@ -56,7 +63,8 @@ class Result:
         kind = self.spec["kind"]
         if kind == "error":
             return self.ours
-        return self.reference / self.ours if kind == "faster" else self.ours / self.reference
+        inverse = kind in ("faster", "less")
+        return self.reference / self.ours if inverse else self.ours / self.reference
 
     @property
     def met(self) -> bool | None:
@@ -66,7 +74,8 @@ class Result:
             return None
         if kind == "ratio":
             value = round(value, 2)
-        enough = value >= wanted if kind in ("faster", "reached") else value <= wanted
+        more = kind in ("faster", "less", "reached")
+        enough = value >= wanted if more else value <= wanted
         return enough and not self.differs
 
     def cells(self) -> tuple[str, ...]:
@@ -79,14 +88,15 @@ class Result:
         if self.noise is not None:
             measured += f" ({self.noise:.1%})"
         wanted = "" if spec["wanted"] is None else wanted_format.format(spec["wanted"])
-        sides = (quantity(side, spec) for side in (self.ours, self.reference))
+        ours, reference = (quantity(side, spec) for side in (self.ours, self.reference))
+        against = ", ".join(filter(None, (reference, spec["against"])))
         met = {True: "yes", False: "no", None: "-"}[self.met]
-        return number(self.goal), "; ".join(filter(None, parts)), *sides, measured, wanted, met
+        return "; ".join(filter(None, parts)), ours, against, measured, wanted, met
 
     def notes(self) -> list[str]:
         """What a reader has to know, and why the goal is missed, if it is."""
         keys = ("note", "why") if self.met is False else ("note",)
-        return [f"{number(self.goal)}: {self.spec[key]}" for key in keys if key in self.spec]
+        return [f"{self.spec['what']}: {self.spec[key]}" for key in keys if key in self.spec]
 
 
 Run = Callable[[Setting], list[Result]]
@@ -114,12 +124,11 @@ def suites() -> dict[str, Any]:
 @cache
 def goals() -> dict[str, dict[str, Any]]:
     """The goals of all suites."""
-    return {name: goal for suite in suites().values() for name, goal in suite["goals"].items()}
-
-
-def number(goal: str) -> str:
-    """`C4` of `C4 rate`; "" for a comparison without a goal."""
-    return goal.split()[0] if goal[0].isupper() else ""
+    return {
+        name: {"against": suite["against"], **goal}
+        for suite in suites().values()
+        for name, goal in suite["goals"].items()
+    }
 
 
 def quantity(number: float | None, spec: Mapping[str, Any]) -> str:
@@ -149,15 +158,28 @@ def page(content: Mapping[str, Mapping[str, Any]]) -> str:
     parts = [HEAD]
     for suite, of in content.items():
         results = [Result(**row) for row in of["results"]]
-        cells = [result.cells() for result in results]
         parts += [f"## {suites()[suite]['title']}\n", suites()[suite]["about"]]
         if of["quick"]:
             parts.append("**A smoke test with tiny sizes: these numbers say nothing.**\n")
         parts.append("".join(f"- {fact}\n" for fact in of["facts"]))
-        parts.append(tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True) + "\n")
-        if notes := _notes(results):
-            parts.append("".join(f"- {note}\n" for note in notes))
-    return "\n".join(parts)
+        measured = [row for row in results if row.value is not None]
+        estimates = [row for row in measured if row.spec["kind"] == "estimate"]
+        parts.append(_table([row for row in measured if row not in estimates]))
+        parts.append("".join(f"- {note}\n" for note in _notes(measured)))
+        if estimates:
+            parts += ["### Estimated on paper, not measured\n", _table(estimates)]
+        if missing := [row for row in results if row.value is None]:
+            parts += ["### Not measured yet\n", _table(missing)]
+            parts.append("".join(f"- {note}\n" for note in _notes(missing)))
+    return "\n".join([*filter(None, parts), FOOT])
+
+
+def _table(results: Sequence[Result]) -> str:
+    """In Markdown, without the columns that have nothing."""
+    rows = [dict(zip(HEADERS, result.cells(), strict=True)) for result in results]
+    empty = [head for head in HEADERS if all(row[head] in ("", "-") for row in rows)]
+    rows = [{head: cell for head, cell in row.items() if head not in empty} for row in rows]
+    return tabulate(rows, "keys", tablefmt="github", disable_numparse=True) + "\n"
 
 
 def _notes(results: Sequence[Result]) -> list[str]:

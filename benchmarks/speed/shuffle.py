@@ -1,4 +1,4 @@
-"""C8: the bytes of one step's keys on W gloo processes, the official way and ours.
+"""The bytes of one step's keys on W gloo processes, the official way and ours.
 
 And on paper, fed by such bytes, how a step scales with the number of GPUs.
 
@@ -134,5 +134,5 @@ def scaling() -> list[Result]:
     rows = []
     for n in (64, 16):
         ours, official = (100 * machine.efficiency(way, 64, n, Model()) for way in (False, True))
-        rows.append(Result(f"paper {n}", ours, official, assumed))
+        rows.append(Result(f"estimate {n}", ours, official, assumed))
     return rows

@@ -1,4 +1,4 @@
-"""C4, C5, C7, C10, G1, G2, G4, G6, G8: the training step and the parts that are not an encoder.
+"""The training step and the parts that are not an encoder.
 
 N batch, C dimension, K length of the queue, P crop size in pixels.
 """
@@ -154,27 +154,27 @@ def step_seconds(setting: Setting, arch: str = "resnet50") -> tuple[dict[str, fl
 
 
 def bf16_step(setting: Setting) -> list[Result]:
-    """C4."""
+    """A step in bf16, and its share of the matmul rate."""
     size = sizes(setting)
     seconds, of = step_seconds(setting)
     with FlopCounterMode(display=False) as counter:
         build_step(setting, "reference")(*random_batch(size.step_n, size.P))
     rate = counter.get_total_flops() / seconds["bf16"] / 1e9
     limit = 2 * size.matmul**3 / seconds["matmul"] / 1e9
-    return [compare("C4", seconds, "bf16", sizes=of), Result("C4 rate", rate, limit)]
+    return [compare("step_bf16", seconds, "bf16", sizes=of), Result("step_bf16 rate", rate, limit)]
 
 
 def fp32_step(setting: Setting) -> list[Result]:
-    """C5."""
+    """A step in fp32, and one of a small network in bf16."""
     large, small = step_seconds(setting), step_seconds(setting, "resnet18")
     return [
-        compare("C5", large[0], "fp32", sizes=large[1]),
-        compare("C5 resnet18", small[0], "bf16", sizes=small[1]),
+        compare("step_fp32", large[0], "fp32", sizes=large[1]),
+        compare("step_fp32 resnet18", small[0], "bf16", sizes=small[1]),
     ]
 
 
 def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
-    """C7, G4."""
+    """The momentum update."""
     step = OurStep(encoder(setting, device=device), sizes(setting).K)
     encoder_q, encoder_k = step.model.encoder_q, step.model.encoder_k
     images = torch.arange(0)
@@ -191,7 +191,7 @@ def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
 
 
 def overhead(setting: Setting) -> list[Result]:
-    """C10: the share of everything that is not an encoder, for the recipe's batch.
+    """The share of everything that is not an encoder, for the recipe's batch.
 
     The encoders' time per image is that of the timed step, whose batch is smaller; the rest is
     measured at the recipe's batch.
@@ -205,11 +205,11 @@ def overhead(setting: Setting) -> list[Result]:
     rest = interleaved(contenders, setting.rounds)
     encoders = (step_seconds(setting)[0]["bf16"] - rest["small"]) / size.step_n * size.N
     whole = rest["recipe"] + encoders
-    return [Result("C10", rest["recipe"], whole, f"{size.P} px, N={size.N}")]
+    return [Result("overhead", rest["recipe"], whole, f"{size.P} px, N={size.N}")]
 
 
 def gpu_step(setting: Setting) -> list[Result]:
-    """G1, G2, G8."""
+    """A step on a GPU: time, bandwidth, memory."""
     N, _, K, P, *_ = sizes(setting)
     views = random_batch(N, P, "cuda")
     peak, sides = {}, ("reference", "autocast", "bf16")
@@ -225,15 +225,15 @@ def gpu_step(setting: Setting) -> list[Result]:
     of = f"{P} px, N={N}, K={K}"
     limit, terabytes = bandwidth / BYTES_PER_IMAGE, f"{bandwidth / 1e12:.2f} TB/s"
     return [
-        compare("G1 fp32", seconds, "bf16", sizes=of),
-        compare("G1 autocast", seconds, "bf16", "autocast", of),
-        Result("G2", N / seconds["bf16"], limit, terabytes),
-        compare("G8", peak, "bf16", "autocast"),
+        compare("gpu_step fp32", seconds, "bf16", sizes=of),
+        compare("gpu_step autocast", seconds, "bf16", "autocast", of),
+        Result("gpu_step bandwidth", N / seconds["bf16"], limit, terabytes),
+        compare("gpu_step memory", peak, "bf16", "autocast"),
     ]
 
 
 def gpu_colors(setting: Setting) -> list[Result]:
-    """G6."""
+    """Colors on a GPU, as a share of them and a step."""
     N, _, _, P, *_ = sizes(setting)
     pixels, params = random_crops(2 * N, P)
     step = build_step(setting, "bf16", device="cuda")
@@ -243,4 +243,4 @@ def gpu_colors(setting: Setting) -> list[Result]:
         "step": partial(step, *random_batch(N, P, "cuda")),
     }
     seconds = interleaved(contenders, setting.rounds, "cuda")
-    return [Result("G6", seconds["colors"], sum(seconds.values()), f"{P} px, N={N}")]
+    return [Result("gpu_colors", seconds["colors"], sum(seconds.values()), f"{P} px, N={N}")]

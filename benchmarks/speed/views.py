@@ -1,4 +1,4 @@
-"""C1, C3: two augmented views of a JPEG, decoded in one process with one thread."""
+"""Two augmented views of a JPEG, decoded in one process with one thread."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,7 +21,7 @@ BATCH = 16
 
 
 def two_views(setting: Setting, goal: str, with_colors: bool) -> list[Result]:
-    """C1; without colors, which the training device can compute, C3."""
+    """With colors, or without those that the training device can compute."""
     rows = []
     root = photographs(setting)
     paths = find_images(root)

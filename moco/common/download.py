@@ -8,7 +8,6 @@ when it is whole and its hash is right. Two environment variables:
 """
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -91,6 +90,7 @@ def download(
             part = _Part(url, file, digest, size)
             part.download()
             part.keep()
+            _lock_of(file).unlink(missing_ok=True)  # who waits for it finds the file
     return file
 
 
@@ -101,8 +101,10 @@ def is_downloaded(file: PathLike, digest: str = "") -> bool:
 
 def has_digest(file: PathLike, digest: str) -> bool:
     """Whether a file's hash begins with the digits of `digest` (`sha256:…` or `md5:…`)."""
+    from pooch import file_hash
+
     algorithm, _, digits = digest.partition(":")
-    return _hash(file, algorithm).startswith(digits)
+    return bool(file_hash(str(file), algorithm).startswith(digits))
 
 
 def check_digest(digest: str) -> None:
@@ -123,7 +125,10 @@ def check_address(url: str, allow_http: bool = False) -> None:
     Raises:
         UserError: it is not.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # [ without ]
+        parts = urlsplit("")
     http = parts.scheme == "http" and (allow_http or parts.hostname in LOCAL)
     if not (parts.hostname and (parts.scheme == "https" or http)):
         raise UserError(f"{shown(url, 200)}: expected an address that begins with https://")
@@ -181,21 +186,19 @@ class _Part:
         Raises:
             DataError: its size or hash is not the expected one; it is removed.
         """
-        algorithm, _, digits = self._digest.partition(":")
-        have = self._have()
+        have, wrong = self._have(), ""
         if self._total and have != self._total:
-            found, expected = f"{have} bytes", str(self._total)
-        elif digits and not (got := _hash(self._path, algorithm)).startswith(digits):
-            found, expected = f"{algorithm} {got}", digits
+            wrong = f"it has {have} bytes, not {self._total}"
+        elif self._digest and not has_digest(self._path, self._digest):
+            wrong = f"its hash is not {self._digest}"
         else:
             os.replace(self._path, self._final)
-            self._remove()
-            return
         self._remove()
-        raise DataError(
-            f"{self._url}: got {found}, expected {expected}; it was not kept. The file has "
-            "changed there or on the way: compare the hash with the one its authors publish"
-        )
+        if wrong:
+            raise DataError(
+                f"{self._url}: {wrong}, so it was not kept; it has changed there or on the way: "
+                "compare with what its authors publish"
+            )
 
     def write(self, chunk: bytes) -> None:
         """Append what has come."""
@@ -243,7 +246,8 @@ class _Part:
             if not (stays or there.scheme == "https"):
                 raise UserError(f"{self._url}: redirected to {shown(target, 200)}, not https")
             return
-        have, length = self._file.tell(), int(response.headers.get("Content-Length", 0))
+        have, said = self._file.tell(), response.headers.get("Content-Length", "")
+        length = int(said) if said.isdecimal() else 0
         if response.status_code == 416 and have:
             if response.headers.get("Content-Range") == f"bytes */{have}":
                 self._total = have  # it is whole
@@ -310,15 +314,14 @@ def _reason(error: BaseException) -> str:
     return printable(" ".join(text.split()))[:160]
 
 
-def _hash(file: PathLike, algorithm: str) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, algorithm).hexdigest()
+def _lock_of(file: Path) -> Path:
+    return file.with_name(f".{file.name}.lock")
 
 
 @contextmanager
 def _only_one(file: Path) -> Iterator[None]:
     """Hold the lock of a file, after whoever holds it."""
-    lock = FileLock(file.with_name(f".{file.name}.lock"))
+    lock = FileLock(_lock_of(file))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:

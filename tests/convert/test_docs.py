@@ -1,4 +1,4 @@
-"""docs/converting.md is true: every layout and choice is in it, and every command is one."""
+"""docs/guides/converting.md is true: every layout and choice is in it, and every command is one."""
 
 import re
 import shlex
@@ -8,7 +8,9 @@ from convert.convert_to_d2 import build_parser
 from convert.families.base import PLAIN, PLAIN_DETECTRON2
 from convert.layouts import LAYOUTS
 
-PAGE = (Path(__file__).resolve().parent.parent.parent / "docs" / "converting.md").read_text()
+PAGE = (
+    Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "converting.md"
+).read_text()
 
 
 def test_every_layout_is_on_the_page() -> None:
@@ -23,7 +25,7 @@ def test_every_choice_of_network_is_on_the_page() -> None:
 
 
 def test_every_command_parses() -> None:
-    commands = re.findall(r"python convert/convert_to_d2\.py ([^`\n#]+)", PAGE)
+    commands = re.findall(r"moco-transfer convert ([^`\n#]+)", PAGE)
     assert len(commands) > 35
     for command in commands:
         args = build_parser().parse_args(shlex.split(command))

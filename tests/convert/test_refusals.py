@@ -253,7 +253,7 @@ def test_unknown_layout_lists_what_was_seen_and_what_is_known(
     message = refuse({"epoch": 1, "state_dict": ours}, "unknown layout")
     for text in ("'epoch', 'state_dict'", "'backbone/conv1.weight'", "and 116 more"):
         assert text in message
-    assert "docs/converting.md has the known ones" in message
+    assert "docs/guides/converting.md has the known ones" in message
     escape = refuse({"\x1b[31mred\n": torch.ones(1)}, "unknown layout")
     assert "\x1b" not in escape
 
@@ -416,7 +416,7 @@ def test_what_an_unknown_layout_looks_like(
     state = {key: torch.ones(4, 3, 3, 3) for key in keys}
     for raw in (state, {"state_dict": state}):
         message = refuse(raw, f"unknown layout: .*{words}")
-        assert "supported are ResNets" in message and "docs/converting.md" in message
+        assert "supported are ResNets" in message and "docs/guides/converting.md" in message
 
 
 def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command: what is checked, listed, refused, reported; with a training program in miniature."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -15,8 +16,10 @@ from benchmarks.suites.folder import check_agreement, requested
 from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite, with_options
 from moco.common.errors import UserError
+from moco.common.pretrained import locate
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
+from tests.oracles.file_server import file_server
 
 
 @pytest.mark.slow
@@ -187,6 +190,21 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     assert snapshot(lab) == before
     lab.run()
     assert "\n0 to do\n" in dry_run(lab, capsys)
+
+
+def test_weights_that_are_downloaded(lab, capsys, monkeypatch):
+    """Once, and not by a dry run; beside the runs' copies is where they are from."""
+    monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(lab.path / "cache"))
+    with file_server({"/r50.pth": b"weights"}) as served:
+        digest = hashlib.sha256(b"weights").hexdigest()
+        given = ("--init", f"{served.url}/r50.pth#sha256={digest}", "--trials", "1")
+        shown = dry_run(lab, capsys, *given, "--baseline", "r50")
+        assert f"would download r50: {served.url}/r50.pth" in shown and "\n4 to do" in shown
+        assert not served.asked
+        lab.run(*given)
+        assert len(served.asked) == 1
+    (note,) = locate(lab.out / "inits" / "r50.pth").notes
+    assert served.url in note and digest in note
 
 
 def test_what_is_left_of_begun_and_failed_runs(failing_lab, capsys):

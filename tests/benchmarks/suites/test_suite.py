@@ -136,7 +136,7 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     for index, value in {0: other_length, 2: "b" * 64, 3: "detectron2", 4: 1, 5: "2"}.items():
         assert run_id(*plain[:index], value, *plain[index + 1 :]) != own, value
     # Where data is and what computes does not; nor how a value is written, or a file called.
-    places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
+    places = (("DATASETS.VOC_DIR", "/data"), ("LOG.LOGGERS", "('wandb',)"))
     assert run_id(other(overrides=places), *plain[1:]) == own
     half, full, moved = (
         run_id(other(overrides=(("DATASETS.COCO_TRAIN_JSON", path),)), *plain[1:])
@@ -185,7 +185,14 @@ def test_a_task_may_be_a_shipped_one(folder):
 
 
 def test_inits_of_the_command_line():
-    assert parse_inits(["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]) == {
+    address = "https://host/r101.pth#sha256=0123abcd"
+    remote = {"moco_v2_r50_800ep": "moco_v2_r50_800ep", "r101": address, "other": address}
+    zoo = "detectron2://ImageNetPretrained/MSRA/R-50.pkl"
+    arguments = ["mine=my.pth.tar", "random", "weights/r50.pth", "a.b=x=y.pth"]
+    arguments += ["moco_v2_r50_800ep", address, f"other={address}", zoo]
+    assert parse_inits(arguments) == {
+        **remote,
+        "MSRA_R-50": zoo,
         "mine": "my.pth.tar",
         "random": "random",
         "r50": "weights/r50.pth",

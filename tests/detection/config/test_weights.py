@@ -1,5 +1,6 @@
 """MODEL.WEIGHTS: what it takes, Detectron2's names, and what a trained model brings."""
 
+import hashlib
 import pickle
 import socket
 from pathlib import Path
@@ -13,8 +14,13 @@ from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.config.trained import apply_trained
 from detection.config.weights import read_weights
-from moco.common.errors import DataError, UserError
+from detection.engine import run
+from detection.train_net import main as train
+from moco.common import pretrained
+from moco.common.errors import DataError, NumericError, UserError
 from moco.common.pretrained import find_remote, init_name
+from moco.common.run import read_record
+from tests.oracles.file_server import file_server
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +148,34 @@ def test_detectron2_has_its_files_where_they_are_looked_for(detectron2, monkeypa
         assert str(find_remote(name).cached()) == theirs
         assert find_remote(name).address == fetched[-1]
     assert len(fetched) == 8
+
+
+def test_weights_by_name(
+    r18_file, small_config, small_options, engine, monkeypatch, tmp_path, capsys
+):
+    """`--check-only` says what a run would download; the run downloads it and says where from."""
+
+    def stopped(*_):
+        raise NumericError("iteration 1: loss_cls is nan")
+
+    monkeypatch.setenv("MOCO_TRANSFER_CACHE", str(tmp_path))
+    content = r18_file.read_bytes()
+    with file_server({"/r18.pth": content}) as served:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        entry = {"weights": f"{served.url}/r18.pth", "hash": digest}
+        monkeypatch.setattr(pretrained, "inits", lambda: {"mine": entry})
+        opts = [*small_options, "MODEL.WEIGHTS", "mine", "OUTPUT_DIR", str(tmp_path / "out")]
+        argv = ["--config-file", small_config, "--engine", engine, *opts]
+        assert train(["--check-only", *argv]) == 0
+        assert entry["weights"] in capsys.readouterr().out
+        assert not served.asked
+        monkeypatch.setattr(run, "run_engine", stopped)
+        with pytest.raises(NumericError):
+            train(argv)
+        assert len(served.asked) == 1
+    record = read_record(tmp_path / "out" / "run.json")
+    assert (record.init, f"sha256:{record.weights_sha256}") == ("mine", digest)
+    assert entry["weights"] in record.notes[0] and digest in record.notes[0]
 
 
 def test_what_a_result_calls_its_initialization():

@@ -1,0 +1,219 @@
+"""Every command of the tutorials, in the order of its page, on tiny data.
+
+Only what would take long or needs a network is replaced, by the table of each page.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.convert.conftest import _own
+from tests.oracles.resnets import make_resnet
+from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC, narrow_file
+from tests.oracles.tiny_coco import write_coco
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
+
+pytestmark = pytest.mark.slow
+
+PRETRAIN = "MOCO.K 32 SOLVER.BATCH_SIZE 8 SOLVER.MAX_ITERS 3 AUG.CROP_PX 32 LOG.EVERY_ITERS 1"
+NARROW_18 = {"RES2_OUT_CHANNELS": 16, "STEM_OUT_CHANNELS": 16}
+NARROW_50 = {"RES2_OUT_CHANNELS": 64, "STEM_OUT_CHANNELS": 16, "WIDTH_PER_GROUP": 16}
+
+
+def words(keys: Mapping[str, object]) -> str:
+    return " ".join(f"{key} '{value}'" for key, value in keys.items() if key != "SEED")
+
+
+def random_like(narrow: Mapping[str, int]) -> str:
+    """A random network as small as the weights, whose contract says it for them."""
+    return words({f"MODEL.RESNETS.{key}": value for key, value in narrow.items()})
+
+
+def script(page: str, replace: Mapping[str, str]) -> str:
+    """The commands of a page, with `replace` = {pattern: text}, each of which has to be found."""
+    text = (ROOT / "docs" / "tutorials" / f"{page}.md").read_text()
+    lines = "".join(re.findall(r"^```bash\n(.*?)^```", text, re.S | re.M)).replace("\\\n", " ")
+    for pattern, value in replace.items():
+        lines, count = re.subn(pattern, lambda found, v=value: found.expand(v), lines, flags=re.M)
+        assert count, f"{pattern} is not on {page}.md any more"
+    return lines
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a script in `tmp_path`, where `moco-transfer` is this checkout's."""
+    command = tmp_path / "bin" / "moco-transfer"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks "$@"\n')
+    command.chmod(0o755)
+    variables = os.environ | {
+        "PATH": f"{command.parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "DETECTRON2_DATASETS": str(tmp_path / "datasets"),
+    }
+
+    def run(text: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-x", "-c", text],
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stdout[-6000:]
+        assert "Traceback" not in done.stdout
+        return done.stdout
+
+    return run
+
+
+def rows(table: Path) -> list[str]:
+    """The inits in the table of our runs, which comes before the paper's."""
+    ours = table.read_text().partition("of the paper")[0]
+    return re.findall(r"^\| (\w+) \| +\d", ours, re.M)
+
+
+def records(folder: Path) -> dict[str, dict]:
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.rglob("run.json")}
+
+
+def voc_layout(folder: Path, count: int = 6) -> Path:
+    return write_voc(folder, {"trainval": count, "test": 3}, one_large=True)
+
+
+def published_voc(folder: Path) -> None:
+    """VOC2007 and VOC2012 with a handful of images."""
+    write_voc(folder / "VOC2007", {"trainval": 6, "test": 3}, names=VOC_NAMES, one_large=True)
+    write_voc(folder / "VOC2012", {"trainval": 6}, seed=1, names=VOC_NAMES, one_large=True)
+
+
+def test_your_checkpoint_on_voc(tmp_path, shell):
+    published_voc(tmp_path / "datasets")
+    torch.save(_own(depth=50, base=16), tmp_path / "my_checkpoint.pth.tar")
+    small = words(SMALL | SHORT)
+    text = script(
+        "checkpoint_on_voc",
+        {
+            r"path/to/datasets": "datasets",
+            r" --num-gpus 8": "",
+            r"datasets fetch .*": r"\g<0> --dry-run",
+            r"MODEL\.WEIGHTS mine\.pth": rf"\g<0> {small}",
+            r"MODEL\.WEIGHTS random": rf"\g<0> {small} {random_like(NARROW_50)}",
+        },
+    )
+    shown = shell(text)
+    assert "holds         'arch': 'resnet50'" in shown
+    assert "SOLVER.MAX_ITER: got 2, the paper has 24000" in shown
+    assert set(records(tmp_path / "runs")) == {"mine_0", "random_0"}
+    assert rows(tmp_path / "tables" / "table.md") == ["random", "mine"]
+
+
+def test_own_images(tmp_path, shell):
+    voc_layout(tmp_path / "mine", 64)
+    shutil.copytree(tmp_path / "mine" / "JPEGImages", tmp_path / "images")
+    small = words(SMALL_VOC)
+    text = script(
+        "own_images",
+        {
+            r"path/to/images": "images",
+            r"path/to/voc_layout": "mine",
+            r"quickstart .*": r"\g<0> --smoke --seeds 1",
+            r"OUTPUT_DIR runs/pretrain$": rf"\g<0> {PRETRAIN}",
+            r"OUTPUT_DIR runs/own/.*": rf"\g<0> {small}",
+        },
+    )
+    shell(text)
+    assert (tmp_path / "quickstart_out" / "table.md").is_file()
+    assert (tmp_path / "curves.png").is_file() and (tmp_path / "moco.pth").is_file()
+    assert rows(tmp_path / "tables" / "table.md") == ["random", "moco"]
+
+
+def test_own_annotations(tmp_path, shell):
+    voc_layout(tmp_path / "mine")
+    for split in ("train", "test"):
+        write_coco(tmp_path / split, {f"{split}2017": 6}, crowd=False, one_large=True)
+        (tmp_path / split / "coco").rename(tmp_path / f"own_{split}")
+    narrow_file(18, tmp_path).rename(tmp_path / "mine_r18.pth")
+    text = script(
+        "own_dataset",
+        {
+            r"path/to/voc_layout": "mine",
+            r"own/train\.json": "own_train/annotations/instances_train2017.json",
+            r"own/test\.json": "own_test/annotations/instances_test2017.json",
+            r"OUTPUT_DIR runs/.*": rf"\g<0> {words(SMALL_VOC)} {random_like(NARROW_18)}",
+        },
+    )
+    shell(text)
+    assert rows(tmp_path / "tables" / "table.md") == ["random", "mine_r18"]
+    assert len(list((tmp_path / "runs/own_voc/mine_0/inference/visualize").iterdir())) == 3
+    assert records(tmp_path / "runs/own_coco")["mine_0"]["metrics"]["bbox/AP"] is not None
+
+
+def tiny_suite(narrow: Mapping[str, int]) -> str:
+    """The task of a suite's file with the keys that make it tiny."""
+    random = {f"MODEL.RESNETS.{key}": value for key, value in narrow.items()}
+    small = {key: str(value) for key, value in (SMALL | SHORT).items() if key != "SEED"}
+    return f"  - config: \\g<1>\n    overrides: {small}\n    random_overrides: {random}"
+
+
+def test_table_2b(tmp_path, shell):
+    published_voc(tmp_path / "datasets")
+    torch.save(_own(depth=50, base=16), tmp_path / "moco.pth.tar")
+    torch.save(make_resnet(50, base=16).state_dict(), tmp_path / "r50.pth")
+    text = script(
+        "table_2b",
+        {
+            r"path/to/datasets": "datasets",
+            r"^trials: 5": "trials: 1",
+            r"^  - config: (\S+)": tiny_suite(NARROW_50),
+            r"=supervised_msra_r50": "=r50.pth",
+            r"=moco_v1_r50": "=moco.pth.tar",
+            r"weights fetch .*": "weights list",
+            r"datasets fetch .*": r"\g<0> --dry-run",
+        },
+    )
+    shell(text)
+    tables = tmp_path / "output" / "table_2b" / "tables"
+    assert sorted(rows(tables / "table.md")) == ["moco", "random", "supervised"]
+    assert "55.9" in (tables / "table.md").read_text(), "the paper's row is beside ours"
+    assert (tmp_path / "table_2b.zip").is_file()
+
+
+SLURM = r"--executor slurm.*time=12:00:00"
+
+
+def slurm_script(tmp_path: Path, executor: str) -> str:
+    published_voc(tmp_path / "datasets")
+    torch.save(_own(depth=50, base=16), tmp_path / "mine.pth")
+    suite = "name: voc\ntitle: tiny\ntasks:\n  - config: faster_rcnn_R_50_C4_24k\n    trials: 1"
+    (tmp_path / "tiny.yaml").write_text(
+        re.sub(r"^  - config: (\S+)", tiny_suite(NARROW_50), suite, flags=re.M)
+    )
+    return script("slurm", {r"suite voc": "suite tiny.yaml", SLURM: executor})
+
+
+def test_slurm_page_with_another_executor(tmp_path, shell):
+    text = slurm_script(tmp_path, "--executor cpu")
+    shown = shell("\n".join(line for line in text.splitlines() if "--dry-run" in line))
+    assert "2 runs" in shown and not (tmp_path / "output/voc/runs").exists()
+
+
+def test_slurm(tmp_path, shell):
+    from tests.benchmarks.suites.test_slurm_real import why_not
+
+    if reason := why_not():
+        pytest.skip(reason)
+    options = "--executor slurm --slurm gpus_per_node=0 --slurm cpus_per_task=1"
+    shell(slurm_script(tmp_path, options))
+    assert sorted(rows(tmp_path / "output/voc/tables/table.md")) == ["mine", "random"]
