@@ -1,6 +1,7 @@
 """Run folders → the transfer table, printed and as files.
 
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
+    python -m benchmarks.make_table RUNS... --bundle FILE.zip
     python -m benchmarks.make_table --diff A B [--out DIR]
 
 RUNS are folders of `detection/train_net.py`, `moco.linear`, `moco.finetune` (OUTPUT_DIR) or
@@ -10,8 +11,11 @@ all that a table needs, and what its paths lead to need not be here. They may co
 people, too: in every output a record's texts are texts and no markup, formula or path
 (benchmarks/report/escape.py).
 
-`--diff` compares two such folders, say of two machines or of two versions: what changed per task,
-init and metric, what appeared or vanished, and where the protocols differ.
+`--bundle` puts the page and the records into one file, which is read like a folder of runs
+(benchmarks/report/bundle.py, share.py).
+
+`--diff` compares two such folders or files, say of two machines or of two versions: what changed
+per task, init and metric, what appeared or vanished, and where the protocols differ.
 """
 
 import argparse
@@ -21,11 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.common.command import program
-from moco.common.errors import UserError, run_cli
+from moco.common.errors import DataError, UserError, run_cli
 
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
     from benchmarks.report.compare import Comparison
+    from benchmarks.report.progress import Progress
     from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
@@ -34,8 +39,11 @@ EACH = "each"
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
+    if args.bundle is not None and (args.diff or args.bundle.suffix != ".zip"):
+        raise UserError(f"--bundle {args.bundle}: expected a name that ends in .zip, and no --diff")
     if bool(args.runs) == (args.diff is not None):
         raise UserError("give either folders of runs, or --diff with two of them")
+    from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import diff_files, diff_text, to_terminal
 
@@ -51,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         tables = make_tables(results, args.baseline, args.engine)
         print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
         written = write_files(args.out, tables, results, formats) if args.out else []
+        if args.bundle is not None:
+            from benchmarks.report.share import share, write_bundle
+
+            others = share(results)
+            shared = Report(make_tables(others, args.baseline, args.engine), others)
+            write_bundle(args.bundle, Report(tables, results), shared)
+            written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
 
@@ -83,11 +98,27 @@ def make_tables(
     return [table for group in groups for table in aggregate(group, baseline)]
 
 
+def tables_so_far(results: "Results", baseline: str | None) -> list["Table"]:
+    """Tables of a suite, maybe unfinished: none where no run is done.
+
+    Args:
+        baseline: ignored where no run of it is done.
+
+    Raises:
+        UserError: what must not be averaged.
+    """
+    if not results.transfer:
+        return []
+    finished = {run.record.init for run in results.transfer}
+    return make_tables(results, baseline if baseline in finished else None, EACH)
+
+
 def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
     """What changed from the results in `a` to those in `b`.
 
     Raises:
         UserError: what `make_tables` refuses; the message names the folder.
+        DataError: a damaged bundle.
     """
     from benchmarks.report.compare import compare
     from benchmarks.report.records import collect
@@ -96,22 +127,31 @@ def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
     for folder in (a, b):
         try:
             sides.append(make_tables(collect([folder]), engine=engine or EACH))
+        except DataError:  # names its file
+            raise
         except UserError as error:
             raise UserError(f"{folder}: {error}") from error
     return compare(*sides)
 
 
 def write_files(
-    out: Path, tables: Sequence["Table"], results: "Results", formats: Sequence[str] = FORMATS
+    out: Path,
+    tables: Sequence["Table"],
+    results: "Results",
+    formats: Sequence[str] = FORMATS,
+    progress: "Progress | None" = None,
 ) -> list[Path]:
     """Write the table in each format and the figures into `out`; returns the paths.
+
+    Args:
+        progress: of a suite that is being computed, for its page.
 
     Raises:
         UserError: a format that no renderer is registered for.
     """
     from benchmarks.report.content import Report
 
-    report, written = Report(tables, results), []
+    report, written = Report(tables, results, progress), []
     for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():
@@ -148,6 +188,8 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--baseline", help="init that gaps refer to (default: random, if there)")
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
+    zipped = "a zip file of the page and the records, to share: RUNS, A and B may be such a file"
+    result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return result

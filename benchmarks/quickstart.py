@@ -18,14 +18,18 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.report.progress import PAGE_NAME
+from benchmarks.run_suite import refresh_tables
 from benchmarks.suites import locks
 from benchmarks.suites.chain import Plan, make_runs
 from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import cpu
 from benchmarks.suites.forecast import foresee
+from benchmarks.suites.live import Live, add_serve
 from benchmarks.suites.prepare import limit_voc, training_images, voc_splits
 from benchmarks.suites.runs import DONE, LOCK_NAME, Run
 from benchmarks.suites.scheduler import Scheduler
@@ -44,11 +48,10 @@ SETTINGS_NAME = "quickstart.json"
 SEEDS, OWN_SEEDS = 5, 3  # trials per row; real scenes take longer
 IMAGES_MIN = 64
 VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
-LINE_EVERY_SECONDS = 10.0
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (
     *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
-    *("table.*", "runs.csv", "loss-*.png", "ap-*.png"),
+    *("table.*", "runs.csv", "loss-*.png", "ap-*.png", "samples.png"),
 )
 
 
@@ -67,18 +70,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         if plan.voc is not None and not plan.scenes.exists():
             limit_voc(plan.voc, plan.scenes, *(VOC_LIMITS if not plan.smoke else SMOKE_VOC_LIMITS))
         print(announcement(plan, runs, workers), flush=True)
-        Scheduler(
-            runs,
-            executor,
-            name="quickstart",
-            retry_failed=True,
-            fail_fast=True,
-            line_every_seconds=LINE_EVERY_SECONDS,
-        ).run()
-        minutes, times = format_seconds(time.monotonic() - start), os.times()
-        seconds = times.children_user + times.children_system
-        print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
-        report(plan, runs)
+        refresh = partial(refresh_tables, plan.out, runs, RANDOM)
+        with Live("Quickstart", runs, refresh, args.serve) as live:
+            Scheduler(
+                runs,
+                executor,
+                name="quickstart",
+                retry_failed=True,
+                fail_fast=True,
+                watch=live.update,
+            ).run()
+            live.pause()
+            minutes, times = format_seconds(time.monotonic() - start), os.times()
+            seconds = times.children_user + times.children_system
+            print(f"\nDone in {minutes} ({seconds:.0f} CPU-seconds, {workers} at a time).\n")
+            report(plan, runs)
+            live.finish(plan.out / PAGE_NAME)
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
@@ -167,6 +174,8 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
     from benchmarks.report.aggregate import aggregate
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
+    from benchmarks.report.samples import save_samples
+    from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])
     tables = aggregate(results.transfer, baseline=RANDOM)
@@ -177,6 +186,9 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
         print(printable(f"The pre-training itself: {numbers}"))
     files = write_files(plan.out, tables, results)
+    classes, [name] = annotated_classes(plan.scenes), tables[0].tested_on
+    tested = VOCSource(name, plan.scenes, "test", 2007, classes, published=False).read()
+    files.append(save_samples(plan.out / "samples.png", tables[0], tested))
     print("\nFiles:", *files, plan.weights, plan.pretrain, plan.out / "runs", sep="\n  ")
     print(next_commands(plan))
 
@@ -237,6 +249,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--voc", type=Path, metavar="DIR", help=voc)
     add("--seeds", type=int, help=f"trials per row ({SEEDS}; {OWN_SEEDS} with --voc)")
     add("--workers", type=int, default=0, help="processes at a time (default: one per core)")
+    add_serve(parser)
     add("--overwrite", action="store_true", help="remove an earlier quickstart's files first")
     smoke = "a few iterations of everything, to try the machinery"
     add("--smoke", action="store_true", help=smoke)

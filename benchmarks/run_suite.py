@@ -5,6 +5,7 @@
 
     ... --dry-run     list the runs and the hours that they take, check everything, start nothing
     ... --status      how far a running suite is, from another shell
+    ... --serve       the tables so far and the progress on a page for the browser
 
 Everything is checked before the first run starts. Interrupted at any moment, the same command
 continues; several may work on one folder. A run that fails does not stop the others, and is in no
@@ -13,13 +14,16 @@ number.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import benchmarks.suites.executors  # noqa: F401 - registers them
+from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.suites.checks import Findings, option_pairs
 from benchmarks.suites.data_digest import data_digests
 from benchmarks.suites.executors.base import EXECUTORS, Executor, Options
@@ -31,10 +35,11 @@ from benchmarks.suites.folder import (
     requested,
 )
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
-from benchmarks.suites.listing import listing, measured_speeds, status
+from benchmarks.suites.listing import listing, look_at, measured_speeds, status
+from benchmarks.suites.live import Live, add_serve, results_of
 from benchmarks.suites.programs import Programs
-from benchmarks.suites.runs import DONE, FAILED, RUNNING, STOPPED, WAITING, Run, State
-from benchmarks.suites.scheduler import Scheduler
+from benchmarks.suites.runs import DONE, FAILED, Run, State
+from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
 from benchmarks.suites.suite import RunSpec, Suite, expand
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.command import program
@@ -42,13 +47,6 @@ from moco.common.errors import UserError, printable, run_cli
 from moco.common.shipped import resolve
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
-# Why a run has no numbers.
-UNDONE = {
-    FAILED: "failed: {}",
-    RUNNING: "unfinished: it is still running",
-    STOPPED: "unfinished: it was interrupted",
-    WAITING: "unfinished: it was not started",
-}
 
 
 class SuiteFailed(UserError):
@@ -63,6 +61,8 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     folder = SuiteFolder(args.output or Path("output", suite.name))
     if args.status:
         status(folder)
+        if args.serve is not None:
+            serve(folder, args)
     else:
         run(suite, folder, args, programs or Programs())
 
@@ -120,20 +120,25 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
         path = folder.run(spec).folder
         return folder.run(spec, partial(programs.command, own, path, machines[spec.gpus]))
 
-    runs = [make_run(spec) for spec in specs]
-    states = Scheduler(
-        runs,
-        executor,
-        retry_failed=args.retry_failed,
-        measured=measured,
-        stop_seconds=args.stop_seconds,
-        keep=keep,
-    ).run()
-    if args.keep:  # else runs that were done before stay as they are
-        for each in runs:
-            if states[each.name].kind == DONE:
-                remove_checkpoints(each.folder, args.keep, done=True)
-    write_tables(folder, specs, args.baseline or suite.baseline)
+    runs, baseline = [make_run(spec) for spec in specs], args.baseline or suite.baseline
+    refresh = partial(refresh_tables, folder.tables, runs, baseline, lock=folder.lock)
+    with Live(suite.title or suite.name, runs, refresh, args.serve) as live:
+        states = Scheduler(
+            runs,
+            executor,
+            retry_failed=args.retry_failed,
+            measured=measured,
+            stop_seconds=args.stop_seconds,
+            keep=keep,
+            watch=live.update,
+        ).run()
+        live.pause()
+        if args.keep:  # else runs that were done before stay as they are
+            for each in runs:
+                if states[each.name].kind == DONE:
+                    remove_checkpoints(each.folder, args.keep, done=True)
+        write_tables(folder, runs, baseline)
+        live.finish(folder.tables / PAGE_NAME)
     raise_failures(runs, states)
 
 
@@ -203,31 +208,60 @@ def raise_failures(runs: Sequence[Run], states: Mapping[str, State]) -> None:
         )
 
 
-def write_tables(folder: SuiteFolder, specs: Sequence[RunSpec], baseline: str | None) -> None:
+def serve(folder: SuiteFolder, args: argparse.Namespace) -> None:
+    """Serve the report of a suite that others compute, until Ctrl-C; writes nothing."""
+    from benchmarks.make_table import tables_so_far
+    from benchmarks.report.content import Report
+    from benchmarks.report.render import html
+
+    content, specs = folder.read()
+    runs = [folder.run(spec) for spec in specs]
+
+    def make_page(progress: Progress) -> str:
+        results = results_of(runs)
+        tables = tables_so_far(results, args.baseline)
+        return html(Report(tables, results, None if progress.share == 1 else progress))[PAGE_NAME]
+
+    with Live(content["suite"], runs, make_page, args.serve) as live, suppress(KeyboardInterrupt):
+        while True:
+            live.update(*look_at(runs))
+            time.sleep(REMOTE_SHOW_SECONDS)
+
+
+def refresh_tables(
+    out: Path,
+    runs: Sequence[Run],
+    baseline: str | None,
+    progress: Progress,
+    lock: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> str:
+    """Write the tables of the runs that are done so far, and the page, which is returned."""
+    from benchmarks.make_table import FORMATS, tables_so_far, write_files
+
+    results = results_of(runs, reported=())  # the page has the others in its progress
+    tables = tables_so_far(results, baseline)
+    with lock():
+        write_files(out, tables, results, FORMATS if tables else ("html",), progress)
+    return (out / PAGE_NAME).read_text()
+
+
+def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
-    from benchmarks.make_table import EACH, make_tables, write_files
-    from benchmarks.report.records import Unusable, collect
+    from benchmarks.make_table import tables_so_far, write_files
     from benchmarks.report.render import to_terminal
 
-    # Only runs of `specs` count, whatever else is in the folder.
-    states = {run_.folder: run_.state() for run_ in map(folder.run, specs)}
-    done = [path for path, state in states.items() if state.kind == DONE]
-    if not done:
-        print("no run is done, so there is no table")
-        return
-    undone = {path: state for path, state in states.items() if state.kind != DONE}
-    unusable = [Unusable(path, UNDONE[s.kind].format(s.text)) for path, s in undone.items()]
-    results = replace(collect(done), unusable=tuple(unusable))
+    results = results_of(runs)
     finished = {each.record.init for each in results.transfer}
-    if baseline not in finished:
-        if baseline in {spec.init for spec in specs}:
-            instead = "random" if "random" in finished else "nothing"
-            print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
-        baseline = None
-    tables = make_tables(results, baseline, EACH)
+    if finished and baseline in {each.expected["init"] for each in runs} - finished:
+        instead = "random" if "random" in finished else "nothing"
+        print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
+    tables = tables_so_far(results, baseline)
     with folder.lock():  # another runner may have come to its end as well
         remove_stale(folder.tables)
         files = write_files(folder.tables, tables, results)
+    if not tables:
+        print("no run is done, so there is no table")
+        return
     print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
     print("\nFiles:", *files, sep="\n  ")
     page = next(path for path in files if path.suffix == ".html")
@@ -292,6 +326,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--slurm", **several, metavar="KEY=VALUE", help=slurm)
     add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
     add("--status", action="store_true", help="how far the suite in DIR is")
+    add_serve(parser)
     add("--retry-failed", action="store_true", help="try runs that failed before once more")
     keep = (
         "checkpoints that stay: the final one of each run (default), its last two, or all; "

@@ -27,7 +27,9 @@ def read_initial_weights(
 
     Args:
         file: a path, what moco/common/pretrained.py downloads, or `random`.
-        arch, stem, width: what the network has to be; `""` and 0: as the file has it.
+        arch: what the network has to be; `""`: as the file has it.
+        stem: the same.
+        width: the same; 0: as the file has it.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
 
     Raises:

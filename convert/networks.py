@@ -80,7 +80,8 @@ def choose_network(raw: Any, entries: Sequence[Entry], encoder: str | None, wher
     Of a model and its moving average the average is taken, as timm and torchvision do.
 
     Args:
-        raw, entries: the file, and the same flattened.
+        raw: the file.
+        entries: the same, flattened.
 
     Raises:
         DataError: unknown layout; or several networks, of which any could be meant.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli
-from moco.common.files import PathLike, atomic_write_text, sha256_file
+from moco.common.files import PathLike, atomic_write_text, files_below, sha256_file
 
 if TYPE_CHECKING:
     from moco.data.images import Images
@@ -96,16 +96,8 @@ def changed_files(root: PathLike, workers: int = 0) -> list[str]:
 
 
 def _names(root: PathLike) -> list[str]:
-    """Paths below `root`, sorted; links are followed, each real folder once."""
-    names, seen = [], set()
-    for parent, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(parent)
-        folders[:] = [] if real in seen else sorted(f for f in folders if f[0] != ".")
-        if real not in seen:
-            paths = [os.path.join(parent, name) for name in files if name[0] != "."]
-            names += [os.path.relpath(path, root) for path in paths if os.path.isfile(path)]
-        seen.add(real)
-    return sorted(set(names) - {SUMS_NAME})
+    """Paths below `root`, sorted."""
+    return sorted({n for n in files_below(root) if os.path.isfile(Path(root, n))} - {SUMS_NAME})
 
 
 def _problem(images: "Images", index: int) -> str:

@@ -2,27 +2,13 @@
 
 import ast
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import make_table, plot_curves, quickstart, run_suite
-from benchmarks.speed import __main__ as speed
 from benchmarks.suites.suite_file import load_suite
-from convert import convert_to_d2
-from detection import train_net
-from detection.config.task import default_task
-from detection.datasets import __main__ as doctor
-from moco import knn, pretrain
-from moco.classification import classify
-from moco.classification.config import load_classify_cfg
-from moco.common.cfgnode import load_cfg
-from moco.finetune import FINETUNE
-from moco.linear import LINEAR
-from moco.pretraining.config import load_pretrain_cfg
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("moco", "convert", "detection", "benchmarks")  # in the order in which data walks
@@ -210,13 +196,6 @@ def test_every_package_is_installed():
     assert folders == packages, "a folder of modules has no __init__.py"
 
 
-def documented_commands() -> list[list[str]]:
-    pages = (ROOT / "README.md").read_text() + (ROOT / "docs" / "guides" / "suites.md").read_text()
-    blocks = re.findall(r"^```\w*\n(.*?)^```", pages, re.S | re.M)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.startswith(("python ", "torchrun "))]
-
-
 def test_every_suite_is_on_its_page():
     page = (ROOT / "docs" / "guides" / "suites.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", page, re.M))
@@ -227,35 +206,3 @@ def test_every_suite_is_on_its_page():
         assert trials == " and ".join(map(str, numbers)), name
     files = {path.stem for path in (ROOT / "configs" / "suites").iterdir()}
     assert files == {*listed, "paper"}
-
-
-@pytest.mark.parametrize("words", documented_commands(), ids=" ".join)
-def test_documented_commands_are_accepted(words):
-    """Every flag parses, every configuration named exists, every key of an override is known."""
-    if words[1:3] in (["-m", "pip"], ["-m", "pytest"]):
-        return
-    at = words.index("-m") + 1 if "-m" in words else 1
-    target, args = words[at], words[at + 1 :]
-    if target == "moco.pretrain":
-        parsed = pretrain.parse_args(args)
-        load_pretrain_cfg(ROOT / parsed.config_file, parsed.opts)
-    elif target in ("moco.linear", "moco.finetune"):
-        protocol = LINEAR if target == "moco.linear" else FINETUNE
-        parsed = classify.parse_args(protocol, args)
-        load_classify_cfg(protocol.defaults, ROOT / parsed.config_file, parsed.opts)
-    elif target == "benchmarks.run_suite":
-        load_suite(ROOT / run_suite.build_parser().parse_args(args).suite)
-    elif target == "detection/train_net.py":
-        parsed = train_net.build_parser().parse_args(args)
-        load_cfg(default_task(), ROOT / parsed.config_file, parsed.opts)
-    else:
-        parsers = {
-            "convert/convert_to_d2.py": convert_to_d2.build_parser,
-            "benchmarks.make_table": make_table.build_parser,
-            "benchmarks.plot_curves": plot_curves.build_parser,
-            "benchmarks.quickstart": quickstart.build_parser,
-            "benchmarks.speed": speed.build_parser,
-            "detection.datasets": doctor.build_parser,
-            "moco.knn": knn.build_parser,
-        }
-        parsers[target]().parse_args(args)

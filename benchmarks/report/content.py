@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import Gap, Row, Table, stems
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
+from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Run
 from benchmarks.report.style import (
     FEW_MARK,
@@ -167,10 +168,15 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Tables and the runs behind them: what a renderer gets."""
+    """Tables and the runs behind them: what a renderer gets.
+
+    Attributes:
+        progress: of a suite that is being computed; only the page shows it.
+    """
 
     tables: Sequence[Table]
     results: Results
+    progress: Progress | None = None
 
     @cached_property
     def sections(self) -> list[Section]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.report.plots import Curve
 from benchmarks.report.records import Run
 from detection.evaluation import voc
+from detection.evaluation.predictions import read_voc
 from moco.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,10 +67,7 @@ def precision_recall(run: Run) -> Curve:
 def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], float]:
     """Recall (101), precision (101) and AP50."""
     detections = voc.VOCDetections(len(split.classes))
-    by_image: dict[str, list[dict[str, Any]]] = {}
-    for row in json.loads(path.read_text())["predictions"]:
-        by_image.setdefault(str(row["image_id"]), []).append(row)
-    for image_id, rows in by_image.items():
+    for image_id, rows in read_voc(path).items():
         columns = ([row[key] for row in rows] for key in ("bbox", "score", "category_id"))
         detections.add(image_id, *map(np.array, columns))
     index = {image_id: i for i, image_id in enumerate(split.truth)}

@@ -10,32 +10,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.report.bundle import read_bundle, suite_task
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
 
-SUITE_NAME = "suite.json"  # in a suite's folder, whose runs are in runs/<task>/<init>/<seed>
-
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its record and where it was found, maybe not the machine that wrote it."""
+    """A finished run: its record and where it was found, maybe not the machine that wrote it.
+
+    Attributes:
+        suite_task: the suite's name of the task; None of a run outside of a suite.
+    """
 
     folder: Path
     record: RunRecord
+    suite_task: str | None = None
 
     @property
     def tested_on(self) -> tuple[str, ...]:
         """DATASETS.TEST; empty where there is none (classifications)."""
         return tuple(self.record.config.get("DATASETS.TEST") or ())
-
-    @property
-    def suite_task(self) -> str | None:
-        """The suite's name of the task; None of a run outside of a suite."""
-        task, runs = self.folder.parent.parent, self.folder.parent.parent.parent
-        in_suite = runs.name == "runs" and (runs.parent / SUITE_NAME).is_file()
-        return task.name if in_suite else None
 
     @property
     def label(self) -> str:
@@ -94,29 +91,35 @@ class Results:
 
 
 def collect(paths: Sequence[PathLike]) -> Results:
-    """Read every run below `paths` (run folders, folders of run folders, or `run.json` files).
+    """Read every run below `paths`: run folders, folders of run folders, `run.json` files, bundles.
 
     A folder reached twice counts once. The order is that of the folders' names.
 
     Raises:
         UserError: a path that does not exist, no run below any of them, or an invalid record.
+        DataError: a damaged bundle.
     """
-    folders: set[Path] = set()
+    found: dict[Path, tuple[RunRecord, str | None] | None] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
-        folders.update([path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()))
-    if not folders:
+        if path.suffix == ".zip" and path.is_file():
+            found |= {path.resolve() / name: pair for name, pair in read_bundle(path).items()}
+            continue
+        for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
+            has_record = (folder / RECORD_NAME).is_file()
+            found[folder] = _read_run(folder) if has_record else None
+    if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
             "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
         )
     transfer, pretraining, unusable = [], [], []
-    for folder in sorted(folders):
-        if not (folder / RECORD_NAME).is_file():
+    for folder, pair in sorted(found.items()):
+        if pair is None:
             unusable.append(Unusable(folder, f"unfinished: it has no {RECORD_NAME} yet"))
             continue
-        record = read_record(folder / RECORD_NAME)
+        record, task = pair
         for name, value in record.metrics.items():
             if name.split("/", 1)[0] in HEADLINE and value is not None and not 0 <= value <= 100:
                 raise UserError(
@@ -126,10 +129,14 @@ def collect(paths: Sequence[PathLike]) -> Results:
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))
         elif record.kind == "pretrain":
-            pretraining.append(Run(folder, record))
+            pretraining.append(Run(folder, record, task))
         else:
-            transfer.append(Run(folder, record))
+            transfer.append(Run(folder, record, task))
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
+
+
+def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
+    return read_record(folder / RECORD_NAME), suite_task(folder, Path.is_file)
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

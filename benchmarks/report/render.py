@@ -4,10 +4,12 @@ A template escapes whatever it prints for its own format, so a record's texts ar
 output; only what a template itself says is markup.
 """
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import markupsafe
 from fvcore.common.registry import Registry
@@ -20,9 +22,13 @@ from benchmarks.report.compare import Comparison
 from benchmarks.report.content import Report, arrange, facts, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
+from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.report.records import Results, Unusable
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
+
+if TYPE_CHECKING:
+    from benchmarks.report.page import Figures
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
 PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
@@ -65,9 +71,19 @@ def html(report: Report) -> dict[str, str]:
     from benchmarks.report import page
 
     figures = {section.stem: page.figures(report, section) for section in report.sections}
-    schedules = page.schedules(report.tables)
-    text = _render("table.html", report=report, figures=figures, schedules=schedules)
-    return {"table.html": text}
+    return {PAGE_NAME: page_text(report, figures, page.schedules(report.tables))}
+
+
+def page_text(
+    report: Report, figures: "Mapping[str, Figures]", schedules: Mapping[str, str]
+) -> str:
+    """The page of a report whose figures are made, by the sections' stems and by title."""
+    return _render("table.html", report=report, figures=figures, schedules=schedules)
+
+
+def progress_text(progress: Progress) -> str:
+    """What the page shows of a suite that is being computed, as HTML."""
+    return _render("progress.html", progress=progress)
 
 
 @RENDERERS.register()
@@ -132,7 +148,14 @@ def _environment(kind: str) -> Environment:
     )
     environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
+    environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment
+
+
+def _csp_hash(text: str) -> Markup:
+    """By which a Content-Security-Policy allows this text of an element."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return Markup(f"sha256-{base64.b64encode(digest).decode()}")
 
 
 def _pipes(head: list[str], rows: list[list[str]]) -> str:

@@ -17,6 +17,8 @@ GRAY = "#8a8a8a"  # random initialization
 GRID_COLOR = "#e6e6e6"
 # Okabe and Ito's palette, which color-blind readers can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Boxes of the ground truth, and of predictions that are right or wrong.
+TRUTH, RIGHT, WRONG = PALETTE[5], PALETTE[2], PALETTE[1]
 
 _TITLE = re.compile(r"AP(\d*)(?:\^(\w+))?")
 

@@ -10,11 +10,11 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, SuiteTask, all_keys
-from moco.common.files import sha256_file
+from moco.common.files import files_below, sha256_file
 
 # Keys of folders that a task is trained and tested on, where it is not one of the known datasets.
 FOLDERS = ("DATASETS.VOC_DIR", "DATA.ROOT")
@@ -50,7 +50,7 @@ def task_digest(task: SuiteTask) -> str:
 @functools.cache
 def folder_digest(folder: str) -> str:
     """The digest of one folder; see the head of this file."""
-    names = sorted(_names(folder))
+    names = sorted(files_below(folder))
     digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape"))
     for is_read in (True, False):
         kind = [name for name in names if name.lower().endswith(READ) == is_read]
@@ -62,16 +62,3 @@ def folder_digest(folder: str) -> str:
                 content = "unreadable"
             digest.update(f"\n{content}".encode())
     return digest.hexdigest()
-
-
-def _names(folder: str) -> Iterator[str]:
-    """Of the files below a folder, relative, through links to folders, each folder once."""
-    seen = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        status = os.stat(place)
-        inside = (status.st_dev, status.st_ino) not in seen
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if inside and not name.startswith("."))
-        for name in files if inside else ():
-            if not name.startswith("."):
-                yield os.path.relpath(os.path.join(place, name), folder)

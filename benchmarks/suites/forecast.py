@@ -1,15 +1,13 @@
 """How long runs take, how much of a plan is done, and the one line that shows it."""
 
 import math
-import os
 import statistics
-import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, WAITING, Run, State
-from moco.common.progress import format_seconds
+from moco.common.progress import Bar, format_seconds
 
 
 class Measured(NamedTuple):
@@ -125,29 +123,32 @@ def summary(runs: Sequence[Run], states: Mapping[str, State]) -> str:
     return f"{text}; {', '.join(names)}" if names else text
 
 
-class Display:
-    """A bar on a terminal, a line now and then elsewhere, silent with MOCO_PROGRESS=off."""
+class Display(Bar):
+    """How far a plan is, shown as `moco.common.progress` shows it."""
 
-    def __init__(self, name: str, every_seconds: float) -> None:
-        self._name, self._bar, self._every_seconds = name, None, every_seconds
-        self._silent = os.environ.get("MOCO_PROGRESS") == "off"
-        self._last = -math.inf
-        if not self._silent and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
-            self._bar = tqdm(total=100, desc=name, bar_format=bar_format, dynamic_ncols=True)
+    def __init__(self, name: str) -> None:
+        bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}{postfix}"
+        super().__init__(total=100, desc=name, bar_format=bar_format)
+        self._name, self._begun = name, (time.monotonic(), math.nan)
+        self._latest = self._begun[0], Forecast(0, math.inf)
 
     def show(self, forecast: Forecast, text: str) -> None:
-        left = f"about {format_seconds(forecast.seconds_left)} left"
-        if self._bar is not None:
-            self._bar.n = 100 * forecast.done
-            self._bar.set_postfix_str(f"{left}: {text}", refresh=True)
-        elif not self._silent and time.monotonic() - self._last >= self._every_seconds:
-            self._last = time.monotonic()
-            line = f"{self._name}: {100 * forecast.done:.0f}%, {left}: {text}"
-            print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        now = time.monotonic()
+        if math.isnan(self._begun[1]):
+            self._begun = now, forecast.done
+        if forecast != self._latest[1]:
+            self._latest = now, forecast
+        # A run tells how far it is every now and then, and the time passes in between. Where it
+        # takes longer than foreseen, the rest takes as long for its share as what was done.
+        seconds_left = forecast.seconds_left - (now - self._latest[0])
+        if seconds_left <= 0:
+            share = forecast.done - self._begun[1]
+            seconds_left = (
+                (now - self._begun[0]) * (1 - forecast.done) / share if share else math.inf
+            )
+        left = f"about {format_seconds(seconds_left)} left"
+        if self.terminal is not None:
+            self.terminal.n = 100 * forecast.done
+            self.terminal.set_postfix_str(f"{left}: {text}", refresh=True)
+        line = f"{self._name}: {100 * forecast.done:.0f}%, {left}: {text}"
+        self.line((forecast.done, text), lambda: line, now=forecast.done == 1)

@@ -9,8 +9,8 @@ from tabulate import tabulate
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Measured, estimate, foresee, speed
-from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run
+from benchmarks.suites.forecast import Forecast, Measured, estimate, foresee, speed
+from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
 from moco.common.progress import format_seconds
@@ -83,11 +83,18 @@ def listing(
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
 
 
+def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
+    """How far runs are that others compute; reads only."""
+    states = with_jobs(runs, {each.name: each.state() for each in runs})
+    parallel = sum(state.kind == RUNNING for state in states.values())
+    return states, foresee(runs, states, measured_speeds(runs, None), parallel)
+
+
 def status(folder: SuiteFolder) -> None:
     """How far every run is; reads only."""
     content, specs = folder.read()
     runs = [folder.run(spec) for spec in specs]
-    states = with_jobs(runs, {each.name: each.state() for each in runs})
+    states, forecast = look_at(runs)
     rows = []
     for spec, each in zip(specs, runs, strict=True):
         state, length = states[each.name], spec.iterations or "?"
@@ -102,9 +109,7 @@ def status(folder: SuiteFolder) -> None:
     parts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
     left = ""
     if RUNNING in kinds:
-        speeds = measured_speeds(runs, None)
-        seconds = foresee(runs, states, speeds, kinds.count(RUNNING)).seconds_left
-        left = f", about {format_seconds(seconds)} left"
+        left = f", about {format_seconds(forecast.seconds_left)} left"
     elif QUEUED not in kinds and not all(state.settled for state in states.values()):
         left = "; nothing is running"
     print(f"\n{content['suite']}: {', '.join(parts)} of {len(specs)}{left}")

@@ -8,12 +8,12 @@ a folder with others.
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
-from benchmarks.suites.forecast import Display, Measured, foresee, speed, summary
+from benchmarks.suites.forecast import Display, Forecast, Measured, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
@@ -34,7 +34,6 @@ POLL_SECONDS = 0.2
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
 SHOW_SECONDS = 1.0
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
-LINE_EVERY_SECONDS = 60.0  # where there is no terminal: a suite takes days
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
@@ -77,7 +76,7 @@ class Scheduler:
         measured: speeds of earlier runs on this hardware, for the time left.
         stop_seconds: how long processes may take to save when the scheduler is asked to stop.
         keep: which checkpoints of the runs that are computed stay, see benchmarks/suites/keep.py.
-        line_every_seconds: of progress, where there is no terminal.
+        watch: told how far the runs are, as often as it is shown.
     """
 
     runs: Sequence[Run]
@@ -89,7 +88,7 @@ class Scheduler:
     measured: Sequence[Measured] = ()
     stop_seconds: float = 120.0
     keep: str = ALL
-    line_every_seconds: float = LINE_EVERY_SECONDS
+    watch: Callable[[Mapping[str, State], Forecast], None] = lambda states, forecast: None
 
     def __post_init__(self) -> None:
         self._open = {run.name: run for run in self.runs}  # neither settled nor ours
@@ -113,7 +112,7 @@ class Scheduler:
             RunFailed: with `fail_fast`, a run failed.
             UserError: a cluster refuses a job, or the disk is full.
         """
-        display = Display(self.name, self.line_every_seconds)
+        display = Display(self.name)
         with self._noted_signals():
             try:
                 while self._open or self._active:
@@ -350,4 +349,5 @@ class Scheduler:
             self._states[name] = state
         parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
         forecast = foresee(self.runs, self._states, self.measured, parallel)
+        self.watch(self._states, forecast)
         display.show(forecast, summary(self.runs, self._states))

@@ -5,8 +5,7 @@
 * **scenes** of one to five objects in PASCAL VOC's layout, for fine-tuning and evaluation:
   `scenes/{Annotations,ImageSets/Main,JPEGImages}`, splits `trainval` and `test`.
 
-    python -m benchmarks.suites.synthetic DIR [--images 8192] [--trainval 200] [--test 200]
-    [--seed 0]
+    python -m benchmarks.suites.synthetic DIR --images 8192 --trainval 200 --test 200 --seed 0
 
 Class i is shape i filled with texture (3i + 1) mod 8, so a class is told apart by its outline and
 by its texture. Size, place, rotation, aspect and colors are sampled for every object; colors

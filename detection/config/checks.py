@@ -12,6 +12,7 @@ from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError, first_few
+from moco.engine.loggers import check_loggers
 
 _SMALLEST = {
     "SOLVER.MAX_ITER": 1,
@@ -63,6 +64,7 @@ def check_values(cfg: CfgNode) -> None:
         )
     if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
         raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
+    check_loggers(cfg.LOG.LOGGERS)
     sizes = cfg.INPUT.MIN_SIZE_TRAIN
     sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)  # one number: in Detectron2
     if not sizes or not all(_finite(size) and size >= 1 for size in sizes):

@@ -17,8 +17,7 @@ class Engine(Protocol):
 
     # The network of a configuration, at random weights.
     build_model: Callable[[CfgNode], Any]
-    # Train and evaluate; see detection/embedded/trainer.py. Returns
-    # detection.engine.weights.EngineResult.
+    # Do a detection.engine.processes.Job; returns detection.engine.weights.EngineResult.
     run: Callable[..., Any]
 
     def default_config(self, *, dense_pose: bool) -> CfgNode:

@@ -169,6 +169,9 @@ TRANSFER: dict[str, Any] = {
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
     "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
+    # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
+    # moco.engine.loggers.LOGGERS.
+    "LOG.LOGGERS": ("tensorboard",),
 }
 
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
@@ -216,6 +219,7 @@ NOT_PROTOCOL = (
     "DATASETS.COCO_TEST_ROOT",
     "SOLVER.CHECKPOINT_PERIOD",
     "SOLVER.REFERENCE_WORLD_SIZE",
+    "LOG.LOGGERS",
     "INPUT.FORMAT",
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",

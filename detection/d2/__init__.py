@@ -1,6 +1,6 @@
 """The Detectron2 plugin. Importing it registers its backbones and heads.
 
-In a custom train_net.py::
+In a custom train_net.py:
 
     from detection.d2 import add_transfer_config, apply_weights, register
     cfg = get_cfg()

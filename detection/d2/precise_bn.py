@@ -14,9 +14,10 @@ from detectron2.engine import HookBase
 from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
-from detection.d2.state import UnreadableError, due
+from detection.d2.state import UnreadableError
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.random_state import private_random
+from detection.engine.resuming import due
 from moco.common.errors import DataError
 
 

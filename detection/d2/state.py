@@ -17,7 +17,7 @@ from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
 from detection.engine.random_state import random_state, restore_random
-from detection.engine.resuming import evaluation_is_missing
+from detection.engine.resuming import WINDOW_ITERS, due, evaluation_is_missing
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.engine.stop import StopRequest
@@ -25,7 +25,6 @@ from moco.engine.stop import StopRequest
 logger = logging.getLogger(__name__)
 
 STATE_KEY = "standing"  # in a checkpoint
-WINDOW_ITERS = 20  # over which Detectron2's writers smooth what they write
 
 
 class StoppedError(BaseException):
@@ -167,8 +166,3 @@ def usable_state(state: Any, path: PathLike, loader: ResumableLoader) -> Mapping
         return state
     logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
     return None
-
-
-def due(done: int, period: int) -> bool:
-    """Whether something is due after `done` iterations; period 0: at the end only."""
-    return period > 0 and done % period == 0

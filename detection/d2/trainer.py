@@ -5,8 +5,8 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
+from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
@@ -52,9 +53,15 @@ from detection.d2.state import (
 from detection.datasets import cache_clear
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
-from detection.engine.processes import ONE_PROCESS, Processes, Work, report, run_here, run_in_others
+from detection.engine.processes import Job, report, run_job
 from detection.engine.random_state import private_random
-from detection.engine.resuming import counting, last_checkpoint, resume_from, set_iterations
+from detection.engine.resuming import (
+    WINDOW_ITERS,
+    counting,
+    diverged,
+    last_checkpoint,
+    resume_from,
+)
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -65,64 +72,29 @@ from detection.engine.weights import (
 from detection.evaluation.metrics import HEADLINE
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
-from moco.common.errors import DataError, NumericError
+from moco.common.cfgnode import flatten
+from moco.common.errors import DataError
 from moco.common.progress import Progress
+from moco.engine.loggers import Loggers
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
 
 
-def run(
-    cfg: CfgNode,
-    *,
-    weights: Converted | None,
-    resume: bool,
-    eval_only: bool,
-    visualize: int = 0,
-    processes: Processes = ONE_PROCESS,
-    imports: Sequence[str] = (),
-) -> EngineResult:
-    """Train and evaluate, or only evaluate, the task in `cfg` (detection/config/task.py).
-
-    Args:
-        cfg: fits `processes`, see detection/engine/processes.py.
-        weights: the converted backbone, None for a random one and for evaluation.
-        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
-        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
-        visualize: number of test images to plot the predictions on.
-        imports: the user's modules, which every process imports.
-
-    A stop signal (moco/engine/stop.py) is answered by all processes together after the iteration at
-    hand; one that comes during an evaluation, after its end and one more iteration. An evaluation
-    that was due at a stop is done by `resume`.
-
-    Raises:
-        UserError: what does not fit; NumericError: a loss that is not finite.
-        Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
-    """
-    work = partial(_work, cfg, weights, resume, eval_only, visualize, tuple(imports))
-    saves = not eval_only
-    if processes.world_size == 1:
-        return run_here(work, saves=saves)
-
-    def launch_all(outcome: Path) -> None:
-        launch(
-            _in_process,
-            processes.num_gpus,
-            processes.num_machines,
-            processes.machine_rank,
-            processes.dist_url,
-            args=(work, outcome, saves),
-        )
-
-    iterations = 0 if eval_only else cfg.SOLVER.MAX_ITER
-    return run_in_others(launch_all, device=cfg.MODEL.DEVICE, iterations=iterations, saves=saves)
+def run(job: Job) -> EngineResult:
+    """Train and evaluate, or only evaluate; see `detection.engine.processes.run_job`."""
+    return run_job(job, _work, _launch)
 
 
-def _in_process(work: Work, outcome: Path, saves: bool) -> None:
+def _launch(job: Job, outcome: Path) -> None:
+    of = job.processes
+    where = of.num_gpus, of.num_machines, of.machine_rank, of.dist_url
+    launch(_in_process, *where, args=(job, outcome))
+
+
+def _in_process(job: Job, outcome: Path) -> None:
     """What Detectron2's launch runs in each process."""
-    rank, local_rank = comm.get_rank(), comm.get_local_rank()
-    report(work, outcome, rank=rank, local_rank=local_rank, saves=saves)
+    report(job, _work, outcome, rank=comm.get_rank(), local_rank=comm.get_local_rank())
     _disconnect()
 
 
@@ -165,6 +137,15 @@ class Trainer(DefaultTrainer):
         self.checkpoint_hook.save_unreadable(self.iter)
         last, doctor = last_checkpoint(Path(self.cfg.OUTPUT_DIR)), doctor_command(self.cfg)
         raise UnreadableError(resumable(error, last, doctor)) from error
+
+    def build_writers(self) -> list[EventWriter]:
+        """Detectron2's, and the other loggers of LOG.LOGGERS; for tensorboard it has its own."""
+        cfg, names = self.cfg, set(self.cfg.LOG.LOGGERS)
+        loggers = Loggers(names - {"tensorboard"}, Path(cfg.OUTPUT_DIR), flatten(cfg))
+        own = super().build_writers()
+        if "tensorboard" not in names:
+            own = [writer for writer in own if not isinstance(writer, TensorboardXWriter)]
+        return [*own, LoggerWriter(loggers)]
 
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with `CheckpointHook` on every rank in place of its own."""
@@ -209,6 +190,26 @@ class CpuTrainer(Trainer):
         self.register_hooks(self.build_hooks())
 
 
+class LoggerWriter(EventWriter):
+    """Gives loggers what Detectron2's JSONWriter writes into metrics.json."""
+
+    def __init__(self, loggers: Loggers) -> None:
+        self._loggers, self._last = loggers, -1
+
+    def write(self) -> None:
+        new: dict[int, dict[str, float]] = defaultdict(dict)
+        latest = get_event_storage().latest_with_smoothing_hint(WINDOW_ITERS)
+        for name, (value, iteration) in latest.items():
+            if iteration > self._last:
+                new[iteration][name] = value
+        for iteration in sorted(new):
+            self._loggers.log(new[iteration], iteration)
+            self._last = iteration
+
+    def close(self) -> None:
+        self._loggers.close()
+
+
 class ProgressHook(HookBase):
     """Iterations done, speed and time left."""
 
@@ -225,33 +226,25 @@ class ProgressHook(HookBase):
         self._progress.__exit__(None, None, None)
 
 
-def _work(
-    cfg: CfgNode,
-    weights: Converted | None,
-    resume: bool,
-    eval_only: bool,
-    visualize: int,
-    imports: Sequence[str],
-    stop: StopRequest,
-) -> EngineResult:
+def _work(job: Job, stop: StopRequest) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
-    start = time.monotonic()
+    start, cfg = time.monotonic(), job.cfg
     _set_up(cfg)
-    import_modules(imports)
+    import_modules(job.imports)
     offer(cfg)
-    register(cfg, cfg.DATASETS.TEST if eval_only else (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST))
+    register(cfg, (*(() if job.eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST))
     cfg = with_builder(with_process_norms(cfg, comm.get_world_size()))
     coverage, iterations = None, 0
-    if eval_only:
+    if job.eval_only:
         model = Trainer.build_model(cfg)
         load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
         metrics = _canonical(flatten_results_dict(Trainer.test(cfg, model)))
     else:
-        model, metrics, coverage, iterations = _train(cfg, weights, resume, stop)
+        model, metrics, coverage, iterations = _train(cfg, job.weights, job.resume, stop)
     if cfg.TEST.AUG.ENABLED:
         metrics |= _augmented(cfg, model)
-    if visualize and comm.is_main_process():
-        logger.info("plotted predictions into %s", plot_predictions(cfg, model, visualize))
+    if job.visualize and comm.is_main_process():
+        logger.info("plotted predictions into %s", plot_predictions(cfg, model, job.visualize))
     return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
 
 
@@ -294,12 +287,7 @@ def _train(
     except UnreadableError as error:
         raise DataError(str(error)) from error
     except FloatingPointError as error:
-        diverged = NumericError(
-            f"iteration {trainer.iter}: {error}; the last checkpoint is kept, lower SOLVER.BASE_LR "
-            "or lengthen SOLVER.WARMUP_ITERS"
-        )
-        set_iterations(diverged, trainer.iter)
-        raise diverged from error
+        raise diverged(cfg, trainer.iter, str(error)) from error
     finally:
         gc.unfreeze()
     latest = trainer.storage.latest()

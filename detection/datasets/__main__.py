@@ -1,10 +1,12 @@
-"""Check the datasets before training: `python -m detection.datasets doctor --help`."""
+"""Datasets by name: `moco-transfer datasets list`, `fetch` and `doctor`."""
 
 import argparse
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from detection.datasets import doctor
+from detection.datasets import doctor, fetch
+from detection.datasets.archives import datasets
 from detection.datasets.base import formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
 from moco.common.command import program
@@ -14,9 +16,27 @@ from moco.common.errors import DataError, run_cli
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("datasets", "python -m detection.datasets"),
-        description="Check the datasets before training.",
+        description="Get published datasets, and check datasets before training.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    names = commands.add_parser("list", help="say what can be fetched, and what is present")
+    _add_common(names)
+    get = commands.add_parser(
+        "fetch",
+        help="download, unpack and check published datasets",
+        description="Download what is missing of published datasets, compare it with the published "
+        "hashes, unpack and check it. Archives that exist in ROOT/archives are used.",
+    )
+    get.add_argument("names", nargs="+", choices=list(datasets()), metavar="NAME")
+    get.add_argument("--mirror", default="", metavar="URL", help="folder with the same files")
+    get.add_argument("--keep", action="store_true", help="keep the archives")
+    get.add_argument(
+        "--again",
+        action="store_true",
+        help="get what is present too: files of it that are missing are added, none is overwritten",
+    )
+    get.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    _add_common(get)
     check = commands.add_parser(
         "doctor",
         help="say what exists, is complete, is wrong",
@@ -29,28 +49,34 @@ def build_parser() -> argparse.ArgumentParser:
     for kind, format_ in formats().items():
         if format_.custom:
             what.add_argument(format_.custom.flag, dest=f"custom_{kind}", **format_.custom.options)
-    check.add_argument(
-        "--root",
-        metavar="DIR",
-        help=f"the folder of the datasets; default ${DATASETS_VARIABLE}, else ./datasets. With "
-        "--coco-json the folder of the images; default: near the file",
-    )
+    _add_common(check, ". With --coco-json the folder of the images; default: near the file")
     check.add_argument(
         "--verify",
         action="store_true",
         help="also decode every image, and compare its size with the annotations; check every "
         "label map, and look for copies of images",
     )
-    check.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def _add_common(parser: argparse.ArgumentParser, more: str = "") -> None:
+    root = f"the folder of the datasets; default ${DATASETS_VARIABLE}, else ./datasets"
+    parser.add_argument("--root", metavar="DIR", help=root + more)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     args = build_parser().parse_args(argv)
+    root = os.path.expanduser(args.root or datasets_root())
+    if args.command == "list":
+        print(f"in {root}:\n{fetch.listing(Path(root))}")
+        return 0
+    if args.command == "fetch":
+        get = fetch.Fetch(Path(root), args.mirror, args.keep, args.again, args.dry_run)
+        return 0 if get(args.names) else DataError.exit_code
     if args.kind is not None:
         format_ = formats()[args.kind]
-        root = os.path.expanduser(args.root or datasets_root())
         print(f"reading {args.kind} in {root}", flush=True)
         findings = doctor.examine(format_, root, verify=args.verify)
         following = doctor.next_step(args.kind, format_, root, findings)

@@ -120,8 +120,8 @@ class Format:
         sources: folder of all datasets → the published splits in it.
         counts: name of a published split → its (images, objects); 0 where not published.
         tree: the expected files.
-        download: where to get them and how to unpack them into `{root}`.
         tasks: task file → the splits that it needs; the doctor proposes the first that can run.
+        download: how to get them into `{root}` where archives.yaml does not know them.
         check_folders: (folder of all datasets, state of each split) → findings on whole folders.
         private: names of splits without public annotations.
         custom: for custom datasets; None: not supported.
@@ -130,8 +130,8 @@ class Format:
     sources: Callable[[str], Sequence[Source]]
     counts: Mapping[str, tuple[int, int]]
     tree: str
-    download: str
     tasks: Mapping[str, tuple[str, ...]]
+    download: str = ""
     check_folders: Callable[[str, Mapping[str, str]], Iterable[Finding]] = lambda root, states: ()
     private: tuple[str, ...] = ()
     custom: Custom | None = None

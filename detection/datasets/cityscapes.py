@@ -89,7 +89,7 @@ class CityscapesSource:
         return any(Path(self.gt_dir).glob(f"*/*_{ending}"))
 
     def read(self) -> Split:
-        hint = expected("cityscapes", os.path.dirname(self.root))
+        hint = expected("cityscapes", self.name, os.path.dirname(self.root))
         frames = self._frames()
         if not frames:
             raise DataError(f"{self.name}: {self.image_dir} has no images; {hint}")
@@ -269,9 +269,6 @@ cityscapes/
   gtFine/{train,val}/<city>/*_gtFine_polygons.json
                             *_gtFine_{instanceIds,labelIds}.png
                             *_gtFine_labelTrainIds.png     (semantic segmentation)""",
-        download="from https://www.cityscapes-dataset.com/downloads/ get "
-        "leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip, and unpack each with: "
-        "unzip FILE -d {root}/cityscapes",
         tasks={
             "configs/cityscapes/mask_rcnn_R_50_FPN_24k.yaml": (
                 "cityscapes_fine_instance_seg_train",

@@ -139,7 +139,7 @@ class COCOSource:
             key = f"DATASETS.COCO_{self.role}"
             return f"set {key}_JSON to a file in COCO's format and {key}_ROOT to its images' folder"
         custom = ", or set DATASETS.COCO_TRAIN_JSON and COCO_TEST_JSON to a custom dataset"
-        return expected("coco", Path(self.json_file).parents[2], custom)
+        return expected("coco", self.name, Path(self.json_file).parents[2], custom)
 
     def _metadata(self, file: AnnotationFile) -> Json:
         """What Detectron2's catalog has on such a split beyond any other file of the format."""
@@ -278,9 +278,6 @@ coco/
   annotations/densepose_{train,valminusminival,minival}2014.json
   {train,val}2017/000000000009.jpg ...
   {train,val}2014/COCO_train2014_000000000009.jpg ...    (DensePose)""",
-        download="from https://cocodataset.org/#download get train2017.zip, val2017.zip and "
-        "annotations_trainval2017.zip, and unpack each with: unzip FILE -d {root}/coco; "
-        "DensePose's annotations are in https://dl.fbaipublicfiles.com/densepose/annotations/coco/",
         tasks={
             "configs/coco/mask_rcnn_R_50_FPN_1x.yaml": ("coco_2017_train", "coco_2017_val"),
             "configs/coco/keypoint_rcnn_R_50_FPN_2x.yaml": (

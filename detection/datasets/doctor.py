@@ -8,13 +8,14 @@ import itertools
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from detection.datasets import archives
 from detection.datasets.base import (
     ABSENT,
     NOTE,
@@ -32,7 +33,7 @@ from detection.datasets.base import (
     official_counts,
 )
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import DATASETS_VARIABLE, doctor_command, image_size
+from detection.datasets.layout import DATASETS_VARIABLE, image_size
 from moco.common.command import program
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
@@ -44,7 +45,7 @@ _SHOWN = 30  # classes
 def command(cfg: CfgNode) -> str:
     """The command that checks the whole custom dataset of a task; "" if it has none."""
     return " && ".join(
-        f"{doctor_command()} {shlex.join(arguments)} --verify"
+        f"{archives.command('doctor')} {shlex.join(arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -57,13 +58,20 @@ def all_right(findings: Sequence[Finding]) -> bool:
     return WRONG not in states and bool(states & {OK, PART})
 
 
-def examine(format_: Format, root: str, *, verify: bool = False) -> list[Finding]:
-    """Read all splits of a format in the folder of all datasets.
+def examine(
+    format_: Format, root: str, *, verify: bool = False, splits: Collection[str] = ()
+) -> list[Finding]:
+    """Read the published splits of a format in the folder of all datasets.
 
     Args:
         verify: decode every image and check every label map.
+        splits: only these; none: all.
     """
-    findings = [finding for finding, _ in _examine(format_.sources(root), verify)]
+    every = format_.sources(root)
+    sources = [source for source in every if not splits or source.name in splits]
+    findings = [finding for finding, _ in _examine(sources, verify)]
+    if len(sources) < len(every):
+        return findings
     return [*findings, *format_.check_folders(root, {f.name: f.state for f in findings})]
 
 
@@ -114,17 +122,20 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """What to do after the doctor read the published splits of a format."""
-    again = f"{doctor_command()} {kind} --root {root}"
+    again = f"{archives.command('doctor')} {shlex.join([kind, '--root', root])}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
     task = next((task for task, names in format_.tasks.items() if usable.issuperset(names)), None)
     if task is None:
-        return f"{format_.download.format(root=root)}; then again: {again}"
-    return (
-        f"{DATASETS_VARIABLE}={root} {_train_command()} --config-file {shown(task)} "
-        "--check-only MODEL.WEIGHTS random"
+        first, splits = next(iter(format_.tasks.items()), ("", ()))
+        fetch = archives.fetch_command(*splits, root=root)
+        get = f"for {first}: {fetch}" if fetch else format_.download.format(root=root)
+        return f"{get}; then again: {again}"
+    arguments = shlex.join(
+        ["--config-file", shown(task), "--check-only", "MODEL.WEIGHTS", "random"]
     )
+    return f"{DATASETS_VARIABLE}={shlex.quote(root)} {_train_command()} {arguments}"
 
 
 def _train_command() -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 
+from detection.datasets.archives import command, fetch_command
 from detection.datasets.images import check_bits
-from moco.common.command import program
 from moco.common.errors import DataError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -27,21 +27,17 @@ def datasets_root() -> str:
     return os.path.expanduser(os.environ.get(DATASETS_VARIABLE, "datasets"))
 
 
-def expected(kind: str, root: str | Path, otherwise: str = "") -> str:
-    """The end of a message about missing files of a published dataset.
+def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> str:
+    """The end of a message about missing files of a published split.
 
     Args:
         kind: the format's name; root: the folder of all datasets; otherwise: another way.
     """
+    get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
-        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise}; what, and where to get it: "
-        f"{doctor_command()} {kind}"
+        f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
+        f"{command('doctor')} {kind}"
     )
-
-
-def doctor_command() -> str:
-    """How the doctor is started."""
-    return program("doctor", "python -m detection.datasets doctor")
 
 
 def inside(name: Any, where: str) -> str:

@@ -49,7 +49,7 @@ class LVISSource:
         return os.path.isfile(self.json_file)
 
     def read(self) -> Split:
-        hint = expected("lvis", self.root)
+        hint = expected("lvis", self.name, self.root)
         if not self.present():
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         file = AnnotationFile(self.json_file, file_name=_file_name)
@@ -134,8 +134,6 @@ lvis/
   lvis_v1_{train,val}.json       (1203 classes)
 coco/
   {train,val}2017/000000000009.jpg ...""",
-        download="from https://www.lvisdataset.org/dataset get the annotations of v0.5, and unpack "
-        "each with: unzip FILE -d {root}/lvis (the images are COCO's: see doctor coco)",
         tasks={"configs/lvis/mask_rcnn_R_50_FPN_1x.yaml": ("lvis_v0.5_train", "lvis_v0.5_val")},
         check_folders=_check_folders,
         private=("lvis_v0.5_test", "lvis_v1_test_dev", "lvis_v1_test_challenge"),

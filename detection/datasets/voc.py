@@ -167,7 +167,7 @@ class VOCSource:
         otherwise = ", or set DATASETS.VOC_DIR to a custom dataset"
         if self.name == "voc_2007_test":
             otherwise += " (the annotations of this split are in VOCtest_06-Nov-2007.tar)"
-        return expected("voc", self.root.parent, otherwise)
+        return expected("voc", self.name, self.root.parent, otherwise)
 
     def _missing(self, path: Path, image_id: str, hint: str = "") -> DataError:
         listed = f"missing, but {image_id} is listed in {self._list}"
@@ -297,10 +297,6 @@ VOC2007/  VOC2012/                     (trainval and test of 2007 in one folder)
   JPEGImages/000001.jpg ...
   SegmentationClass/2007_000032.png ...
   SegmentationClassAug/2007_000032.png ...       (train_aug of 2012)""",
-        download="from http://host.robots.ox.ac.uk/pascal/VOC/ get VOCtrainval_06-Nov-2007.tar, "
-        "VOCtest_06-Nov-2007.tar, VOCtrainval_11-May-2012.tar, and unpack each with: "
-        "tar -xf FILE --strip-components=1 -C {root}; the masks of train_aug are SBD's "
-        "(http://home.bharathh.info/pubs/codes/SBD/) as PNG",
         tasks={
             "configs/voc/faster_rcnn_R_50_C4_24k.yaml": (
                 "voc_2007_trainval",

@@ -49,7 +49,7 @@ class VOCSegmentationSource:
 
     def read(self) -> Split:
         path = self._list()
-        hint = expected("voc", self.root.parent)
+        hint = expected("voc", self.name, self.root.parent)
         if path is None:
             missing = self.root / "ImageSets" / "Segmentation" / f"{self.split}.txt"
             raise DataError(f"{self.name}: {missing} is missing; {hint}")
@@ -82,7 +82,7 @@ class VOCSegmentationSource:
         for masks in choices:
             if not absent(masks):
                 return masks
-        require_files(choices[0], "masks", expected("voc", self.root.parent))
+        require_files(choices[0], "masks", expected("voc", self.name, self.root.parent))
         return choices[0]
 
 

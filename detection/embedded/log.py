@@ -1,20 +1,19 @@
-"""Logs of a run: metrics.json, log.txt, TensorBoard events where it is installed."""
+"""Logs of a run: log.txt, metrics.json, and the same numbers for its loggers."""
 
 import logging
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from detection.engine.resuming import WRITE_EVERY_ITERS
+from detection.engine.resuming import WINDOW_ITERS, WRITE_EVERY_ITERS
 from moco.common import distributed
 from moco.common.run import RunFolder
+from moco.engine.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-WINDOW_ITERS = 20  # values are medians over this many iterations, as in Detectron2's writers
 _TIMES = ("time", "data_time")
 
 
@@ -31,23 +30,18 @@ def log_file(path: Path) -> Iterator[None]:
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         to_terminal.setLevel(logging.WARNING)
         handlers = [to_file, to_terminal]
-    loggers = [logging.getLogger("detection"), logging.getLogger("fvcore")]
-    levels = [one.level for one in loggers]
-    for one in loggers:
-        one.setLevel(logging.INFO)
-        for handler in handlers:
-            one.addHandler(handler)
-    try:
-        yield
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+    with ExitStack() as stack:
+        stack.callback(handlers[0].close)
+        for one in map(logging.getLogger, ("detection", "fvcore")):
+            stack.callback(one.setLevel, one.level)
+            one.setLevel(logging.INFO)
             for handler in handlers:
-                one.removeHandler(handler)
-        handlers[0].close()
+                one.addHandler(handler)
+                stack.callback(one.removeHandler, handler)
+        yield
 
 
-class StepLog:
+class StepLog(Metrics):
     """Collects values per iteration; writes a line every 20 iterations and at the end.
 
     Names are Detectron2's: total_loss, the losses, lr, time, data_time, eta_seconds (all in
@@ -58,10 +52,9 @@ class StepLog:
     """
 
     def __init__(self, folder: Path | None, max_iter: int) -> None:
-        self._folder = None if folder is None else RunFolder(folder, owner=False)
+        super().__init__(None if folder is None else RunFolder(folder, owner=False))
         self._max_iter = max_iter
         self._windows: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW_ITERS))
-        self._writer = None if folder is None else _tensorboard(folder)
 
     def step(self, iteration: int, values: Mapping[str, float], lr: float) -> None:
         """Note the values of one iteration; `lr` is the rate it was done with."""
@@ -81,25 +74,10 @@ class StepLog:
         for name, values in recent.items():
             self._windows[name].extend(values)
 
-    def write(self, iteration: int, values: Mapping[str, float]) -> None:
+    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
         """Write values at once, such as the metrics of an evaluation."""
+        super().write(iteration, values, **beside)
         if self._folder is None:
             return
-        self._folder.log({"iteration": iteration, **values})
         said = "  ".join(f"{name}: {value:.4g}" for name, value in values.items())
         logger.info("iter: %d  %s", iteration, said)
-        if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, iteration)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder))

@@ -207,8 +207,12 @@ class RoIHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """Cross-entropy, and smooth L1 on the foreground regions / all regions.
 
-        Args: logits (R, K + 1); deltas (R, 4 K); classes (R,); of the foreground the regions' boxes
-            (., 4) and the objects' (., 4), which they should become.
+        Args:
+            logits: (R, K + 1).
+            deltas: (R, 4 K).
+            classes: (R,)
+            boxes: (., 4), of the foreground regions.
+            objects: (., 4), what these should become.
         """
         rules = self.rules
         (index,) = (classes < rules.num_classes).nonzero(as_tuple=True)

@@ -22,7 +22,6 @@ from fvcore.common.config import CfgNode
 from fvcore.nn.precise_bn import update_bn_stats
 from torch import Tensor
 
-from convert.verify import Converted
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
 from detection.embedded.build import build_model
@@ -38,21 +37,20 @@ from detection.embedded.solver import (
     set_learning_rate,
 )
 from detection.engine.precise_bn import combine_statistics, count_values
-from detection.engine.processes import (
-    ONE_PROCESS,
-    Connect,
-    Processes,
-    Work,
-    report,
-    run_here,
-    run_in_others,
-)
+from detection.engine.processes import Job, Processes, report, run_job
 from detection.engine.random_state import State, private_random, restore_random
-from detection.engine.resuming import counting, evaluation_is_missing, last_checkpoint, resume_from
+from detection.engine.resuming import (
+    counting,
+    diverged,
+    due,
+    evaluation_is_missing,
+    last_checkpoint,
+    resume_from,
+)
 from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
-from moco.common.errors import DataError, NumericError
+from moco.common.errors import DataError
 from moco.common.progress import Progress
 from moco.engine.stop import StopRequest, leave
 
@@ -61,58 +59,21 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1800  # how long processes wait for one that evaluates, as Detectron2's
 
 
-def run(
-    cfg: CfgNode,
-    *,
-    weights: Converted | None,
-    resume: bool,
-    eval_only: bool,
-    visualize: int = 0,
-    processes: Processes = ONE_PROCESS,
-) -> EngineResult:
-    """Train (unless `eval_only`) and evaluate; see detection/train_net.py.
-
-    Args:
-        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
-            `processes`, see detection/engine/processes.py. OUTPUT_DIR, whose lock the caller
-            holds, gets log.txt, metrics.json, model_*.pth, last_checkpoint and inference/.
-        weights: a converted backbone, or None for a random start.
-        resume: continue from the folder's last checkpoint, if there is one.
-        eval_only: evaluate the trained model MODEL.WEIGHTS instead.
-        visualize: number of test images to draw the predictions on.
-
-    Raises:
-        UserError: weights that do not fit. DataError: an image that cannot be read. NumericError:
-            a loss that is not finite. Preempted, KeyboardInterrupt: asked to stop, and saved.
-    """
-    work = partial(_work, cfg, weights, resume, eval_only, visualize, processes)
-    connect = partial(_connected, cfg.MODEL.DEVICE)
-    saves = not eval_only
-    if processes.world_size == 1 or processes.started:
-        return run_here(work, connect, saves=saves)
-
-    def launch(outcome: Path) -> None:
-        torch.multiprocessing.start_processes(
-            _in_process,
-            (processes, _address(processes), work, connect, outcome, saves),
-            processes.num_gpus,
-            start_method="spawn",
-        )
-
-    iterations = 0 if eval_only else cfg.SOLVER.MAX_ITER
-    return run_in_others(launch, device=cfg.MODEL.DEVICE, iterations=iterations, saves=saves)
+def run(job: Job) -> EngineResult:
+    """Train and evaluate, or only evaluate; see `detection.engine.processes.run_job`."""
+    return run_job(job, _work, _launch, partial(_connected, job.cfg.MODEL.DEVICE))
 
 
-def _in_process(
-    local_rank: int,
-    processes: Processes,
-    address: tuple[str, str],
-    work: Work,
-    connect: Connect,
-    outcome: Path,
-    saves: bool,
-) -> None:
+def _launch(job: Job, outcome: Path) -> None:
+    address = _address(job.processes)
+    torch.multiprocessing.start_processes(
+        _in_process, (job, address, outcome), job.processes.num_gpus, start_method="spawn"
+    )
+
+
+def _in_process(local_rank: int, job: Job, address: tuple[str, str], outcome: Path) -> None:
     """A process that `run` starts, with the environment that torchrun gives."""
+    processes, connect = job.processes, partial(_connected, job.cfg.MODEL.DEVICE)
     rank = processes.machine_rank * processes.num_gpus + local_rank
     os.environ |= {
         "RANK": str(rank),
@@ -125,7 +86,7 @@ def _in_process(
     }
     # Python's handler would wait with torch for the other processes.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    report(work, outcome, connect, rank=rank, local_rank=local_rank, saves=saves)
+    report(job, _work, outcome, connect, rank=rank, local_rank=local_rank)
 
 
 def _address(processes: Processes) -> tuple[str, str]:
@@ -137,37 +98,28 @@ def _address(processes: Processes) -> tuple[str, str]:
         return "127.0.0.1", str(server.getsockname()[1])
 
 
-def _work(
-    cfg: CfgNode,
-    weights: Converted | None,
-    resume: bool,
-    eval_only: bool,
-    visualize: int,
-    processes: Processes,
-    stop: StopRequest,
-) -> EngineResult:
+def _work(job: Job, stop: StopRequest) -> EngineResult:
     """One process's share; the metrics are complete on the main process only."""
     start = time.perf_counter()
-    folder = Path(cfg.OUTPUT_DIR)
-    with log_file(folder / "log.txt"):
-        logger.info("config:\n%s", cfg.dump())
-        cfg = with_process_norms(cfg, processes.world_size)
+    with log_file(Path(job.cfg.OUTPUT_DIR) / "log.txt"):
+        logger.info("config:\n%s", job.cfg.dump())
+        cfg = with_process_norms(job.cfg, job.processes.world_size)
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK
         torch.manual_seed(cfg.SEED + distributed.rank())
         model = build_model(cfg)
         distributed.copy_from_main(model)
         iterations, coverage = 0, None
-        if eval_only:
+        if job.eval_only:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
             metrics = evaluate(model, cfg)
         else:
-            coverage = None if weights is None else load_converted(model, weights.model)
+            coverage = load_converted(model, job.weights.model) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
             trainer = Trainer(cfg, model, stop)
             with closing(trainer.log), counting(lambda: trainer.done):
-                metrics = trainer.train(trainer.resume() if resume else None)
-        if visualize and distributed.is_main():
-            images = draw_predictions(model, cfg, visualize)
+                metrics = trainer.train(trainer.resume() if job.resume else None)
+        if job.visualize and distributed.is_main():
+            images = draw_predictions(model, cfg, job.visualize)
             logger.info("wrote predictions on images into %s", images)
         return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
 
@@ -217,6 +169,7 @@ class Trainer:
         `resume` returned.
         """
         cfg, metrics = self.cfg, None
+        self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
@@ -233,10 +186,10 @@ class Trainer:
                 progress.update(1, loss=f"{loss:.3f}")
                 self.done = done = iteration + 1
                 last = done == self.max_iter
-                evaluation_due = last or _due(done, period)
+                evaluation_due = last or due(done, period)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
                     self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
-                if last or _due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
+                if last or due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
                     self.save(iteration)
                 if evaluation_due:
                     metrics = self.evaluate(iteration)
@@ -260,7 +213,7 @@ class Trainer:
             with torch.autocast(device, torch.bfloat16, enabled=solver.AMP.ENABLED):
                 losses = self.parallel(samples)
         except FloatingPointError as error:
-            raise self.diverged(iteration, str(error)) from error
+            raise diverged(self.cfg, iteration, str(error)) from error
         values = self.finite(iteration, losses)
         self.optimizer.zero_grad()
         sum(losses.values()).backward()
@@ -277,16 +230,8 @@ class Trainer:
         values = dict(zip(losses, numbers, strict=True))
         bad = [f"{name} is {value}" for name, value in values.items() if not math.isfinite(value)]
         if bad:
-            raise self.diverged(iteration, ", ".join(bad))
+            raise diverged(self.cfg, iteration, ", ".join(bad))
         return {"total_loss": sum(numbers), **values}
-
-    def diverged(self, iteration: int, what: str) -> NumericError:
-        last = last_checkpoint(self.folder)
-        kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
-        return NumericError(
-            f"iteration {iteration}: {what}; {kept}; lower SOLVER.BASE_LR "
-            f"({self.cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
-        )
 
     def unreadable(self, iteration: int, error: DataError) -> DataError:
         """Save the state after `iteration`, the last one that was done, and say so.
@@ -310,7 +255,7 @@ class Trainer:
         """Write the state after `iteration`, unless a weight is not finite; returns the path."""
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
-                raise self.diverged(iteration, f"{name} is not finite")
+                raise diverged(self.cfg, iteration, f"{name} is not finite")
         which = "final" if iteration + 1 == self.max_iter else f"{iteration:07d}"
         path = self.folder / f"model_{which}.pth"
         save_checkpoint(path, self.model, self.optimizer, iteration, self.log.recent())
@@ -327,10 +272,6 @@ class Trainer:
             raise self.unreadable(iteration, error) from error
         self.log.write(iteration, metrics)
         return metrics
-
-
-def _due(done: int, period: int) -> bool:
-    return period > 0 and done % period == 0
 
 
 def _counted(batches: Iterator[list[Sample]], progress: Progress) -> Iterator[list[Sample]]:

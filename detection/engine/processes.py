@@ -28,6 +28,7 @@ from types import FrameType
 import torch
 from fvcore.common.config import CfgNode
 
+from convert.verify import Converted
 from detection.engine.resuming import iterations_before, set_iterations
 from detection.engine.weights import Coverage, EngineResult
 from moco.common import distributed
@@ -39,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 _STOP_MARK = "stop"  # beside the outcome; the signal that the first process has got
 
-# What one process does; it is sent to the others, so it is a function of a module, or a partial of
-# one. Its result is complete on the main process.
-Work = Callable[[StopRequest], EngineResult]
 # Opens the connection between them; a signal ends a process that still waits for the others.
 Connect = Callable[[], AbstractContextManager[None]]
 
@@ -85,6 +83,34 @@ class Processes:
 ONE_PROCESS = Processes()
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What an engine is to do: train and evaluate a task, or only evaluate it.
+
+    Attributes:
+        cfg: from detection.config.task.load_task, which has checked it; SEED is not negative; fits
+            `processes`. OUTPUT_DIR, whose lock the caller holds, gets log.txt, metrics.json,
+            model_*.pth, last_checkpoint and inference/.
+        weights: the converted backbone, None for a random one and for evaluation.
+        resume: continue from the last checkpoint in OUTPUT_DIR, if there is one.
+        eval_only: evaluate the trained model that MODEL.WEIGHTS names.
+        visualize: number of test images to draw the predictions on.
+        imports: the user's modules, which every process imports; Detectron2's engine only.
+    """
+
+    cfg: CfgNode
+    weights: Converted | None = None
+    resume: bool = False
+    eval_only: bool = False
+    visualize: int = 0
+    processes: Processes = ONE_PROCESS
+    imports: tuple[str, ...] = ()
+
+
+# One process's share of a job; its result is complete on the main process.
+Work = Callable[[Job, StopRequest], EngineResult]
+
+
 def torchrun_processes() -> Processes | None:
     """The processes that torchrun has started, None without it."""
     world, local = distributed.launched_processes(), distributed.local_processes()
@@ -111,45 +137,38 @@ def check_processes(cfg: CfgNode, processes: Processes, *, eval_only: bool = Fal
         )
 
 
-def run_here(work: Work, connect: Connect = nullcontext, *, saves: bool) -> EngineResult:
-    """`work` in this process, while connected.
-
-    Args:
-        saves: a signal is answered by saving; else, as in an evaluation, it ends the process.
-    """
-    with connect(), _stop_signals(StopRequest(), saves) as stop:
-        return work(stop)
-
-
-def run_in_others(
-    launch: Callable[[Path], None], *, device: str, iterations: int, saves: bool
+def run_job(
+    job: Job, work: Work, launch: Callable[[Job, Path], None], connect: Connect = nullcontext
 ) -> EngineResult:
-    """Let `launch` start the others of this machine, and return what they answer.
+    """Do a job in this process, or in others of this machine, which `launch` starts.
 
     A stop signal (moco/engine/stop.py) is answered after the iteration at hand by all processes
-    together. Before they are up there is nothing to save, and the run just ends.
+    together; one that comes during an evaluation, after its end and one more iteration. An
+    evaluation that was due at a stop is done by `resume`. Before the processes are up, and in a
+    job that only evaluates, there is nothing to save, and the job just ends.
 
     Args:
         launch: start processes that `report` to the given file, and wait for their end.
-        device: MODEL.DEVICE.
-        iterations: of the result on machines other than the first, which has no other.
-        saves: see `run_here`.
 
     Raises:
-        UserError, DataError, NumericError: as the process that failed first.
+        UserError: what does not fit; DataError: an image that cannot be read; NumericError: a loss
+            that is not finite; as the process that failed first.
         Preempted, KeyboardInterrupt: a signal requested a stop, and the state is saved.
     """
+    if job.processes.world_size == 1 or job.processes.started:
+        with connect(), _stop_signals(StopRequest(), job) as stop:
+            return work(job, stop)
     with TemporaryDirectory(prefix="detection-") as scratch:
         outcome = Path(scratch) / "outcome.json"
-        if device == "cpu":
+        if job.cfg.MODEL.DEVICE == "cpu":
             # Else every process would be given a GPU of its own, as far as there are any.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         # It tells how it ends the others when one has failed, before that one's message.
         logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
-        with _stop_signals(_ParentStop(outcome), saves) as stop:
+        with _stop_signals(_ParentStop(outcome), job) as stop:
             failure = None
             try:
-                launch(outcome)
+                launch(job, outcome)
             except KeyboardInterrupt:  # the second one: at once
                 kill_children()
                 raise
@@ -169,17 +188,17 @@ def run_in_others(
                     "the same command with --resume to continue",
                 )
     # The main process, and so the result, is on the first machine.
-    return EngineResult({}, iterations, 0.0, None)
+    return EngineResult({}, 0 if job.eval_only else job.cfg.SOLVER.MAX_ITER, 0.0, None)
 
 
 def report(
+    job: Job,
     work: Work,
     outcome: Path,
     connect: Connect = nullcontext,
     *,
     rank: int,
     local_rank: int,
-    saves: bool,
 ) -> None:
     """Do one process's share; the main one leaves its result or error in `outcome`.
 
@@ -187,8 +206,8 @@ def report(
         Exception: as `work`, but for a stop that was requested.
     """
     try:
-        with connect(), _stop_signals(_WorkerStop(outcome), saves) as stop:
-            result = work(stop)
+        with connect(), _stop_signals(_WorkerStop(outcome), job) as stop:
+            result = work(job, stop)
     except Preempted as error:
         if local_rank == 0:  # on every machine; it has no message of its own to wait for
             atomic_write_json(outcome, {"preempted": str(error)})
@@ -239,9 +258,9 @@ def read_outcome(path: Path) -> EngineResult:
     return EngineResult(**content, coverage=coverage)
 
 
-def _stop_signals(stop: StopRequest, saves: bool) -> AbstractContextManager[StopRequest]:
+def _stop_signals(stop: StopRequest, job: Job) -> AbstractContextManager[StopRequest]:
     """Signals end what has nothing to save at once."""
-    return stop_signals(stop) if saves else nullcontext(stop)
+    return nullcontext(stop) if job.eval_only else stop_signals(stop)
 
 
 class _ParentStop(StopRequest):

@@ -1,18 +1,20 @@
 """The files of a run that is resumed: what came after the state it resumes from goes aside."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fvcore.common.config import CfgNode
+
 from detection.evaluation.metrics import HEADLINE
-from moco.common.errors import UserError
-from moco.common.run import METRICS_NAME, RECORD_NAME, drop_metrics
+from moco.common.errors import NumericError, UserError
+from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
 WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
+WINDOW_ITERS = 20  # its values are medians over so many
 _FINAL = "model_final.pth"  # fvcore's names
 _CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
 _DONE = "iterations_done"
@@ -38,10 +40,15 @@ def resume_from(folder: Path, resumed: Path | None, done: int, max_iter: int) ->
     set_aside(folder, later, resumed)
     whole = done % WRITE_EVERY_ITERS == 0 or done == max_iter
 
-    def due(line: Mapping[str, Any]) -> bool:
+    def is_line(line: Mapping[str, Any]) -> bool:
         return whole or line["iteration"] < done - 1 or "total_loss" not in line
 
-    drop_metrics(folder, done - 1, due)
+    drop_metrics(folder, done - 1, is_line)
+
+
+def due(done: int, period: int) -> bool:
+    """Whether something is due after `done` iterations; period 0: at the end only."""
+    return period > 0 and done % period == 0
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -64,11 +71,11 @@ def evaluation_is_missing(folder: Path, done: int, period: int) -> bool:
 
     A stop or a kill came before it.
     """
-    if period <= 0 or done == 0 or done % period:
+    if done == 0 or not due(done, period):
         return False
     return not any(
         line["iteration"] == done - 1 and any(name.split("/")[0] in HEADLINE for name in line)
-        for line in _lines(folder)
+        for line in metrics_lines(folder) or ()
     )
 
 
@@ -80,6 +87,18 @@ def counting(done: Callable[[], int]) -> Iterator[None]:
     except Exception as error:
         set_iterations(error, done())
         raise
+
+
+def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:
+    """The error of a loss or weight that is not finite; `what` says which."""
+    last = last_checkpoint(Path(cfg.OUTPUT_DIR))
+    kept = "no checkpoint was written yet" if last is None else f"the last checkpoint is {last}"
+    error = NumericError(
+        f"iteration {iteration}: {what}; {kept}; lower SOLVER.BASE_LR "
+        f"({cfg.SOLVER.BASE_LR}) or raise SOLVER.WARMUP_ITERS"
+    )
+    set_iterations(error, iteration)
+    return error
 
 
 def set_iterations(error: Exception, done: int) -> None:
@@ -95,17 +114,4 @@ def iterations_before(error: Exception, folder: Path | None = None) -> int:
     done = getattr(error, _DONE, 0)
     if done or folder is None:
         return int(done)
-    return max((line["iteration"] + 1 for line in _lines(folder)), default=0)
-
-
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    path = folder / METRICS_NAME
-    if not path.is_file():
-        return []
-    found = []
-    for text in path.read_text().splitlines():
-        try:
-            found.append(json.loads(text))
-        except ValueError:  # cut off by a kill
-            continue
-    return found
+    return max((line["iteration"] + 1 for line in metrics_lines(folder) or ()), default=0)

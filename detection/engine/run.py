@@ -9,7 +9,7 @@ from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
-from detection.engine.processes import Processes
+from detection.engine.processes import Job, Processes
 from detection.engine.resuming import iterations_before
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds
@@ -72,16 +72,8 @@ def _weights_and_schedule(task: Task) -> list[str]:
 
 def run_engine(task: Task, options: Options) -> EngineResult:
     """Hand a task to its engine."""
-    imports = {"imports": task.imports} if task.imports else {}
-    result: EngineResult = find_engine(task.engine).run(
-        task.cfg,
-        weights=task.weights,
-        resume=options.resume,
-        eval_only=options.eval_only,
-        visualize=options.visualize,
-        processes=options.processes,
-        **imports,
-    )
+    job = Job(task.cfg, task.weights, **vars(options), imports=task.imports)
+    result: EngineResult = find_engine(task.engine).run(job)
     return result
 
 

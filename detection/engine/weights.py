@@ -146,7 +146,7 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
 
     Raises:
         UserError: a tensor that differs from the file's, or a backbone tensor the file does not
-        have.
+            have.
     """
     import torch
 

@@ -17,6 +17,7 @@ On disk, `OUTPUT_DIR/inference/<split>.json`, numbers with as many digits as flo
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,14 @@ def write_voc(folder: Path, split: str, class_names: Sequence[str], predictions:
     """Write `folder/<split>.json`."""
     content = {"classes": list(class_names), "predictions": predictions}
     atomic_write_json(folder / f"{split}.json", content)
+
+
+def read_voc(path: Path) -> defaultdict[str, list[Row]]:
+    """The detections of every image in a file of `write_voc`; of other images none."""
+    found = defaultdict(list)
+    for row in json.loads(path.read_text())["predictions"]:
+        found[str(row["image_id"])].append(row)
+    return found
 
 
 def coco_rows(

@@ -102,18 +102,35 @@ def _draw_instances(
     from_large = sorted(chosen, key=lambda i: -np.prod(boxes[i, 2:] - boxes[i, :2]))
     if masks is not None:
         image = _draw_masks(image, [(masks[i], colors[i]) for i in from_large])
-    pen = ImageDraw.Draw(image)
-    line = max(2, round(min(image.size) / 200))
-    for i in from_large:
-        pen.rectangle(boxes[i].tolist(), outline=colors[i], width=line)
     if "keypoints" in prediction:
         for i in from_large:
-            _draw_keypoints(pen, np.asarray(prediction["keypoints"][i]), colors[i], line)
-    taken: list[Box] = []
-    for i in chosen:  # the highest score gets the place it wants
-        text = f"{class_names[int(classes[i])]} {float(scores[i]):.2f}"
-        taken.append(_draw_tag(pen, boxes[i], text, colors[i], image, taken))
+            _draw_keypoints(image, np.asarray(prediction["keypoints"][i]), colors[i])
+    tags = [f"{class_names[int(classes[i])]} {float(scores[i]):.2f}" for i in chosen]
+    draw_boxes(image, boxes[chosen], tags, [colors[i] for i in chosen])
     return image
+
+
+def draw_boxes(
+    image: Image.Image,
+    boxes: NDArray[np.floating],
+    tags: Sequence[str],
+    colors: Sequence[Color],
+    line_px: int | None = None,
+    font_px: float | None = None,
+) -> None:
+    """Draw boxes (N, 4) and their tags in place, the small ones over the large ones.
+
+    Args:
+        tags: the first gets the place it wants, above its box.
+        line_px, font_px: default by the size of the image.
+    """
+    pen = ImageDraw.Draw(image)
+    for i in np.argsort(-np.prod(boxes[:, 2:] - boxes[:, :2], axis=1), kind="stable"):
+        pen.rectangle(boxes[i].tolist(), outline=colors[i], width=line_px or _line(image))
+    font = _font(image) if font_px is None else ImageFont.load_default(font_px)
+    taken: list[Box] = []
+    for box, tag, color in zip(boxes, tags, colors, strict=True):
+        taken.append(_draw_tag(pen, box, tag, font, color, image, taken))
 
 
 def _draw_masks(image: Image.Image, masks: Sequence[tuple[dict[str, Any], Color]]) -> Image.Image:
@@ -130,10 +147,9 @@ def _draw_masks(image: Image.Image, masks: Sequence[tuple[dict[str, Any], Color]
     return Image.fromarray(pixels.round().astype(np.uint8))
 
 
-def _draw_keypoints(
-    pen: ImageDraw.ImageDraw, points: NDArray[np.floating], color: Color, line: int
-) -> None:
+def _draw_keypoints(image: Image.Image, points: NDArray[np.floating], color: Color) -> None:
     """Points (K, 3) of one instance, joined where they are COCO's."""
+    pen, line = ImageDraw.Draw(image), _line(image)
     visible = points[:, 2] > KEYPOINT_FROM
     for pair in _SKELETON if len(points) == 17 else ():
         if visible[list(pair)].all():
@@ -146,12 +162,12 @@ def _draw_tag(
     pen: ImageDraw.ImageDraw,
     box: NDArray[np.floating],
     text: str,
+    font: Any,
     color: Color,
     image: Image.Image,
     taken: Sequence[Box],
 ) -> Box:
     """Write a name above the box or, where another is in the way, elsewhere; inside the image."""
-    font = _font(image)
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     width, height = right - left + 6, bottom - top + 4
     x = float(np.clip(box[0], 0, max(image.width - width, 0)))
@@ -208,6 +224,10 @@ def _with_legend(image: Image.Image, entries: Sequence[tuple[str, Color]]) -> Im
         pen.rectangle((left, upper, left + side, upper + side), color, outline=(90, 90, 90))
         pen.text((left + side + gap, upper - top), name, fill=(0, 0, 0), font=font)
     return canvas
+
+
+def _line(image: Image.Image) -> int:
+    return max(2, round(min(image.size) / 200))
 
 
 def _font(image: Image.Image) -> Any:

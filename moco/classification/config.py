@@ -68,6 +68,7 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     # the same), so that one recipe has the paper's two learning rates.
     cfg.SOLVER.BASE_LR = 0.1
     cfg.SOLVER.RANDOM_LR = 0.0
+
     cfg.SOLVER.MAX_EPOCHS = 100
     cfg.SOLVER.MILESTONES_EPOCHS = ()
     cfg.merge_from_list([word for pair in protocol.items() for word in pair])

@@ -125,7 +125,7 @@ class Classification(Training[ClassifyPlan, Step]):
 
         self.model.eval()
         data = self.cfg.DATA
-        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS
+        how = self.device, data.NUM_WORKERS, data.WORKER_TIMEOUT_SECONDS, "evaluate"
         with mean_statistics(self.model):  # all processes evaluate one network
             for indices, scores in outputs(logits, self._sets.val, self._crop, mine, self.n, *how):
                 labels = self._val_labels[indices].to(self.device)[:, None]

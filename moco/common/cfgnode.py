@@ -28,6 +28,7 @@ _SYNONYMS = (
     ("BATCH_SIZE", "IMS_PER_BATCH"),
     ("MAX_EPOCHS", "EPOCHS", "NUM_EPOCHS"),
     ("MAX_ITERS", "MAX_ITER", "ITERS", "ITERATIONS"),
+    ("LOGGERS", "TENSORBOARD", "WANDB", "MLFLOW"),
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=(.*)", re.DOTALL)
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -253,6 +253,21 @@ def _reason(path: PathLike, form: str, error: Exception) -> str:
             return f"this is {what}"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"not {form} or damaged ({printable(lines[0][:120])})"
+
+
+def files_below(folder: PathLike) -> Iterator[str]:
+    """Paths of all files below a folder, relative to it, without names that start with a dot.
+
+    Links are followed, each real folder once.
+    """
+    seen = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real, inside = os.path.realpath(parent), os.path.relpath(parent, folder)
+        folders[:] = [] if real in seen else sorted(name for name in folders if name[0] != ".")
+        for name in () if real in seen else files:
+            if name[0] != ".":
+                yield name if inside == os.curdir else os.path.join(inside, name)
+        seen.add(real)
 
 
 def sha256_file(path: PathLike) -> str:

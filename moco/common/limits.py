@@ -1,12 +1,18 @@
-"""Limits on values that were read from files of others: pickles, YAML, configs."""
+"""Limits on what is read from files of others: pickles, YAML, configs, zip archives."""
 
 from __future__ import annotations
 
+import os
+import struct
+import zipfile
 from collections import OrderedDict
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
 MAX_BITS = 1000  # float() of it does not overflow, and Python prints it
+_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
+# A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
+MAX_LIST_BYTES = 16 << 20
 
 
 class Implausible(ValueError):
@@ -41,3 +47,21 @@ def check_parts(root: Any, limit: int) -> None:
         return count, levels
 
     measure(root, 0)
+
+
+def open_zip(file: BinaryIO) -> zipfile.ZipFile:
+    """A zip archive whose list of parts fits into memory, and that nothing follows.
+
+    Raises:
+        Implausible: it does not, or something does; zipfile.BadZipFile: it is none.
+    """
+    file.seek(-min(_ZIP_END_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+    end = file.read().ljust(_ZIP_END_BYTES)
+    signature, list_bytes = struct.unpack("<4s8xI6x", end)
+    if signature == _ZIP_END and MAX_LIST_BYTES < list_bytes < 2**32 - 1:
+        raise Implausible(f"its list of parts claims more than {MAX_LIST_BYTES} bytes")
+    archive = zipfile.ZipFile(file)
+    if signature != _ZIP_END:
+        archive.close()
+        raise Implausible("bytes follow its end")
+    return archive

@@ -1,4 +1,4 @@
-"""Progress with speed and time left: a bar on a terminal, a line now and then elsewhere.
+"""Progress with speed and time left: a bar on a terminal, elsewhere a line now and then.
 
 `MOCO_PROGRESS=off` silences both, for programs that start others and draw their own bar.
 """
@@ -6,14 +6,62 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-LINE_EVERY_SECONDS = 10.0
+LINE_EVERY_SECONDS = 30.0
 
 
-class Progress:
-    """Counts `total` items of work; use as a context manager.
+class Bar:
+    """A bar on a terminal; elsewhere lines on stderr, when something changed. A context manager.
+
+    Args:
+        silent: show nothing.
+        terminal: of the bar on a terminal, as tqdm takes it.
+    """
+
+    def __init__(self, silent: bool = False, **terminal: Any) -> None:
+        self._silent = silent or os.environ.get("MOCO_PROGRESS") == "off"
+        self.terminal = None
+        if not self._silent and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.terminal = tqdm(dynamic_ncols=True, leave=None, **terminal)
+        self._last = time.monotonic()
+        self._shown: Any = None
+
+    def line(self, state: Any, text: Callable[[], str], now: bool = False) -> None:
+        """Print a line if the state is another than at the last one, LINE_EVERY_SECONDS after it.
+
+        Args:
+            now: do not wait for that time; it is the last line.
+        """
+        waits = time.monotonic() - self._last < LINE_EVERY_SECONDS and not now
+        if self._silent or self.terminal is not None or waits or state == self._shown:
+            return
+        self._last, self._shown = time.monotonic(), state
+        print(text(), file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self.terminal is not None:
+            self.terminal.close()
+
+
+class Progress(Bar):
+    """Counts `total` items of work.
 
     Args:
         total: number of items in all.
@@ -26,40 +74,27 @@ class Progress:
     def __init__(
         self, total: int, desc: str, unit: str = "it", initial: int = 0, silent: bool = False
     ) -> None:
+        super().__init__(silent, total=total, desc=desc, unit=unit, initial=initial, smoothing=0.1)
         self.total, self.desc, self.unit = total, desc, unit
-        self._done = self._initial = initial
+        self._done = self._initial = self._shown = initial
         self._postfix: dict[str, Any] = {}
-        self._silent = silent or os.environ.get("MOCO_PROGRESS") == "off"
-        self._bar = None
-        if not self._silent and sys.stderr.isatty():
-            from tqdm import tqdm
+        self._start = time.monotonic()
 
-            self._bar = tqdm(
-                total=total,
-                desc=desc,
-                unit=unit,
-                initial=initial,
-                dynamic_ncols=True,
-                smoothing=0.1,
-            )
-        self._start = self._last_line = time.monotonic()
+    def __enter__(self) -> "Progress":
+        return self
 
     def update(self, n: int = 1, **postfix: Any) -> None:
         """Count `n` more items; `postfix` are values to show beside the count."""
         self._done += n
         self._postfix.update(postfix)
-        if self._bar is not None:
-            self._bar.set_postfix(self._postfix, refresh=False)
-            self._bar.update(n)
-        elif not self._silent:
-            now = time.monotonic()
-            if now - self._last_line >= LINE_EVERY_SECONDS or self._done == self.total:
-                self._last_line = now
-                print(self.line(now - self._start), file=sys.stderr, flush=True)
+        if self.terminal is not None:
+            self.terminal.set_postfix(self._postfix, refresh=False)
+            self.terminal.update(n)
+        self.line(self._done, self._text, now=self._done == self.total)
 
-    def line(self, elapsed_seconds: float) -> str:
-        """One line: `desc: done/total unit, speed, time left, postfix`."""
-        rate = (self._done - self._initial) / max(elapsed_seconds, 1e-9)
+    def _text(self) -> str:
+        """`desc: done/total unit, speed, time left, postfix`."""
+        rate = (self._done - self._initial) / max(time.monotonic() - self._start, 1e-9)
         left = (self.total - self._done) / rate if rate > 0 else float("inf")
         parts = [
             f"{self.desc}: {self._done}/{self.total} {self.unit}",
@@ -68,18 +103,6 @@ class Progress:
         ]
         parts += [f"{name}={value}" for name, value in self._postfix.items()]
         return ", ".join(parts)
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def format_seconds(seconds: float) -> str:

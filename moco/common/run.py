@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +37,7 @@ SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
+LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
 LOCK_NAME = ".lock"
 MAX_PARTS = 1_000_000  # values in a record
 KINDS = ("pretrain", "detection", "linear", "finetune", "knn")
@@ -94,7 +96,7 @@ class RunFolder:
             return
         if not self._overwrite:
             check_unused(self.path)
-        for name in (RECORD_NAME, METRICS_NAME, EVENT_FILES):
+        for name in (RECORD_NAME, METRICS_NAME, LOGGERS_NAME, EVENT_FILES):
             for earlier in self.path.glob(name):
                 earlier.unlink()
 
@@ -143,17 +145,21 @@ def drop_metrics(
 
     So is a line that a crash cut off, and one that `keep` does not hold for.
     """
-    path, kept = Path(folder) / METRICS_NAME, []
-    if not path.exists():
-        return
+    if (lines := metrics_lines(folder)) is not None:
+        kept = [line for line in lines if line["iteration"] <= last and keep(line)]
+        text = "".join(f"{json.dumps(line)}\n" for line in kept)
+        atomic_write_text(Path(folder) / METRICS_NAME, text)
+
+
+def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
+    """The lines of metrics.json without one that a crash cut off; None where there is no file."""
+    path, lines = Path(folder) / METRICS_NAME, []
+    if not path.is_file():
+        return None
     for text in path.read_text().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line["iteration"] <= last and keep(line):
-            kept.append(text)
-    atomic_write_text(path, "".join(f"{text}\n" for text in kept))
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,20 +167,24 @@ class RunRecord:
     """What one run was and what came of it; the only source of a number in a table.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: `pretrain`, `detection`, `linear`, `finetune` or `knn`.
         status: `"done"` or `"failed"`; only done runs have numbers.
         task: the recipe's or task's name, e.g. `faster_rcnn_R_50_C4_24k`.
         engine: `"detectron2"`, `"embedded"` or `"moco"`.
         init: name of the initialization, e.g. `random` or the weights' file name.
-        weights_sha256, weights_source: the converted file and what it was made from, or None.
+        weights_sha256: of the converted file, or None.
+        weights_source: what that was made from, or None.
+        seed: `SEED`, which determines everything that is sampled.
         config_sha256: of the protocol: everything but seed, folders, weights and devices.
         config: every resolved key, flat.
         provenance: see `provenance`.
+        iterations: steps of the optimizer.
         seconds: wall time of training and evaluation.
         metrics: canonical name → number, AP and accuracy in 0..100; None where it is not a number.
         coverage: which tensors came from the weights and which from initialization, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
+        schema: version of this format.
     """
 
     kind: str
@@ -229,14 +239,26 @@ def write_record(folder: PathLike, record: RunRecord) -> Path:
 
 
 def read_record(path: PathLike) -> RunRecord:
-    """Read and validate a `run.json`.
+    """Read and validate a `run.json`; raises UserError: unreadable, or as `parse_record`."""
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_record(text, path)
+
+
+def parse_record(text: bytes, path: PathLike) -> RunRecord:
+    """Validate the text of a `run.json`.
+
+    Args:
+        path: for messages.
 
     Raises:
-        UserError: unreadable, not JSON, missing or unknown fields, wrong types, numbers that are
-            not finite; the message names the file and the field.
+        UserError: not JSON, missing or unknown fields, wrong types, numbers that are not finite;
+            the message names the file and the field.
     """
     try:
-        fields = json.loads(Path(path).read_text())
+        fields = json.loads(text)
         if not isinstance(fields, dict):
             raise ValueError(f"got a {type(fields).__name__}, expected a mapping")
         unknown = fields.keys() - {field.name for field in dataclasses.fields(RunRecord)}
@@ -248,14 +270,19 @@ def read_record(path: PathLike) -> RunRecord:
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name}: got {value}, expected a finite number")
         return record
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, TypeError, RecursionError) as error:  # TypeError names a missing field
         raise UserError(f"{path}: not a valid run record ({str(error)[:300]})") from error
 
 
 def provenance() -> dict[str, Any]:
-    """Versions, source revision, hardware, command and UTC time of this process."""
+    """Versions, source revision, hardware, command and UTC time of this process.
+
+    Returns:
+        `versions` of Python and of `PACKAGES` (None: not installed); `git`, the revision or None;
+            `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
+            trainings of `moco/` add `processes`, those of `detection/` add `data` (name and hash
+            of each split) and `imports`.
+    """
     import torch
 
     versions = {"python": platform.python_version()}

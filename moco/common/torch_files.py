@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
 import struct
 import sys
-import zipfile
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from moco.common.limits import Implausible
+from moco.common.limits import Implausible, open_zip
 from moco.common.unpickler import Inert, Refused, Unpickler, integers, require_end
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
-# A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
-MAX_LIST_BYTES = 16 << 20
 _CHUNK = 1 << 20  # still in the cache when it is copied into its storage
 MAX_EXPANDED_BYTES = 256 << 20  # an expanded tensor may claim more than its storage has
 
@@ -130,13 +125,7 @@ def _fill(storage: torch.UntypedStorage, file: Any) -> None:
 
 
 def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
-    file.seek(-_ZIP_END_BYTES, os.SEEK_END)
-    signature, list_bytes = struct.unpack("<4s8xI6x", file.read())
-    if signature == _ZIP_END and MAX_LIST_BYTES < list_bytes < 2**32 - 1:
-        raise Implausible(f"its list of parts claims more than {MAX_LIST_BYTES} bytes")
-    with zipfile.ZipFile(file) as archive:
-        if signature != _ZIP_END:
-            raise Implausible("bytes follow its end")
+    with open_zip(file) as archive:
         members = {info.filename: info for info in archive.infolist()}
         pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
         if len(pickles) != 1:

@@ -120,7 +120,8 @@ class Unpickler(_Unpickler):
 
     Args:
         file: at the pickle's start.
-        size, objects: as of `read_pickle`.
+        size: as of `read_pickle`.
+        objects: as of `read_pickle`.
         names: further functions that a pickle may call, which check their arguments, and values.
         persistent: object of an identity, in formats whose pickles refer to what is beside them.
 

@@ -153,7 +153,8 @@ def apply_colors(
     Args:
         pixels: (N, 3, P, P) uint8 on the training device.
         params: (N, NUM_PARAMS) float32 on the CPU.
-        mean, std: of each channel, for values in 0..1.
+        mean: of each channel, for values in 0..1.
+        std: of each channel, for values in 0..1.
 
     Returns:
         (N, 3, P, P) float32; in 0..1 before normalization.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError, UserError
-from moco.common.files import PathLike
+from moco.common.files import PathLike, files_below
 from moco.data import cifar
 from moco.data.decode import SUFFIXES, decode_pixels
 from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
@@ -126,7 +126,8 @@ def open_images(
         root: a folder of images (nested or flat; its `train` where it has one), a `.txt` list
             of them, tar shards (see `moco.data.shards.find_shards`), or the folder of
             CIFAR-10's own files.
-        index_file, window: of shards, see `moco.data.shards.ShardImages`.
+        index_file: of shards, see `moco.data.shards.ShardImages`.
+        window: of shards, the same.
 
     Raises:
         UserError, DataError: nothing there, or nothing that can be used.
@@ -238,17 +239,9 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
 
 
 def _walk(folder: Path) -> list[Path]:
-    """Images below a folder, sorted; links are followed, each real folder once."""
-    images: list[Path] = []
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
-        if real not in seen:
-            found = (name for name in files if name[0] != ".")
-            images += [Path(parent, name) for name in found if name.lower().endswith(SUFFIXES)]
-        seen.add(real)
-    return sorted(images)
+    """Images below a folder, sorted."""
+    found = (name for name in files_below(folder) if name.lower().endswith(SUFFIXES))
+    return sorted(Path(folder, name) for name in found)
 
 
 def _listed_images(path: Path) -> list[Path]:

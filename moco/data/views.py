@@ -150,8 +150,8 @@ def positions_of_steps(
     Each epoch's order is the images' own (`epoch_order`); its incomplete last batch is dropped.
 
     Args:
-        images, batch: the dataset, and the images per step of all processes together;
-            len(images) >= batch.
+        images: the dataset, at least `batch` of them.
+        batch: images per step of all processes together.
     """
     order: Order | None = None
     for step in range(start, stop):

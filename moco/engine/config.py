@@ -103,7 +103,9 @@ def common_cfg() -> CfgNode:
     # sgd (sec. 4, Training) or lars, for large batches (moco/engine/lars.py). Others can be
     # registered in moco.engine.optim.OPTIMIZERS.
     cfg.SOLVER.OPTIMIZER = "sgd"
+    # Of the optimizer, 0 <= momentum < 1.
     cfg.SOLVER.MOMENTUM = 0.9
+    # Of all trained parameters, with lars not of biases and norms; >= 0.
     cfg.SOLVER.WEIGHT_DECAY = 1e-4
     # Factor of the learning rate at each milestone.
     cfg.SOLVER.GAMMA = 0.1
@@ -135,18 +137,21 @@ def common_cfg() -> CfgNode:
     cfg.LOG = CfgNode()
     # One line in metrics.json every this many steps, >= 1: means over those steps.
     cfg.LOG.EVERY_ITERS = 20
-    # The same numbers as event files, where tensorboard is installed.
-    cfg.LOG.TENSORBOARD = True
+    # Who gets the same numbers: tensorboard (event files in OUTPUT_DIR), wandb, mlflow. Others can
+    # be registered in moco.engine.loggers.LOGGERS.
+    cfg.LOG.LOGGERS = ("tensorboard",)
     return cfg
 
 
 def check_common(cfg: CfgNode) -> None:
     """The common keys are in their ranges, else UserError."""
+    from moco.engine.loggers import check_loggers
     from moco.engine.optim import OPTIMIZERS
     from moco.engine.schedule import SCHEDULES
 
     lookup(SCHEDULES, cfg.SOLVER.SCHEDULE, "SOLVER.SCHEDULE")
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
+    check_loggers(cfg.LOG.LOGGERS)
     check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
     check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
     check_lowest(cfg, LOWEST)

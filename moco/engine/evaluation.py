@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moco.common import distributed
 from moco.common.errors import DataError, UserError
+from moco.common.progress import Progress
 from moco.data.augment import normalize
 from moco.data.images import Images
 from moco.data.views import CenterCrops
@@ -85,13 +86,16 @@ def outputs(
     device: torch.device,
     workers: int,
     timeout_seconds: int,
+    verb: str,
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Indices of each batch and the network's output (n, ...) for them, without gradients.
 
     Args:
         network: takes normalized images (n, 3, P, P) on `device`.
         mine: indices of the images of this process.
-        workers, timeout_seconds: see `moco.engine.loader.batch_loader`.
+        workers: see `moco.engine.loader.batch_loader`.
+        timeout_seconds: the same.
+        verb: for the progress display.
 
     Raises:
         DataError: on all processes where one could not decode an image, naming it there.
@@ -100,12 +104,14 @@ def outputs(
     crops = CenterBatches(images, crop.resize_px, crop.crop_px)
     batches = [list(mine[first : first + batch_size]) for first in range(0, len(mine), batch_size)]
     loader = batch_loader(crops, batches, device, workers, timeout_seconds)
-    for indices, batch in zip(batches, loader, strict=True):
-        bad = bad or batch.bad
-        if bad is None:
-            with torch.inference_mode():
-                x = normalize(batch.pixels.to(device).float() / 255, crop.mean, crop.std)
-                result = network(x)
-            yield indices, result
+    with Progress(len(mine), verb, "img", silent=not distributed.is_main()) as bar:
+        for indices, batch in zip(batches, loader, strict=True):
+            bad = bad or batch.bad
+            if bad is None:
+                with torch.inference_mode():
+                    x = normalize(batch.pixels.to(device).float() / 255, crop.mean, crop.std)
+                    result = network(x)
+                yield indices, result
+            bar.update(len(indices))
     if distributed.highest(int(bad is not None)):
         raise DataError(bad or "another process found an image that cannot be decoded")

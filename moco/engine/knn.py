@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows, is_main, rank, world_size
+from moco.common.distributed import gather_rows, rank, world_size
 from moco.common.errors import DataError
 from moco.common.files import PathLike
-from moco.common.progress import Progress
 from moco.data.images import Images, labeled_sets
 from moco.engine.evaluation import CenterCrop, outputs
 
@@ -103,12 +102,8 @@ def features(
     M, W = len(images), world_size()
     # Image i is process i % W's; the last ones are encoded twice where M is no multiple of W.
     mine = [i % M for i in range(rank(), -(-M // W) * W, W)]
-    rows = []
-    with Progress(len(mine), "kNN features", "img", silent=not is_main()) as bar:
-        timeout = WORKER_TIMEOUT_SECONDS
-        for indices, h in outputs(backbone, images, crop, mine, batch, device, workers, timeout):
-            rows.append(F.normalize(h, dim=1))
-            bar.update(len(indices))
+    how = batch, device, workers, WORKER_TIMEOUT_SECONDS, "kNN features"
+    rows = [F.normalize(h, dim=1) for _, h in outputs(backbone, images, crop, mine, *how)]
     mine_encoded = torch.cat(rows)
     if not bool(mine_encoded.isfinite().all()):
         raise DataError("kNN: features are not finite; the weights are damaged or diverged")

@@ -1,7 +1,7 @@
 """LARS (arXiv 1708.03888): SGD whose rate is scaled by layer, for large batches.
 
 For a parameter w of more than one dimension with gradient g, learning rate λ, momentum m, weight
-decay β and trust coefficient η::
+decay β and trust coefficient η:
 
     u = g + β w
     r = η |w| / |u|        (1 where |w| or |u| is 0)
@@ -27,7 +27,10 @@ class LARS(torch.optim.Optimizer):
     """Layer-wise adaptive rate scaling with momentum.
 
     Args:
-        lr: λ >= 0. momentum: m, 0 <= m < 1. weight_decay: β >= 0. trust_coefficient: η > 0.
+        lr: λ >= 0.
+        momentum: m, 0 <= m < 1.
+        weight_decay: β >= 0.
+        trust_coefficient: η > 0.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +46,29 @@ def train(
     """
     run = _Run(training, folder)
     run.begin(resume, extend, other_processes)
-    if run.step and run.last_evaluated() < run.step:
-        run.evaluate_if_due(run.step)  # the run was stopped before this evaluation
     size = training.batch_size
-    total, done, silent = training.total_steps * size, run.step * size, not distributed.is_main()
-    bar = Progress(total, training.verb, "img", initial=done, silent=silent)
-    with bar, stop_signals() as stop:
-        for plan, batch in training.batches(run.step):
-            lr = training.rate(plan.step)
-            for group in training.optimizer.param_groups:
-                group["lr"] = lr
-            training.optimizer.zero_grad()
-            step = training.forward_backward(batch, plan)
-            loss, accuracy, stop_signal = _over_processes(step, stop.received)
-            run.saver.check_loss(loss, plan.step)
-            training.update(step)
-            run.metrics.add(plan.step, loss, accuracy, lr)
-            bar.update(size, loss=f"{loss:.3f}", **run.shown)
-            if (plan.step + 1) % training.steps_per_epoch == 0:
-                training.end_epoch()
-            run.saver.save_if_due(plan.step, stop_signal)
-            run.evaluate_if_due(plan.step + 1)
-    return run.finish()
+    with closing(run.metrics):
+        if run.step and run.last_evaluated() < run.step:
+            run.evaluate_if_due(run.step)  # the run was stopped before this evaluation
+        total, done = training.total_steps * size, run.step * size
+        bar = Progress(total, training.verb, "img", done, silent=not distributed.is_main())
+        with bar, stop_signals() as stop:
+            for plan, batch in training.batches(run.step):
+                lr = training.rate(plan.step)
+                for group in training.optimizer.param_groups:
+                    group["lr"] = lr
+                training.optimizer.zero_grad()
+                step = training.forward_backward(batch, plan)
+                loss, accuracy, stop_signal = _over_processes(step, stop.received)
+                run.saver.check_loss(loss, plan.step)
+                training.update(step)
+                run.metrics.add(plan.step, loss, accuracy, lr)
+                bar.update(size, loss=f"{loss:.3f}", **run.shown)
+                if (plan.step + 1) % training.steps_per_epoch == 0:
+                    training.end_epoch()
+                run.saver.save_if_due(plan.step, stop_signal)
+                run.evaluate_if_due(plan.step + 1)
+        return run.finish()
 
 
 def _over_processes(step: Step, received: int | None) -> tuple[float, float, int | None]:
@@ -103,6 +105,7 @@ class _Run:
         if distributed.is_main():
             atomic_write_text(self.folder.path / "config.yaml", self.training.cfg.dump())
         print_notes(self.extensions)
+        self.metrics.open(self.training.cfg)
 
     def last_evaluated(self) -> int:
         """After how many steps the last evaluation was logged; all processes call it together."""
@@ -122,7 +125,6 @@ class _Run:
             self._evaluate(self.training.total_steps)
         if distributed.is_main():
             self._write_record()
-        self.metrics.close()
         distributed.barrier()
         return self.saver.path(self.training.total_steps)
 

@@ -1,48 +1,65 @@
-"""Metrics of a run: lines of metrics.json, the same numbers for TensorBoard, means over steps."""
+"""Metrics of a run: lines of metrics.json, the same numbers for its loggers, means over steps."""
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fvcore.common.config import CfgNode
+
+from moco.common.cfgnode import flatten
 from moco.common.errors import DataError
-from moco.common.run import METRICS_NAME, RunFolder
+from moco.common.run import RunFolder, metrics_lines
+from moco.engine.loggers import Loggers
 from moco.engine.training import Training
 
 
-class MetricsLog:
-    """metrics.json and, with LOG.TENSORBOARD, event files.
-
-    Every LOG.EVERY_ITERS steps a line has the means over the steps since the last one. They are
-    saved in the checkpoints, so that a resumed run writes the lines of an uninterrupted one.
+class Metrics:
+    """metrics.json and, once they are open, the loggers of LOG.LOGGERS.
 
     Args:
         folder: of the run; None: another process writes.
     """
 
+    def __init__(self, folder: RunFolder | None) -> None:
+        self._folder = folder
+        self._loggers: Loggers | None = None
+
+    def open(self, cfg: CfgNode) -> None:
+        """Open the loggers of a run that nothing can refuse any more; raises UserError."""
+        if self._folder is not None:
+            self._loggers = Loggers(cfg.LOG.LOGGERS, self._folder.path, flatten(cfg))
+
+    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
+        """One line; what is `beside` the values is for metrics.json alone."""
+        if self._folder is not None:
+            self._folder.log({"iteration": iteration, **beside, **values})
+        if self._loggers is not None:
+            self._loggers.log(values, iteration)
+
+    def close(self) -> None:
+        """See `Loggers.close`."""
+        if self._loggers is not None:
+            self._loggers.close()
+
+
+class MetricsLog(Metrics):
+    """Metrics by step of the loop.
+
+    Every LOG.EVERY_ITERS steps a line has the means over the steps since the last one. They are
+    saved in the checkpoints, so that a resumed run writes the lines of an uninterrupted one.
+    """
+
     def __init__(self, folder: RunFolder | None, training: Training[Any, Any]) -> None:
-        self._folder, self._training = folder, training
+        super().__init__(folder)
+        self._training = training
         self._steps: list[tuple[float, float]] = []  # loss and accuracy
         self._since = time.monotonic()
-        self._events: Any = None
-        if folder and training.cfg.LOG.TENSORBOARD:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
 
-                self._events = SummaryWriter(str(folder.path))
-            except ImportError:
-                print("LOG.TENSORBOARD: tensorboard is not installed; see metrics.json")
-
-    def write(self, done: int, values: Mapping[str, float]) -> None:
-        """One line for the state after `done` steps."""
-        if self._folder is None:
-            return
-        epoch = done / self._training.steps_per_epoch
-        self._folder.log({"iteration": done, "epoch": epoch, **values})
-        if self._events:
-            for name, value in values.items():
-                self._events.add_scalar(name, value, done)
+    def write(self, iteration: int, values: Mapping[str, float], **beside: float) -> None:
+        """One line for the state after this many steps."""
+        epoch = iteration / self._training.steps_per_epoch
+        super().write(iteration, values, epoch=epoch, **beside)
 
     def add(self, step: int, loss: float, accuracy: float, lr: float) -> None:
         """The values of a step; writes a line if it is due."""
@@ -67,17 +84,10 @@ class MetricsLog:
 
     def last(self) -> dict[str, tuple[int, float]]:
         """For each name the last line's iteration and value."""
-        last: dict[str, tuple[int, float]] = {}
-        if self._folder is not None and (path := self._folder.path / METRICS_NAME).exists():
-            for line in path.read_text().splitlines():
-                values = json.loads(line)
-                last |= {name: (values["iteration"], value) for name, value in values.items()}
-        return last
-
-    def close(self) -> None:
-        """Write what the event files have not written yet."""
-        if self._events:
-            self._events.close()
+        lines = metrics_lines(self._folder.path) if self._folder else None
+        return {
+            name: (line["iteration"], value) for line in lines or () for name, value in line.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._steps), "seconds": time.monotonic() - self._since}

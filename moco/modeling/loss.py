@@ -29,7 +29,8 @@ def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Ten
     """Similarities over temperature: the positives in column 0, the negatives after it.
 
     Args:
-        q, k: (N, C), of unit length; row n of `k` is the positive of row n of `q`.
+        q: (N, C), of unit length.
+        k: (N, C), of unit length; row n is the positive of row n of `q`.
         negatives: (C, K), columns of unit length.
         T: temperature, > 0.
 
@@ -55,7 +56,9 @@ def info_nce(
     before `backward`. Autocast has no influence.
 
     Args:
-        q, positive: (N, C) and negatives: (C, K), of one dtype and of unit length.
+        q: (N, C), of unit length.
+        positive: (N, C), of unit length and of the dtype of `q`.
+        negatives: (C, K), the same.
         T: temperature, > 0.
         bf16: products in bfloat16, sums in `q`'s precision. A logit l is then off by up to
             `|l| / 256`, as under autocast; `python -m benchmarks.speed pretrain` measures what

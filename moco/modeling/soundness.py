@@ -144,7 +144,8 @@ def check_arch(
 
     Args:
         shape: depth, num_groups, width_per_group and stem_out_channels of the tensors.
-        notes, warnings: what is said of a name that is not known is appended here.
+        notes: what is said of a short name is appended here.
+        warnings: what is said of a name that is not known, here.
 
     Raises DataError: the name is another network's.
     """

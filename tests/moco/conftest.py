@@ -27,7 +27,7 @@ TINY = {
     "SOLVER.LR_UPDATE": "iter",
     "SOLVER.MAX_ITERS": 8,
     "LOG.EVERY_ITERS": 2,
-    "LOG.TENSORBOARD": False,
+    "LOG.LOGGERS": (),
 }
 
 

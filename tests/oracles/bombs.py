@@ -7,6 +7,7 @@ import json
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,19 @@ MANY = 1_200_000  # opcodes
 def bombs() -> dict[str, bytes]:
     """Name → content. Read without care, most take gigabytes, hours, or the process with them."""
     return dict([*_pickles(), *_tensors(), *_zips(), *_legacy(), *_joined(), *_safetensors()])
+
+
+def png_bomb(side_px: int = 20_000) -> bytes:
+    """A PNG of one bit per pixel: 400 megapixels in 49 KB."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        content = kind + data
+        return struct.pack(">I", len(data)) + content + struct.pack(">I", zlib.crc32(content))
+
+    header = struct.pack(">IIBBBBB", side_px, side_px, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(side_px * (1 + side_px // 8)), 9)
+    chunks = [chunk(b"IHDR", header), chunk(b"IDAT", rows), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def _pickles() -> Iterator[tuple[str, bytes]]:

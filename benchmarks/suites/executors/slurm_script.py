@@ -87,8 +87,11 @@ def make_script(
     """The batch script of an array of `number` jobs.
 
     Args:
-        name: of the jobs. jobs: folder of their logs. entries: file that describes their runs.
-        gpus, nodes: of one run.
+        name: of the jobs.
+        jobs: folder of their logs.
+        entries: file that describes their runs.
+        gpus: of one run.
+        nodes: of one run.
     """
     cpus = options.cpus_per_task or max(gpus // nodes * options.cpus_per_gpu, 1)
     own = {

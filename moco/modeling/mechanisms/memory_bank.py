@@ -44,7 +44,8 @@ class MemoryBank(Mechanism):
 
     Args:
         encoder: becomes the query encoder.
-        dim, num_images: of the bank, which starts with random unit vectors.
+        dim: length of an entry; the bank starts with random unit vectors.
+        num_images: entries of the bank.
         K: negatives per step, >= 1.
         momentum: of an entry, 0 <= momentum < 1: `momentum * entry + (1 - momentum) * q`, then
             normalized (InstDisc: 0.5).

@@ -36,7 +36,8 @@ class MomentumQueue(Mechanism):
 
     Args:
         encoder: becomes the query encoder; the key encoder starts as its copy.
-        dim, K: of the queue (C, K), which starts with random unit vectors.
+        dim: C of the queue (C, K), which starts with random unit vectors.
+        K: length of the queue.
         m: momentum of the key encoder, 0 <= m < 1 (eq. 2).
         T: temperature, > 0 (eq. 1).
     """

@@ -124,6 +124,7 @@ def suite_main(argv: Sequence[str] | None) -> None:
     """`fake_trainer.py --suite JOURNAL DELAY ARGUMENTS...`: a suite of these programs."""
     if sys.argv[1] == "--suite-without-tables":
         run_suite.write_tables = lambda *arguments: []  # type: ignore[assignment]
+        run_suite.refresh_tables = lambda *arguments, **keys: ""  # type: ignore[assignment]
     if host := os.environ.get("FAKE_HOST"):
         socket.gethostname = lambda: host
     journal, delay, *arguments = sys.argv[2:]

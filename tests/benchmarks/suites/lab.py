@@ -56,6 +56,7 @@ class Lab:
         with pytest.MonkeyPatch.context() as patch:
             if not self.with_tables:
                 patch.setattr(run_suite, "write_tables", lambda *arguments: [])
+                patch.setattr(run_suite, "refresh_tables", lambda *arguments, **keys: "")
             run_suite.main(self.arguments(*more), programs)
 
     def run_command(self, code: str, *more: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks import quickstart
 from benchmarks.quickstart import (
@@ -215,6 +216,9 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, reques
     assert "6 steps to do" in first.stdout
     for name in ("table.md", "table.csv", "runs.csv", "table.tex", "table.html", "moco.pth"):
         assert (out / name).stat().st_size > 0 and str(out / name) in first.stdout
+    assert str(out / "samples.png") in first.stdout
+    with Image.open(out / "samples.png") as samples:  # three scenes, ground truth and two inits
+        assert samples.size == (1430, 1064)
     results = collect([out / "runs"])
     assert {run.record.init for run in results.transfer} == {"random", "moco"}
     assert {run.record.status for run in results.transfer} == {"done"}

@@ -136,7 +136,7 @@ def test_a_runs_id_is_the_hash_of_what_makes_its_numbers(folder):
     for index, value in {0: other_length, 2: "b" * 64, 3: "detectron2", 4: 1, 5: "2"}.items():
         assert run_id(*plain[:index], value, *plain[index + 1 :]) != own, value
     # Where data is and what computes does not; nor how a value is written, or a file called.
-    places = (("DATASETS.VOC_DIR", "/data"), ("MODEL.DEVICE", "cuda"))
+    places = (("DATASETS.VOC_DIR", "/data"), ("LOG.LOGGERS", "('wandb',)"))
     assert run_id(other(overrides=places), *plain[1:]) == own
     half, full, moved = (
         run_id(other(overrides=(("DATASETS.COCO_TRAIN_JSON", path),)), *plain[1:])

@@ -104,7 +104,7 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
 
 
 def test_a_custom_train_net_can_use_the_plugin(r18_file, voc_folder):
-    """The README's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
+    """The guide's lines, then plain Detectron2: its config, catalog, model and checkpointer."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
     from detectron2.data import DatasetCatalog

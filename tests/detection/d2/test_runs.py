@@ -146,21 +146,21 @@ def test_a_killed_run_continues_where_its_newest_checkpoint_is(arguments, tmp_pa
     assert text.count("so this is") == 2
 
 
-def recording_process(work, *args) -> None:
+def recording_process(job, outcome) -> None:
     """A process, which also leaves the model that its rank ended with."""
     from detectron2.utils import comm
 
     from detection.d2 import trainer
 
-    train, (cfg, *_) = trainer._train, work.args
+    train = trainer._train
 
     def recording(*args):
         result = train(*args)
-        torch.save(result[0].state_dict(), Path(cfg.OUTPUT_DIR) / f"rank{comm.get_rank()}.pth")
+        torch.save(result[0].state_dict(), Path(job.cfg.OUTPUT_DIR) / f"rank{comm.get_rank()}.pth")
         return result
 
     trainer._train = recording
-    trainer._in_process(work, *args)
+    trainer._in_process(job, outcome)
 
 
 @pytest.mark.parametrize("task", [MASKS, LABELS])

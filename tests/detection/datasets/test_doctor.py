@@ -14,6 +14,7 @@ from PIL import Image
 from detection.config.task import default_task
 from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
+from detection.datasets.archives import command
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats
 from moco.common.errors import DataError, UserError
 from tests.oracles.real_voc import with_links
@@ -65,9 +66,9 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
     assert "expected in" in shown and "WRONG" not in shown
     assert "3 images" in shown and "(official count: " in shown
     config = next(iter(formats()[kind].tasks)).replace("24k", "9k" if kind == "voc" else "24k")
-    command = f"python detection/train_net.py --config-file {config} --check-only"
+    check = f"python detection/train_net.py --config-file {config} --check-only"
     assert shown.splitlines()[-1] == (
-        f"next: DETECTRON2_DATASETS={tmp_path} {command} MODEL.WEIGHTS random"
+        f"next: DETECTRON2_DATASETS={tmp_path} {check} MODEL.WEIGHTS random"
     )
 
 
@@ -75,7 +76,7 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
 def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    assert "nothing" in shown and "http" in shown.splitlines()[-1]
+    assert "nothing" in shown and f"{command('fetch')} " in shown.splitlines()[-1]
     assert shown.splitlines()[-1].endswith(
         f"python -m detection.datasets doctor {kind} --root {tmp_path}"
     )

@@ -133,6 +133,7 @@ def test_missing_files_and_the_doctor_are_named(name, file, tmp_path, monkeypatc
     text = str(caught.value)
     assert text.startswith(f"{name}: {tmp_path}/{file}") and "$DETECTRON2_DATASETS" in text
     assert text.endswith(f"python -m detection.datasets doctor {kind}")
+    assert ("detection.datasets fetch " in text) == (not name.endswith("_100"))
 
 
 def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:

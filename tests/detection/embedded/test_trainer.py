@@ -18,6 +18,7 @@ from detection.config.task import load_task
 from detection.embedded import trainer
 from detection.embedded.model import Detector
 from detection.embedded.trainer import Trainer
+from detection.engine.processes import Job
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -65,7 +66,7 @@ def run(voc, out, keys=None, *, weights=None, resume=False, eval_only=False):
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, "embedded", eval_only=eval_only, resume=resume)
     with RunFolder(out, resume=resume or eval_only):
-        return trainer.run(task.cfg, weights=weights, resume=resume, eval_only=eval_only)
+        return trainer.run(Job(task.cfg, weights, resume, eval_only))
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from detection.config.task import default_task
 from detection.embedded.layers import FrozenBatchNorm, NaiveSyncBatchNorm, freeze, norm_layer
 from detection.engine.processes import (
     ONE_PROCESS,
+    Job,
     Processes,
     check_processes,
     read_outcome,
@@ -123,8 +124,11 @@ def test_every_batch_norm_can_be_frozen(kind):
     assert torch.equal(model(torch.full((1, 4, 2, 2), 2.0)), torch.zeros(1, 4, 2, 2))
 
 
+JOB = Job(default_task())
+
+
 def raising(error: Exception):
-    def work(stop: object) -> EngineResult:
+    def work(job: Job, stop: object) -> EngineResult:
         raise error
 
     return work
@@ -136,7 +140,7 @@ def test_an_error_in_one_of_several_processes_keeps_its_kind(kind, tmp_path):
     error = kind("what went wrong")
     set_iterations(error, 4)
     with pytest.raises(kind):
-        report(raising(error), outcome, rank=1, local_rank=1, saves=True)
+        report(JOB, raising(error), outcome, rank=1, local_rank=1)
     with pytest.raises(kind, match=r"what went wrong \(process 1\)") as caught:
         read_outcome(outcome)
     assert type(caught.value) is kind and iterations_before(caught.value) == 4
@@ -147,32 +151,32 @@ def test_the_first_error_is_worth_more_than_what_follows_from_it(consequence, tm
     outcome = tmp_path / "outcome.json"
     for rank, error in enumerate((DataError("the reason"), consequence)):
         with pytest.raises(type(error)):
-            report(raising(error), outcome, rank=rank, local_rank=rank, saves=False)
+            report(JOB, raising(error), outcome, rank=rank, local_rank=rank)
     with pytest.raises(DataError, match=r"^the reason \(process 0\)"):
         read_outcome(outcome)
     # In the other order, too.
     outcome.unlink()
     for rank, error in enumerate((consequence, DataError("the reason"))):
         with pytest.raises(type(error)):
-            report(raising(error), outcome, rank=rank, local_rank=rank, saves=False)
+            report(JOB, raising(error), outcome, rank=rank, local_rank=rank)
     with pytest.raises(DataError, match=r"^the reason \(process 1\)"):
         read_outcome(outcome)
 
 
 def test_an_unexpected_error_comes_back_with_its_traceback(tmp_path):
     with pytest.raises(KeyError):
-        report(raising(KeyError("x")), tmp_path / "o", rank=1, local_rank=1, saves=True)
+        report(JOB, raising(KeyError("x")), tmp_path / "o", rank=1, local_rank=1)
     with pytest.raises(RuntimeError, match=r"^KeyError: 'x' \(process 1\)") as caught:
         read_outcome(tmp_path / "o")
     assert "in work" in caught.value.__notes__[0]
 
 
 def test_a_stop_comes_back_as_a_stop(tmp_path):
-    def stopped(stop: object) -> EngineResult:
+    def stopped(job: Job, stop: object) -> EngineResult:
         leave(signal.SIGTERM, "iteration 4", Path("model_0000004.pth"))
 
     for rank in (1, 0):
-        report(stopped, tmp_path / "outcome.json", rank=rank, local_rank=rank, saves=True)
+        report(JOB, stopped, tmp_path / "outcome.json", rank=rank, local_rank=rank)
     with pytest.raises(Preempted, match=r"after iteration 4 .*--resume"):
         read_outcome(tmp_path / "outcome.json")
 
@@ -181,5 +185,5 @@ def test_the_main_processs_result_comes_back_whole(tmp_path):
     result = EngineResult({"bbox/AP": 1.5}, 3, 2.0, Coverage(7, ("a", "b")))
     other = EngineResult({}, 3, 2.5, None)
     for rank, own in ((0, result), (1, other)):
-        report(lambda _, own=own: own, tmp_path / "o", rank=rank, local_rank=rank, saves=True)
+        report(JOB, lambda *_, own=own: own, tmp_path / "o", rank=rank, local_rank=rank)
     assert read_outcome(tmp_path / "o") == result

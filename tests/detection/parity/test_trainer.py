@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from detection.config.engines import find_engine
 from detection.config.task import load_task
+from detection.engine.processes import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import tiny_detector as tiny
@@ -40,15 +42,11 @@ def voc(tmp_path_factory):
 
 
 def run_engine(engine, voc, out, keys, eval_only=False):
-    if engine == "embedded":
-        from detection.embedded.trainer import run
-    else:
-        from detection.d2.trainer import run  # type: ignore[assignment]
     every = {**KEYS, "DATASETS.VOC_DIR": voc, "OUTPUT_DIR": out, **keys}
     opts = [str(item) for pair in every.items() for item in pair]
     task = load_task(None, opts, engine, eval_only=eval_only)
     with RunFolder(out):
-        return run(task.cfg, weights=None, resume=False, eval_only=eval_only)
+        return find_engine(engine).run(Job(task.cfg, eval_only=eval_only))
 
 
 def logged(folder):

@@ -26,7 +26,7 @@ TINY = {
     "SOLVER.MAX_EPOCHS": 3,
     "SOLVER.MILESTONES_EPOCHS": "(1,)",
     "LOG.EVERY_ITERS": 1,
-    "LOG.TENSORBOARD": False,
+    "LOG.LOGGERS": (),
 }
 
 

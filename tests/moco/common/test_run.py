@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from moco.common.errors import LockedError, UserError, run_cli
-from moco.common.progress import Progress, format_seconds
 from moco.common.run import RunFolder, RunRecord, provenance, read_record, write_record
 
 
@@ -136,15 +135,3 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
     assert caught.value.code == 1
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error and "--debug" in error and error.count("\n") == 1
-
-
-def test_progress_says_speed_and_time_left(monkeypatch, capsys):
-    bar = Progress(100, "pre-train", "img", initial=40)
-    bar.update(20, loss="1.5")
-    assert bar.line(10.0) == "pre-train: 60/100 img, 2 img/s, 0:20 left, loss=1.5"
-    assert Progress(10, "x").line(5.0).split(", ")[2] == "? left"
-    assert format_seconds(3725) == "1:02:05" and format_seconds(59.6) == "1:00"
-    monkeypatch.delenv("MOCO_PROGRESS", raising=False)
-    with Progress(1, "x") as loud:
-        loud.update()
-    assert capsys.readouterr().err.startswith("x: 1/1 it")

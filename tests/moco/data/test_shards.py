@@ -4,10 +4,8 @@ import gzip
 import io
 import json
 import pickle
-import struct
 import tarfile
 import tracemalloc
-import zlib
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from moco.data.augment import V2
 from moco.data.images import find_images, open_images
 from moco.data.shards import ShardImages, ShardOrder, expand_braces, find_shards
 from moco.data.views import Views, positions_of_steps
+from tests.oracles.bombs import png_bomb
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 
@@ -267,19 +266,6 @@ class TestIndex:
             data.read(29)
 
 
-def bomb(side=20_000):
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    pixels = zlib.compress(bytes(side * (side + 1) // 8))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-    )
-
-
 class TestHostile:
     def test_links_and_devices_are_named(self, tmp_path):
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
@@ -306,7 +292,7 @@ class TestHostile:
             "empty.jpg": (b"", "the file is empty"),
             "code.jpg": (pickle.dumps(print), "not an image"),
             "half.jpg": (noise.getvalue()[:1500], "cannot be decoded"),
-            "bomb.png": (bomb(), "decompression bomb"),
+            "bomb.png": (png_bomb(), "decompression bomb"),
         }
         assert len(cases["bomb.png"][0]) < 49_000
         data = open_images(write(tmp_path / "a.tar", [(n, c) for n, (c, _) in cases.items()]))

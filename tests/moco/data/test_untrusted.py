@@ -1,10 +1,8 @@
 """Lists of images and images from untrusted sources: no path leads out, no bomb takes memory."""
 
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from moco.common.errors import DataError
 from moco.data.images import find_images
 from moco.pretrain import main
+from tests.oracles.bombs import png_bomb
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,16 +48,7 @@ class TestPathTraversal:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
 def test_a_decompression_bomb_takes_no_memory(tmp_path):
     """Row 17: 400 megapixels in 49 KB; decoding them as RGB would take 1.2 GB."""
-
-    def chunk(kind, data):
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    side = 20_000
-    rows = zlib.compress(bytes(side * (1 + side // 8)), 9)  # a bit per pixel
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
-    (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    (tmp_path / "bomb.png").write_bytes(png_bomb())
     assert (tmp_path / "bomb.png").stat().st_size < 50_000
     code = (
         "import sys\n"

@@ -163,7 +163,7 @@ def test_tensorboard_has_the_same_numbers(opts, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    main(opts(LOG__TENSORBOARD=True))
+    main(opts(LOG__LOGGERS=("tensorboard",)))
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     logged = {event.step: event.value for event in events.Scalars("loss")}

@@ -1,0 +1,58 @@
+"""Reads a report in one zip file (benchmarks/report/share.py writes it) without unpacking anything.
+
+table.html, README.txt              the page, and what this is
+<suite>/runs/<task>/<init>/<seed>/run.json    the records, in folders as the suite had them
+<suite>/suite.json                  empty; says that the folders beside it are a suite's
+"""
+
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from moco.common.errors import DataError, shown
+from moco.common.files import PathLike
+from moco.common.limits import Implausible, open_zip
+from moco.common.run import RECORD_NAME, RunRecord, parse_record
+
+SUITE_NAME = "suite.json"
+MAX_RECORDS_BYTES = 64 << 20  # of all records together
+
+
+def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
+    """The suite's name of the task of a run in `runs/<task>/<init>/<seed>`; None of another run."""
+    task = folder.parent.parent
+    runs = task.parent
+    return task.name if runs.name == "runs" and exists(runs.parent / SUITE_NAME) else None
+
+
+def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | None]]:
+    """The records in a bundle and their suite's names of the task, by folder.
+
+    Raises:
+        DataError: not a bundle, damaged or made to mislead.
+        UserError: a record that is none.
+    """
+    try:
+        with open(path, "rb") as file, open_zip(file) as archive:
+            parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
+            records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
+            for name, info in records.items():
+                if name.is_absolute() or ".." in name.parts or str(name) != info.filename:
+                    raise Implausible(f"{shown(info.filename)}: not a path inside it")
+            claimed = sum(info.file_size for info in records.values())
+            if claimed > MAX_RECORDS_BYTES:
+                raise Implausible(f"records of {claimed} bytes, at most {MAX_RECORDS_BYTES}")
+            texts = {name: archive.read(info) for name, info in records.items()}
+    except Implausible as error:
+        raise DataError(f"{path}: damaged or made to mislead ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # whatever a damaged archive may raise
+        raise DataError(f"{path}: not a bundle of make_table, or damaged ({error})") from error
+    return {
+        name.parent: (
+            parse_record(text, f"{path}/{name}"),
+            suite_task(name.parent, parts.__contains__),
+        )
+        for name, text in texts.items()
+    }

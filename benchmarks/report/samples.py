@@ -1,0 +1,140 @@
+"""Ground truth and every init's predictions on the same test images, beside the APs, as one PNG.
+
+Every init has one budget: of its first seed's predictions on an image the best-scored, as many as
+the image has objects. The images are typical ones: on them each init is right about as often as on
+the whole split.
+"""
+
+import dataclasses
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
+
+from benchmarks.report import plots
+from benchmarks.report.aggregate import Table
+from benchmarks.report.records import Run
+from benchmarks.report.style import RIGHT, TRUTH, WRONG
+from detection.datasets.base import Record, Split
+from detection.datasets.images import read_image
+from detection.evaluation import voc
+from detection.evaluation.predictions import read_voc
+from detection.evaluation.visualize import draw_boxes
+from moco.common.errors import printable
+from moco.common.files import atomic_write
+
+IMAGES, MAX_OBJECTS = 3, 5  # of more objects, tags hide each other
+IMAGE_PX, BARS_PX, HEAD_PX, FOOT_PX, GAP_PX = 320, 430, 44, 30, 10
+LINE_PX, TAG_PX, FONTS_PX = 3, 17.0, (20.0, 17.0)  # of boxes; of the head and the foot
+FOOT = (
+    "Typical test images; of each the best-scored boxes, as many as it has objects. "
+    "Green: right class, IoU above 0.5. Orange: not."
+)
+ONE_BASED = np.array([1, 1, 0, 0])  # VOC's boxes count pixels from 1, the last one inclusive
+
+
+class Boxes(NamedTuple):
+    """What is drawn on an image: boxes (N, 4), 0-based and half-open, tags and colors."""
+
+    boxes: NDArray[np.floating]
+    tags: list[str]
+    colors: list[str]
+
+    @property
+    def right(self) -> int:
+        return self.colors.count(RIGHT)
+
+
+def save_samples(path: Path, table: Table, split: Split) -> Path:
+    """Write `samples_image` as a PNG file; returns the path.
+
+    Raises:
+        DataError: an image that cannot be read; UserError: the file cannot be written.
+    """
+    image = samples_image(table, split)
+    # A fourth of the size; this method keeps the colors of boxes and bars.
+    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    atomic_write(path, lambda file: image.save(file, "PNG", optimize=True))
+    return path
+
+
+def samples_image(table: Table, split: Split) -> Image.Image:
+    """A line per image with a column for the ground truth and one per init, and a plot per metric.
+
+    Args:
+        split: in VOC's layout; what the table's runs were tested on.
+    """
+    columns = {"ground truth": (truth := _truth(split))}
+    number = sum(len(of.tags) for of in truth.values())
+    distance = dict.fromkeys(truth, 0.0)
+    for row in table.rows:
+        found = _best(row.runs[0], split)
+        right = sum(of.right for of in found.values())
+        title = f"{printable(row.init)}, seed {row.runs[0].record.seed}: {right} of {number} found"
+        columns[title] = found
+        for image_id, of in found.items():
+            share = of.right / max(len(truth[image_id].tags), 1)
+            distance[image_id] += abs(share - right / max(number, 1))
+    sizes = {image_id: max(len(of.tags), MAX_OBJECTS) for image_id, of in truth.items() if of.tags}
+    records = [record for record in split.records if record["image_id"] in sizes]
+    records.sort(key=lambda record: (sizes[record["image_id"]], distance[record["image_id"]]))
+    del records[IMAGES:]
+
+    step, width = IMAGE_PX + GAP_PX, len(columns) * (IMAGE_PX + GAP_PX)
+    bottom = HEAD_PX + len(records) * step
+    canvas = Image.new("RGB", (GAP_PX + width + BARS_PX, bottom + FOOT_PX), "white")
+    pen, head, foot = ImageDraw.Draw(canvas), *map(ImageFont.load_default, FONTS_PX)
+    for x, (title, boxes) in zip(range(GAP_PX, width, step), columns.items(), strict=True):
+        pen.text((x + IMAGE_PX / 2, HEAD_PX / 2), title, fill="black", font=head, anchor="mm")
+        for y, record in zip(range(HEAD_PX, bottom, step), records, strict=True):
+            canvas.paste(_draw(record, boxes[record["image_id"]]), (x, y))
+    pen.text((GAP_PX, bottom + FOOT_PX / 3), FOOT, fill="black", font=foot, anchor="lm")
+    height = bottom // len(table.metrics)
+    for line, metric in enumerate(table.metrics):
+        figure = plots.ap_figure(dataclasses.replace(table, metrics=(metric,)))
+        figure.set_size_inches(BARS_PX / plots.DPI, height / plots.DPI)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", facecolor="white")
+        canvas.paste(Image.open(buffer), (GAP_PX + width, line * height))
+    return canvas
+
+
+def _truth(split: Split) -> dict[str, Boxes]:
+    """The objects of every image, without the difficult ones."""
+    found = {}
+    for image_id, truth in split.truth.items():
+        tags = [split.classes[i] for i in truth.classes[~truth.difficult]]
+        boxes = truth.boxes[~truth.difficult] - ONE_BASED
+        found[image_id] = Boxes(boxes, tags, [TRUTH] * len(tags))
+    return found
+
+
+def _best(run: Run, split: Split) -> dict[str, Boxes]:
+    """Of every image the best-scored predictions, as many as it has objects."""
+    rows, found = read_voc(run.folder / "inference" / f"{split.name}.json"), {}
+    for image_id, truth in split.truth.items():
+        number = np.count_nonzero(~truth.difficult)
+        best = sorted(rows[image_id], key=lambda row: -row["score"])[:number]
+        boxes = np.array([row["bbox"] for row in best]).reshape(-1, 4)
+        classes = np.array([row["category_id"] for row in best], dtype=np.int64)
+        # Compared with the objects of its class, as the metric does with those of its image.
+        order = np.argsort(truth.classes, kind="stable")
+        objects = truth.classes[order], truth.boxes[order]
+        matches = voc.best_matches(classes, boxes + ONE_BASED, *objects)
+        right = voc.count(*matches, truth.difficult[order])[0][:, 0]
+        tags = [f"{split.classes[row['category_id']]} {row['score']:.2f}" for row in best]
+        found[image_id] = Boxes(boxes, tags, [RIGHT if hit else WRONG for hit in right])
+    return found
+
+
+def _draw(record: Record, boxes: Boxes) -> Image.Image:
+    """The image with its boxes, in a square of IMAGE_PX."""
+    image = read_image(record["file_name"])
+    scale = IMAGE_PX / max(image.size)
+    image = ImageOps.contain(image, (IMAGE_PX, IMAGE_PX), Image.Resampling.LANCZOS)
+    colors = [ImageColor.getrgb(color)[:3] for color in boxes.colors]
+    draw_boxes(image, boxes.boxes * scale, boxes.tags, colors, LINE_PX, TAG_PX)
+    return ImageOps.pad(image, (IMAGE_PX, IMAGE_PX), color="white")

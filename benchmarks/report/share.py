@@ -1,0 +1,106 @@
+"""Writes a report for others into one zip file, which benchmarks/report/bundle.py reads.
+
+Of paths on this machine, in records and in texts, the last part is left. Keys of the protocol stay
+as they are: they are compared between runs. The same report makes the same bytes.
+"""
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from benchmarks.report import page
+from benchmarks.report.aggregate import NOT_PROTOCOL
+from benchmarks.report.bundle import SUITE_NAME
+from benchmarks.report.content import Report
+from benchmarks.report.progress import PAGE_NAME
+from benchmarks.report.records import Results, Run, Unusable
+from benchmarks.report.render import page_text
+from moco.common.files import PathLike, atomic_write
+from moco.common.run import RECORD_NAME, RunRecord
+
+README = f"""\
+Results of moco-transfer: open {PAGE_NAME} in a browser; each {RECORD_NAME} is the record of a run.
+
+    moco-transfer table --diff THIS.zip OTHER    compare with another such file or folder of runs
+    moco-transfer table THIS.zip                 make the tables again
+"""
+# Up to the last slash of a path from the root or from somebody's home.
+_FOLDERS = re.compile(r"(?<![\w.:/~-])[/~][^\s'\",:;=]*/")
+
+
+def share(results: Results) -> Results:
+    """The results without the folders of this machine."""
+    runs = (*results.transfer, *results.pretraining)
+    tops = [run.folder.parents[4 if run.suite_task else 0] for run in runs]
+    top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
+
+    def of_run(run: Run) -> Run:
+        return Run(run.folder.relative_to(top), _of_record(run.record), run.suite_task)
+
+    return Results(
+        tuple(map(of_run, results.transfer)),
+        tuple(map(of_run, results.pretraining)),
+        tuple(
+            Unusable(item.folder.relative_to(top), _without_folders(item.reason))
+            for item in results.unusable
+        ),
+    )
+
+
+def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
+    """Write the page and the records of finished runs, atomically.
+
+    Args:
+        own: where the runs' other files are, for the figures.
+        shared: the same tables of `share(own.results)`.
+    """
+    figures = {}
+    for mine, section in zip(own.sections, shared.sections, strict=True):
+        found = page.figures(own, mine)
+        figures[section.stem] = replace(found, missing=_without_folders(found.missing))
+    text = page_text(shared, figures, page.schedules(own.tables))
+    files = {"README.txt": README, PAGE_NAME: text}
+    for run in (*shared.results.transfer, *shared.results.pretraining):
+        content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
+        files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
+        if run.suite_task:
+            files[f"{run.folder.parents[3] / SUITE_NAME}"] = "{}\n"
+
+    def write(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in sorted(files):
+                info = zipfile.ZipInfo(name)  # of 1980, whatever the time
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, files[name], zipfile.ZIP_DEFLATED)
+
+    atomic_write(path, write)
+
+
+def _of_record(record: RunRecord) -> RunRecord:
+    return replace(
+        record,
+        config={
+            key: _without_folders(value, paths=True) if key in NOT_PROTOCOL else value
+            for key, value in record.config.items()
+        },
+        weights_source=_without_folders(record.weights_source, paths=True),
+        provenance=_without_folders(record.provenance),
+        notes=_without_folders(record.notes),
+    )
+
+
+def _without_folders(value: Any, *, paths: bool = False) -> Any:
+    """A value whose texts have lost their folders; `paths`: a text may be one."""
+    if isinstance(value, str):
+        is_path = paths and value.startswith("/")
+        return Path(value).name if is_path else _FOLDERS.sub("", value)
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item, paths=paths) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(item, paths=paths) for item in value]
+    return value

@@ -1,0 +1,232 @@
+"""Published datasets, from their official archives: downloaded, checked, unpacked, examined.
+
+An archive is downloaded to `archives/` in the folder of all datasets, unpacked into a scratch
+folder beside its target, moved there, and removed. So whatever ends the process, no file is
+half-written under its final name, and the next call continues with what is missing.
+"""
+
+import filecmp
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from tabulate import tabulate
+from tqdm import tqdm
+
+from detection.datasets import doctor
+from detection.datasets.archives import Archive, Dataset, datasets, fetch_command
+from detection.datasets.base import formats
+from detection.datasets.sbd import make_train_aug
+from detection.datasets.unpack import unpack
+from moco.common.download import download, has_digest
+from moco.common.errors import DataError, LockedError, UserError
+from moco.common.files import TEMPORARY_PREFIX, cannot_write
+from moco.common.progress import format_seconds
+
+ARCHIVES = "archives"  # folder of the archives, below that of all datasets
+MBIT_PER_SECOND = 100  # for the estimate of the time
+
+
+def listing(root: Path) -> str:
+    """All names: what of each is present below `root`, size, contents."""
+    rows = []
+    for dataset in datasets().values():
+        present, number = sum(a.present(root) for a in dataset.archives), len(dataset.archives)
+        state = {0: "absent", number: "present"}.get(present, f"{present} of {number} archives")
+        size = _total(dataset.archives) + (", needs an account" if dataset.account else "")
+        rows.append((dataset.name, state, size, f"{dataset.contains}\n{dataset.terms}"))
+    return tabulate(rows, ("name", "state", "download", "contents, terms of use"), "plain")
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """How and where to datasets are fetched.
+
+    Attributes:
+        root: the folder of all datasets.
+        mirror: address of a folder with the same files; "": the official addresses.
+        keep: leave the archives where they are.
+        again: get what is present too, and add the files of it that are missing.
+        dry_run: only say what would be done.
+    """
+
+    root: Path
+    mirror: str = ""
+    keep: bool = False
+    again: bool = False
+    dry_run: bool = False
+
+    def __call__(self, names: Sequence[str]) -> bool:
+        """Get what is missing of the datasets, then let the doctor examine them.
+
+        Returns:
+            Whether the doctor found nothing wrong.
+
+        Raises:
+            UserError: no network, no space, an archive that needs an account.
+            DataError: an archive with another hash than published, damaged, or made to do harm;
+                files in the way that are not equal.
+            LockedError: another process fetches into the same folder.
+        """
+        wanted = [datasets()[name] for name in dict.fromkeys(names)]
+        for dataset in wanted:
+            self._check_account(dataset)
+        missing = list(dict.fromkeys(a for dataset in wanted for a in self._missing(dataset)))
+        print(self._plan(missing))
+        print("terms of use:", *dict.fromkeys(d.terms for d in wanted), flush=True)
+        if self.dry_run:
+            return True
+        if missing:
+            self._get_all(missing)
+        if unchecked := [archive.name for archive in missing if not archive.hash]:
+            print(f"not compared with a hash, as none is published: {', '.join(unchecked)}")
+        right = True
+        for kind in dict.fromkeys(dataset.doctor for dataset in wanted):
+            format_, root = formats()[kind], str(self.root)
+            splits = {split for dataset in wanted for split in dataset.splits}
+            findings = doctor.examine(format_, root, splits=splits)
+            following = doctor.next_step(kind, format_, root, findings)
+            print(f"\n{doctor.report(findings, following)}", flush=True)
+            right = right and doctor.all_right(findings)
+        if not (right or missing):
+            print("files that are missing from what is present: the same command with --again")
+        return right
+
+    def _missing(self, dataset: Dataset) -> list[Archive]:
+        return [a for a in dataset.archives if self.again or not a.present(self.root)]
+
+    def _file(self, archive: Archive) -> Path:
+        return self.root / ARCHIVES / archive.name
+
+    def _address(self, archive: Archive) -> str:
+        """Where to download from; "" for what needs an account."""
+        return f"{self.mirror.rstrip('/')}/{archive.name}" if self.mirror else archive.url
+
+    def _check_account(self, dataset: Dataset) -> None:
+        files = [self._file(a) for a in self._missing(dataset) if not self._address(a)]
+        if absent := [file.name for file in files if not file.is_file()]:
+            raise UserError(
+                f"{dataset.name} needs an account: log in at {dataset.account}, download "
+                f"{' and '.join(absent)} into {self.root / ARCHIVES}, then: "
+                f"{fetch_command(*dataset.splits, root=str(self.root))}"
+            )
+
+    def _plan(self, missing: Sequence[Archive]) -> str:
+        """What is about to be done; how much, how long."""
+        if not missing:
+            return f"in {self.root}: all of it is present"
+        absent = [archive for archive in missing if not self._file(archive).is_file()]
+        seconds = 8 * sum(map(_bytes, absent)) / MBIT_PER_SECOND / 1e6
+        rows = [(_total([a]), self._address(a) if a in absent else self._file(a)) for a in missing]
+        return (
+            f"to {self.root}:\n{tabulate(rows, tablefmt='plain', colalign=('right',))}\n"
+            f"download {_total(absent)}: {format_seconds(seconds)} at {MBIT_PER_SECOND} Mbit/s\n"
+            f"disk {_size(self._needed(missing))} or more while it runs, "
+            f"{_size(self._free())} are free"
+        )
+
+    def _needed(self, missing: Sequence[Archive]) -> int:
+        """Bytes of disk at the worst moment, if nothing were compressed."""
+        used = needed = 0
+        for archive in missing:
+            used += _bytes(archive) * (1 if self._file(archive).is_file() else 2)
+            needed = max(needed, used)
+            used -= 0 if self.keep else _bytes(archive)
+        return needed
+
+    def _free(self) -> int:
+        above = (self.root, *self.root.absolute().parents)
+        return shutil.disk_usage(next(path for path in above if path.exists())).free
+
+    def _get_all(self, missing: Sequence[Archive]) -> None:
+        if (needed := self._needed(missing)) > (free := self._free()):
+            raise UserError(
+                f"{self.root}: {_size(needed)} or more are needed, {_size(free)} are free; free "
+                "space, or choose another folder with --root"
+            )
+        folder = self.root / ARCHIVES
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".lock", timeout=0):
+                for archive in missing:
+                    self._get(archive)
+        except Timeout as error:
+            raise LockedError(f"{folder}: another process fetches datasets into it") from error
+        except OSError as error:
+            raise cannot_write(folder, error, 0) from error
+
+    def _get(self, archive: Archive) -> None:
+        """Download, check and unpack one archive."""
+        file = self._file(archive)
+        if address := self._address(archive):
+            # COCO's server has no https: what comes from there is known by its hash.
+            download(address, file, archive.hash, archive.size, allow_http=True)
+        elif archive.hash and not has_digest(file, archive.hash):
+            raise DataError(f"{file}: not the published file ({archive.hash}); download it again")
+        _place(archive, file, self.root / archive.folder)
+        if address and not self.keep:  # what needs an account is not ours to remove
+            file.unlink()
+            file.with_name(f".{file.name}.lock").unlink(missing_ok=True)
+
+
+def _place(archive: Archive, file: Path, target: Path) -> None:
+    """Unpack into a scratch folder in `target`, and move what is there to its place."""
+    scratch = target / f"{TEMPORARY_PREFIX}{archive.name}"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
+    content = scratch / "content"
+    try:
+        if archive.takes:
+            # The files in an uncompressed tar are smaller than it.
+            limit = archive.size if file.suffix == ".tar" else 0
+            unpack(file, content, archive.takes, archive.strip, limit)
+        else:
+            copy = content / archive.complete[0]
+            copy.parent.mkdir(parents=True)
+            shutil.copyfile(file, copy)
+        if archive.prepare == "train_aug":
+            make_train_aug(content, target, scratch / "made")
+            content = scratch / "made"
+        complete = [target / path for path in archive.complete]
+        moves = list(_moves(content, target))
+        moves.sort(key=lambda move: any(path.is_relative_to(move[1]) for path in complete))
+        for source, place in moves:
+            source.rename(place)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
+    """What has to be moved where, whole folders at once where there is none of the name.
+
+    Raises:
+        DataError: a file is in the way that is not equal.
+    """
+    if source.is_dir() and target.is_dir():
+        for child in source.iterdir():
+            yield from _moves(child, target / child.name)
+    elif not os.path.lexists(target):
+        yield source, target
+    elif not (target.is_file() and source.is_file() and filecmp.cmp(source, target, False)):
+        raise DataError(
+            f"{target}: exists, and is not what the archive has; nothing was overwritten. Move it "
+            "away and run again"
+        )
+
+
+def _bytes(archive: Archive) -> int:
+    return archive.size or archive.about
+
+
+def _total(archives: Sequence[Archive]) -> str:
+    """`19.3GB`, `19.3GB or more` where some size is not known, `?` where none is."""
+    total = sum(map(_bytes, archives))
+    if all(map(_bytes, archives)):
+        return _size(total)
+    return f"{_size(total)} or more" if total else "?"
+
+
+def _size(number: int) -> str:
+    return tqdm.format_sizeof(number, "B")

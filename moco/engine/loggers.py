@@ -1,0 +1,171 @@
+"""The registry of metric loggers, by their names in LOG.LOGGERS.
+
+What is registered opens a logger, given the run's folder, its configuration (flat), and the id
+under which the interrupted run was logged ("" for a new one).
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fvcore.common.registry import Registry
+
+from moco.common.errors import UserError
+from moco.common.files import atomic_write_json
+from moco.common.registry import lookup
+from moco.common.run import LOGGERS_NAME
+
+KEY = "LOG.LOGGERS"
+PROJECT = "moco-transfer"  # of runs whose user's environment names none
+MAX_PARAMS = 100  # in one request to an MLflow server
+LOGGERS = Registry("LOGGERS")
+
+
+class Logger(NamedTuple):
+    """An open logger.
+
+    Attributes:
+        log: takes the values by their names in metrics.json, and their iteration.
+        close: is told whether the run came to its end.
+        run_id: what a resumed run continues it by; "" for nothing.
+    """
+
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[bool], None]
+    run_id: str = ""
+
+
+@LOGGERS.register()
+def tensorboard(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
+    """Event files in the run's folder; none where the package, the default's, is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print(f"{KEY}: no event files; for them pip install 'moco-transfer[tensorboard]'")
+        return Logger(lambda values, iteration: None, lambda done: None)
+
+    writer = SummaryWriter(str(folder))
+
+    def log(values: Mapping[str, float], iteration: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, iteration)
+
+    return Logger(log, lambda done: writer.close())
+
+
+@LOGGERS.register()
+def wandb(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
+    """Weights & Biases; account, project and mode are those of its own variables (WANDB_*)."""
+    import wandb
+
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=folder.name,
+        dir=folder,
+        id=run_id or None,
+        resume="allow",
+        settings=wandb.Settings(console="off"),
+    )
+    run.config.update(dict(config), allow_val_change=True)
+
+    def log(values: Mapping[str, float], iteration: int) -> None:
+        if iteration >= run.step:  # else a resumed run does it again, with the same values
+            run.log(dict(values), step=iteration)
+
+    return Logger(log, lambda done: run.finish(exit_code=0 if done else 1), run.id)
+
+
+@LOGGERS.register()
+def mlflow(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
+    """MLflow; server and experiment are those of its own variables (MLFLOW_*)."""
+    import mlflow
+
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+    experiment = mlflow.set_experiment(name).experiment_id
+    run = mlflow.start_run(run_id or None, experiment_id=experiment, run_name=folder.name)
+    params = list(config.items() if not run_id else ())
+    for first in range(0, len(params), MAX_PARAMS):
+        mlflow.log_params(dict(params[first : first + MAX_PARAMS]))
+
+    def log(values: Mapping[str, float], iteration: int) -> None:
+        named = {re.sub(r"[^\w\-./ :]", "_", name): value for name, value in values.items()}
+        mlflow.log_metrics(named, step=iteration)
+
+    def close(done: bool) -> None:
+        mlflow.end_run("FINISHED" if done else "KILLED")
+
+    return Logger(log, close, run.info.run_id)
+
+
+def check_loggers(names: Collection[str]) -> None:
+    """Each is registered, else UserError."""
+    for name in names:
+        lookup(LOGGERS, name, KEY)
+
+
+class Loggers:
+    """The open loggers of a run; one that fails is left out from then on, with a warning.
+
+    Args:
+        names: of LOG.LOGGERS; none on all processes but the main one.
+        folder: of the run, where the ids of its loggers are kept.
+        config: flat.
+
+    Raises:
+        UserError: one cannot be opened.
+    """
+
+    def __init__(self, names: Collection[str], folder: Path, config: Mapping[str, Any]) -> None:
+        self._open: dict[str, Logger] = {}
+        earlier = _read_ids(folder / LOGGERS_NAME)
+        for name in names:
+            try:
+                opened = lookup(LOGGERS, name, KEY)(folder, config, earlier.get(name, ""))
+            except Exception as error:
+                self.close()
+                raise UserError(f"{KEY}: {_why(name, error)}") from error
+            self._open[name] = opened
+        ids = {name: logger.run_id for name, logger in self._open.items() if logger.run_id}
+        if earlier | ids != earlier:
+            atomic_write_json(folder / LOGGERS_NAME, earlier | ids)
+
+    def log(self, values: Mapping[str, float], iteration: int) -> None:
+        """Give all of them the values of an iteration."""
+        for name, logger in list(self._open.items()):
+            self._try(name, logger.log, values, iteration)
+
+    def close(self) -> None:
+        """To be called at the end of the run, or while what ended it is on its way up."""
+        done = sys.exc_info()[0] is None
+        for name, logger in list(self._open.items()):
+            self._try(name, logger.close, done)
+        self._open.clear()
+
+    def _try(self, name: str, call: Callable[..., None], *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            del self._open[name]
+            reason = " ".join(str(error).split())[:200]
+            print(f"warning: {KEY}: {name} failed and gets nothing more ({reason})", flush=True)
+
+
+def _why(name: str, error: Exception) -> str:
+    if isinstance(error, ImportError):
+        extra = f"'moco-transfer[{name}]'" if name in ("wandb", "mlflow") else error.name
+        return f"{name} needs what is not installed; pip install {extra}, or leave {name} out"
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"{name} cannot be opened ({reason}); see its documentation, or leave {name} out"
+
+
+def _read_ids(path: Path) -> dict[str, str]:
+    """The ids by the loggers' names; {} for a new run, and for a file that is none of ours."""
+    try:
+        found = json.loads(path.read_text())
+        return {k: v for k, v in found.items() if re.fullmatch(r"[\w-]{1,128}", v)}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

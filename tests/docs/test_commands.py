@@ -1,0 +1,142 @@
+"""What README.md, CONTRIBUTING.md and the pages below docs/ tell the reader to type exists.
+
+Every command is parsed by the parser of its own module, its config file is found and its keys are
+known; keys, paths and extras that the texts name exist.
+"""
+
+import importlib
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import COMMANDS
+from benchmarks.suites.suite_file import load_suite
+from detection import train_net
+from detection.config.task import default_task
+from moco import pretrain
+from moco.classification import classify
+from moco.classification.config import default_cfg, load_classify_cfg
+from moco.common import shipped
+from moco.common.cfgnode import flatten, load_cfg
+from moco.common.command import parse_with_pairs
+from moco.common.errors import UserError
+from moco.finetune import FINETUNE
+from moco.linear import LINEAR
+from moco.pretraining.config import default_cfg as default_pretraining
+from moco.pretraining.config import load_pretrain_cfg
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROTOCOLS = {"moco.linear": LINEAR, "moco.finetune": FINETUNE}
+OTHERS = ("pip", "pytest", "mkdocs")  # whose arguments are not checked here
+FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", re.S | re.M)
+HEREDOC = re.compile(r"^ *cat > (\S+) <<'END'\n(.*?)^ *END$", re.S | re.M)
+COMMAND = re.compile(r"(?:\w+=\S* )*(?:moco-transfer|python|torchrun) .*")
+SHELL = re.compile(r"\s(?:\|\|?|&&?|;|>>?|<)\s")  # what follows is not of the command
+
+
+def commands_of(text: str) -> list[str]:
+    """Commands in code blocks, with continued lines joined, and those with arguments in a line."""
+    blocks = [code for language, code in FENCE.findall(text) if language in ("", "bash")]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    inline = re.findall(r"`(moco-transfer \w+ [^`…]+)`", FENCE.sub("", text))
+    found = [SHELL.split(" ".join(line.split()))[0] for line in [*lines, *inline]]
+    return [command for command in found if COMMAND.fullmatch(command)]
+
+
+def documented() -> list[tuple[str, str]]:
+    pages = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+    found = [(name, command) for name, text in pages.items() for command in commands_of(text)]
+    return list(dict.fromkeys(found))
+
+
+def target_of(command: str) -> tuple[str, list[str]]:
+    """The module that a command line runs, and the arguments of that module."""
+    words = [w for w in shlex.split(command, comments=True) if not re.match(r"[A-Z_]+=", w)]
+    if words[0] == "moco-transfer":
+        module, first, _ = COMMANDS.get(words[1], ("benchmarks.__main__", (words[1],), ""))
+        return module, [*first, *words[2:]]
+    at = words.index("-m") + 1 if "-m" in words else 1  # torchrun's own flags come first
+    name, rest = words[at].removesuffix(".py").replace("/", "."), words[at + 1 :]
+    is_package = (ROOT / name.replace(".", "/")).is_dir()
+    return (f"{name}.__main__" if is_package else name), rest
+
+
+def parse(module: str, args: list[str]) -> None:
+    """Raises what the command would: SystemExit for its flags, UserError for files and keys."""
+    if module == "moco.pretrain":
+        parsed = pretrain.parse_args(args)
+        load_pretrain_cfg(parsed.config_file, parsed.opts)
+    elif module in PROTOCOLS:
+        parsed = classify.parse_args(PROTOCOLS[module], args)
+        load_classify_cfg(PROTOCOLS[module].defaults, parsed.config_file, parsed.opts)
+    elif module == "detection.train_net":
+        parsed = parse_with_pairs(train_net.build_parser(), args)
+        file = parsed.config_file
+        if file is None or file.startswith("COCO-"):  # a model's own, or of Detectron2's zoo
+            load_cfg(default_task(), None, parsed.opts)
+        else:
+            load_cfg(default_task(), shipped.resolve(file), parsed.opts)
+    else:
+        parsed = importlib.import_module(module).build_parser().parse_args(args)
+        if module == "benchmarks.run_suite":
+            load_suite(shipped.resolve(parsed.suite))
+
+
+@pytest.mark.parametrize(("page", "command"), documented())
+def test_commands_are_accepted(page, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in HEREDOC.findall((ROOT / page).read_text()):
+        Path(name).write_text(content)
+    module, args = target_of(command)
+    if module not in OTHERS:
+        try:
+            parse(module, args)
+        except SystemExit as stopped:
+            assert not stopped.code, command  # 0 after --help
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("moco-transfer train --config-file no_such_task OUTPUT_DIR a", UserError),
+        (
+            "moco-transfer train \\\n  --config-file faster_rcnn_R_50_C4_24k \\\n  SOLVER.LR 1",
+            UserError,
+        ),
+        ("torchrun --nproc-per-node 8 -m moco.pretrain DATA.ROTO images", UserError),
+        ("python convert/convert_to_d2.py --no-such-flag a b", SystemExit),
+        ("A=1 moco-transfer no_such_command", SystemExit),
+    ],
+)
+def test_a_wrong_command_is_noticed(text, error, capsys):
+    [command] = commands_of(f"```bash\n{text} | tee log\n```")
+    with pytest.raises(error):
+        parse(*target_of(command))
+
+
+def known_keys() -> set[str]:
+    protocols = [default_cfg(protocol.defaults) for protocol in PROTOCOLS.values()]
+    configs = [default_task(), default_pretraining(), *protocols]
+    return {key for config in configs for key in flatten(config)}
+
+
+def test_what_the_texts_name_exists():
+    """Keys, paths and extras."""
+    keys = known_keys()
+    keys |= {key.rsplit(".", n)[0] for key in keys for n in (1, 2)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tops = "moco|convert|detection|benchmarks|configs|tests|docs"
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text())
+        named = set(re.findall(r"`([A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)+)(?: [^`]*)?`", text))
+        assert named <= keys, f"{page.name}: {named - keys}"
+        for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", text):
+            in_a_wheel = path == "moco/configs/"
+            assert in_a_wheel or (ROOT / path).exists(), f"{page.name}: {path}"
+        for extras in re.findall(r"pip install .*?[\w.]\[([a-z,-]+)\]", page.read_text()):
+            unknown = set(extras.split(",")) - set(project["optional-dependencies"])
+            assert not unknown, f"{page.name}: {unknown}"

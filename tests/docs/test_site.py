@@ -1,0 +1,105 @@
+"""The site: its navigation, what is generated from the code, and that it builds on its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from detection.config.task import default_task
+from docs import hooks
+from moco.classification.config import default_cfg
+from moco.common.cfgnode import flatten
+from moco.finetune import FINETUNE
+from moco.pretraining.config import default_cfg as default_pretraining
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def pages_of(nav):
+    """Paths of all pages in a navigation."""
+    if isinstance(nav, str):
+        return [nav]
+    entries = nav.values() if isinstance(nav, dict) else nav
+    return [page for entry in entries for page in pages_of(entry)]
+
+
+def test_every_page_is_in_the_navigation():
+    pages = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    files = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert set(pages) == files | set(hooks.TOP_LEVEL)
+    assert len(pages) == len(set(pages))
+    assert all((ROOT / name).is_file() for name in hooks.TOP_LEVEL.values())
+
+
+def test_every_key_is_in_the_reference():
+    page = hooks.config_keys()
+    cfgs = [default_pretraining(), default_cfg(FINETUNE.defaults), default_task()]
+    keys = {key for cfg in cfgs for key in flatten(cfg)}
+    anchors = re.findall(r'<a id="([\w.]+)">', page)
+    assert set(anchors) == keys
+    assert len(anchors) == len(keys)
+
+
+def test_every_key_of_a_training_is_described():
+    """By a comment at its definition; what two trainings share, at either one."""
+    for training in (hooks.pretraining, hooks.classification):
+        described = {
+            key
+            for where in (hooks.common.common_cfg, training.default_cfg)
+            for keys, said in hooks.documented(where)
+            if said
+            for key in keys
+        }
+        cfg = training.default_cfg(*([{}] if training is hooks.classification else []))
+        assert set(flatten(cfg)) <= described
+    assert all(said for _, said in hooks.documented(hooks.keys, "TRANSFER"))
+
+
+def test_what_a_comment_is_about():
+    described = {keys[0]: (keys, said) for keys, said in hooks.documented(hooks.keys, "TRANSFER")}
+    keys, said = described["DATASETS.COCO_TRAIN_JSON"]
+    assert keys[-1] == "DATASETS.COCO_TEST_ROOT" and len(keys) == 4
+    assert said.startswith("A custom dataset in COCO's JSON format")
+    honored = {keys[0]: said for keys, said in hooks.documented(hooks.keys, "HONORED")}
+    assert honored["MODEL.RPN.SMOOTH_L1_BETA"] == "0 = L1"
+    assert honored["MODEL.RESNETS.DEPTH"] == ""
+
+
+def test_defaults_are_those_of_each_command():
+    page = hooks.config_keys()
+    assert (
+        "`SOLVER.BASE_LR` *float* = `0.03` (pretrain), `30.0` (linear), `0.03` (finetune)" in page
+    )
+    assert "`AUG.HUE` *float* = `0.4` (v1), `0.1` (v2)" in page
+
+
+def test_every_command_is_in_the_reference():
+    page = hooks.command_line()
+    for name, (_, first, what) in hooks.COMMANDS.items():
+        section = re.search(rf"^## {name}\n\n(.+)", page, re.M)
+        assert section and (not first or what.capitalize() in section[1])
+    assert "- `--config-file` `YAML`\n" in page
+    assert "## datasets doctor" in page
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_the_network(tmp_path):
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pages = [*tmp_path.rglob("*.html")]
+    assert len(pages) > 40
+    remote = re.compile(
+        r"""<(?:script|img|iframe|source)[^>]*\ssrc="(?:https?:)?//|<link[^>]*https?://"""
+    )
+    for page in pages:
+        assert not remote.search(page.read_text()), page
+        assert "<!-- generated" not in page.read_text(), page
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", style.read_text()), style

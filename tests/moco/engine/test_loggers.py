@@ -1,0 +1,202 @@
+"""Loggers: what they get, resuming, failing, and adding one; with the real packages, offline."""
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moco.common.errors import Preempted, UserError
+from moco.common.run import LOGGERS_NAME
+from moco.engine.loggers import LOGGERS, Logger, Loggers
+from moco.pretrain import main
+
+NAMES = ("wandb", "mlflow")
+BLOCK = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path) -> None:
+    """Nothing leaves this machine, and nothing is written outside the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+
+@pytest.fixture
+def opts(tiny, images, tmp_path):
+    """Arguments of a pre-training of 8 steps into `tmp_path / "run"`."""
+
+    def arguments(*loggers: str, **changes: object) -> list[str]:
+        keys = {"DATA__ROOT": images, "OUTPUT_DIR": tmp_path / "run", "LOG__LOGGERS": loggers}
+        return tiny(**keys, **changes)
+
+    return arguments
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Registers a logger for the length of a test."""
+
+    def add(opener):
+        monkeypatch.setitem(LOGGERS._obj_map, opener.__name__, opener)
+
+    return add
+
+
+def lines(tmp_path: Path) -> list[dict[str, float]]:
+    """metrics.json without what is for it alone."""
+    text = (tmp_path / "run" / "metrics.json").read_text()
+    return [
+        {name: value for name, value in json.loads(line).items() if name != "epoch"}
+        for line in text.splitlines()
+    ]
+
+
+def in_mlflow(tmp_path: Path) -> dict[int, dict[str, float]]:
+    """Iteration → values of the run's id, as MLflow reads them back."""
+    from mlflow.tracking import MlflowClient
+
+    run_id = json.loads((tmp_path / "run" / LOGGERS_NAME).read_text())["mlflow"]
+    client, found = MlflowClient(), {}
+    for name in client.get_run(run_id).data.metrics:
+        for metric in client.get_metric_history(run_id, name):
+            found.setdefault(metric.step, {"iteration": metric.step})[name] = metric.value
+    return found
+
+
+def in_wandb(tmp_path: Path) -> list[dict[int, dict[str, float]]]:
+    """For each time that the run was opened, iteration → values in the file to be synchronized."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    run_id = json.loads((tmp_path / "run" / LOGGERS_NAME).read_text())["wandb"]
+    opened = []
+    for path in sorted((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{run_id}.wandb")):
+        opened.append(found := {})
+        for content in records(path.read_bytes()):
+            history = Record.FromString(content).history
+            values = {i.key or i.nested_key[0]: json.loads(i.value_json) for i in history.item}
+            if step := history.step.num:
+                own = {name: value for name, value in values.items() if name[0] != "_"}
+                found[step] = {"iteration": step, **own}
+    return opened
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Of a log in LevelDB's format, which W&B's files have after their first 7 bytes."""
+    at, whole = 7, b""
+    while at + 7 < len(data):
+        if (left := BLOCK - at % BLOCK) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)  # after a checksum
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield whole
+            whole = b""
+
+
+@pytest.mark.slow
+def test_wandb_and_mlflow_have_the_numbers_of_metrics_json(opts, tmp_path):
+    pytest.importorskip("wandb")
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    with pytest.raises(Preempted):
+        main(opts(*NAMES, SOLVER__STOP_AT_ITERS=4))
+    ids = json.loads((tmp_path / "run" / LOGGERS_NAME).read_text())
+    client = MlflowClient()
+    assert client.get_run(ids["mlflow"]).info.status == "KILLED"
+    main([*opts(*NAMES), "--resume"])
+    assert json.loads((tmp_path / "run" / LOGGERS_NAME).read_text()) == ids
+    expected = {line["iteration"]: line for line in lines(tmp_path)}
+    assert list(expected) == [2, 4, 6, 8]
+    assert in_mlflow(tmp_path) == {step: pytest.approx(line) for step, line in expected.items()}
+    run = client.get_run(ids["mlflow"])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["SOLVER.BASE_LR"] == "0.1"
+    first, second = in_wandb(tmp_path)
+    assert (list(first), list(second)) == ([2, 4], [6, 8])
+    assert first | second == {step: pytest.approx(line) for step, line in expected.items()}
+
+
+def test_a_logger_from_outside(opts, register, tmp_path):
+    calls = []
+
+    def outside(folder, config, run_id):
+        calls.append((folder, config["SOLVER.MAX_ITERS"], run_id))
+        return Logger(
+            lambda values, iteration: calls.append({"iteration": iteration, **values}),
+            lambda done: calls.append(done),
+            "an-id",
+        )
+
+    register(outside)
+    with pytest.raises(Preempted):
+        main(opts("outside", SOLVER__STOP_AT_ITERS=5))
+    main([*opts("outside"), "--resume"])
+    folder = tmp_path / "run"
+    two, four, six, eight = lines(tmp_path)
+    started, *at_first, stopped, resumed = (*calls[:5],)
+    assert started == (folder, 8, "") and resumed == (folder, 8, "an-id")
+    assert at_first == [two, four] and stopped is False
+    assert calls[5:] == [six, eight, True]
+    main([*opts(), "--overwrite"])
+    assert not (folder / LOGGERS_NAME).exists()
+
+
+def test_a_logger_that_fails_is_left_out_with_one_warning(opts, register, tmp_path, capsys):
+    def failing(folder, config, run_id):
+        return Logger(lambda values, iteration: 1 / 0, lambda done: 1 / 0)
+
+    register(failing)
+    main(opts("failing"))
+    assert len(lines(tmp_path)) == 4
+    out = capsys.readouterr().out
+    assert out.count("failing") == 1 and "division by zero" in out
+
+
+@pytest.mark.parametrize(
+    ("loggers", "named"),
+    [(("wandb",), "moco-transfer[wandb]"), (("mlflow",), "moco-transfer[mlflow]"),
+     (("tensorboad",), "tensorboad"), (("broken",), "broken")],
+)  # fmt: skip
+def test_a_logger_that_cannot_be_opened(loggers, named, opts, register, monkeypatch, tmp_path):
+    def broken(folder, config, run_id):
+        raise OSError("no\nserver")
+
+    register(broken)
+    for package in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    with pytest.raises(UserError, match=r"LOG\.LOGGERS") as caught:
+        main(opts(*loggers))
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_without_tensorboard_there_are_no_event_files(opts, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    main(opts("tensorboard"))
+    assert len(lines(tmp_path)) == 4
+    assert "moco-transfer[tensorboard]" in capsys.readouterr().out
+
+
+def test_ids_of_another_kind_are_no_ids(register, tmp_path):
+    seen = []
+
+    def outside(folder, config, run_id):
+        seen.append(run_id)
+        return Logger(lambda values, iteration: None, lambda done: None)
+
+    register(outside)
+    for content in ('{"outside": "../../x"}', "[]", '{"outside": 3}', "{", '{"outside": "a-1"}'):
+        (tmp_path / LOGGERS_NAME).write_text(content)
+        Loggers(["outside"], tmp_path, {})
+    assert seen == ["", "", "", "", "a-1"]
