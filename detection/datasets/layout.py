@@ -16,6 +16,7 @@ from detection.datasets.archives import fetch_command
 from detection.datasets.images import check_bits
 from moco.common.command import program
 from moco.common.errors import DataError
+from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -140,7 +141,7 @@ def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
         DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
