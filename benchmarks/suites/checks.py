@@ -71,8 +71,9 @@ def locate_all(weights: Mapping[str, str]) -> dict[str, pretrained.LocalWeights 
     Raises:
         UserError: weights that cannot be downloaded.
     """
-    located = pretrained.locate
-    return {init: None if text == RANDOM else located(text) for init, text in weights.items()}
+    return {
+        init: None if text == RANDOM else pretrained.locate(text) for init, text in weights.items()
+    }
 
 
 def not_downloaded(weights: Mapping[str, str]) -> dict[str, str]:

@@ -170,19 +170,19 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     Raises:
         DataError: a file that does not exist; one line for all of them.
     """
-    files = {name: found for name, found in weights.items() if found is not None}
     missing = [
         f"--init {name}={found.path}: no such file{like(str(found.path))}"
-        for name, found in files.items()
-        if not found.path.is_file()
+        for name, found in weights.items()
+        if found and not found.path.is_file()
     ]
     if missing:
         raise DataError("; ".join(missing))
-    known = {
+    return {
         name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
-        for name, found in files.items()
+        if found
+        else Init(RANDOM, None)
+        for name, found in weights.items()
     }
-    return {name: known.get(name, Init(RANDOM, None)) for name in weights}
 
 
 def requested(

@@ -35,7 +35,8 @@ def apply_weights(cfg: CfgNode) -> None:
     """Let `cfg` feed and build what MODEL.WEIGHTS holds (in place), for a custom train_net.py.
 
     Color order, mean, std, the stride's place, depth and width follow the weights' contract, and
-    MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network.
+    MODEL.BACKBONE.NAME becomes this project's builder where Detectron2's has no such network. What
+    opens MODEL.WEIGHTS then is Detectron2's loader: give a converted file or one of its own names.
 
     Raises:
         UserError, DataError: see `detection.config.weights.read_weights`; UserError also for a

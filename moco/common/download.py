@@ -175,7 +175,7 @@ class _Part:
                 raise cannot_write(self._path, error, self._have()) from error
             finally:
                 if self._progress is not None:
-                    self._progress.__exit__(None, None, None)
+                    self._progress.close()
                     self._progress = None
                 if not self._have():
                     self._remove()
@@ -203,9 +203,10 @@ class _Part:
     def write(self, chunk: bytes) -> None:
         """Append what has come."""
         self._file.write(chunk)
-        if self._progress is not None:
-            done = self._file.tell()
-            self._progress.update(done // MB - (done - len(chunk)) // MB)
+        done = self._file.tell()
+        more = done // MB - (done - len(chunk)) // MB
+        if self._progress is not None and more:
+            self._progress.update(more)
 
     def flush(self) -> None:
         """Hand what was written to the system."""
@@ -275,10 +276,9 @@ class _Part:
         if self._total - have > free:
             full = OSError(errno.ENOSPC, f"{self._total - have} bytes are needed, {free} are free")
             raise cannot_write(self._path.parent, full, 0)
-        if self._total:
-            self._progress = Progress(
-                -(-self._total // MB), f"download {self._final.name}", "MB", have // MB
-            )
+        if self._total >= MB:
+            desc = f"download {self._final.name}"
+            self._progress = Progress(self._total // MB, desc, "MB", have // MB)
 
     def _have(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0

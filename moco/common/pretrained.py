@@ -66,8 +66,8 @@ class LocalWeights:
 
     Attributes:
         init: their name in a table; empty for a path, whose name it is.
-        origin: for records, what named them, and the address they came from with its hash; empty
-            for a file of the user's own.
+        origin: for records, their name, and the address they came from with its hash; empty for a
+            file of the user's own.
     """
 
     path: Path
@@ -185,7 +185,7 @@ def locate(weights: PathLike) -> LocalWeights:
     """
     if (remote := find_remote(weights)) is not None:
         path, origin = remote.fetch()
-        return LocalWeights(path, remote.init, f"weights {weights}: from {origin}")
+        return LocalWeights(path, remote.init, f"weights {remote.init}: from {origin}")
     path = Path(weights).expanduser()
     return LocalWeights(path, "", _origin_beside(path))
 

@@ -180,6 +180,14 @@ def test_a_server_that_does_not_answer(file: Path, monkeypatch: pytest.MonkeyPat
     assert names(file) == set()
 
 
+def test_progress_is_in_megabytes(
+    served: Served, file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOCO_PROGRESS", "on")
+    download(f"{served.url}/file", file)
+    assert "name.pth: 3/3 MB" in capfd.readouterr().err
+
+
 def test_offline(served: Served, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOCO_TRANSFER_OFFLINE", "1")
     with pytest.raises(UserError, match="MOCO_TRANSFER_OFFLINE"):
