@@ -34,13 +34,13 @@ def two_views(setting: Setting) -> list[Result]:
         contenders: dict[str, Callable[[], object]] = {
             "ours": partial(our_loader, root, aug),
             "views": partial(list, reference.loader(str(root), kind, BATCH)),
-            "torchvision views": partial(list, torchvision_loader(str(root), kind)),
+            "views torchvision": partial(list, torchvision_loader(str(root), kind)),
         }
         with suppress(ImportError):
             contenders["lightly views"] = partial(list, lightly_loader(root, kind))
         found = every_round(contenders, setting.rounds)
         found = {name: [value / number for value in all_] for name, all_ in found.items()}
-        for goal in ("views", "torchvision views", "lightly views"):
+        for goal in ("views", "views torchvision", "lightly views"):
             sides = {"ours": found["ours"], "reference": found.get(goal, [])}
             rows.append(with_noise(goal, sides, f"{kind}; {sizes}"))
     return rows
@@ -51,7 +51,7 @@ def without_colors(setting: Setting) -> list[Result]:
     rows, root = [], photographs(setting)
     number, sizes = described(root)
     for kind, aug in (("v1", V1), ("v2", V2)):
-        contenders = {
+        contenders: dict[str, Callable[[], object]] = {
             "ours": partial(our_loader, root, aug, with_colors=False),
             "reference": partial(list, reference.loader(str(root), kind, BATCH)),
         }
@@ -68,20 +68,20 @@ def decoding(setting: Setting) -> list[Result]:
     contenders: dict[str, Callable[[], object]] = {"two views": partial(our_loader, root, V2)}
     for name, find in DECODERS.items():
         with suppress(ImportError):
-            decode = find()
-            contenders[name] = lambda decode=decode: [decode(file) for file in files]
+            contenders[name] = partial(_each, find(), files)
     found = every_round(contenders, setting.rounds)
     found = {name: [value / len(files) for value in all_] for name, all_ in found.items()}
+    ours, whole = found.pop("ours"), found.pop("two views")
     _, sizes = described(root)
-    rows = []
-    for name in found:
-        if name == "two views":
-            sides = {"ours": found["ours"], "reference": found[name]}
-            rows.append(with_noise("decoding", sides, f"v2; {sizes}"))
-        elif name != "ours":
-            sides = {"ours": found["ours"], "reference": found[name]}
-            rows.append(with_noise("decoder", sides, name))
+    rows = [with_noise("decoding", {"ours": ours, "reference": whole}, f"v2; {sizes}")]
+    for name, theirs in found.items():
+        rows.append(with_noise("decoding others", {"ours": ours, "reference": theirs}, name))
     return rows
+
+
+def _each(decode: Decoder, files: list[bytes]) -> None:
+    for file in files:
+        decode(file)
 
 
 def _opencv() -> Decoder:

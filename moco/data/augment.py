@@ -164,11 +164,19 @@ def apply_colors(
     out = torch.empty_like(pixels, dtype=torch.float32)
     views = params.tolist()
     sequences = [operations(int(view[ORDER]), bool(view[GRAY]), aug) for view in views]
-    if pixels.device.type == "cpu" and opencv.cv2 is not None:
+    if pixels.device.type == "cpu" and opencv.AVAILABLE:
         factors = [view[FACTORS:GRAY] for view in views]
         sigmas = [view[SIGMA_PX] for view in views]
         to_normal = itertools.repeat(opencv.normalization_map(mean, std))
-        work = (opencv.color_view, pixels.numpy(), sequences, factors, sigmas, to_normal, out.numpy())
+        work = (
+            opencv.color_view,
+            pixels.numpy(),
+            sequences,
+            factors,
+            sigmas,
+            to_normal,
+            out.numpy(),
+        )
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for _ in (pool.map if torch.get_num_threads() > 1 else map)(*work):
                 pass

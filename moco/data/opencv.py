@@ -7,21 +7,23 @@ multiplied into one, which the pixels pass before the hue or the blur, and where
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 try:
     import cv2
-
+except ImportError:  # or a library that it needs: augment's own operations are equal, and slower
+    AVAILABLE = False
+else:
+    AVAILABLE = True
     cv2.setNumThreads(0)  # images are small, and its threads do not survive a fork
-except ImportError:  # no wheel for this platform: augment's own operations are equal, and slower
-    cv2 = None  # type: ignore[assignment]
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAYSCALE = range(5)
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, PIL's and torchvision's weights
 
-Array = NDArray[np.float32]
+Array = NDArray[Any]  # float32
 Map = NDArray[np.float64]  # (4, 4), of (R, G, B, 1)
 _SAME = np.eye(4)
 _GRAY = np.vstack([np.tile([*LUMA, 0.0], (3, 1)), [0, 0, 0, 1]])
