@@ -32,7 +32,9 @@ def read_image(path: str) -> Image.Image:
             check_bits(image, path)
             image.load()
             method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
-            return (image if method is None else image.transpose(method)).convert("RGB")
+            if method is not None:
+                return image.transpose(method).convert("RGB")
+            return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: cannot be read as an image ({reason}); replace it") from error
