@@ -9,6 +9,7 @@ What differs from one report of the same runs to the next, or from machine to ma
 time, hardware), is in `facts` and `Section.run_rows` alone.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from benchmarks.report.aggregate import Gap, Row, Table, stems
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Run
+from benchmarks.report.significance import MAX_RUNS, Significance, significance
 from benchmarks.report.style import (
     FEW_MARK,
     MINUS,
@@ -26,6 +28,8 @@ from benchmarks.report.style import (
     format_cell,
     format_evidence,
     format_gap,
+    format_interval,
+    format_p,
     is_strong,
 )
 from detection.evaluation.metrics import titles
@@ -87,6 +91,15 @@ class Section:
         self.evidence_title = (
             f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
         )
+        self.significance = significance(table)
+        self.significance_title = (
+            "The same gaps: corrected for their number, paired, and what this many runs can find"
+        )
+        self.significance_head = [
+            *("", f"Holm ({len(self.significance)} gaps)", "paired by seed"),
+            *("smallest detectable gap", "runs per row for this gap"),
+            *([f"within ±{table.margin:g}"] if table.margin is not None else []),
+        ]
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
         """Name, n, marked where the paper averages more trials, and a cell per column."""
@@ -120,17 +133,30 @@ class Section:
             if any(row.gaps.values())
         ]
 
+    @property
+    def significance_rows(self) -> list[list[Shown]]:
+        """Per gap with an interval what benchmarks/report/significance.py finds."""
+        names = dict(zip(self.table.metrics, self.titles, strict=True))
+        found = []
+        for each in self.significance:
+            paired = Shown(f"not possible: {each.unpaired}")
+            if each.paired is not None:
+                low, high, *p = each.paired
+                paired = Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0])
+            row = [Shown(f"{each.row.init} {MINUS} {self.table.baseline}, {names[each.metric]}")]
+            row += [Shown(format_p(each.holm), each.holm), paired]
+            row += [Shown(f"{each.smallest:.2f}", each.smallest), _runs(each)]
+            row += [Shown(format_p(*each.same), each.same[0])] if each.same else []
+            found.append(row)
+        return found
+
     @cached_property
     def notes(self) -> list[str]:
         """What a reader of the table has to know: few trials, missing numbers, other lengths."""
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        if any(row.n > 1 for row in table.rows):
-            found.append(
-                f"standard deviations, intervals and p-values are over {seeds(table)} only: a row "
-                "has one pre-training, and how much another would differ was not measured"
-            )
+        found.append(coverage(table))
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):
@@ -266,6 +292,15 @@ def seeds(table: Table) -> str:
     return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
 
 
+def coverage(table: Table) -> str:
+    """What the uncertainty of a table is of, and what it is not."""
+    apart = "pre-training (one file of weights per row) or test images"
+    if all(row.n == 1 for row in table.rows):
+        return f"each row is one run: no uncertainty is known, of {seeds(table)}, {apart}"
+    known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
+    return f"{known}, not over {apart}"
+
+
 def facts(row: Row) -> list[tuple[str, str]]:
     """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
     seconds = sum(run.record.seconds for run in row.runs)
@@ -281,6 +316,14 @@ def facts(row: Row) -> list[tuple[str, str]]:
         ("time", f"{seconds:.0f} s in {row.n} run{'s' * (row.n > 1)}"),
         ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
     ]
+
+
+def _runs(found: Significance) -> Shown:
+    """`8 (3 more)`, counted from the row that has fewer."""
+    if math.isinf(found.runs):
+        return Shown(f"over {MAX_RUNS}", found.runs)
+    more = f" ({found.runs - found.n:.0f} more)" if found.runs > found.n else ""
+    return Shown(f"{found.runs:.0f}{more}", found.runs)
 
 
 def _slug(name: str) -> str:

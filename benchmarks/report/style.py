@@ -55,9 +55,20 @@ def format_evidence(gap: Gap | None) -> str:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
         return f"{format_gap(gap.printed)} (no interval)"
-    p = "p < 0.001" if gap.p_value < 0.001 else f"p = {gap.p_value:.3f}"
-    low, high = (f"{end:.1f}".replace("-", MINUS) for end in (gap.low, gap.high))
-    return f"{format_gap(gap.printed)} [{low}, {high}], {p}"
+    interval = format_interval(gap.low, gap.high)
+    return f"{format_gap(gap.printed)} {interval}, {format_p(gap.p_value)}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """`[−1.0, 21.8]`."""
+    ends = (f"{end:.1f}".replace("-", MINUS) for end in (low, high))
+    return f"[{', '.join(ends)}]"
+
+
+def format_p(value: float, holm: float | None = None) -> str:
+    """`p = 0.002`, with `Holm p = 0.006` where there is one."""
+    text = "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+    return text if holm is None else f"{text}, Holm {format_p(holm)}"
 
 
 def title_parts(title: str) -> tuple[str, str, str]:

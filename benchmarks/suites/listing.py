@@ -1,8 +1,9 @@
 """What a suite takes and how far it is, as tables for the terminal."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -14,6 +15,9 @@ from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITI
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
 from moco.common.progress import format_seconds
+
+if TYPE_CHECKING:
+    from benchmarks.report.aggregate import Table
 
 
 def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> list[Measured]:
@@ -81,6 +85,40 @@ def listing(
         total += f", about {left} "
         total += "without the time in the queue" if executor.remote else "here"
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
+
+
+def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
+    """What gap the requested runs can find, in standard deviations and, where known, in points.
+
+    Args:
+        tables: of the runs that are done so far.
+    """
+    from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
+    from benchmarks.report.style import STRONG_FROM
+    from detection.evaluation.metrics import titles
+
+    seeds: dict[str, set[int]] = {}
+    for spec in specs:
+        seeds.setdefault(spec.task, set()).add(spec.seed)
+    lines = ["smallest gap between two rows that Welch's test finds (p < 0.05, power 0.8):"]
+    for task, n in ((task, len(found)) for task, found in seeds.items()):
+        unit = f"  {task}, {n} run{'s'[: n != 1]} per row:"
+        if n == 1:
+            lines.append(f"{unit} none; 2 find {smallest_gap(2):.2f} standard deviations")
+            continue
+        lines.append(f"{unit} {smallest_gap(n):.2f} standard deviations")
+        for table in (table for table in tables if table.title == task):
+            metric = table.metrics[0]
+            if not (std := pooled_std([row.cells[metric] for row in table.rows])):
+                continue
+            needed = runs_needed(STRONG_FROM / std)
+            more = f", {needed - n:.0f} more" if n < needed < math.inf else ""
+            count = f"{needed:.0f}" if needed < math.inf else "too many"
+            lines.append(
+                f"    {smallest_gap(n) * std:.2f} {titles([metric])[0]} by the {len(table.runs)} "
+                f"runs so far ({table.engine}, std {std:.2f}); {STRONG_FROM} takes {count}{more}"
+            )
+    return "\n".join(lines)
 
 
 def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
