@@ -9,7 +9,6 @@ What differs from one report of the same runs to the next, or from machine to ma
 time, hardware), is in `facts` and `Section.run_rows` alone.
 """
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from benchmarks.report.aggregate import Gap, Row, Table, stems
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Run
-from benchmarks.report.significance import MAX_RUNS, Significance, significance
+from benchmarks.report.significance import significance
 from benchmarks.report.style import (
     FEW_MARK,
+    MAX_RUNS,
     MINUS,
     MISSING,
     format_cell,
@@ -30,6 +30,7 @@ from benchmarks.report.style import (
     format_gap,
     format_interval,
     format_p,
+    format_runs,
     is_strong,
 )
 from detection.evaluation.metrics import titles
@@ -97,7 +98,7 @@ class Section:
         )
         self.significance_head = [
             *("", f"Holm ({len(self.significance)} gaps)", "paired by seed"),
-            *("smallest detectable gap", "runs per row for this gap"),
+            *("detectable gap", "runs for this gap"),
             *([f"within ±{table.margin:g}"] if table.margin is not None else []),
         ]
 
@@ -145,7 +146,8 @@ class Section:
                 paired = Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0])
             row = [Shown(f"{each.row.init} {MINUS} {self.table.baseline}, {names[each.metric]}")]
             row += [Shown(format_p(each.holm), each.holm), paired]
-            row += [Shown(f"{each.smallest:.2f}", each.smallest), _runs(each)]
+            row += [Shown(f"{each.smallest:.2f}", each.smallest)]
+            row += [Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))]
             row += [Shown(format_p(*each.same), each.same[0])] if each.same else []
             found.append(row)
         return found
@@ -156,7 +158,14 @@ class Section:
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        found.append(coverage(table))
+        apart = "pre-training (one file of weights per row) or test images"
+        if all(row.n == 1 for row in table.rows):
+            found.append(
+                f"each row is one run: no uncertainty is known, of {seeds(table)}, {apart}"
+            )
+        else:
+            known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
+            found.append(f"{known}, not over {apart}")
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):
@@ -292,15 +301,6 @@ def seeds(table: Table) -> str:
     return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
 
 
-def coverage(table: Table) -> str:
-    """What the uncertainty of a table is of, and what it is not."""
-    apart = "pre-training (one file of weights per row) or test images"
-    if all(row.n == 1 for row in table.rows):
-        return f"each row is one run: no uncertainty is known, of {seeds(table)}, {apart}"
-    known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
-    return f"{known}, not over {apart}"
-
-
 def facts(row: Row) -> list[tuple[str, str]]:
     """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
     seconds = sum(run.record.seconds for run in row.runs)
@@ -316,14 +316,6 @@ def facts(row: Row) -> list[tuple[str, str]]:
         ("time", f"{seconds:.0f} s in {row.n} run{'s' * (row.n > 1)}"),
         ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
     ]
-
-
-def _runs(found: Significance) -> Shown:
-    """`8 (3 more)`, counted from the row that has fewer."""
-    if math.isinf(found.runs):
-        return Shown(f"over {MAX_RUNS}", found.runs)
-    more = f" ({found.runs - found.n:.0f} more)" if found.runs > found.n else ""
-    return Shown(f"{found.runs:.0f}{more}", found.runs)
 
 
 def _slug(name: str) -> str:

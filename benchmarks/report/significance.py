@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table
+from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
 from moco.common.run import RunRecord
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 POWER = 0.8  # Cohen's convention
-MAX_RUNS = 1000  # per row; a gap that takes more is as good as none
 # Keys that are in no protocol's hash, but decide which random numbers a seed stands for.
 SAMPLING = (
     *("MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "SOLVER.REFERENCE_WORLD_SIZE"),

@@ -1,6 +1,5 @@
 """What a suite takes and how far it is, as tables for the terminal."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -94,30 +93,23 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
         tables: of the runs that are done so far.
     """
     from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
-    from benchmarks.report.style import STRONG_FROM
+    from benchmarks.report.style import STRONG_FROM, format_runs
     from detection.evaluation.metrics import titles
 
-    seeds: dict[str, set[int]] = {}
-    for spec in specs:
-        seeds.setdefault(spec.task, set()).add(spec.seed)
     lines = ["smallest gap between two rows that Welch's test finds (p < 0.05, power 0.8):"]
-    for task, n in ((task, len(found)) for task, found in seeds.items()):
-        unit = f"  {task}, {n} run{'s'[: n != 1]} per row:"
-        if n == 1:
-            lines.append(f"{unit} none; 2 find {smallest_gap(2):.2f} standard deviations")
-            continue
-        lines.append(f"{unit} {smallest_gap(n):.2f} standard deviations")
+    for task in dict.fromkeys(spec.task for spec in specs):
+        n = len({spec.seed for spec in specs if spec.task == task})
+        gap, several = smallest_gap(max(n, 2)), "s"[: n != 1]
+        found = f"{'' if several else 'none; 2 find '}{gap:.2f} standard deviations"
+        lines.append(f"  {task}, {n} run{several} per row: {found}")
         for table in (table for table in tables if table.title == task):
-            metric = table.metrics[0]
-            if not (std := pooled_std([row.cells[metric] for row in table.rows])):
-                continue
-            needed = runs_needed(STRONG_FROM / std)
-            more = f", {needed - n:.0f} more" if n < needed < math.inf else ""
-            count = f"{needed:.0f}" if needed < math.inf else "too many"
-            lines.append(
-                f"    {smallest_gap(n) * std:.2f} {titles([metric])[0]} by the {len(table.runs)} "
-                f"runs so far ({table.engine}, std {std:.2f}); {STRONG_FROM} takes {count}{more}"
-            )
+            std = pooled_std([row.cells[table.metrics[0]] for row in table.rows])
+            if std and several:
+                lines.append(
+                    f"    {gap * std:.2f} {titles(table.metrics)[0]} by the {len(table.runs)} "
+                    f"{table.engine} runs so far (standard deviation {std:.2f}); "
+                    f"{STRONG_FROM} takes {format_runs(runs_needed(STRONG_FROM / std), n)}"
+                )
     return "\n".join(lines)
 
 

@@ -160,7 +160,7 @@ def test_in_every_format(folder, tmp_path, capsys):
     for text in (
         "Holm (6 gaps) p = ",
         "paired by seed [",
-        "runs per row for this gap",
+        "runs for this gap",
         "within ±0.3",
     ):
         assert text in line

@@ -204,7 +204,7 @@ def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
     shown = dry_run(lab, capsys)
     [table] = [t for t in tables_so_far(collect([lab.out]), None) if t.title == "a"]
     std = pooled_std([row.cells["bbox/AP"] for row in table.rows])
-    assert f"    {smallest_gap(2) * std:.2f} AP by the 4 runs so far (" in shown
+    assert f"    {smallest_gap(2) * std:.2f} AP by the 4 embedded runs so far (" in shown
     assert f"0.5 takes {runs_needed(0.5 / std):.0f}" in shown
 
 
