@@ -4,21 +4,18 @@ Tables mark a gap by Welch's test alone (benchmarks/report/aggregate.py). All of
 seeds of the runs; none knows how pre-training or other test images vary.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import Any
 
 from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table
 from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
 from moco.common.run import RunRecord
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 POWER = 0.8  # Cohen's convention
 # Keys that are in no protocol's hash, but decide which random numbers a seed stands for.
@@ -58,13 +55,12 @@ def significance(table: Table) -> list[Significance]:
     base = next((row for row in table.rows if row.init == table.baseline), None)
     if base is None:
         return []
-    gaps = [(row, metric, row.gaps[metric]) for row in table.rows for metric in table.metrics]
     found: list[tuple[Row, str, int, str, float, float]] = []
     welch: dict[int, float] = {}
     pairs: dict[int, tuple[float, float, float]] = {}
     same: dict[int, float] = {}
-    for row, metric, gap in gaps:
-        a, b, i = row.cells[metric], base.cells[metric], len(found)
+    for row, metric in itertools.product(table.rows, table.metrics):
+        gap, a, b, i = row.gaps[metric], row.cells[metric], base.cells[metric], len(found)
         if gap is None or gap.p_value is None or a is None or b is None:
             continue
         welch[i] = gap.p_value
@@ -98,12 +94,14 @@ def unpaired(row: Row, base: Row, metric: str) -> str:
     if a.keys() != b.keys():
         seeds = [", ".join(map(str, sorted(each))) for each in (a, b)]
         return f"seeds {seeds[0]} / {seeds[1]}"
-    differing = []
-    for seed in sorted(a):
-        first, second = a[seed], b[seed]
-        pairs = {key: (first.config.get(key), second.config.get(key)) for key in SAMPLING}
-        pairs["number of GPUs"] = (_gpus(first), _gpus(second))
-        differing += [f"{k} ({x!r} / {y!r}, seed {seed})" for k, (x, y) in pairs.items() if x != y]
+    differing = [
+        f"{name} ({x!r} / {y!r}, seed {seed})"
+        for seed in sorted(a)
+        for (name, x), y in zip(
+            _sampling(a[seed]).items(), _sampling(b[seed]).values(), strict=True
+        )
+        if x != y
+    ]
     if differing:
         return first_few(differing, 2)
     numbers = [run.record.metrics.get(metric) for each in (row, base) for run in each.runs]
@@ -137,16 +135,14 @@ def holm(p_values: Mapping[int, float]) -> dict[int, float]:
 
 
 def equivalence(a: Cell, b: Cell, margin: float) -> float:
-    """P-value of two one-sided Welch tests (TOST): below 0.05, the gap is within ±`margin` points.
-
-    That is where the 90% interval of the gap is within the margin.
-    """
+    """P-value of two one-sided Welch tests (TOST): low where the gap is within ±`margin` points."""
     from scipy import stats
 
-    sides = ((margin, "greater"), (-margin, "less"))
-    shifted = [([x + by for x in a.values], side) for by, side in sides]
-    tests = [stats.ttest_ind(x, b.values, equal_var=False, alternative=s) for x, s in shifted]
-    return float(max(test.pvalue for test in tests))
+    p_values = [
+        stats.ttest_ind([x + by for x in a.values], b.values, equal_var=False, alternative=side)[1]
+        for by, side in ((margin, "greater"), (-margin, "less"))
+    ]
+    return float(max(p_values))
 
 
 def pooled_std(cells: Sequence[Cell | None]) -> float:
@@ -158,10 +154,7 @@ def pooled_std(cells: Sequence[Cell | None]) -> float:
 
 @cache
 def smallest_gap(n: int) -> float:
-    """What Welch's test on `n` ≥ 2 runs per row finds with power 0.8, in their standard deviation.
-
-    Of rows that vary equally.
-    """
+    """What Welch's test finds with power 0.8, by `n` ≥ 2 runs per row, in standard deviations."""
     from scipy.optimize import brentq
 
     low = _normal_gap(n)
@@ -185,22 +178,15 @@ def welch_power(gap: float, n: int) -> float:
     the share that one row has of the two variances. The two are independent: this is the mean over
     both, on a grid of quantiles.
     """
-    from scipy import stats
-
-    limits, shift = _limits(n), gap * math.sqrt(n / 2)
-    return float((stats.norm.sf(limits - shift) + stats.norm.cdf(-limits - shift)).mean())
-
-
-@lru_cache(64)
-def _limits(n: int) -> "NDArray[np.float64]":
-    """Critical values times relative standard errors; all elements are equally probable."""
     import numpy as np
     from scipy import stats
 
     at = (np.arange(200) + 0.5) / 200
     share = stats.beta.ppf(at, (n - 1) / 2, (n - 1) / 2)
     critical = stats.t.ppf((1 + CONFIDENCE) / 2, (n - 1) / (share**2 + (1 - share) ** 2))
-    return np.outer(critical, np.sqrt(stats.chi2.ppf(at, 2 * n - 2) / (2 * n - 2)))
+    limits = np.outer(critical, np.sqrt(stats.chi2.ppf(at, 2 * n - 2) / (2 * n - 2)))
+    shift = gap * math.sqrt(n / 2)
+    return float((stats.norm.sf(limits - shift) + stats.norm.cdf(-limits - shift)).mean())
 
 
 def _normal_gap(n: int) -> float:
@@ -209,5 +195,6 @@ def _normal_gap(n: int) -> float:
     return (normal.inv_cdf((1 + CONFIDENCE) / 2) + normal.inv_cdf(POWER)) * math.sqrt(2 / n)
 
 
-def _gpus(record: RunRecord) -> int:
-    return len((record.provenance.get("hardware") or {}).get("gpus") or ())
+def _sampling(record: RunRecord) -> dict[str, Any]:
+    gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
+    return {**{key: record.config.get(key) for key in SAMPLING}, "number of GPUs": len(gpus)}
