@@ -1,6 +1,7 @@
 """Run folders → the transfer table, printed and as files.
 
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
+    python -m benchmarks.make_table RUNS... --margin 0.3
     python -m benchmarks.make_table RUNS... --bundle FILE.zip
     python -m benchmarks.make_table --diff A B [--out DIR]
 
@@ -14,6 +15,8 @@ people, too: in every output a record's texts are texts and no markup, formula o
 `--bundle` puts the page and the records into one file, which is read like a folder of runs
 (benchmarks/report/bundle.py, share.py).
 
+`--margin` tests which rows are equal to the baseline within that many points.
+
 `--diff` compares two such folders or files, say of two machines or of two versions: what changed
 per task, init and metric, what appeared or vanished, and where the protocols differ.
 """
@@ -21,6 +24,7 @@ per task, init and metric, what appeared or vanished, and where the protocols di
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--bundle {args.bundle}: expected a name that ends in .zip, and no --diff")
     if bool(args.runs) == (args.diff is not None):
         raise UserError("give either folders of runs, or --diff with two of them")
+    if args.margin is not None and (args.diff or not 0 < args.margin <= 100):
+        raise UserError(f"--margin {args.margin}: expected points above 0 to 100, and no --diff")
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import diff_files, diff_text, to_terminal
@@ -56,14 +62,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         formats = [name.strip() for name in args.format.split(",")]
         _renderers(formats)  # before the work
         results = collect(args.runs)
-        tables = make_tables(results, args.baseline, args.engine)
+        tables = make_tables(results, args.baseline, args.engine, args.margin)
         print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
         written = write_files(args.out, tables, results, formats) if args.out else []
         if args.bundle is not None:
             from benchmarks.report.share import share, write_bundle
 
             others = share(results)
-            shared = Report(make_tables(others, args.baseline, args.engine), others)
+            own = make_tables(others, args.baseline, args.engine, args.margin)
+            shared = Report(own, others)
             write_bundle(args.bundle, Report(tables, results), shared)
             written.append(args.bundle)
     for path in written:
@@ -71,12 +78,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_tables(
-    results: "Results", baseline: str | None = None, engine: str | None = None
+    results: "Results",
+    baseline: str | None = None,
+    engine: str | None = None,
+    margin: float | None = None,
 ) -> list["Table"]:
     """Tables of all finished runs.
 
     Args:
         engine: only this engine's runs; `each`: a table of each engine; None: there is one.
+        margin: points within which two rows are called equal; None: that is not tested.
 
     Raises:
         UserError: no finished run, no runs of that engine, or what must not be averaged.
@@ -92,10 +103,12 @@ def make_tables(
             f"--engine {engine}: no such runs; choices are {', '.join([*engines, EACH])}"
         )
     if engine is None:
-        return aggregate(results.transfer, baseline)
-    chosen = engines if engine == EACH else [engine]
-    groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
-    return [table for group in groups for table in aggregate(group, baseline)]
+        tables = aggregate(results.transfer, baseline)
+    else:
+        chosen = engines if engine == EACH else [engine]
+        groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
+        tables = [table for group in groups for table in aggregate(group, baseline)]
+    return [replace(table, margin=margin) for table in tables]
 
 
 def tables_so_far(results: "Results", baseline: str | None) -> list["Table"]:
@@ -187,6 +200,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--baseline", help="init that gaps refer to (default: random, if there)")
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
+    margin = "test which rows equal the baseline within so many points, e.g. 0.3"
+    result.add_argument("--margin", type=float, metavar="POINTS", help=margin)
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
     zipped = "a zip file of the page and the records, to share: RUNS, A and B may be such a file"
     result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)

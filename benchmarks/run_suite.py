@@ -35,7 +35,7 @@ from benchmarks.suites.folder import (
     requested,
 )
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
-from benchmarks.suites.listing import listing, look_at, measured_speeds, status
+from benchmarks.suites.listing import detectable, listing, look_at, measured_speeds, status
 from benchmarks.suites.live import Live, add_serve, results_of
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
@@ -110,6 +110,10 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
         open_ = [spec for spec in specs if not folder.run(spec).state().settled]
         if open_:
             print(disk_line(open_, findings.checkpoints, keep, folder.path))
+        from benchmarks.make_table import tables_so_far
+
+        tables = tables_so_far(results_of([folder.run(spec) for spec in specs]), None)
+        print(f"\n{detectable(specs, tables)}")
         print("\nchecked every task, dataset and weights file; nothing was started")
         return
     folder.agree(content, specs)

@@ -91,6 +91,7 @@ class Table:
     Attributes:
         title: the suite's name of the task where all runs are of one, else the task.
         tested_on: DATASETS.TEST of its runs; empty for a classification.
+        margin: points within which two rows are called equal; None: nothing is.
     """
 
     task: str
@@ -101,6 +102,7 @@ class Table:
     baseline: str | None
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
+    margin: float | None = None
 
     @property
     def runs(self) -> tuple[Run, ...]:

@@ -19,13 +19,18 @@ from benchmarks.report.aggregate import Gap, Row, Table, stems
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Run
+from benchmarks.report.significance import significance
 from benchmarks.report.style import (
     FEW_MARK,
+    MAX_RUNS,
     MINUS,
     MISSING,
     format_cell,
     format_evidence,
     format_gap,
+    format_interval,
+    format_p,
+    format_runs,
     is_strong,
 )
 from detection.evaluation.metrics import titles
@@ -87,6 +92,15 @@ class Section:
         self.evidence_title = (
             f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
         )
+        self.significance = significance(table)
+        self.significance_title = (
+            "The same gaps: corrected for their number, paired, and what this many runs can find"
+        )
+        self.significance_head = [
+            *("", f"Holm ({len(self.significance)} gaps)", "paired by seed"),
+            *("detectable gap", "runs for this gap"),
+            *([f"within ±{table.margin:g}"] if table.margin is not None else []),
+        ]
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
         """Name, n, marked where the paper averages more trials, and a cell per column."""
@@ -120,17 +134,38 @@ class Section:
             if any(row.gaps.values())
         ]
 
+    @property
+    def significance_rows(self) -> list[list[Shown]]:
+        """Per gap with an interval what benchmarks/report/significance.py finds."""
+        names = dict(zip(self.table.metrics, self.titles, strict=True))
+        found = []
+        for each in self.significance:
+            paired = Shown(f"not possible: {each.unpaired}")
+            if each.paired is not None:
+                low, high, *p = each.paired
+                paired = Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0])
+            row = [Shown(f"{each.row.init} {MINUS} {self.table.baseline}, {names[each.metric]}")]
+            row += [Shown(format_p(each.holm), each.holm), paired]
+            row += [Shown(f"{each.smallest:.2f}", each.smallest)]
+            row += [Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))]
+            row += [Shown(format_p(*each.same), each.same[0])] if each.same else []
+            found.append(row)
+        return found
+
     @cached_property
     def notes(self) -> list[str]:
         """What a reader of the table has to know: few trials, missing numbers, other lengths."""
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        if any(row.n > 1 for row in table.rows):
+        apart = "pre-training (one file of weights per row) or test images"
+        if all(row.n == 1 for row in table.rows):
             found.append(
-                f"standard deviations, intervals and p-values are over {seeds(table)} only: a row "
-                "has one pre-training, and how much another would differ was not measured"
+                f"each row is one run: no uncertainty is known, of {seeds(table)}, {apart}"
             )
+        else:
+            known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
+            found.append(f"{known}, not over {apart}")
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):

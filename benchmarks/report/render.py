@@ -19,7 +19,7 @@ from markupsafe import Markup
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Table
 from benchmarks.report.compare import Comparison
-from benchmarks.report.content import Report, arrange, facts, paper_rows
+from benchmarks.report.content import Report, Section, arrange, facts, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
@@ -54,7 +54,7 @@ def md(report: Report) -> dict[str, str]:
 def csv(report: Report) -> dict[str, str]:
     """Means and gaps, runs, and the paper's numbers in full precision."""
     papers = {paper.cite: paper for section in report.sections for paper in section.papers}
-    texts = {"table.csv": _means_csv(report.tables), "runs.csv": _runs_csv(report.tables)}
+    texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     return {**texts, PAPER_NAME: _paper_csv(papers.values())} if papers else texts
 
 
@@ -177,17 +177,25 @@ _TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
 }
 
 
-def _means_csv(tables: Sequence[Table]) -> str:
+def _means_csv(sections: Sequence[Section]) -> str:
     """One line per task, init and metric; empty fields where there is no number."""
     names = ["task", "engine", "iterations", "init", "metric", "n", "mean", "std"]
     names += ["baseline", "gap", "gap_low", "gap_high", "p_value"]
+    names += ["p_holm", "paired_low", "paired_high", "paired_p", "paired_p_holm"]
+    names += ["smallest_gap", "runs_needed", "equivalence_p", "equivalence_p_holm"]
     lines = []
-    for table in tables:
+    for section in sections:
+        table = section.table
+        more = {(each.row.init, each.metric): each for each in section.significance}
         for row in table.rows:
             for metric, cell in row.cells.items():
                 numbers = (cell.n, cell.mean, cell.std) if cell else (0, None, None)
                 setting = (table.task, table.engine, table.iterations, row.init, metric)
-                lines.append([*setting, *numbers, table.baseline, *_numbers(row.gaps[metric])])
+                line = [*setting, *numbers, table.baseline, *_numbers(row.gaps[metric])]
+                if found := more.get((row.init, metric)):
+                    line += [found.holm, *(found.paired or (None,) * 4)]
+                    line += [found.smallest, found.runs, *(found.same or ())]
+                lines.append([*line, *(None,) * (len(names) - len(line))])
     return csv_text(names, lines)
 
 

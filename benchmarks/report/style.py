@@ -10,6 +10,7 @@ MISSING = "–"
 MINUS = "−"
 FEW_MARK = "†"  # on n: fewer trials than the paper averages
 SIGNIFICANT_MARK = "*"  # on a gap whose 95% interval does not hold 0
+MAX_RUNS = 1000  # per row; a gap that takes more is as good as none
 STRONG_FROM = 0.5  # points: gaps that the paper prints in green
 
 GREEN = "#39b54a"  # the paper's "Highlight"
@@ -55,9 +56,27 @@ def format_evidence(gap: Gap | None) -> str:
         return MISSING
     if gap.low is None or gap.high is None or gap.p_value is None:
         return f"{format_gap(gap.printed)} (no interval)"
-    p = "p < 0.001" if gap.p_value < 0.001 else f"p = {gap.p_value:.3f}"
-    low, high = (f"{end:.1f}".replace("-", MINUS) for end in (gap.low, gap.high))
-    return f"{format_gap(gap.printed)} [{low}, {high}], {p}"
+    interval = format_interval(gap.low, gap.high)
+    return f"{format_gap(gap.printed)} {interval}, {format_p(gap.p_value)}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """`[−1.0, 21.8]`."""
+    ends = (f"{end:.1f}".replace("-", MINUS) for end in (low, high))
+    return f"[{', '.join(ends)}]"
+
+
+def format_p(value: float, holm: float | None = None) -> str:
+    """`p = 0.002`, with `Holm p = 0.006` where there is one."""
+    text = "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+    return text if holm is None else f"{text}, Holm {format_p(holm)}"
+
+
+def format_runs(needed: float, n: int) -> str:
+    """`8 (3 more)` than `n` runs per row."""
+    if needed > MAX_RUNS:
+        return f"over {MAX_RUNS}"
+    return f"{needed:.0f} ({needed - n:.0f} more)" if needed > n else f"{needed:.0f}"
 
 
 def title_parts(title: str) -> tuple[str, str, str]:

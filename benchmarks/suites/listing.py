@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -14,6 +14,9 @@ from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITI
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
 from moco.common.progress import format_seconds
+
+if TYPE_CHECKING:
+    from benchmarks.report.aggregate import Table
 
 
 def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> list[Measured]:
@@ -81,6 +84,33 @@ def listing(
         total += f", about {left} "
         total += "without the time in the queue" if executor.remote else "here"
     return f"\n{tabulate(rows, headers=head, disable_numparse=True)}\n\n{total}"
+
+
+def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
+    """What gap the requested runs can find, in standard deviations and, where known, in points.
+
+    Args:
+        tables: of the runs that are done so far.
+    """
+    from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
+    from benchmarks.report.style import STRONG_FROM, format_runs
+    from detection.evaluation.metrics import titles
+
+    lines = ["smallest gap between two rows that Welch's test finds (p < 0.05, power 0.8):"]
+    for task in dict.fromkeys(spec.task for spec in specs):
+        n = len({spec.seed for spec in specs if spec.task == task})
+        gap, several = smallest_gap(max(n, 2)), "s"[: n != 1]
+        found = f"{'' if several else 'none; 2 find '}{gap:.2f} standard deviations"
+        lines.append(f"  {task}, {n} run{several} per row: {found}")
+        for table in (table for table in tables if table.title == task):
+            std = pooled_std([row.cells[table.metrics[0]] for row in table.rows])
+            if std and several:
+                lines.append(
+                    f"    {gap * std:.2f} {titles(table.metrics)[0]} by the {len(table.runs)} "
+                    f"{table.engine} runs so far (standard deviation {std:.2f}); "
+                    f"{STRONG_FROM} takes {format_runs(runs_needed(STRONG_FROM / std), n)}"
+                )
+    return "\n".join(lines)
 
 
 def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:

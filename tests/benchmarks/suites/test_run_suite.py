@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import run_suite
+from benchmarks.make_table import tables_so_far
+from benchmarks.report.records import collect
+from benchmarks.report.significance import pooled_std, runs_needed, smallest_gap
 from benchmarks.run_suite import SuiteFailed
 from benchmarks.suites.folder import check_agreement, requested
 from benchmarks.suites.suite import Init, RunSpec
@@ -190,6 +193,19 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     assert snapshot(lab) == before
     lab.run()
     assert "\n0 to do\n" in dry_run(lab, capsys)
+
+
+def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
+    """First in standard deviations, then with those of the runs that are done."""
+    assert "  a, 2 runs per row: 10.39 standard deviations\n" in dry_run(lab, capsys)
+    shown = dry_run(lab, capsys, "--trials", "1")
+    assert "  a, 1 run per row: none; 2 find 10.39 standard deviations" in shown
+    lab.run()
+    shown = dry_run(lab, capsys)
+    [table] = [t for t in tables_so_far(collect([lab.out]), None) if t.title == "a"]
+    std = pooled_std([row.cells["bbox/AP"] for row in table.rows])
+    assert f"    {smallest_gap(2) * std:.2f} AP by the 4 embedded runs so far (" in shown
+    assert f"0.5 takes {runs_needed(0.5 / std):.0f}" in shown
 
 
 def test_weights_that_are_downloaded(lab, capsys, monkeypatch):
