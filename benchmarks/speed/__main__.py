@@ -5,6 +5,7 @@
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
+    python -m benchmarks.speed startup                             commands that read or check
 
 Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
 several rounds counts, and of that only the ratio.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "convert", "detection")
+SUITES = ("pretrain", "convert", "detection", "startup")
 MIN_ROUNDS = 5
 
 
