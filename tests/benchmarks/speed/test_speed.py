@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, detection, pretrain, reference
+from benchmarks.speed import convert, detection, pretrain, reference, startup
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
 from benchmarks.speed.results import Result, page, suites
@@ -174,7 +174,8 @@ def test_estimates_and_what_was_not_measured_are_apart():
 
 
 def test_every_goal_has_its_measurement_and_every_row_its_goal():
-    for name, suite in (("pretrain", pretrain), ("convert", convert), ("detection", detection)):
+    modules = {"pretrain": pretrain, "convert": convert, "detection": detection}
+    for name, suite in {**modules, "startup": startup}.items():
         specs = suites()[name]["goals"]
         measured = {key.split()[0] for key in specs} - {"lightly", "estimate", "hotcoco"}
         assert measured == set(suite.GOALS)
