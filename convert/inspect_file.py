@@ -35,14 +35,15 @@ def inspect_file(path: PathLike) -> str:
     objects: set[str] = set()
     raw = read_file(path, objects)
     notes, warnings = about_objects(objects)
+    sha256 = sha256_file(path)
     rows = [
         ("file", f"{path}: {path.stat().st_size:,} bytes"),
-        ("sha256", sha256_file(path)),
+        ("sha256", sha256),
         *(("holds", entry) for entry in _entries(raw)),
         *(("note", note) for note in (*given.notes, *notes)),
         *(("warning", warning) for warning in warnings),
     ]
-    found, problem = _networks(path, raw)
+    found, problem = _networks(path, raw, sha256)
     converted = is_converted(raw)
     if found:
         rows += _describe(found, converted, problem is not None)
@@ -56,11 +57,13 @@ def inspect_file(path: PathLike) -> str:
     return lines(rows)
 
 
-def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
+def _networks(
+    path: Path, raw: Any, sha256: str
+) -> tuple[list[tuple[Recognized, Converted]], UserError | None]:
     """Every network that a conversion could take, the default first, and what is wrong."""
     problem = None
     try:
-        default = translate(path, raw, Given())
+        default = translate(path, raw, Given(), sha256=sha256)
         taken = default[0].contract.encoder
         found, choices = [default], [name for name in default[0].encoders if name != taken]
     except UserError as error:
@@ -72,7 +75,7 @@ def _networks(path: Path, raw: Any) -> tuple[list[tuple[Recognized, Converted]],
             choices = []
     for choice in choices:
         try:
-            found.append(translate(path, raw, Given(encoder=choice)))
+            found.append(translate(path, raw, Given(encoder=choice), sha256=sha256))
         except UserError as error:
             problem = problem or error
     return found, problem

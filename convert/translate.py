@@ -19,7 +19,7 @@ TORCHVISION_V2 = "11ad3fa6"
 
 
 def translate(
-    src: Path, raw: Any, given: Given, objects: Collection[str] = ()
+    src: Path, raw: Any, given: Given, objects: Collection[str] = (), sha256: str = ""
 ) -> tuple[Recognized, Converted]:
     """Recognize, translate, give a contract, and check every tensor.
 
@@ -28,11 +28,12 @@ def translate(
         raw: what `read_file` returned for it; a converted file keeps what its contract says.
         given: what to take instead of what the file or its layout says.
         objects: names that `read_file` gave for it.
+        sha256: its hash, where it is known already.
 
     Raises UserError or DataError, in one line.
     """
     where = str(src)
-    sha256 = sha256_file(src)
+    sha256 = sha256 or sha256_file(src)
     if is_converted(raw):
         earlier = verify.read_converted(src, raw)
         found = from_contract(earlier.model, earlier.contract, where, given)

@@ -6,6 +6,8 @@
     python -m benchmarks.speed input --images DIR                  from a JPEG to two views
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
+    python -m benchmarks.speed startup                             commands that read or check
+    python -m benchmarks.speed gpu                                 what only a GPU can run
 
 Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
 several rounds counts, and of that only the ratio.
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "input", "convert", "detection")
+SUITES = ("pretrain", "input", "convert", "detection", "startup", "gpu")
 MIN_ROUNDS = 5
 
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
-    from benchmarks.speed.measure import Setting, description
+    from benchmarks.speed.measure import Setting, description, present
     from benchmarks.speed.results import page, text
     from moco.common.files import atomic_write_text
 
@@ -83,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         atomic_write_text(data, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         atomic_write_text(output, page(content))
         print(f"wrote {output} and {data}")
+    if args.suite == "gpu" and "a GPU" not in present():
+        raise UserError(
+            "no GPU here: nothing of it was run; run the same command on a machine with one"
+        )
 
 
 def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Result]":

@@ -27,6 +27,7 @@ FORMATS = {
     "ratio": ("{:.3f} of it", "<= {:.2f}"),
     "share": ("{:.1%} of it", "<= {:.0%}"),
     "error": ("{:.1e}", "<= {:.0e}"),
+    "limit": ("{:.3g}", "<= {:g}"),
     "estimate": ("{:.1f} x", ""),
 }
 
@@ -61,7 +62,7 @@ class Result:
         if self.ours is None or self.reference is None:
             return None
         kind = self.spec["kind"]
-        if kind == "error":
+        if kind in ("error", "limit"):
             return self.ours
         inverse = kind in ("faster", "less")
         return self.reference / self.ours if inverse else self.ours / self.reference

@@ -25,6 +25,7 @@ from benchmarks.suites.suite import (
     SuiteTask,
 )
 from benchmarks.suites.suite_file import refuse_per_run
+from convert.detectron2_backbone import installed
 from moco.common import pretrained
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
@@ -85,14 +86,19 @@ def not_downloaded(weights: Mapping[str, str]) -> dict[str, str]:
 def choose_engines(wanted: str) -> tuple[str, ...]:
     """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
 
-    Raises:
-        UserError: Detectron2 is needed and cannot be imported.
-    """
-    from detection.train_net import choose_engine
+    Detectron2 is not imported before `check`, which takes longer than all else that a dry run does.
 
-    if wanted == "each":
-        return (choose_engine(DETECTRON2)[0], EMBEDDED)
-    return (choose_engine(wanted)[0],)
+    Raises:
+        UserError: Detectron2 is needed and not installed.
+    """
+    if wanted == EMBEDDED or (wanted == "auto" and not installed()):
+        return (EMBEDDED,)
+    if not installed():
+        raise UserError(
+            f"--engine {wanted}: Detectron2 is not installed; README.md says how, or use --engine "
+            "embedded"
+        )
+    return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
 
 def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
@@ -225,7 +231,9 @@ def _protocol(program: str) -> Any:
 def _check_detection(spec: RunSpec) -> _Sound:
     from detection.config.task import load_task
     from detection.engine.processes import Processes, check_processes
+    from detection.train_net import choose_engine
 
+    choose_engine(spec.engine)  # a Detectron2 that is installed may be broken
     opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
     processes = max(spec.gpus, 1)
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.

@@ -1,8 +1,10 @@
 """How long runs take, how much of a plan is done, and the one line that shows it."""
 
+import heapq
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,12 +33,23 @@ class Forecast(NamedTuple):
     seconds_left: float
 
 
-def estimate(run: Run, measured: Iterable[Measured]) -> Estimate:
+Speeds = Mapping[tuple[str, str, int], Sequence[float]]
+
+
+def by_key(measured: Iterable[Measured]) -> Speeds:
+    """Seconds per iteration by `Run.speed_key`."""
+    speeds = defaultdict(list)
+    for key, seconds in measured:
+        speeds[key].append(seconds)
+    return speeds
+
+
+def estimate(run: Run, measured: Speeds) -> Estimate:
     """From runs with the same speed; else as stated; else unknown."""
-    speeds = [m.seconds_per_iteration for m in measured if m.speed_key == run.speed_key]
+    speeds = measured.get(run.speed_key)
     if run.iterations and speeds:
         number = f"{len(speeds)} run{'s'[: len(speeds) > 1]}"
-        return Estimate(run.iterations * statistics.fmean(speeds), f"measured, {number}")
+        return Estimate(run.iterations * math.fsum(speeds) / len(speeds), f"measured, {number}")
     if run.iterations and run.seconds_per_iteration is not None:
         return Estimate(run.iterations * run.seconds_per_iteration, "stated")
     return Estimate(None, "unknown")
@@ -56,7 +69,8 @@ def foresee(
     # What runs tells its speed only where nothing is finished: its start and end are not in it.
     own = [m for run in runs if (m := speed(run, states.get(run.name), RUNNING))]
     speeds = [*measured, *(m for m in own if m.speed_key not in known_keys)]
-    seconds = {run.name: estimate(run, speeds).seconds for run in runs}
+    known_speeds = by_key(speeds)
+    seconds = {run.name: estimate(run, known_speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
     usual = statistics.fmean(known) if known else None
     total = done = 0.0
@@ -84,18 +98,32 @@ def time_left(
     Plays the schedule forward: running ones keep their slot, others start in order when a slot is
     free and the runs that they come after are done.
     """
-    waiting = [run for run in runs if run.name in left and run.name not in running]
-    ends = {name: left[name] for name in running if name in left}
-    now, undone = 0.0, set(left)
-    while waiting or ends:
-        for run in list(waiting):
-            if len(ends) < parallel and not undone & set(run.after):
-                waiting.remove(run)
-                ends[run.name] = now + left[run.name]
-        now = min(ends.values())
-        for name in [name for name, end in ends.items() if end <= now]:
-            del ends[name]
-            undone.discard(name)
+    order = {run.name: place for place, run in enumerate(runs)}
+    before = {
+        run.name: undone
+        for run in runs
+        if run.name in left and run.name not in running and (undone := left.keys() & run.after)
+    }
+    after = defaultdict(list)  # name → who comes after it
+    for name, undone in before.items():
+        for other in undone:
+            after[other].append(name)
+    ready = [order[name] for name in left if name not in before and name not in running]
+    heapq.heapify(ready)
+    ends = [(left[name], order[name]) for name in running if name in left]
+    heapq.heapify(ends)
+    now = 0.0
+    while ready or ends:
+        while ready and len(ends) < parallel:
+            place = heapq.heappop(ready)
+            heapq.heappush(ends, (now + left[runs[place].name], place))
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            ended = runs[heapq.heappop(ends)[1]].name
+            for name in after[ended]:
+                before[name] = before[name] - {ended}
+                if not before[name]:
+                    heapq.heappush(ready, order[name])
     return now
 
 

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Forecast, Measured, estimate, foresee, speed
+from benchmarks.suites.forecast import Forecast, Measured, by_key, estimate, foresee, speed
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec
 from moco.common.errors import printable
@@ -52,9 +52,10 @@ def listing(
     unit = "GPU hours" if executor.gpus else "CPU hours"
     runs = [folder.run(spec) for spec in specs]
     states = {each.name: each.state() for each in runs}
+    speeds = by_key(measured)
     rows, hours, unknown, number = [], 0.0, [], 0
     for spec, each in zip(specs, runs, strict=True):
-        state, expected = states[each.name], estimate(each, measured)
+        state, expected = states[each.name], estimate(each, speeds)
         seconds = expected.seconds
         own = None if seconds is None else seconds * max(spec.gpus, 1) / 3600
         if state.kind == FAILED and retry_failed and not state.foreign:
@@ -117,7 +118,8 @@ def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
     """How far runs are that others compute; reads only."""
     states = with_jobs(runs, {each.name: each.state() for each in runs})
     parallel = sum(state.kind == RUNNING for state in states.values())
-    return states, foresee(runs, states, measured_speeds(runs, None), parallel)
+    measured = [own for each in runs if (own := speed(each, states[each.name], DONE))]
+    return states, foresee(runs, states, measured, parallel)
 
 
 def status(folder: SuiteFolder) -> None:

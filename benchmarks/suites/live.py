@@ -28,7 +28,7 @@ HOST = "127.0.0.1"
 # a web site that had it resolved to this machine.
 NAMES = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 EVERY_SECONDS = 10.0  # between two reports, at least
-REST = 10  # and this many times as long as one takes
+REST = 30  # and this many times the square of the seconds that one takes
 LAST_SECONDS = 15.0  # an open page asks again within them, and gets the final one
 FINAL = "the end"  # when the last page was made
 ORDER = (DONE, RUNNING, QUEUED, STOPPED, WAITING, FAILED)
@@ -115,7 +115,7 @@ class Live:
         warned = False
         while self._due.wait() and not self._closing.is_set():
             self._due.clear()
-            start, progress = time.monotonic(), self._progress
+            start, progress = time.thread_time(), self._progress
             assert progress is not None
             try:
                 page = self._make_page(progress)
@@ -126,7 +126,7 @@ class Live:
                     reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))
                     print(f"note: no tables yet ({reason}); the suite continues", file=sys.stderr)
                 warned = True
-            self._closing.wait(max(EVERY_SECONDS, REST * (time.monotonic() - start)))
+            self._closing.wait(max(EVERY_SECONDS, REST * (time.thread_time() - start) ** 2))
 
 
 def describe(

@@ -32,7 +32,7 @@ class Programs:
         return _imports_timm(checks.locate_all, weights)
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
-        return in_own_process(checks.choose_engines, wanted)
+        return checks.choose_engines(wanted)
 
     def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
         return in_own_process(checks.check, list(specs), on_gpus)

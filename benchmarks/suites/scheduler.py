@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.forecast import Display, Forecast, Measured, foresee, speed, summary
@@ -34,6 +35,8 @@ POLL_SECONDS = 0.2
 SURVEY_SECONDS = 1.0  # between two looks at the runs of others
 SHOW_SECONDS = 1.0
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
+REST = 500  # of what is done again and again: this many times as long as it took
+SLICE_SECONDS = 0.003  # of CPU time for a look at the runs of others; the next one goes on there
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
@@ -102,6 +105,8 @@ class Scheduler:
         self._signals: list[int] = []
         self._stopping = False
         self._next: dict[str, float] = {}  # when something is due again
+        self._unseen: list[str] = []  # what is left of a round of looks at the runs of others
+        self._smallest = min((run.gpus for run in self.runs), default=0)
 
     def run(self) -> dict[str, State]:
         """Work until every run is done or failed; returns their states by name.
@@ -122,10 +127,12 @@ class Scheduler:
                         self._stop()
                         raise Preempted(f"stopped by {name}; {left}")
                     self._reap()
-                    self._survey()
+                    self._now_and_then(self._survey, SURVEY_SECONDS)
                     self._start()
-                    self._tidy()
-                    self._show(display)
+                    if not self.executor.remote:  # jobs do that themselves
+                        self._now_and_then(self._tidy, KEEP_SECONDS)
+                    seconds = REMOTE_SHOW_SECONDS if self.executor.remote else SHOW_SECONDS
+                    self._now_and_then(partial(self._show, display), seconds, "show")
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
             except OSError as error:
@@ -150,34 +157,36 @@ class Scheduler:
             exit_code = int(run.failure().get("exit_code", 1))
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
-    def _is_due(self, what: str, seconds: float) -> bool:
-        """Whether `seconds` have passed since it was due last."""
-        now = time.monotonic()
-        if now < self._next.get(what, 0.0):
-            return False
-        self._next[what] = now + seconds
-        return True
+    def _now_and_then(self, work: Callable[[], None], seconds: float, name: str = "") -> None:
+        """Do something every so many seconds; less often where that takes long, of many runs."""
+        name, now = name or work.__name__, time.monotonic()
+        if now >= self._next.get(name, 0.0):
+            start = time.thread_time()
+            work()
+            self._next[name] = now + max(seconds, REST * (time.thread_time() - start))
 
     def _tidy(self) -> None:
-        """Delete the checkpoints of our runs that need not be kept; jobs do that themselves."""
-        if not self.executor.remote and self._is_due("tidy", KEEP_SECONDS):
-            for active in self._active.values():
-                remove_checkpoints(active.run.folder, self.keep, done=False)
+        """Delete the checkpoints of our runs that need not be kept."""
+        for active in self._active.values():
+            remove_checkpoints(active.run.folder, self.keep, done=False)
 
     def _survey(self) -> None:
-        """Look at the runs that are not ours."""
-        if not self._is_due("survey", SURVEY_SECONDS):
-            return
-        first = not self._states
-        for run in list(self._open.values()):
+        """Look at the runs that are not ours: at first at all, then at as many as time allows."""
+        first, start = not self._states, time.thread_time()
+        self._unseen = self._unseen or list(reversed(self._open))
+        while self._unseen and (first or time.thread_time() - start < SLICE_SECONDS):
+            run = self._open.get(self._unseen.pop())
+            if run is None:  # ours by now
+                continue
             state = run.state()
             if self._is_over(run, state):
                 self._settle(run, state)
             self._states[run.name] = state
             if not state.settled:
                 self._adopt(run)
-        busy = [run for run in self._open.values() if self._states[run.name].kind == RUNNING]
-        if first and busy:
+        if first and (
+            busy := [run for run in self._open.values() if self._states[run.name].kind == RUNNING]
+        ):
             print(
                 f"note: {', '.join(run.title for run in busy)}: computed by processes of another "
                 "call, which may have been killed; they are waited for",
@@ -206,6 +215,8 @@ class Scheduler:
             for run in list(self._open.values()):
                 if self._signals:
                     return
+                if self._smallest >= too_large:
+                    break
                 if run.gpus >= too_large or not self._may_start(run):
                     continue
                 slots = self.executor.reserve(run.gpus)
@@ -334,8 +345,6 @@ class Scheduler:
 
     def _show(self, display: Display) -> None:
         remote = self.executor.remote
-        if not self._is_due("show", REMOTE_SHOW_SECONDS if remote else SHOW_SECONDS):
-            return
         for name, active in self._active.items():
             if remote:
                 state = active.run.state()

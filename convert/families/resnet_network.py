@@ -11,11 +11,10 @@ Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixel
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import resnet as tv
 
 from convert.families.resnet_architecture import (
     NUM_BLOCKS,
@@ -24,6 +23,9 @@ from convert.families.resnet_architecture import (
     is_bottleneck,
 )
 from moco.common.errors import DataError
+
+if TYPE_CHECKING:
+    from torchvision.models import resnet as tv
 
 NormLayer = Callable[[int], nn.Module]
 
@@ -66,7 +68,8 @@ class ConvNorm(nn.Conv2d):
 
 def c2_msra_fill(conv: ConvNorm) -> None:
     """He initialization over the outgoing fan, as fvcore.nn.weight_init.c2_msra_fill."""
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if not conv.weight.is_meta:  # where normal_ only imports torch's compiler, which takes long
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
 
 
 class Stem(nn.Module):
@@ -303,6 +306,8 @@ class ResNet(nn.Module):
 
 def torchvision_resnet(architecture: ResNetArchitecture) -> tv.ResNet:
     """torchvision's own ResNet without fc; raises DataError where it has no such network."""
+    from torchvision.models import resnet as tv  # takes longer to import than torch
+
     bottleneck, blocks = is_bottleneck(architecture.depth), NUM_BLOCKS[architecture.depth]
     block: type[tv.Bottleneck | tv.BasicBlock] = tv.Bottleneck if bottleneck else tv.BasicBlock
     planes, rest = divmod(architecture.res2_out_channels, block.expansion)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from detection.datasets.doctor import command as doctor_command
 from detection.engine.processes import Job, Processes
 from detection.engine.resuming import iterations_before
 from detection.engine.weights import EngineResult
-from detection.evaluation.evaluators import metric_kinds
+from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
 from moco.common.command import program
 from moco.common.errors import Preempted
@@ -47,11 +48,20 @@ def describe(task: Task) -> str:
         f"({len(task.test.records)} images), {len(classes)} classes: {shown}",
         *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
         *_weights_and_schedule(task),
+        *_evaluation(task),
         *(f"note: {note}" for note in task.notes),
         f"recipe: {task.recipe.label}{listed}",
         *(f"  {deviation}" for deviation in task.recipe.deviations),
     ]
     return "\n".join(lines)
+
+
+def _evaluation(task: Task) -> list[str]:
+    """Which package computes the metric, and a faster one."""
+    name = metric_package(task.test, task.cfg)
+    faster = name == "pycocotools"
+    advice = "; pip install 'moco-transfer[metrics]' for equal numbers in less time" * faster
+    return [f"metric: {task.test.evaluator_type}, by {name}{advice}"] if name else []
 
 
 def _weights_and_schedule(task: Task) -> list[str]:
@@ -148,6 +158,9 @@ def _record(task: Task, **outcome: Any) -> RunRecord:
     file = task.weights.path if task.weights else Path(task.cfg.MODEL.WEIGHTS)
     sha256 = sha256_file(file) if file and file.is_file() else None
     config = resolved_config(task)
+    facts = provenance()
+    if package := metric_package(task.test, task.cfg):
+        facts["versions"][package] = metadata.version(package)
     imports = {"imports": list(task.imports)} if task.imports else {}
     return RunRecord(
         kind="detection",
@@ -160,6 +173,6 @@ def _record(task: Task, **outcome: Any) -> RunRecord:
         config_sha256=protocol_sha256(config),
         config=config,
         recipe=task.recipe.to_dict(),
-        provenance={**provenance(), "data": [list(item) for item in task.data], **imports},
+        provenance={**facts, "data": [list(item) for item in task.data], **imports},
         **outcome,
     )

@@ -40,10 +40,12 @@ class Metric:
         build: (split, folder of the prediction file) → the split's evaluator. Raises UserError
             where the model cannot give what the metric needs, the annotations do not have it, or
             the package that computes it is missing.
+        package: the one that computes it, where it is not this one.
     """
 
     kinds: tuple[str, ...]
     build: Callable[[Split, Path], Evaluator]
+    package: str = ""
 
 
 # `Split.evaluator_type` → function of that name: configuration → `Metric`.

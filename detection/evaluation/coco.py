@@ -9,6 +9,7 @@ T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits o
 """
 
 import contextlib
+import importlib.util
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,14 +98,14 @@ class COCOEvaluator(_InstanceResults):
     oks_sigmas: Sequence[float] = ()
 
     def _truth(self) -> Any:
-        return _coco_package()[0](self.json_file)
+        return _coco_classes()[0](self.json_file)
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
         """Without any prediction all are NaN, as in Detectron2, and there is none per class."""
         areas = ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
         if not self.rows:
             return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
-        evaluation = _coco_package()[1](truth, truth.loadRes(self._results(kind)), kind)
+        evaluation = _coco_classes()[1](truth, truth.loadRes(self._results(kind)), kind)
         params = evaluation.params
         if kind == "keypoints" and self.oks_sigmas:
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
@@ -154,16 +155,21 @@ class LVISEvaluator(_InstanceResults):
         return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
 
 
-def _coco_package() -> tuple[Any, Any]:
-    """Classes for annotations and for the metric."""
-    try:
-        import hotcoco
-    except ImportError:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
+def _coco_package() -> str:
+    """The one that computes COCO's metric; the numbers of both are equal."""
+    return "hotcoco" if importlib.util.find_spec("hotcoco") else "pycocotools"
 
-        return COCO, COCOeval
-    return hotcoco.COCO, hotcoco.COCOeval
+
+def _coco_classes() -> tuple[Any, Any]:
+    """Classes for annotations and for the metric."""
+    if _coco_package() == "hotcoco":
+        import hotcoco
+
+        return hotcoco.COCO, hotcoco.COCOeval
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    return COCO, COCOeval
 
 
 @contextlib.contextmanager
@@ -194,7 +200,7 @@ def coco(cfg: CfgNode) -> Metric:
             )
         return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas)
 
-    return Metric(kinds, build)
+    return Metric(kinds, build, _coco_package())
 
 
 @EVALUATORS.register()
@@ -206,7 +212,7 @@ def lvis(cfg: CfgNode) -> Metric:
         require_package("hotcoco", "metrics", split)
         return LVISEvaluator(**_of(split, kinds), folder=folder)
 
-    return Metric(kinds, build)
+    return Metric(kinds, build, "hotcoco")
 
 
 def _boxes_and_masks(cfg: CfgNode) -> tuple[str, ...]:

@@ -25,6 +25,11 @@ def metric_kinds(split: Split, cfg: CfgNode) -> tuple[str, ...]:
     return _metric(split, cfg).kinds
 
 
+def metric_package(split: Split, cfg: CfgNode) -> str:
+    """The package that computes the metric of `split`; empty: this one, or Detectron2."""
+    return "" if split.from_catalog else _metric(split, cfg).package
+
+
 def build_evaluator(split: Split, cfg: CfgNode, folder: Path) -> Evaluator:
     """The evaluator of `split`; predictions go to `folder/<split>.json`.
 

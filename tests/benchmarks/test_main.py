@@ -4,12 +4,17 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from benchmarks import __main__ as console
 from benchmarks import completion, list_configs
+from benchmarks.speed.convert import plain_state
+from benchmarks.speed.large_suite import large_suite
+from benchmarks.suites.synthetic import write_scenes
 from moco import __version__
 from moco.common import command, shipped
 from moco.common.errors import UserError
+from moco.modeling.encoder import EncoderSpec
 
 # What takes long to import is only imported by a command that runs.
 HEAVY = ("torch", "torchvision", "detectron2", "matplotlib", "scipy", "hotcoco", "tensorboard")
@@ -27,6 +32,46 @@ def test_help_comes_at_once_and_is_called_as_it_was_started(name):
     shown = {"inspect": "convert", "doctor": "datasets doctor"}.get(name, name)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: moco-transfer {shown}")
+
+
+def run_without(modules, argv, cwd):
+    """Run a command; afterwards nothing in `modules` may have been imported."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(shipped.ROOT)!r}); sys.argv = ['x', *{argv!r}]\n"
+        "from benchmarks import __main__ as m\ncode = m.main()\n"
+        f"found = [name for name in {modules!r} if name in sys.modules]\n"
+        "sys.exit(f'imported: {found}' if found or code else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, (argv, done.stderr)
+
+
+@pytest.mark.slow
+def test_what_reads_imports_no_torch(tmp_path):
+    suite, scenes = large_suite(tmp_path / "suite", 1, 0.5), tmp_path / "scenes"
+    write_scenes(scenes, 3, 2, seed=0)
+    file, output = str(tmp_path / "suite" / "suite.yaml"), ["--output", str(suite.path)]
+    for line in ("configs", "weights list", "datasets list"):
+        run_without(HEAVY, line.split(), tmp_path)
+    run_without(HEAVY, ["suite", file, "--status", *output], tmp_path)
+    run_without(HEAVY, ["doctor", "--voc-dir", str(scenes)], tmp_path)
+    run_without(("torch", "torchvision", "detectron2"), ["table", str(suite.runs)], tmp_path)
+    run = next(suite.runs.rglob("metrics.json")).parent
+    (run / "metrics.json").write_text('{"iteration": 1, "epoch": 1, "loss": 2.0}\n')
+    run_without(("torch", "scipy"), ["plot", str(run)], tmp_path)
+
+
+@pytest.mark.slow
+def test_what_checks_imports_no_torchvision(tmp_path):
+    """And not torch's compiler, which torchvision imports; both take longer than torch."""
+    write_scenes(tmp_path / "scenes", 3, 2, seed=0)
+    weights = tmp_path / "weights.pth"
+    torch.save(plain_state(EncoderSpec("resnet10", width=0.125)), weights)
+    slow = ("torchvision", "torch._dynamo", "matplotlib", "detectron2")
+    run_without(slow, ["inspect", str(weights)], tmp_path)
+    check = "train --check-only --engine embedded --config-file voc/quickstart_R_10_C4"
+    keys = "DATASETS.VOC_DIR scenes MODEL.WEIGHTS random MODEL.DEVICE cpu"
+    run_without(slow, f"{check} {keys}".split(), tmp_path)
 
 
 def test_the_commands_and_the_version(capsys):

@@ -24,7 +24,7 @@ from benchmarks.suites import scheduler
 from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import LocalExecutor, cpu
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Forecast, Measured, estimate, foresee, time_left
+from benchmarks.suites.forecast import Forecast, Measured, by_key, estimate, foresee, time_left
 from benchmarks.suites.runs import MAX_FRUITLESS, Run, State
 from benchmarks.suites.scheduler import RunFailed, Scheduler
 from moco.common.errors import Preempted, UserError
@@ -341,11 +341,11 @@ def test_estimates_by_hand():
     other = Measured(("task", "detectron2", 2), 9.0)
     own = [Measured(run.speed_key, 1.0), Measured(run.speed_key, 2.0)]
     stated = replace(run, seconds_per_iteration=0.36)
-    assert estimate(run, [other]) == (None, "unknown")
-    assert estimate(stated, [other]) == (360.0, "stated")
+    assert estimate(run, by_key([other])) == (None, "unknown")
+    assert estimate(stated, by_key([other])) == (360.0, "stated")
     for each in (run, stated):  # what was measured is better
-        assert estimate(each, [other, *own]) == (1500.0, "measured, 2 runs")
-    assert estimate(replace(stated, iterations=0), own).seconds is None
+        assert estimate(each, by_key([other, *own])) == (1500.0, "measured, 2 runs")
+    assert estimate(replace(stated, iterations=0), by_key(own)).seconds is None
 
 
 def test_progress_is_the_last_whole_line(tmp_path):

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detection.config.task import default_task
 from detection.evaluation.coco import COCOEvaluator, LVISEvaluator
+from detection.evaluation.evaluators import metric_package
 from tests.oracles.tiny_instances import (
     answers,
     coco_annotations,
@@ -118,8 +120,11 @@ def test_without_the_compiled_package_the_metrics_are_the_same(tmp_path, monkeyp
     split = coco_split(tmp_path / "tiny.json", content)
     predictions = answers(split, content, 16)
     compiled = ours(split, predictions, ["bbox", "segm"], tmp_path)
+    cfg = default_task()
+    assert metric_package(split, cfg) == "hotcoco"
     monkeypatch.setitem(sys.modules, "hotcoco", None)
     same(ours(split, predictions, ["bbox", "segm"], tmp_path), compiled)
+    assert metric_package(split, cfg) == "pycocotools"
 
 
 @pytest.mark.detectron2
