@@ -3,6 +3,7 @@
     python -m benchmarks.speed pretrain                            the whole table
     python -m benchmarks.speed pretrain --goals views,loss --quick  two of them, with tiny sizes
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
+    python -m benchmarks.speed precision                           auto and fp32: step, features
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "convert", "detection")
+SUITES = ("pretrain", "precision", "convert", "detection")
 MIN_ROUNDS = 5
 
 
