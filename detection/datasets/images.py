@@ -7,6 +7,7 @@ from PIL import Image
 
 from moco.common.errors import DataError
 from moco.common.files import PathLike
+from moco.data.decode import FORMATS
 
 _EXIF_ORIENTATION = 274
 _TRANSPOSE = {
@@ -27,7 +28,7 @@ def read_image(path: str) -> Image.Image:
         DataError: missing, truncated, not an image, or of more than 8 bits.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             check_bits(image, path)
             image.load()
             method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
