@@ -4,6 +4,7 @@
     python -m benchmarks.speed pretrain --goals loss,momentum --quick  two of them, with tiny sizes
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
     python -m benchmarks.speed input --images DIR                  from a JPEG to two views
+    python -m benchmarks.speed precision                           auto and fp32: step, features
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
     python -m benchmarks.speed startup                             commands that read or check
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "input", "convert", "detection", "startup", "gpu")
+SUITES = ("pretrain", "precision", "input", "convert", "detection", "startup", "gpu")
 MIN_ROUNDS = 5
 
 

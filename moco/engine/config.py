@@ -20,6 +20,7 @@ PLACES_AND_SPEED = (
     *("DATA.ROOT", "DATA.NUM_WORKERS", "DATA.WORKER_TIMEOUT_SECONDS", "DATA.CACHE_MIB"),
     *("SOLVER.COMPILE", "SOLVER.STOP_AT_ITERS", "CHECKPOINT", "LOG"),
 )
+PRECISIONS = ("fp32", "bf16", "fp16")
 LOWEST = {
     0: "SEED NUM_THREADS DATA.NUM_WORKERS DATA.CACHE_MIB SOLVER.BASE_LR SOLVER.GAMMA "
     "SOLVER.WEIGHT_DECAY SOLVER.WARMUP_ITERS SOLVER.REFERENCE_BATCH_SIZE SOLVER.STOP_AT_ITERS "
@@ -114,10 +115,12 @@ def common_cfg() -> CfgNode:
     # Linear rise of the learning rate over the first steps, >= 0.
     cfg.SOLVER.WARMUP_ITERS = 0
     # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
-    # fp16 with a scaled loss.
-    cfg.SOLVER.PRECISION = "fp32"
-    # Keep images and activations as (N, H, W, C) in memory: the same values, another speed.
-    cfg.SOLVER.CHANNELS_LAST = False
+    # fp16 with a scaled loss. auto: bf16 where the processor has instructions for it, else fp32; a
+    # resumed run keeps what it began with. The run is recorded with what was chosen.
+    cfg.SOLVER.PRECISION = "auto"
+    # Keep images and activations as (N, H, W, C) in memory: the same values up to rounding, another
+    # speed. None: where it is faster, which is on a CPU and in 16 bits.
+    cfg.SOLVER.CHANNELS_LAST = None
     # torch.compile for the network: the same mathematics in fewer kernels, after minutes of
     # compilation.
     cfg.SOLVER.COMPILE = False
@@ -153,7 +156,10 @@ def check_common(cfg: CfgNode) -> None:
     lookup(OPTIMIZERS, cfg.SOLVER.OPTIMIZER, "SOLVER.OPTIMIZER")
     check_loggers(cfg.LOG.LOGGERS)
     check_choice(cfg, "SOLVER.LR_UPDATE", ("epoch", "iter"))
-    check_choice(cfg, "SOLVER.PRECISION", ("fp32", "bf16", "fp16"))
+    check_choice(cfg, "SOLVER.PRECISION", ("auto", *PRECISIONS))
+    if cfg.SOLVER.CHANNELS_LAST not in (None, True, False):
+        value = cfg.SOLVER.CHANNELS_LAST
+        raise UserError(f"SOLVER.CHANNELS_LAST: got {value!r}, choices are None, True, False")
     check_lowest(cfg, LOWEST)
     check_momentum(cfg, "SOLVER.MOMENTUM")
     check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)

@@ -1,12 +1,18 @@
 """Device, threads, deterministic kernels and precision of a training process."""
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
 
 import torch
+from fvcore.common.config import CfgNode
 
-from moco.common.distributed import local_processes, local_rank
+from moco.common.cfgcheck import check_choice
+from moco.common.distributed import highest, is_main, local_processes, local_rank
 from moco.common.errors import UserError
+from moco.engine.config import PRECISIONS
 
 
 def pick_device(name: str) -> torch.device:
@@ -42,6 +48,46 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
         torch.set_num_threads(num_threads)
     torch.backends.cudnn.benchmark = not deterministic
     torch.use_deterministic_algorithms(deterministic)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 is more than emulated: AVX512-BF16, AMX, or a GPU since Ampere."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if hasattr(torch.cpu, "get_capabilities"):  # not in torch 2.7
+        found = {name for name, has in torch.cpu.get_capabilities().items() if has is True}
+    else:
+        found = set()
+        with suppress(OSError):  # Linux
+            found = set(Path("/proc/cpuinfo").read_text().split())
+    return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
+
+
+def with_speed(cfg: CfgNode, device: torch.device, begun: Mapping[str, Any]) -> CfgNode:
+    """The keys with a precision and a memory layout in place of `auto` and None.
+
+    Args:
+        begun: keys and values of the run that is resumed, which stays as it began; else empty.
+    """
+    asked = cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST
+    if "auto" not in asked and None not in asked:
+        return cfg
+    # The same on all processes, whatever their processors.
+    fast = not highest(int(not has_fast_bf16(device)))
+    cfg = cfg.clone()
+    cfg.defrost()
+    if cfg.SOLVER.PRECISION == "auto":
+        here = "bf16" if fast else "fp32"
+        cfg.SOLVER.PRECISION = chosen = begun.get("SOLVER.PRECISION", here)
+        if is_main() and begun and chosen != here:
+            slower = "" if fast else ", although this processor has no instructions for bf16"
+            print(f"warning: SOLVER.PRECISION stays {chosen}, as the run began{slower}", flush=True)
+    if cfg.SOLVER.CHANNELS_LAST is None:
+        faster = device.type == "cpu" or cfg.SOLVER.PRECISION != "fp32"
+        cfg.SOLVER.CHANNELS_LAST = bool(begun.get("SOLVER.CHANNELS_LAST", faster))
+    check_choice(cfg, "SOLVER.PRECISION", PRECISIONS)  # a checkpoint may say anything
+    cfg.freeze()
+    return cfg
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:

@@ -204,6 +204,7 @@ class _Run:
                 raise UserError(f"--extend: {self.folder.path} holds no checkpoint")
             return
         path, state = found
+        training.set_speed(state["config"])
         check_same_run(path, state, training, extend)
         world = distributed.world_size()
         same_processes = state.get("processes") == world

@@ -21,11 +21,11 @@ from moco.common.errors import DataError
 from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
-from moco.engine.device import autocast, pick_device
+from moco.engine.device import autocast, pick_device, with_speed
 from moco.engine.loader import batch_loader
 from moco.engine.optim import OPTIMIZERS
 from moco.engine.schedule import LearningRate, Length
-from moco.modeling.encoder import EncoderSpec
+from moco.modeling.encoder import EncoderSpec, contiguous_last_stages
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ class Training(ABC, Generic[P, S]):
         images: Images,
         max_iters: int = 0,
     ) -> None:
-        self.cfg, self.spec, self.images = cfg, spec, images
+        self.cfg = self.asked = cfg
+        self.spec, self.images = spec, images
         self.device = pick_device(cfg.DEVICE)
         self.batch_size: int = cfg.SOLVER.BATCH_SIZE
         self.n = self.batch_size // distributed.world_size()
@@ -101,16 +102,34 @@ class Training(ABC, Generic[P, S]):
         self.total_steps: int = max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
         check_milestones(cfg, self.total_steps / self.steps_per_epoch)
         self.rate = LearningRate(solver, Length(self.total_steps, self.steps_per_epoch))
-        self.layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
-        self.model = model.to(self.device).to(memory_format=self.layout)
-        # Only parameters with a gradient are exchanged, so nothing of a frozen network.
-        self.parallel = distributed.data_parallel(self.model)
+        self.model = model.to(self.device)
+        self.set_speed({})
         trained = [p for p in self.model.parameters() if p.requires_grad]
         build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
         self.optimizer: torch.optim.Optimizer = build(trained, solver)
+        self.notes: list[str] = []  # what a reader of the result has to know
+
+    def set_speed(self, begun: Mapping[str, Any]) -> None:
+        """Precision and memory layout; where a key leaves them open, as the resumed run began.
+
+        Args:
+            begun: the keys in the checkpoint; empty for a new run.
+        """
+        cfg = with_speed(self.asked, self.device, begun)
+        if begun and cfg == self.cfg:
+            return
+        self.cfg = cfg
+        self.layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
+        self.model.to(memory_format=self.layout)
+        if cfg.SOLVER.CHANNELS_LAST and self.device.type == "cpu" and not cfg.SOLVER.COMPILE:
+            contiguous_last_stages(self.model, self.spec, self.n, cfg.AUG.CROP_PX)
+        # Only parameters with a gradient are exchanged, so nothing of a frozen network.
+        self.parallel = distributed.data_parallel(self.model)
         fp16 = cfg.SOLVER.PRECISION == "fp16"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=fp16)
-        self.notes: list[str] = []  # what a reader of the result has to know
+        if distributed.is_main() and cfg is not self.asked:
+            layout = ", channels_last" if cfg.SOLVER.CHANNELS_LAST else ""
+            print(f"precision {cfg.SOLVER.PRECISION}{layout}", flush=True)
 
     @abstractmethod
     def plan(self, step: int, positions: list[Position]) -> P:

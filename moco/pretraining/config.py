@@ -1,6 +1,7 @@
 """Every key of a pre-training run, with its unit and range, and the checks across keys.
 
-The defaults are the paper's: ResNet-50, 200 epochs of batch 256, K = 65536, augmentation v1.
+The defaults are the paper's but for SOLVER.PRECISION: ResNet-50, 200 epochs of batch 256,
+K = 65536, augmentation v1.
 """
 
 import math

@@ -26,6 +26,7 @@ TINY = {
     "SOLVER.SCHEDULE": "cosine",
     "SOLVER.LR_UPDATE": "iter",
     "SOLVER.MAX_ITERS": 8,
+    "SOLVER.PRECISION": "fp32",
     "LOG.EVERY_ITERS": 2,
     "LOG.LOGGERS": (),
 }

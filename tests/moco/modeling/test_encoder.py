@@ -1,10 +1,12 @@
+import copy
+
 import pytest
 import torch
 import torchvision
 from torchvision.models.resnet import Bottleneck
 
 from moco.common.errors import UserError
-from moco.modeling.encoder import EncoderSpec, build_backbone, build_encoder
+from moco.modeling.encoder import EncoderSpec, build_backbone, build_encoder, contiguous_last_stages
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet34", "resnet50", "resnet101"])
@@ -88,3 +90,24 @@ def test_mlp_head_has_the_features_width():
 def test_unknown_specs_are_refused(spec):
     with pytest.raises(UserError, match=f"^{next(iter(spec))}: got"):
         EncoderSpec(**({"arch": "resnet18"} | spec))
+
+
+@pytest.mark.parametrize("arch", ["resnet10", "resnet50"])
+def test_a_last_stage_of_small_maps_is_contiguous_and_computes_the_same(arch):
+    torch.manual_seed(0)
+    N, spec = 4, EncoderSpec(arch, "stride2", 0.125)
+    plain = build_encoder(spec, 8, mlp=False, bn_splits=2).double()
+    plain.to(memory_format=torch.channels_last)
+    ours, large = copy.deepcopy(plain), copy.deepcopy(plain)
+    contiguous_last_stages(ours, spec, N, 32)
+    contiguous_last_stages(large, spec, 64 * N, 256)
+    kernels = [network.layer4[0].conv2.weight for network in (plain, ours, large)]
+    assert [kernel.is_contiguous() for kernel in kernels] == [False, True, False]
+    x = torch.randn(N, 3, 32, 32).double().contiguous(memory_format=torch.channels_last)
+    outputs = [network(x) for network in (plain, ours)]
+    torch.testing.assert_close(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+        assert b.grad.stride() == b.stride()

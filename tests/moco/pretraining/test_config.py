@@ -48,6 +48,7 @@ def test_every_recipe_loads_and_builds_and_says_what_to_expect(path):
     head = path.read_text().split("\n\n")[0]
     labels = re.findall(r"^# (Source|Command|Expected|Cost): +\S", head, flags=re.MULTILINE)
     assert labels == ["Source", "Command", "Expected", "Cost"]
+    assert ("\n# Faster: " in head) == (loaded.SOLVER.PRECISION == "fp32")
     command = " ".join(head.split("Command:")[1].split("Expected:")[0].split()).replace("\\ #", "")
     assert "-m moco.pretrain" in command and "DATA.ROOT " in command
     assert f"--config-file configs/pretrain/{path.name}" in " ".join(command.split())
@@ -57,11 +58,12 @@ def test_every_recipe_loads_and_builds_and_says_what_to_expect(path):
     load_pretrain_cfg(path, [opt.strip('"') for opt in opts])  # the command's keys, too
 
 
-def test_the_papers_recipe_is_the_default():
+def test_the_papers_recipe_is_the_default_but_for_its_precision():
     paper = cfg("", CONFIGS / "moco_v1_r50_in1m_200ep.yaml")
     theirs = default_cfg()
     theirs.OUTPUT_DIR = paper.OUTPUT_DIR
     theirs.SOLVER.REFERENCE_BATCH_SIZE = 256
+    theirs.SOLVER.PRECISION = "fp32"
     assert paper == theirs
 
 

@@ -7,6 +7,7 @@ import torch
 
 from moco.common.errors import Preempted
 from moco.common.files import sha256_state
+from moco.common.run import RECORD_NAME, read_record
 from moco.data.images import open_images
 from moco.data.views import Views
 from moco.modeling.mechanisms.memory_bank import MemoryBank
@@ -120,9 +121,10 @@ def test_the_seed_samples_the_negatives_of_the_bank(train, monkeypatch):
 def test_channels_last_is_the_layout_of_images_and_weights(train, forwards, last):
     train("run", SOLVER__CHANNELS_LAST=last, SOLVER__MAX_ITERS=1)
     ((model, x_q),) = forwards
-    kernels = [p for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1]
-    assert kernels
-    for tensor in (x_q, *kernels):
+    kernels = {n: p for n, p in model.named_parameters() if p.ndim == 4 and p.shape[-1] > 1}
+    late = {name: kernels.pop(name) for name in list(kernels) if ".layer4." in name}
+    assert kernels and late and all(x.is_contiguous() for x in late.values())  # tiny maps
+    for tensor in (x_q, *kernels.values()):
         assert tensor.is_contiguous(memory_format=torch.channels_last) == last
 
 
@@ -213,3 +215,50 @@ def test_all_resume_exactly(train, keys):
     if precision:
         exact = train("fp32", SOLVER__MAX_ITERS=2, **{**keys, "SOLVER__PRECISION": "fp32"})[1]
         assert losses[0] != exact[0] and losses[0] == pytest.approx(exact[0], rel=0.02)
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """`fast(bool)`: whether the processor is said to have instructions for bf16."""
+    return lambda has: monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: has)
+
+
+@pytest.mark.parametrize(("has", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_recorded_as_what_it_chose(train, fast, tmp_path, capsys, has, chosen):
+    fast(has)
+    keys = {"SOLVER__MAX_ITERS": 2, "KNN__K": 3}
+    state, losses = train("auto", SOLVER__PRECISION="auto", **keys)
+    assert f"precision {chosen}, channels_last" in capsys.readouterr().out
+    said, same = train("said", SOLVER__PRECISION=chosen, SOLVER__CHANNELS_LAST=True, **keys)
+    assert losses == same and sha256_state(state["state_dict"]) == sha256_state(said["state_dict"])
+    auto, said = (read_record(tmp_path / name / RECORD_NAME) for name in ("auto", "said"))
+    assert auto.config["SOLVER.PRECISION"] == chosen and auto.config["SOLVER.CHANNELS_LAST"] is True
+    assert auto.config_sha256 == said.config_sha256
+    other = "fp32" if has else "bf16"
+    train("other", SOLVER__PRECISION=other, SOLVER__CHANNELS_LAST=True, **keys)
+    assert read_record(tmp_path / "other" / RECORD_NAME).config_sha256 != auto.config_sha256
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_auto_stays_as_the_run_began_on_another_processor(train, fast, capsys, has):
+    fast(has)
+    keys = {"SOLVER__PRECISION": "auto"}
+    straight, losses = train("straight", **keys)
+    with pytest.raises(Preempted):
+        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
+    fast(not has)
+    resumed, again = train("stopped", "--resume", **keys)
+    assert losses == again and resumed["config"]["SOLVER.PRECISION"] == ("bf16" if has else "fp32")
+    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])
+    assert "warning: SOLVER.PRECISION" in capsys.readouterr().out
+
+
+def test_a_run_of_before_is_resumed_in_its_layout(train, fast):
+    """Its recipe had fp32 and contiguous tensors, and says auto now."""
+    keys = {"SOLVER__PRECISION": "fp32", "SOLVER__CHANNELS_LAST": False}
+    straight, _ = train("straight", **keys)
+    with pytest.raises(Preempted):
+        train("stopped", SOLVER__STOP_AT_ITERS=4, **keys)
+    fast(True)
+    resumed, _ = train("stopped", "--resume", SOLVER__PRECISION="auto")
+    assert sha256_state(resumed["state_dict"]) == sha256_state(straight["state_dict"])

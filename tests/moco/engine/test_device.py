@@ -1,0 +1,55 @@
+"""What auto chooses by."""
+
+import pytest
+import torch
+
+from moco.common.errors import UserError
+from moco.engine.device import has_fast_bf16, with_speed
+from moco.pretraining.config import load_pretrain_cfg
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("found", "fast"),
+    [
+        ({"avx512_bf16": True}, True),
+        ({"amx_bf16": True, "avx512_bf16": False}, True),
+        ({"avx512_f": True, "avx512_bf16": False}, False),
+        ({}, False),
+    ],
+)
+def test_a_cpu_needs_instructions_for_bf16(monkeypatch, found, fast):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    assert has_fast_bf16(CPU) is fast
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_gpu_must_not_emulate_it(monkeypatch, fast):
+    def supported(including_emulation=True):
+        return including_emulation or fast
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert has_fast_bf16(torch.device("cuda:0")) is fast
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "layout"),
+    [("cpu", "fp32", True), ("cuda", "fp32", False), ("cuda", "bf16", True)],
+)
+def test_the_layout_follows_device_and_precision(device, precision, layout):
+    cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", precision])
+    chosen = with_speed(cfg, torch.device(device), {})
+    assert (chosen.SOLVER.PRECISION, chosen.SOLVER.CHANNELS_LAST) == (precision, layout)
+    assert cfg.SOLVER.CHANNELS_LAST is None
+
+
+def test_a_checkpoint_with_another_precision_is_refused():
+    cfg = load_pretrain_cfg(None, [])
+    with pytest.raises(UserError, match="PRECISION"):
+        with_speed(cfg, CPU, {"SOLVER.PRECISION": "fp8"})
+
+
+def test_a_layout_of_another_kind_is_refused():
+    with pytest.raises(UserError, match="CHANNELS_LAST"):
+        load_pretrain_cfg(None, ["SOLVER.CHANNELS_LAST", "maybe"])
