@@ -63,15 +63,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         _renderers(formats)  # before the work
         results = collect(args.runs)
         tables = make_tables(results, args.baseline, args.engine, args.margin)
-        print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
-        written = write_files(args.out, tables, results, formats) if args.out else []
+        print(to_terminal(tables, results.unusable, sys.stdout.isatty(), args.near))
+        written = (
+            write_files(args.out, tables, results, formats, near=args.near) if args.out else []
+        )
         if args.bundle is not None:
             from benchmarks.report.share import share, write_bundle
 
             others = share(results)
             own = make_tables(others, args.baseline, args.engine, args.margin)
-            shared = Report(own, others)
-            write_bundle(args.bundle, Report(tables, results), shared)
+            write_bundle(
+                args.bundle,
+                Report(tables, results, near=args.near),
+                Report(own, others, near=args.near),
+            )
             written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
@@ -153,18 +158,20 @@ def write_files(
     results: "Results",
     formats: Sequence[str] = FORMATS,
     progress: "Progress | None" = None,
+    near: bool = False,
 ) -> list[Path]:
     """Write the table in each format and the figures into `out`; returns the paths.
 
     Args:
         progress: of a suite that is being computed, for its page.
+        near: also published rows of near protocols.
 
     Raises:
         UserError: a format that no renderer is registered for.
     """
     from benchmarks.report.content import Report
 
-    report, written = Report(tables, results, progress), []
+    report, written = Report(tables, results, progress, near), []
     for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():
@@ -191,7 +198,7 @@ def build_parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog=program("table", "python -m benchmarks.make_table"),
         description="Average finished runs over their seeds and show the gap to a baseline, "
-        "beside the paper's numbers where it has the task. Runs of different engines, protocols "
+        "beside published numbers of the same protocol. Runs of different engines, protocols "
         "or weights are never averaged.",
     )
     result.add_argument("runs", nargs="*", type=Path, metavar="RUNS", help="folders of runs")
@@ -202,6 +209,8 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
     margin = "test which rows equal the baseline within so many points, e.g. 0.3"
     result.add_argument("--margin", type=float, metavar="POINTS", help=margin)
+    near = "also published rows of other protocols on the same data, with what differs"
+    result.add_argument("--near", action="store_true", help=near)
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
     zipped = "a zip file of the page and the records, to share: RUNS, A and B may be such a file"
     result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)

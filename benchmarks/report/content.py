@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import Gap, Row, Table, stems
+from benchmarks.report.literature import LiteratureRow, rows_for
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Run
@@ -25,6 +26,7 @@ from benchmarks.report.style import (
     MAX_RUNS,
     MINUS,
     MISSING,
+    UNVERIFIED_MARK,
     format_cell,
     format_evidence,
     format_gap,
@@ -68,23 +70,65 @@ class Shown:
         return self.points is not None and is_strong(self.points)
 
 
+@dataclass(frozen=True)
+class Published:
+    """Published rows of one protocol.
+
+    Attributes:
+        differs: from the protocol of the table; empty if it is the same.
+    """
+
+    differs: tuple[str, ...]
+    rows: Sequence[LiteratureRow]
+
+    @property
+    def title(self) -> str:
+        if not self.differs:
+            return "Published elsewhere, same protocol"
+        return f"Published elsewhere, not comparable: {', '.join(self.differs)}"
+
+    @property
+    def note(self) -> str:
+        note = f"Not measured here. n: runs that a number averages, {MISSING} if not stated"
+        unverified = any(row.unverified for row in self.rows)
+        return f"{note}. {UNVERIFIED_MARK} not verified in the source" if unverified else note
+
+    def cells(self, columns: Sequence[Column]) -> list[list[Shown]]:
+        """Name, n, the number of each column, and the source."""
+        return [
+            [
+                Shown(row.name),
+                Shown(str(row.n or MISSING), row.n),
+                *(_published(row, *column) for column in columns),
+                Shown(row.source),
+            ]
+            for row in self.rows
+        ]
+
+
 class Section:
     """One table as a report shows it.
 
     Args:
         stem: the table's name among `stems`.
         tables: all of the report.
+        near: also published rows of near protocols.
     """
 
-    def __init__(self, table: Table, stem: str, tables: Sequence[Table]) -> None:
+    def __init__(
+        self, table: Table, stem: str, tables: Sequence[Table], near: bool = False
+    ) -> None:
         self.table, self.stem = table, stem
         self.heading = heading(table, tables)
         self.setting = setting(table)
         # Of the paper those of this task; of a detection task only on the data of this table.
         self.papers = tables_for(table.task, table.tested_on)
+        groups = rows_for(table.runs[0].record.config, table.metrics, near)
+        self.published = [Published(differs, rows) for differs, rows in groups.items()]
         self.columns = [(metric, OWN) for metric in table.metrics]
         self.titles = list(titles(table.metrics))
         self.head = ["pre-train", "n", *self.titles]
+        self.published_head = [*self.head, "source"]
         # How many trials the paper averages; 0 where it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
@@ -207,16 +251,19 @@ class Report:
 
     Attributes:
         progress: of a suite that is being computed; only the page shows it.
+        near: whether published rows of near protocols are shown, too.
     """
 
     tables: Sequence[Table]
     results: Results
     progress: Progress | None = None
+    near: bool = False
 
     @cached_property
     def sections(self) -> list[Section]:
         names = stems(self.tables)
-        return [Section(t, name, self.tables) for t, name in zip(self.tables, names, strict=True)]
+        pairs = zip(self.tables, names, strict=True)
+        return [Section(table, name, self.tables, self.near) for table, name in pairs]
 
     @cached_property
     def plots(self) -> "dict[str, Plot]":
@@ -248,6 +295,12 @@ def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]
 def printed(value: float | None, gap: float | None = None) -> Shown:
     """The cell of one number."""
     return Shown(MISSING if value is None else f"{value:.1f}", value, gap)
+
+
+def _published(row: LiteratureRow, metric: str, method: str) -> Shown:
+    value = row.values.get(metric) if method == OWN else None
+    shown = printed(value)
+    return Shown(f"{shown.text}{UNVERIFIED_MARK}", value) if metric in row.unverified else shown
 
 
 def evidence(gap: Gap | None) -> Shown:

@@ -25,6 +25,7 @@ _SPECIAL_IN_LATEX = {
     "^": "\\textasciicircum{}",
     "±": "$\\pm$",
     "†": "$\\dagger$",
+    "‡": "$\\ddagger$",
     "–": "--",
     "−": "$-$",
     "→": "$\\to$",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
 PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
+LITERATURE_NAME = "table.literature.csv"  # and other published ones
 GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
 
 RENDERERS = Registry("RENDERERS")
@@ -52,10 +53,14 @@ def md(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def csv(report: Report) -> dict[str, str]:
-    """Means and gaps, runs, and the paper's numbers in full precision."""
+    """Means and gaps, runs, and published numbers in full precision."""
     papers = {paper.cite: paper for section in report.sections for paper in section.papers}
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
-    return {**texts, PAPER_NAME: _paper_csv(papers.values())} if papers else texts
+    if papers:
+        texts[PAPER_NAME] = _paper_csv(papers.values())
+    if any(section.published for section in report.sections):
+        texts[LITERATURE_NAME] = _literature_csv(report.sections)
+    return texts
 
 
 @RENDERERS.register()
@@ -89,12 +94,15 @@ def progress_text(progress: Progress) -> str:
 @RENDERERS.register()
 def terminal(report: Report) -> dict[str, str]:
     """The text that make_table prints."""
-    return {"table.txt": to_terminal(report.tables, report.results.unusable, color=False) + "\n"}
+    text = to_terminal(report.tables, report.results.unusable, color=False, near=report.near)
+    return {"table.txt": text + "\n"}
 
 
-def to_terminal(tables: Sequence[Table], unusable: Sequence[Unusable], color: bool) -> str:
+def to_terminal(
+    tables: Sequence[Table], unusable: Sequence[Unusable], color: bool, near: bool = False
+) -> str:
     """Text for a terminal; `color` adds green to the bold gaps."""
-    report = Report(tables, Results((), (), tuple(unusable)))
+    report = Report(tables, Results((), (), tuple(unusable)), near=near)
     return _render("table.txt", report=report, color=color).rstrip("\n")
 
 
@@ -231,6 +239,24 @@ def _paper_csv(papers: Iterable[PaperTable]) -> str:
                 paper.columns, paper.metrics, paper.methods, row.values, row.gaps, strict=True
             )
             if value is not None
+        ],
+    )
+
+
+def _literature_csv(sections: Sequence[Section]) -> str:
+    """Other published numbers, one line per number, with the tags of its protocol."""
+    shown = [(s, part, row) for s in sections for part in s.published for row in part.rows]
+    names = ["task", "differs", "method", "pretrain", "epochs", "n", "source", *shown[0][2].tags]
+    return csv_text(
+        [*names, "metric", "value", "verified"],
+        [
+            [
+                *(section.table.task, ", ".join(part.differs), row.method, row.pretrain),
+                *(row.epochs, row.n, row.source, *row.tags.values()),
+                *(metric, value, metric not in row.unverified),
+            ]
+            for section, part, row in shown
+            for metric, value in row.values.items()
         ],
     )
 

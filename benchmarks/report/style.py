@@ -9,6 +9,7 @@ from moco.common.command import RANDOM
 MISSING = "–"
 MINUS = "−"
 FEW_MARK = "†"  # on n: fewer trials than the paper averages
+UNVERIFIED_MARK = "‡"  # on a published number: not seen in its source
 SIGNIFICANT_MARK = "*"  # on a gap whose 95% interval does not hold 0
 MAX_RUNS = 1000  # per row; a gap that takes more is as good as none
 STRONG_FROM = 0.5  # points: gaps that the paper prints in green

@@ -65,10 +65,10 @@ def write_pair(root: Path, aps: dict[str, list[float]], **changes: Any) -> Path:
     return root
 
 
-def report(root: Path, baseline: str | None = None) -> Report:
+def report(root: Path, baseline: str | None = None, near: bool = False) -> Report:
     """Of all runs below a folder."""
     results = collect([root])
-    return Report(aggregate(results.transfer, baseline), results)
+    return Report(aggregate(results.transfer, baseline), results, near=near)
 
 
 def rendered(made: Report) -> dict[str, str]:
