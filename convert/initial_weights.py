@@ -52,7 +52,7 @@ def read_initial_weights(
     objects: set[str] = set()
     raw = read_file(path, objects)
     try:
-        found, converted = translate(path, raw, Given(stem=stem or None), objects)
+        found, converted = translate(path, raw, Given.of(stem=stem or None), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
@@ -114,7 +114,7 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
     from convert.translate import translate
 
     try:
-        translate(path, raw, Given(stem="stride2"))
+        translate(path, raw, Given.of(stem="stride2"))
     except UserError:  # the file tells the stride
         return False
     return True

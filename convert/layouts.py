@@ -71,10 +71,10 @@ class Layout:
         order: keys of the default network in the order of the file. Converters from other
             frameworks leave one that no PyTorch module has.
         note: what every user of this source has to know.
-        no_3x3_stem: why a 3x3 stem of this source is refused.
+        says: what its code says of its networks beside their tensors, in the words of a family's
+            `recognize`.
         recorded: what a file says of its pixels and strides, see convert/recorded.py.
-        channel_order, mean, std, stride_in_1x1: what the network was trained with, where the file
-            does not say.
+        channel_order, mean, std: what the network was trained with, where the file does not say.
         plain: made for a plain state dict, which no row of the table fits.
     """
 
@@ -88,12 +88,11 @@ class Layout:
     epoch_offset: int = 0
     order: tuple[str, ...] = ()
     note: str = ""
-    no_3x3_stem: str = ""
+    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
     channel_order: str = "RGB"
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
-    stride_in_1x1: bool = False
     plain: bool = False
 
     @property
@@ -227,7 +226,7 @@ def _caffe2(name: str, scheme: str) -> tuple[Layout, ...]:
             channel_order="BGR",
             mean=MSRA_MEAN,
             std=MSRA_STD,
-            stride_in_1x1=True,
+            says={"stride_in_1x1": True},
         )
         for start, author in (("", None), ("model/", "Caffe2"))
     )
@@ -266,7 +265,7 @@ LAYOUTS: tuple[Layout, ...] = (
         {"query": "state_dict/encoder_q.net.", "key": "state_dict/encoder_k.net."},
         _MOCO_DROPPED,
         scheme="unpooled",
-        recorded=lambda raw: Recorded(stem="cifar", mean=CIFAR_MEAN, std=CIFAR_STD),
+        recorded=lambda raw: Recorded(says={"stem": "cifar"}, mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # --- A: self-supervised projects
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
@@ -502,8 +501,10 @@ LAYOUTS: tuple[Layout, ...] = (
             {"online": f"state_dict/{word}.", "momentum": f"state_dict/momentum_{word}."},
             _SOLO_DROPPED,
             has=("classifier.", beside),
-            no_3x3_stem="solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels (solo/methods/"
-            "base.py:204), this backbone by 1: the features would be others",
+            says={
+                "no_3x3_stem": "solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels "
+                "(solo/methods/base.py:204), this backbone by 1: the features would be others"
+            },
             **_LIGHTNING,
         )
         for word in ("backbone", "encoder")

@@ -80,6 +80,9 @@ class ResNetArchitecture:
     def lost_options(self) -> list[str]:
         return ["--stem stride2"] if self.stem == "stride2" else []
 
+    def task_key(self) -> tuple[str, str]:
+        return "MODEL.RESNETS.DEPTH", "ResNet-{}"
+
     def in_torchvision(self) -> str:
         if not self.stride_in_1x1:
             return ""
