@@ -86,6 +86,9 @@ def convert_file(
         folder = stack.enter_context(_scratch_folder(dst))
         scratch = Path(folder) / dst.name
         targets.write(scratch, model, to)
+        skipped = contract.architecture.in_detectron2()
+        if real is not None and skipped:
+            real = None
         if real is not None:
             real.show(scratch)
         converted = targets.read_back(scratch, contract, to)
@@ -99,6 +102,8 @@ def convert_file(
             str(src),
             real.features if real is not None else None,
         )
+        if found.tokens and contract.family.effect:
+            notes.append(contract.family.effect(contract.architecture, found.state, found.tokens))
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -121,7 +126,7 @@ def convert_file(
         warnings=found.warnings,
         encoders=found.encoders,
         to=to,
-        not_checked=real.skipped if real is not None else targets.NOT_FOR_DETECTRON2,
+        not_checked=real.skipped if real is not None else skipped or targets.NOT_FOR_DETECTRON2,
         output_path=dst,
         output_sha256=sha256,
     )
@@ -217,7 +222,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="order of the colors the network was trained on (default: the source's)",
     )
     for option in (option for family in families() for option in family.options):
-        parser.add_argument(option.flag, choices=option.choices, help=option.help)
+        if option.choices is None:
+            parser.add_argument(option.flag, type=int, metavar="N", help=option.help)
+        else:
+            parser.add_argument(option.flag, choices=option.choices, help=option.help)
     parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
@@ -243,7 +251,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--inspect FILE only describes a file"
         )
     scale = 255 / args.scale
-    options = [option for family in families() for option in family.options]
+    options = {o.name: getattr(args, o.name) for family in families() for o in family.options}
+    for option in (option for family in families() for option in family.options):
+        if option.choices is not None:
+            options[option.name] = option.choices.get(options[option.name])
     _announce(args.input)
     report = convert_file(
         args.input,
@@ -254,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
-        **{option.name: option.choices.get(getattr(args, option.name)) for option in options},
+        **options,
     )
     print(report.text())
     return 0

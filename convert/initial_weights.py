@@ -56,6 +56,10 @@ def read_initial_weights(
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
+    try:
+        spec = encoder_spec(contract.architecture)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     unlike = contract.architecture.in_torchvision() or contract.bn_folded
     if contract.pixels.channel_order != "RGB" or unlike:
         raise UserError(
@@ -63,7 +67,6 @@ def read_initial_weights(
             "the stride in the 3x3 conv, and batch norm with statistics"
         )
     try:
-        spec = encoder_spec(contract.architecture)
         network = load_backbone(spec, found.state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error

@@ -75,6 +75,7 @@ class Layout:
             `recognize`.
         recorded: what a file says of its pixels and strides, see convert/recorded.py.
         channel_order, mean, std: what the network was trained with, where the file does not say.
+        families: whose networks alone it has; none: any.
         plain: made for a plain state dict, which no row of the table fits.
     """
 
@@ -94,6 +95,7 @@ class Layout:
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     plain: bool = False
+    families: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -275,6 +277,7 @@ LAYOUTS: tuple[Layout, ...] = (
         {"query": "state_dict/base_encoder.", "key": "state_dict/momentum_encoder."},
         {"predictor": "predictor.*"},
         marks={"pytorch-lightning_version": None},
+        says={"num_heads": {384: 12, 768: 12, 1024: 16, 1280: 16}},  # vits.py
     ),
     # facebookresearch/simsiam@a7bc177 main_simsiam.py:264 (the dict), :225 (the pixels) and
     # simsiam/builder.py:24 (the names).
@@ -370,6 +373,17 @@ LAYOUTS: tuple[Layout, ...] = (
         },
         {"head": "head.*", "loss": "dino_loss"},
         marks={"dino_loss": ...},
+        says={"num_heads": {192: 3, 384: 6, 768: 12}},  # vision_transformer.py
+    ),
+    # facebookresearch/mae models_mae.py (the names, the heads), util/misc.py, save_model (the
+    # dict), main_pretrain.py (the pixels). A file without the decoder is a plain state dict.
+    Layout(
+        "facebookresearch/mae",
+        {"single": "model/"},
+        {"decoder": "decoder_*"},
+        has=("decoder_pred.", "mask_token"),
+        epoch_offset=1,
+        says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
     ),
     # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
     # base_ssl_model.py:414 and backbones/resnext.py:144 (the names),
@@ -563,6 +577,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "torchvision",
         {"single": ""},
+        families=("resnet",),
         note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
         "anti-aliased and caffe-style networks have the same ones",
     ),

@@ -9,16 +9,10 @@ from pathlib import Path
 from convert.families.base import families
 from moco.common.errors import DataError
 
-_TRANSFORMER, _CONVNEXT = "a vision transformer", "a ConvNeXt"
+_CONVNEXT = "a ConvNeXt"
 # Networks of no family here: what one is, and two of its keys after one prefix. They are asked
 # after the families' own; the first row that fits is taken.
 OTHER_NETWORKS = (
-    (_TRANSFORMER, "patch_embed.proj.weight", "blocks.0.norm1.weight"),  # timm, DINO, MoCo v3
-    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
-    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
-    (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
-    ("CLIP's vision transformer", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
-    (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
     (_CONVNEXT, "stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),  # timm
     (_CONVNEXT, "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),  # facebookresearch
     (_CONVNEXT, "features.0.0.weight", "features.1.0.layer_scale"),  # torchvision

@@ -87,6 +87,7 @@ class Recognized:
         named: what the family's names are called in the file, also those of missing tensors.
         dropped: rule -> number of entries of the file.
         filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
+        tokens: what the family calls so: dropped, but a part of the source's features.
         epoch: epochs finished.
         head, notes, warnings: for people.
     """
@@ -97,6 +98,7 @@ class Recognized:
     named: Callable[[str], str]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     filled: int = 0
+    tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     epoch: int | None = None
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -134,6 +136,7 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
     if recorded.note:
         notes.append(recorded.note)
     _to_float32(backbone, named, warnings)
+    tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
     hints = Hints(
         arch=recorded.arch or at(raw, ("arch",)),
         says={**layout.says, **recorded.says},
@@ -159,6 +162,7 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
         named=named,
         dropped=dict(taken.dropped),
         filled=filled,
+        tokens=tokens,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         head=next(heads, network.family.heads[""]),
         notes=notes,
@@ -242,6 +246,7 @@ class _Taken:
 
     backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the family's names
     dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+    tokens: dict[str, Entry] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
 
@@ -283,6 +288,8 @@ def _take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) 
             unknown.append(key)  # of a segmentation network, whose backbone is dilated
         elif rule:
             taken.dropped[rule] += 1
+            if rule in network.family.tokens:
+                taken.tokens[name] = entry
         elif own.match(name):
             unknown.append(key)
         else:

@@ -11,7 +11,6 @@ from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
 from convert.verify import Converted
 from moco.common.files import sha256_file
-from moco.modeling.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
@@ -54,7 +53,7 @@ def translate(
     model = {family.to_detectron2(key) or key: value for key, value in found.state.items()}
     # Before the numbers: a network that starts with scales of zero is called untrained.
     folded = found.contract.bn_folded
-    found.warnings.extend(check_trained(found.state, where, found.named, folded=folded))
+    found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
     verify.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
     )

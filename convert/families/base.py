@@ -17,6 +17,7 @@ from fvcore.common.registry import Registry
 
 from moco.common.errors import UserError
 from moco.common.registry import lookup
+from moco.modeling import soundness
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -58,6 +59,9 @@ class Architecture(Protocol):
     def in_torchvision(self) -> str:
         """Why torchvision has no such network; "": it has."""
 
+    def in_detectron2(self) -> str:
+        """Why Detectron2's own network cannot be compared; "": it can."""
+
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """A task file that fine-tunes a detector, the keys of `d2_keys` that it sets, and
         arguments for its data."""
@@ -94,13 +98,13 @@ class Option:
 
     Attributes:
         name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
-        choices: text on the command line -> value.
+        choices: text on the command line -> value; None: a whole number.
         help: for the command line.
         convention: needed for weights whose convention nobody wrote down.
     """
 
     name: str
-    choices: Mapping[str, Any]
+    choices: Mapping[str, Any] | None
     help: str
     convention: bool = False
 
@@ -150,6 +154,12 @@ class Family:
         options: of the converter, for this family alone.
         lookalikes: other networks that people take for this family: what one is, and two of its
             keys after one prefix.
+        check_trained: as `moco.modeling.soundness.check_trained`.
+        image_size: height and width, px, of the image that proves a conversion.
+        tokens: rules of `dropped` whose tensors take part in the source's features.
+        effect: (architecture, state, the tensors of `tokens`) -> by how much features change
+            without them, for people.
+        in_engines: whether the engines fine-tune it.
     """
 
     name: str
@@ -168,6 +178,11 @@ class Family:
     reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
+    check_trained: Callable[..., list[str]] = soundness.check_trained
+    image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
+    tokens: tuple[str, ...] = ()
+    effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
+    in_engines: bool = True
 
     def check_options(self, names: Collection[str], where: str) -> None:
         """Raise UserError for options of another family; `names`: those that were given."""

@@ -91,6 +91,9 @@ class ResNetArchitecture:
             "own would load these tensors and compute something else"
         )
 
+    def in_detectron2(self) -> str:
+        return ""
+
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         folder, depth = "configs/voc/faster_rcnn", "MODEL.RESNETS.DEPTH"
         if is_bottleneck(self.depth):

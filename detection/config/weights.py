@@ -84,6 +84,11 @@ def apply_contract(
     Raises:
         UserError: naming the key, its value and the weights'.
     """
+    if not contract.family.in_engines:
+        raise UserError(
+            f"MODEL.WEIGHTS: a {contract.architecture}: this version converts it, but neither "
+            "engine fine-tunes it"
+        )
     values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
     key, network = contract.architecture.task_key()
     needed, got = values[key], flatten(cfg)[key]
