@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convert.families.vit import FEATURE, ViTArchitecture
+from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from moco.common.errors import DataError
 from moco.modeling import soundness
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.resnet_network import FEATURES
-from convert.families.vit import ViTArchitecture
+from convert.families.vit_architecture import ViTArchitecture
 from convert.verify import proof_image, read_converted
 from detection.config.weights import apply_contract
 from detection.d2 import transfer_defaults, with_builder

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
 from convert.families import vit_network
-from convert.families.vit import FEATURE, ViTArchitecture, vit
+from convert.families.vit import vit
+from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from convert.initial_weights import read_initial_weights
 from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
