@@ -2,6 +2,9 @@
 
 It is saved in the converted file, so that no configuration has to be chosen to fit the weights:
 `d2_keys` turns it into Detectron2's keys.
+
+Version 2 has the family's name and, in a dict of its own, the family's architecture. Version 1 has
+the fields of a ResNet beside the others; ResNets are still written in it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from moco.common.errors import DataError, UserError, shown
 from moco.engine import config
 from moco.modeling.soundness import CHANNEL_ORDERS, Triple
 
-VERSION = 1
+VERSIONS = (1, 2)
 # Of pixels 0..255; rounded because 255 * 0.485 is not 123.675 in floating point.
 IMAGENET_MEAN, IMAGENET_STD = (
     (round(255 * r, 3), round(255 * g, 3), round(255 * b, 3))
@@ -94,37 +97,40 @@ class InputContract:
 
     @classmethod
     def of(cls, **values: Any) -> InputContract:
-        """The contract of the flat fields that files have; a missing `family` is the first one's.
+        """The contract of the fields that files have: version 1's, or with `family` version 2's.
 
         Raises UserError naming what is missing, unknown or wrong.
         """
-        family = family_named(str(values.pop("family", DEFAULT_FAMILY))[:80])
+        family = family_named(str(values.get("family", DEFAULT_FAMILY))[:80])
         pixels = ("pixel_mean", "pixel_std", "channel_order")
         network = tuple(field.name for field in dataclasses.fields(family.architecture))
         origin = ("source", "source_sha256", "encoder")
-        expected = {*pixels, *network, *origin}
-        if values.keys() != expected:
-            raise UserError(
-                f"missing {sorted(expected - values.keys())}, "
-                f"unknown {sorted(map(shown, values.keys() - expected))[:6]}"
-            )
+        if "family" in values:
+            _check_names(values, {*pixels, *origin, "family", "architecture"})
+            own = values["architecture"]
+            if not isinstance(own, Mapping):
+                raise UserError(f"architecture: got {type(own).__name__}, expected a dict")
+            _check_names(own, set(network), "architecture: ")
+        else:
+            _check_names(values, {*pixels, *origin, *network})
+            own = values
         return cls(
             Pixels(*(values[name] for name in pixels)),
             family,
-            family.architecture(**{name: values[name] for name in network}),
+            family.architecture(**{name: own[name] for name in network}),
             *(values[name] for name in origin),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts; `from_dict` is the inverse."""
-        family = {} if self.family.name == DEFAULT_FAMILY else {"family": self.family.name}
+        fields = dataclasses.asdict(self.architecture)  # type: ignore[call-overload]
+        is_first = self.family.name == DEFAULT_FAMILY
         return {
-            "version": VERSION,
-            **family,
+            "version": 1 if is_first else 2,
             "pixel_mean": list(self.pixels.mean),
             "pixel_std": list(self.pixels.std),
             "channel_order": self.pixels.channel_order,
-            **dataclasses.asdict(self.architecture),  # type: ignore[call-overload]
+            **(fields if is_first else {"family": self.family.name, "architecture": fields}),
             "source": self.source,
             "source_sha256": self.source_sha256,
             "encoder": self.encoder,
@@ -135,13 +141,16 @@ class InputContract:
         """Read `to_dict`'s result; raises DataError naming what is missing, unknown or wrong."""
         if not isinstance(values, Mapping):
             raise DataError(f"contract: got {type(values).__name__}, expected a dict")
-        if values.get("version") != VERSION:
+        version = values.get("version")
+        if type(version) is not int or version not in VERSIONS:
             raise DataError(
-                f"contract: version {shown(values.get('version'))}, this program reads {VERSION}; "
-                "convert the checkpoint again"
+                f"contract: version {shown(version)}, this program reads "
+                f"{' and '.join(map(str, VERSIONS))}; convert the checkpoint again"
             )
         try:
             fields = {str(name): value for name, value in values.items() if name != "version"}
+            if ("family" in fields) != (version == 2):
+                raise UserError(f"version {version} {'with' if version == 1 else 'without'} family")
             contract = cls.of(**fields)
         except UserError as error:
             raise DataError(f"contract: {error}") from error
@@ -167,13 +176,21 @@ class InputContract:
         }
 
     def convention(self) -> str:
-        """For people: how pixels must come, and where bottlenecks have their stride."""
+        """For people: how pixels must come, and what else a user has to know."""
         return f"{self.pixels}, {self.architecture.details()}"
 
 
 def numbers(values: Sequence[float]) -> str:
     """For people, e.g. "[123.675, 116.28, 103.53]"."""
     return "[" + ", ".join(f"{value:g}" for value in values) + "]"
+
+
+def _check_names(values: Mapping[Any, Any], expected: set[str], what: str = "") -> None:
+    if values.keys() != expected:
+        raise UserError(
+            f"{what}missing {sorted(expected - values.keys())}, "
+            f"unknown {sorted(map(shown, values.keys() - expected))[:6]}"
+        )
 
 
 def _three(name: str, values: Any) -> Triple:

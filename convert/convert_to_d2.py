@@ -28,8 +28,7 @@ if not __package__:
 
 from convert import targets
 from convert.detectron2_backbone import Detectron2Backbone
-from convert.families.base import LEFT_AT_INIT, first_rule
-from convert.families.resnet_architecture import STEMS
+from convert.families.base import LEFT_AT_INIT, families, first_rule
 from convert.files import is_converted, read_file
 from convert.layouts import LAYOUTS
 from convert.lookalikes import source_file
@@ -43,8 +42,6 @@ from moco.modeling.soundness import CHANNEL_ORDERS
 
 if TYPE_CHECKING:
     from convert.verify import Converted
-
-YES_NO = {"yes": True, "no": False}
 
 
 def convert_file(
@@ -64,7 +61,8 @@ def convert_file(
         dst: its ending is the format, see convert/targets.py; the output of an earlier conversion
             for Detectron2 is replaced, any other existing file only with `overwrite`.
         to: "detectron2" or "torchvision": whose names the file has.
-        given: fields of `convert.sources.Given`, for what the file does not say.
+        given: for what the file does not say: fields of `convert.sources.Given`, and by their
+            names the family's options.
 
     Raises UserError or DataError, in one line; what was at `dst` before is then untouched.
     """
@@ -78,7 +76,7 @@ def convert_file(
         raw = read_file(src, objects)
         from convert import translate, verify  # after the file is known to be readable: torchvision
 
-        found, model = translate.translate(src, raw, Given(**given), objects)
+        found, model = translate.translate(src, raw, Given.of(**given), objects)
         contract, notes = model.contract, [*given_file.notes, *found.notes]
         if to == "torchvision" and (options := targets.lost_options(contract)):
             notes.append(
@@ -88,6 +86,9 @@ def convert_file(
         folder = stack.enter_context(_scratch_folder(dst))
         scratch = Path(folder) / dst.name
         targets.write(scratch, model, to)
+        skipped = contract.architecture.in_detectron2()
+        if real is not None and skipped:
+            real = None
         if real is not None:
             real.show(scratch)
         converted = targets.read_back(scratch, contract, to)
@@ -101,6 +102,8 @@ def convert_file(
             str(src),
             real.features if real is not None else None,
         )
+        if found.tokens and contract.family.effect:
+            notes.append(contract.family.effect(contract.architecture, found.state, found.tokens))
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -123,7 +126,7 @@ def convert_file(
         warnings=found.warnings,
         encoders=found.encoders,
         to=to,
-        not_checked=real.skipped if real is not None else targets.NOT_FOR_DETECTRON2,
+        not_checked=real.skipped if real is not None else skipped or targets.NOT_FOR_DETECTRON2,
         output_path=dst,
         output_sha256=sha256,
     )
@@ -218,18 +221,11 @@ def build_parser() -> argparse.ArgumentParser:
         choices=CHANNEL_ORDERS,
         help="order of the colors the network was trained on (default: the source's)",
     )
-    parser.add_argument(
-        "--stride-in-1x1",
-        choices=YES_NO,
-        help="whether a bottleneck's stride is in its first 1x1 (MSRA) or in its 3x3 "
-        "(torchvision) (default: the source's)",
-    )
-    parser.add_argument(
-        "--stem",
-        choices=STEMS,
-        help="stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
-        "(stride 1) unless the checkpoint or this option says stride2",
-    )
+    for option in (option for family in families() for option in family.options):
+        if option.choices is None:
+            parser.add_argument(option.flag, type=int, metavar="N", help=option.help)
+        else:
+            parser.add_argument(option.flag, choices=option.choices, help=option.help)
     parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
@@ -255,6 +251,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--inspect FILE only describes a file"
         )
     scale = 255 / args.scale
+    options = {o.name: getattr(args, o.name) for family in families() for o in family.options}
+    for option in (option for family in families() for option in family.options):
+        if option.choices is not None:
+            options[option.name] = option.choices.get(options[option.name])
     _announce(args.input)
     report = convert_file(
         args.input,
@@ -265,8 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
-        stride_in_1x1=YES_NO[args.stride_in_1x1] if args.stride_in_1x1 else None,
-        stem=args.stem,
+        **options,
     )
     print(report.text())
     return 0

@@ -52,10 +52,14 @@ def read_initial_weights(
     objects: set[str] = set()
     raw = read_file(path, objects)
     try:
-        found, converted = translate(path, raw, Given(stem=stem or None), objects)
+        found, converted = translate(path, raw, Given.of(stem=stem or None), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
+    try:
+        spec = encoder_spec(contract.architecture)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     unlike = contract.architecture.in_torchvision() or contract.bn_folded
     if contract.pixels.channel_order != "RGB" or unlike:
         raise UserError(
@@ -63,7 +67,6 @@ def read_initial_weights(
             "the stride in the 3x3 conv, and batch norm with statistics"
         )
     try:
-        spec = encoder_spec(contract.architecture)
         network = load_backbone(spec, found.state)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -114,7 +117,7 @@ def _can_be_stride2(path: Path, raw: Any) -> bool:
     from convert.translate import translate
 
     try:
-        translate(path, raw, Given(stem="stride2"))
+        translate(path, raw, Given.of(stem="stride2"))
     except UserError:  # the file tells the stride
         return False
     return True

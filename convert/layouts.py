@@ -71,10 +71,11 @@ class Layout:
         order: keys of the default network in the order of the file. Converters from other
             frameworks leave one that no PyTorch module has.
         note: what every user of this source has to know.
-        no_3x3_stem: why a 3x3 stem of this source is refused.
+        says: what its code says of its networks beside their tensors, in the words of a family's
+            `recognize`.
         recorded: what a file says of its pixels and strides, see convert/recorded.py.
-        channel_order, mean, std, stride_in_1x1: what the network was trained with, where the file
-            does not say.
+        channel_order, mean, std: what the network was trained with, where the file does not say.
+        families: whose networks alone it has; none: any.
         plain: made for a plain state dict, which no row of the table fits.
     """
 
@@ -88,13 +89,13 @@ class Layout:
     epoch_offset: int = 0
     order: tuple[str, ...] = ()
     note: str = ""
-    no_3x3_stem: str = ""
+    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     recorded: Callable[[Mapping[Any, Any]], Recorded] | None = None
     channel_order: str = "RGB"
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
-    stride_in_1x1: bool = False
     plain: bool = False
+    families: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -227,7 +228,7 @@ def _caffe2(name: str, scheme: str) -> tuple[Layout, ...]:
             channel_order="BGR",
             mean=MSRA_MEAN,
             std=MSRA_STD,
-            stride_in_1x1=True,
+            says={"stride_in_1x1": True},
         )
         for start, author in (("", None), ("model/", "Caffe2"))
     )
@@ -266,7 +267,7 @@ LAYOUTS: tuple[Layout, ...] = (
         {"query": "state_dict/encoder_q.net.", "key": "state_dict/encoder_k.net."},
         _MOCO_DROPPED,
         scheme="unpooled",
-        recorded=lambda raw: Recorded(stem="cifar", mean=CIFAR_MEAN, std=CIFAR_STD),
+        recorded=lambda raw: Recorded(says={"stem": "cifar"}, mean=CIFAR_MEAN, std=CIFAR_STD),
     ),
     # --- A: self-supervised projects
     # facebookresearch/moco-v3@c349e6e main_moco.py:310 (the dict), :258 (the pixels) and
@@ -276,6 +277,7 @@ LAYOUTS: tuple[Layout, ...] = (
         {"query": "state_dict/base_encoder.", "key": "state_dict/momentum_encoder."},
         {"predictor": "predictor.*"},
         marks={"pytorch-lightning_version": None},
+        says={"num_heads": {384: 12, 768: 12, 1024: 16, 1280: 16}},  # vits.py
     ),
     # facebookresearch/simsiam@a7bc177 main_simsiam.py:264 (the dict), :225 (the pixels) and
     # simsiam/builder.py:24 (the names).
@@ -371,6 +373,17 @@ LAYOUTS: tuple[Layout, ...] = (
         },
         {"head": "head.*", "loss": "dino_loss"},
         marks={"dino_loss": ...},
+        says={"num_heads": {192: 3, 384: 6, 768: 12}},  # vision_transformer.py
+    ),
+    # facebookresearch/mae models_mae.py (the names, the heads), util/misc.py, save_model (the
+    # dict), main_pretrain.py (the pixels). A file without the decoder is a plain state dict.
+    Layout(
+        "facebookresearch/mae",
+        {"single": "model/"},
+        {"decoder": "decoder_*"},
+        has=("decoder_pred.", "mask_token"),
+        epoch_offset=1,
+        says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
     ),
     # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
     # base_ssl_model.py:414 and backbones/resnext.py:144 (the names),
@@ -502,8 +515,10 @@ LAYOUTS: tuple[Layout, ...] = (
             {"online": f"state_dict/{word}.", "momentum": f"state_dict/momentum_{word}."},
             _SOLO_DROPPED,
             has=("classifier.", beside),
-            no_3x3_stem="solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels (solo/methods/"
-            "base.py:204), this backbone by 1: the features would be others",
+            says={
+                "no_3x3_stem": "solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels "
+                "(solo/methods/base.py:204), this backbone by 1: the features would be others"
+            },
             **_LIGHTNING,
         )
         for word in ("backbone", "encoder")
@@ -562,6 +577,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "torchvision",
         {"single": ""},
+        families=("resnet",),
         note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
         "anti-aliased and caffe-style networks have the same ones",
     ),

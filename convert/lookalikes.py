@@ -9,37 +9,14 @@ from pathlib import Path
 from convert.families.base import families
 from moco.common.errors import DataError
 
-_DEEP_STEM = (
-    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
-    "one convolution"
-)
-_CLIP = "CLIP's ResNet, whose stem is three 3x3 convolutions and whose pooling is attention"
-_TRANSFORMER, _CONVNEXT, _REGNET = "a vision transformer", "a ConvNeXt", "a RegNet"
-_TRANSFORMERS_RESNET = (
-    "a ResNet or RegNet in transformers' names; timm and torchvision have ResNets"
-)
-# What a network is -> two of its keys, after one prefix. The first row that fits is taken.
+_CONVNEXT = "a ConvNeXt"
+# Networks of no family here: what one is, and two of its keys after one prefix. They are asked
+# after the families' own; the first row that fits is taken.
 OTHER_NETWORKS = (
-    (_CLIP, "conv3.weight", "attnpool.positional_embedding"),  # openai/CLIP, open_clip
-    (_DEEP_STEM, "conv1.0.weight", "layer1.0.conv1.weight"),  # timm's resnet50d
-    (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
-    (_TRANSFORMER, "patch_embed.proj.weight", "blocks.0.norm1.weight"),  # timm, DINO, MoCo v3
-    (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
-    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
-    (_TRANSFORMER, "patch_embed.proj.weight", "layers.0.blocks.0.norm1.weight"),  # Swin
-    ("CLIP's vision transformer", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
-    (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
     (_CONVNEXT, "stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),  # timm
     (_CONVNEXT, "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),  # facebookresearch
     (_CONVNEXT, "features.0.0.weight", "features.1.0.layer_scale"),  # torchvision
     (_CONVNEXT, "embeddings.patch_embeddings.weight", "encoder.stages.0.layers.0.dwconv.weight"),
-    (_REGNET, "stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"),  # torchvision
-    (_REGNET, "stem.conv.weight", "s1.b1.conv1.conv.weight"),  # timm
-    (
-        _TRANSFORMERS_RESNET,
-        "embedder.embedder.convolution.weight",
-        "encoder.stages.0.layers.0.layer.0.convolution.weight",
-    ),
 )
 # Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
 _DETECTRON2 = re.compile(
@@ -50,9 +27,10 @@ _INDEX = re.compile(rb'\s*\{.*"weight_map"', re.DOTALL)
 
 
 def other_network(keys: Collection[str]) -> str | None:
-    """What OTHER_NETWORKS calls the owner of these names of a flattened file, or None."""
+    """What the owner of these names of a flattened file is called that no family has, or None."""
     keys = {key.replace("/", ".") for key in keys}
-    for what, first, second in OTHER_NETWORKS:
+    known = [row for family in families() for row in family.lookalikes]
+    for what, first, second in (*known, *OTHER_NETWORKS):
         prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
         if any(prefix + second in keys for prefix in prefixes):
             return what

@@ -175,6 +175,7 @@ def _present(layout: Layout, known: set[str]) -> dict[str, Network]:
         choice: Network(start, family, scheme, layout)
         for choice, start in layout.networks.items()
         for family in families()
+        if family.name in (layout.families or (family.name,))
         if (scheme := family.schemes.get(layout.scheme)) is not None
         and all(start + key in known for key in scheme.first)
     }

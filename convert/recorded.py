@@ -25,21 +25,19 @@ class Recorded:
     """What a file says; None where it says nothing.
 
     Attributes:
-        arch, stem, width: of this project's encoders (moco/modeling/encoder.py).
+        arch: of this project's encoders (moco/modeling/encoder.py).
+        says: of the network, beside its tensors, in the words of a family's `recognize`.
         channel_order, mean, std: 0..255, in that order.
-        stride_in_1x1: where a bottleneck's stride is.
         owner: whose network it is, instead of the one in the layout's name.
         other: ways in which the file's network is not what its layout is documented to be.
         note: what a reader of the report has to know.
     """
 
     arch: str | None = None
-    stem: str | None = None
-    width: float | None = None
+    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     channel_order: str | None = None
     mean: Triple | None = None
     std: Triple | None = None
-    stride_in_1x1: bool | None = None
     owner: str = ""
     other: tuple[str, ...] = ()
     note: str = ""
@@ -57,8 +55,7 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
         raise DataError(f"a moco-transfer checkpoint with {error}") from error
     return Recorded(
         arch=spec.arch,
-        stem=spec.stem,
-        width=spec.width,
+        says={"stem": spec.stem, "width": spec.width},
         channel_order=order,
         mean=_to_255(mean),
         std=_to_255(std),
@@ -125,7 +122,8 @@ def caffe2_record(raw: Mapping[Any, Any]) -> Recorded:
                 "a ResNeXt in Caffe2's names; its std and the place of its stride are not MSRA's "
                 "(detectron2's mask_rcnn_X_101_32x8d_FPN_3x.yaml), so it is not read"
             )
-        found = Recorded(owner="FAIR X-101-32x8d", std=FAIR_STD, stride_in_1x1=False)
+        says = {"stride_in_1x1": False}
+        found = Recorded(owner="FAIR X-101-32x8d", std=FAIR_STD, says=says)
     for key, value in blobs.items():
         norms = ("_bn_b",) if "res_conv1_bn_s" in blobs else ()  # folded statistics
         if not str(key).endswith("_b") or str(key).endswith(("fc1000_b", *norms)):

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convert.contract import FOLDED, InputContract, Pixels
-from convert.families.base import PLAIN_DETECTRON2, Hints, first_rule
+from convert.families.base import PLAIN_DETECTRON2, Family, Hints, first_rule
 from convert.files import Entry, at, flatten, is_array, names, to_tensor, unwrapped
-from convert.layouts import Layout
 from convert.networks import Choice, Network, choose_network, rule_of
 from convert.recorded import Recorded
 from moco.common.errors import DataError, UserError
@@ -39,23 +38,34 @@ class Given:
 
     Attributes:
         encoder: one of the layout's networks, e.g. "query", "key", "teacher".
-        stem: where shapes cannot tell (3x3: "cifar" or "stride2").
         mean, std: 0..255 in the order of `channel_order`.
         channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
-        stride_in_1x1: where the stride of a bottleneck is.
+        options: values of the family's own options, by their names.
     """
 
     encoder: str | None = None
-    stem: str | None = None
     mean: Triple | None = None
     std: Triple | None = None
     channel_order: str | None = None
-    stride_in_1x1: bool | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def missing_convention(self) -> list[str]:
-        """Options that would have to be given for weights whose convention nobody wrote down."""
-        fields = ("mean", "std", "channel_order", "stride_in_1x1")
+    @classmethod
+    def of(cls, **values: Any) -> Given:
+        """From fields and values of any family's options; None: not given."""
+        fields = {field.name for field in dataclasses.fields(cls)} - {"options"}
+        own = {name: values.pop(name) for name in fields & values.keys()}
+        options = {name: value for name, value in values.items() if value is not None}
+        return cls(**own, options=options)
+
+    def missing_pixels(self) -> list[str]:
+        """Options that would have to be given for pixels of which nobody wrote down."""
+        fields = ("mean", "std", "channel_order")
         return [f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is None]
+
+    def missing_convention(self, family: Family) -> list[str]:
+        """The same for weights whose whole convention nobody wrote down."""
+        missing = [o for o in family.options if o.convention and o.name not in self.options]
+        return self.missing_pixels() + [option.flag for option in missing]
 
     def pixels(self, source: Pixels, where: str) -> Pixels:
         """How pixels reach the network: as in the source, unless given; raises UserError."""
@@ -77,6 +87,7 @@ class Recognized:
         named: what the family's names are called in the file, also those of missing tensors.
         dropped: rule -> number of entries of the file.
         filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
+        tokens: what the family calls so: dropped, but a part of the source's features.
         epoch: epochs finished.
         head, notes, warnings: for people.
     """
@@ -87,6 +98,7 @@ class Recognized:
     named: Callable[[str], str]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     filled: int = 0
+    tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     epoch: int | None = None
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -109,29 +121,27 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
     entries = flatten(raw, where)
     choice = choose_network(raw, entries, given.encoder, where)
     network, layout = choice.network, choice.network.layout
+    network.family.check_options(given.options, where)
     notes = [note for note in (layout.note, choice.note) if note]
     warnings: list[str] = []
     if layout.plain:
-        _check_convention(layout, given, where, warnings)
+        _check_convention(network, given, where, warnings)
     taken = _take(choice, entries, where, given.encoder is not None)
     notes += taken.notes
     warnings += taken.warnings
     backbone = {new: to_tensor(e.keys[-1], e.value, where) for new, e in taken.backbone.items()}
     named = _names_in_file(network, {new: str(e.keys[-1]) for new, e in taken.backbone.items()})
     filled = _fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
-    recorded = _recorded(layout, raw, given, where)
+    recorded = _recorded(network, raw, given, where)
     if recorded.note:
         notes.append(recorded.note)
     _to_float32(backbone, named, warnings)
-    strides = (given.stride_in_1x1, recorded.stride_in_1x1, layout.stride_in_1x1)
+    tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
     hints = Hints(
         arch=recorded.arch or at(raw, ("arch",)),
-        stem=recorded.stem,
-        width=recorded.width,
-        asked_stem=given.stem,
-        stride_in_1x1=next(stride for stride in strides if stride is not None),
+        says={**layout.says, **recorded.says},
+        asked=given.options,
         assumed_pixels="" if recorded.mean or given.mean is not None else layout.name,
-        no_3x3_stem=layout.no_3x3_stem,
     )
     architecture = network.family.recognize(backbone, hints, where, named, notes, warnings)
     pixels = Pixels(
@@ -152,6 +162,7 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
         named=named,
         dropped=dict(taken.dropped),
         filled=filled,
+        tokens=tokens,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         head=next(heads, network.family.heads[""]),
         notes=notes,
@@ -171,9 +182,8 @@ def from_contract(
         raise UserError(
             f"--encoder {given.encoder}: {where} was converted with encoder {contract.encoder}"
         )
-    architecture = family.with_options(
-        contract.architecture, given.stem, given.stride_in_1x1, where
-    )
+    family.check_options(given.options, where)
+    architecture = family.with_options(contract.architecture, given.options, where)
     pixels = given.pixels(contract.pixels, where)
     return Recognized(
         contract=dataclasses.replace(contract, pixels=pixels, architecture=architecture),
@@ -183,13 +193,14 @@ def from_contract(
     )
 
 
-def _recorded(layout: Layout, raw: Any, given: Given, where: str) -> Recorded:
-    """What the file says of its pixels and strides; raises DataError where that needs options."""
+def _recorded(network: Network, raw: Any, given: Given, where: str) -> Recorded:
+    """What the file says of its network; raises DataError where that needs options."""
+    layout = network.layout
     try:
         recorded = layout.recorded(raw) if layout.recorded else Recorded()
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
-    if recorded.other and (missing := given.missing_convention()):
+    if recorded.other and (missing := given.missing_convention(network.family)):
         raise DataError(
             f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
             f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
@@ -213,16 +224,16 @@ def _names_in_file(network: Network, keys: Mapping[str, str]) -> Callable[[str],
     return named
 
 
-def _check_convention(layout: Layout, given: Given, where: str, warnings: list[str]) -> None:
+def _check_convention(network: Network, given: Given, where: str, warnings: list[str]) -> None:
     """A file of unknown origin does not say how its network sees pixels."""
-    missing = given.missing_convention()
-    if layout.name == PLAIN_DETECTRON2 and missing:
+    missing = given.missing_convention(network.family)
+    if network.layout.name == PLAIN_DETECTRON2 and missing:
         raise DataError(
             f"{where}: a network in Detectron2's names without an input contract, and BGR and RGB, "
             f"1x1 and 3x3 strides are all usual there; give {' '.join(missing)} as its "
             "training had them, or convert the checkpoint that it was made from"
         )
-    if missing and set(missing) != {"--stride-in-1x1"}:
+    if given.missing_pixels():
         warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
             f"assumed, as torchvision's networks have them; else give {' '.join(missing[:3])}"
@@ -235,6 +246,7 @@ class _Taken:
 
     backbone: dict[str, Entry] = dataclasses.field(default_factory=dict)  # the family's names
     dropped: Counter[str] = dataclasses.field(default_factory=Counter)
+    tokens: dict[str, Entry] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
 
@@ -276,6 +288,8 @@ def _take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) 
             unknown.append(key)  # of a segmentation network, whose backbone is dilated
         elif rule:
             taken.dropped[rule] += 1
+            if rule in network.family.tokens:
+                taken.tokens[name] = entry
         elif own.match(name):
             unknown.append(key)
         else:

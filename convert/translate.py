@@ -11,7 +11,6 @@ from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
 from convert.verify import Converted
 from moco.common.files import sha256_file
-from moco.modeling.soundness import check_trained
 
 # torchvision's files carry the start of their sha256 in their names: resnet50-11ad3fa6.pth. Only
 # the whole file tells V2 from V1; their tensors have the same names and shapes.
@@ -47,14 +46,15 @@ def translate(
             "these are torchvision's IMAGENET1K_V2 weights, another recipe than any baseline of "
             "the paper's time; IMAGENET1K_V1 is resnet50-0676ba61.pth"
         )
-    for name in ("mean", "std", "channel_order", "stride_in_1x1"):
-        if getattr(given, name) is not None:
-            found.notes.append(f"{name.replace('_', ' ')} is the command line's, not the source's")
     family = found.contract.family
+    said = [name for name in ("mean", "std", "channel_order") if getattr(given, name) is not None]
+    said += [o.name for o in family.options if o.convention and o.name in given.options]
+    for name in said:
+        found.notes.append(f"{name.replace('_', ' ')} is the command line's, not the source's")
     model = {family.to_detectron2(key) or key: value for key, value in found.state.items()}
     # Before the numbers: a network that starts with scales of zero is called untrained.
     folded = found.contract.bn_folded
-    found.warnings.extend(check_trained(found.state, where, found.named, folded=folded))
+    found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
     verify.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
     )

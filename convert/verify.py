@@ -21,7 +21,7 @@ from convert.files import describe, is_converted, names, read_file, to_tensor
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.modeling import soundness
-from moco.modeling.soundness import IMAGE_SIZE_PX, fixed_image
+from moco.modeling.soundness import fixed_image
 
 # Both networks do the same operations in the same order, so their features are expected to be
 # bitwise equal; a backend that is not deterministic may differ by rounding, relative to the largest
@@ -86,6 +86,11 @@ def read_converted(path: PathLike, raw: Any = None) -> Converted:
 def build_backbone(contract: InputContract) -> nn.Module:
     """The backbone that a contract describes, with all features."""
     return contract.family.build(contract.architecture)
+
+
+def proof_image(contract: InputContract) -> Tensor:
+    """The image that both networks are shown: (1, 3, H, W), as if already normalized."""
+    return fixed_image(contract.family.image_size(contract.architecture))
 
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
@@ -161,7 +166,8 @@ def check_features(
     Returns the agreement at the stem and res2..res5, of the worse one where there are two target
     backbones. Raises DataError at the first feature whose stride or values differ.
     """
-    contract, image = converted.contract, fixed_image()
+    contract = converted.contract
+    image = proof_image(contract)
     with torch.no_grad():
         expected = _reference_features(contract.family, architecture, source, image)
         with torch.device("meta"):
@@ -175,14 +181,16 @@ def check_features(
     for target, actual in targets.items():
         for name, stride in backbone.strides.items():
             failed = f"{where}: verification failed at {name} of {target}"
-            check = _compare(expected[name], actual[name], stride, failed)
+            size = [pixels // stride for pixels in image.shape[2:]]
+            check = _compare(expected[name], actual[name], stride, size, failed)
             worst[name] = check.worse(worst.get(name, check))
     return worst
 
 
-def _compare(expected: Tensor, actual: Tensor, stride: int, failed: str) -> FeatureCheck:
+def _compare(
+    expected: Tensor, actual: Tensor, stride: int, size: list[int], failed: str
+) -> FeatureCheck:
     """Compare two feature maps, (1, C, H, W); `failed`: how the message of a DataError begins."""
-    size = [pixels // stride for pixels in IMAGE_SIZE_PX]
     if not list(expected.shape[2:]) == list(actual.shape[2:]) == size:
         raise DataError(
             f"{failed}: source {list(expected.shape)} and converted {list(actual.shape)} do not "

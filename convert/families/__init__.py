@@ -1,3 +1,4 @@
 """Backbone families, one file each; importing them here registers them."""
 
 from convert.families import resnet as resnet
+from convert.families import vit as vit

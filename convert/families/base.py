@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fvcore.common.registry import Registry
 
+from moco.common.errors import UserError
 from moco.common.registry import lookup
+from moco.modeling import soundness
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,8 +52,15 @@ class Architecture(Protocol):
     def lost_options(self) -> list[str]:
         """Options of the converter that say again what a plain state dict does not."""
 
+    def task_key(self) -> tuple[str, str]:
+        """The key whose value a task file is made for, and what the network of a value is called,
+        e.g. "ResNet-{}"."""
+
     def in_torchvision(self) -> str:
         """Why torchvision has no such network; "": it has."""
+
+    def in_detectron2(self) -> str:
+        """Why Detectron2's own network cannot be compared; "": it can."""
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """A task file that fine-tunes a detector, the keys of `d2_keys` that it sets, and
@@ -84,24 +93,41 @@ class Scheme:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hints:
-    """What is known of a network beside its tensors; None: nothing.
+class Option:
+    """An option of the converter for what a family's tensors cannot tell.
 
     Attributes:
-        arch, stem, width: as the file records them.
-        asked_stem: --stem of the command line.
-        stride_in_1x1: of the layout, or --stride-in-1x1.
+        name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
+        choices: text on the command line -> value; None: a whole number.
+        help: for the command line.
+        convention: needed for weights whose convention nobody wrote down.
+    """
+
+    name: str
+    choices: Mapping[str, Any] | None
+    help: str
+    convention: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    """What is known of a network beside its tensors.
+
+    Attributes:
+        arch: as the file records it; None: it does not.
+        says: what the file, else its layout, says, in the family's words.
+        asked: what the family's options say.
         assumed_pixels: the layout whose usual pixels are assumed; "": they are known.
-        no_3x3_stem: why a 3x3 stem of this source is refused; "": it is not.
     """
 
     arch: Any = None
-    stem: str | None = None
-    width: float | None = None
-    asked_stem: str | None = None
-    stride_in_1x1: bool = False
+    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     assumed_pixels: str = ""
-    no_3x3_stem: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,12 +145,21 @@ class Family:
             the file, notes, warnings) -> architecture, from the shapes; notes and warnings for
             people are appended. Raises DataError: not this family, or not what the file says;
             UserError: options that do not fit.
-        with_options: (converted architecture, --stem, --stride-in-1x1, file's name) -> the same
-            under these options; None: not given. Raises UserError where they contradict it.
+        with_options: (converted architecture, values of the family's options, file's name) -> the
+            same under these options. Raises UserError where they contradict it.
         build: the backbone as Detectron2 has it, with all features; random weights. It returns the
             features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
             family's names; and the modules whose outputs are the features, by Detectron2's names.
+        options: of the converter, for this family alone.
+        lookalikes: other networks that people take for this family: what one is, and two of its
+            keys after one prefix.
+        check_trained: as `moco.modeling.soundness.check_trained`.
+        image_size: height and width, px, of the image that proves a conversion.
+        tokens: rules of `dropped` whose tensors take part in the source's features.
+        effect: (architecture, state, the tensors of `tokens`) -> by how much features change
+            without them, for people.
+        in_engines: whether the engines fine-tune it.
     """
 
     name: str
@@ -138,9 +173,26 @@ class Family:
     recognize: Callable[
         [Mapping[str, Tensor], Hints, str, Callable[[str], str], list[str], list[str]], Any
     ]
-    with_options: Callable[[Any, str | None, bool | None, str], Any]
+    with_options: Callable[[Any, Mapping[str, Any], str], Any]
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
+    options: tuple[Option, ...] = ()
+    lookalikes: tuple[tuple[str, str, str], ...] = ()
+    check_trained: Callable[..., list[str]] = soundness.check_trained
+    image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
+    tokens: tuple[str, ...] = ()
+    effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
+    in_engines: bool = True
+
+    def check_options(self, names: Collection[str], where: str) -> None:
+        """Raise UserError for options of another family; `names`: those that were given."""
+        own = {option.name: option.flag for option in self.options}
+        for name in names:
+            if name not in own:
+                raise UserError(
+                    f"--{name.replace('_', '-')}: {where} has another kind of network, whose "
+                    f"options are {', '.join(own.values()) or 'none'}"
+                )
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         """Another process that is handed a contract looks its family up."""

@@ -12,9 +12,18 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from convert.families.base import FAMILIES, PLAIN, PLAIN_DETECTRON2, USUAL, Family, Hints, Scheme
+from convert.families.base import (
+    FAMILIES,
+    PLAIN,
+    PLAIN_DETECTRON2,
+    USUAL,
+    Family,
+    Hints,
+    Option,
+    Scheme,
+)
 from convert.families.resnet_architecture import (
     NUM_BLOCKS,
     STEMS,
@@ -113,6 +122,44 @@ HEADS = {
     "9.weight": "linear head",
     "": "no fc",
 }
+
+OPTIONS = (
+    Option(
+        "stride_in_1x1",
+        {"yes": True, "no": False},
+        "whether a bottleneck's stride is in its first 1x1 (MSRA) or in its 3x3 "
+        "(torchvision) (default: the source's)",
+        convention=True,
+    ),
+    Option(
+        "stem",
+        {stem: stem for stem in STEMS},
+        "stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
+        "(stride 1) unless the checkpoint or this option says stride2",
+    ),
+)
+
+_DEEP_STEM = (
+    "a ResNet whose stem is three 3x3 convolutions (ResNet-C, -D, -S or -T), while a detector's is "
+    "one convolution"
+)
+_REGNET = "a RegNet"
+LOOKALIKES = (
+    (  # openai/CLIP, open_clip
+        "CLIP's ResNet, whose stem is three 3x3 convolutions and whose pooling is attention",
+        "conv3.weight",
+        "attnpool.positional_embedding",
+    ),
+    (_DEEP_STEM, "conv1.0.weight", "layer1.0.conv1.weight"),  # timm's resnet50d
+    (_DEEP_STEM, "stem.0.weight", "layer1.0.conv1.weight"),  # mmpretrain's ResNetV1d
+    (_REGNET, "stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"),  # torchvision
+    (_REGNET, "stem.conv.weight", "s1.b1.conv1.conv.weight"),  # timm
+    (
+        "a ResNet or RegNet in transformers' names; timm and torchvision have ResNets",
+        "embedder.embedder.convolution.weight",
+        "encoder.stages.0.layers.0.layer.0.convolution.weight",
+    ),
+)
 
 _MAX_NAME = 200  # of a tensor's name that is shown
 
@@ -288,22 +335,24 @@ def recognize(
         "width_per_group": width,
     }
     check_arch(hints.arch, channels, where, notes, warnings)
-    if hints.width is not None and 64 * hints.width != stem_channels:
+    width_said = hints.says.get("width")
+    if width_said is not None and 64 * width_said != stem_channels:
         raise DataError(
-            f"{where}: says width {hints.width!r}, but {first} has {stem_channels} channels "
+            f"{where}: says width {width_said!r}, but {first} has {stem_channels} channels "
             "instead of 64 x width"
         )
     stem = _stem(kernel_size, hints, where, warnings)
-    if kernel_size == 3 and hints.no_3x3_stem:
-        raise DataError(f"{where}: a CIFAR network; {hints.no_3x3_stem}")
+    if kernel_size == 3 and "no_3x3_stem" in hints.says:
+        raise DataError(f"{where}: a CIFAR network; {hints.says['no_3x3_stem']}")
     if kernel_size == 3 and hints.assumed_pixels:
         warnings.append(
             f"a network with a 3x3 stem is seldom trained on {hints.assumed_pixels}'s usual "
             "pixels, which are assumed: else give --mean, --std"
         )
-    if hints.stride_in_1x1 and not bottleneck:
+    stride_in_1x1 = {"stride_in_1x1": False, **hints.says, **hints.asked}["stride_in_1x1"]
+    if stride_in_1x1 and not bottleneck:
         raise UserError(f"--stride-in-1x1 yes: {where} is a ResNet of basic blocks, without 1x1")
-    return ResNetArchitecture(stride_in_1x1=hints.stride_in_1x1, stem=stem, **channels)
+    return ResNetArchitecture(stride_in_1x1=stride_in_1x1, stem=stem, **channels)
 
 
 def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> str:
@@ -311,11 +360,11 @@ def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> st
     size = f"conv1.weight is {kernel_size}x{kernel_size}"
     if not possible:
         raise DataError(f"{where}: {size}, expected 7x7 or 3x3")
-    if hints.stem is not None:
-        if hints.stem not in possible:
-            raise DataError(f"{where}: says stem {hints.stem!r}, but {size}")
-        possible = [hints.stem]
-    asked = hints.asked_stem
+    said, asked = hints.says.get("stem"), hints.asked.get("stem")
+    if said is not None:
+        if said not in possible:
+            raise DataError(f"{where}: says stem {said!r}, but {size}")
+        possible = [said]
     if asked is not None and asked not in possible:
         raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
     if asked is None and len(possible) > 1:
@@ -327,13 +376,13 @@ def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> st
 
 
 def with_options(
-    architecture: ResNetArchitecture, stem: str | None, stride_in_1x1: bool | None, where: str
+    architecture: ResNetArchitecture, asked: Mapping[str, Any], where: str
 ) -> ResNetArchitecture:
     """A converted network under the command line's options; raises UserError for another stem."""
-    if stem not in (None, architecture.stem):
+    stem = asked.get("stem", architecture.stem)
+    if stem != architecture.stem:
         raise UserError(f"--stem {stem}: {where} was converted with stem {architecture.stem}")
-    stride = architecture.stride_in_1x1 if stride_in_1x1 is None else stride_in_1x1
-    return dataclasses.replace(architecture, stride_in_1x1=stride)
+    return dataclasses.replace(architecture, **asked)
 
 
 @FAMILIES.register()
@@ -364,4 +413,6 @@ def resnet() -> Family:
         with_options=with_options,
         build=build,
         reference=reference,
+        options=OPTIONS,
+        lookalikes=LOOKALIKES,
     )

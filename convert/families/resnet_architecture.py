@@ -80,6 +80,9 @@ class ResNetArchitecture:
     def lost_options(self) -> list[str]:
         return ["--stem stride2"] if self.stem == "stride2" else []
 
+    def task_key(self) -> tuple[str, str]:
+        return "MODEL.RESNETS.DEPTH", "ResNet-{}"
+
     def in_torchvision(self) -> str:
         if not self.stride_in_1x1:
             return ""
@@ -87,6 +90,9 @@ class ResNetArchitecture:
             f"the stride of this {self} is in the 1x1, and torchvision has no such network: its "
             "own would load these tensors and compute something else"
         )
+
+    def in_detectron2(self) -> str:
+        return ""
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         folder, depth = "configs/voc/faster_rcnn", "MODEL.RESNETS.DEPTH"

@@ -19,7 +19,7 @@ from fvcore.common.config import CfgNode
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
-from detection.config.keys import same_value
+from detection.config.keys import HONORED, same_value
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
@@ -84,12 +84,18 @@ def apply_contract(
     Raises:
         UserError: naming the key, its value and the weights'.
     """
-    values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
-    depth, key = values["MODEL.RESNETS.DEPTH"], "MODEL.RESNETS.DEPTH"
-    if key in in_file and cfg.MODEL.RESNETS.DEPTH != depth:
+    if not contract.family.in_engines:
         raise UserError(
-            f"{key}: the task file is for a ResNet-{cfg.MODEL.RESNETS.DEPTH}, but {owner} are a "
-            f"ResNet-{depth}; {_task_files(depth)}"
+            f"MODEL.WEIGHTS: a {contract.architecture}: this version converts it, but neither "
+            "engine fine-tunes it"
+        )
+    values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
+    key, network = contract.architecture.task_key()
+    needed, got = values[key], flatten(cfg)[key]
+    if key in in_file and got != needed:
+        raise UserError(
+            f"{key}: the task file is for a {network.format(got)}, but {owner} are a "
+            f"{network.format(needed)}; {_task_files(key, needed)}"
         )
     apply_keys(cfg, values, explicit, owner, in_file)
 
@@ -113,15 +119,15 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
     apply_keys(cfg, open_keys, explicit, RANDOM)
 
 
-def _task_files(depth: int) -> str:
-    """Which task files are for such a ResNet."""
+def _task_files(key: str, value: Any) -> str:
+    """Which task files have this value of a key, by which they differ, or leave it at it."""
     fitting = []
     for path in sorted(CONFIGS.rglob("*.yaml")):
         keys = flatten(read_yaml(path))
-        if "DATASETS.TRAIN" in keys and keys.get("MODEL.RESNETS.DEPTH", 50) == depth:
+        if "DATASETS.TRAIN" in keys and keys.get(key, HONORED.get(key)) == value:
             fitting.append(shown(path.relative_to(CONFIGS)))
     if not fitting:
-        return f"no task file is for it; set MODEL.RESNETS.DEPTH {depth}"
+        return f"no task file is for it; set {key} {value}"
     return f"task files for it: {first_few(fitting)}"
 
 

@@ -1,12 +1,17 @@
 """What Detectron2's own backbone makes of the verification's image."""
 
+from fractions import Fraction
+from functools import partial
+
 import torch
 from detectron2.modeling import Backbone, build_backbone
-from torch import Tensor
+from detectron2.modeling.backbone.vit import ViT
+from torch import Tensor, nn
 
 from convert.contract import InputContract
 from convert.families.resnet_network import FEATURES
-from convert.verify import fixed_image, read_converted
+from convert.families.vit_architecture import ViTArchitecture
+from convert.verify import proof_image, read_converted
 from detection.config.weights import apply_contract
 from detection.d2 import transfer_defaults, with_builder
 from detection.d2.checkpoint import SafeCheckpointer
@@ -14,15 +19,36 @@ from moco.common.files import PathLike
 
 
 def features(path: PathLike) -> dict[str, Tensor]:
-    """Features of the image of convert/verify.py, on the CPU, eval mode: stem, res2 .. res5.
+    """Features of the image of convert/verify.py, on the CPU, eval mode: by Detectron2's names.
 
     Raises:
         DataError: unreadable, damaged, or not a converted file.
     """
-    backbone = build(read_converted(path).contract)
-    SafeCheckpointer(backbone).load(str(path))
+    converted = read_converted(path)
+    if isinstance(converted.contract.architecture, ViTArchitecture):
+        backbone = build_vit(converted.contract.architecture)
+        backbone.load_state_dict(converted.model, strict=True)
+    else:
+        backbone = build(converted.contract)
+        SafeCheckpointer(backbone).load(str(path))
     with torch.no_grad():
-        return dict(backbone.eval()(fixed_image()))
+        return dict(backbone.eval()(proof_image(converted.contract)))
+
+
+def build_vit(a: ViTArchitecture) -> Backbone:
+    """Detectron2's own ViT with global attention; it imports timm."""
+    return ViT(
+        img_size=a.image_size,
+        patch_size=a.patch_size,
+        embed_dim=a.embed_dim,
+        depth=a.depth,
+        num_heads=a.num_heads,
+        mlp_ratio=Fraction(a.mlp_dim, a.embed_dim),
+        qkv_bias=a.qkv_bias,
+        norm_layer=partial(nn.LayerNorm, eps=a.layer_norm_eps),
+        pretrain_img_size=a.image_size,
+        pretrain_use_cls_token=a.class_position,
+    )
 
 
 def build(contract: InputContract) -> Backbone:

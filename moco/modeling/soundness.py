@@ -179,12 +179,12 @@ def check_arch(
         )
 
 
-def fixed_image() -> "Tensor":
+def fixed_image(size_px: tuple[int, int] = IMAGE_SIZE_PX) -> "Tensor":
     """The image that every network is shown: (1, 3, H, W), as if already normalized."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, 3, *IMAGE_SIZE_PX, generator=generator)
+    return torch.randn(1, 3, *size_px, generator=generator)
 
 
 def check_features(features: "Tensor", failed: str) -> None:

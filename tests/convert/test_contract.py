@@ -39,6 +39,18 @@ def test_round_trip() -> None:
     assert pickle.loads(pickle.dumps(value)) == value
 
 
+def test_a_resnet_of_either_version_is_the_same() -> None:
+    value = InputContract.of(**R50)
+    network = dataclasses.asdict(value.architecture)
+    flat = value.to_dict()
+    nested = {name: field for name, field in flat.items() if name not in network}
+    nested |= {"version": 2, "family": "resnet", "architecture": network}
+    assert InputContract.from_dict(nested) == InputContract.from_dict(flat) == value
+    del network["depth"]
+    with pytest.raises(DataError, match=r"architecture: missing \['depth'\]"):
+        InputContract.from_dict(nested)
+
+
 def test_detectron2_keys() -> None:
     assert InputContract.of(**R50).d2_keys() == {
         "INPUT.FORMAT": "RGB",
@@ -106,7 +118,11 @@ def test_mean_zero_is_a_normalization_too() -> None:
     [
         (lambda d: d.pop("depth"), r"missing \['depth'\]"),
         (lambda d: d.update(color="RGB"), r"unknown .*'color'"),
-        (lambda d: d.update(version=2), "version 2, this program reads 1"),
+        (lambda d: d.update(version=3), "version 3, this program reads 1 and 2"),
+        (lambda d: d.update(version=2), "version 2 without family"),
+        (lambda d: d.update(family="resnet"), "version 1 with family"),
+        (lambda d: d.update(version=2, family="resnet"), r"missing \['architecture'\]"),
+        (lambda d: d.update(version=2, family="rabbit"), "rabbit"),
         (lambda d: d.clear(), "version None"),
     ],
 )

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from convert.contract import InputContract
-from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Scheme
-from convert.sources import recognize
+from convert.convert_to_d2 import build_parser
+from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Option, Scheme
+from convert.sources import Given, recognize
+from moco.common.errors import DataError, UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ def toy() -> Family:
         with_options=lambda architecture, *rest: architecture,
         build=lambda architecture: torch.nn.Identity(),
         reference=lambda architecture: (torch.nn.Identity(), {}),
+        options=(OPTION,),
+        lookalikes=(("a brick", "studs.weight", "walls.weight"),),
     )
 
 
@@ -60,6 +64,9 @@ def toys() -> Iterator[None]:
     FAMILIES.register(toy)
     yield
     FAMILIES._obj_map.pop("toy")
+
+
+OPTION = Option("toy_color", {"red": "red"}, "the toy's color", convention=True)
 
 
 def state(prefix: str) -> dict[str, torch.Tensor]:
@@ -82,7 +89,21 @@ def test_a_family_from_outside(raw: dict[str, Any], source: str) -> None:
     assert found.state.keys() == {"patch.weight", "norm.weight"}
     assert (found.dropped, found.head) == ({"head": 1}, "linear head")
     written = contract.to_dict()
-    assert (written["family"], written["width"]) == ("toy", 6)
+    assert (written["version"], written["family"]) == (2, "toy")
+    assert written["architecture"] == {"width": 6}
     again = InputContract.from_dict(written)
     assert again.d2_keys()["MODEL.TOY.WIDTH"] == 6
     assert again.architecture == contract.architecture
+
+
+def test_its_options_and_lookalikes() -> None:
+    raw = {"weights": state("net.")}
+    with pytest.raises(UserError, match=r"--stem: .*--toy-color"):
+        recognize(raw, "a.file", Given.of(stem="cifar"))
+    assert Given.of(toy_color="red").missing_convention(toy())[-1] != "--toy-color"
+    assert Given().missing_convention(toy())[-1] == "--toy-color"
+    args = build_parser().parse_args(["a", "b", "--toy-color", "red"])
+    assert args.toy_color == "red"
+    brick = {f"net.{name}.weight": torch.ones(2) for name in ("studs", "walls")}
+    with pytest.raises(DataError, match="a brick"):
+        recognize(brick, "a.file")

@@ -26,7 +26,9 @@ from tests.oracles.resnets import make_resnet, randomize
 Save = Callable[..., Path]
 
 
-GIVEN = Given(mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), channel_order="BGR", stride_in_1x1=False)
+GIVEN = Given.of(
+    mean=(1.0, 2.0, 3.0), std=(1.0, 1.0, 1.0), channel_order="BGR", stride_in_1x1=False
+)
 
 
 def state(prefix: str = "", **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -80,7 +82,7 @@ def test_an_mm_configuration_that_contradicts(text: str, words: str) -> None:
     raw = {"meta": {"cfg": text}, "state_dict": state("backbone.", depth=50)}
     with pytest.raises(DataError, match=f"configuration says .*{words}.*give --mean --std --ch"):
         recognize(raw, "x")
-    given = dataclasses.replace(GIVEN, stride_in_1x1=True)
+    given = dataclasses.replace(GIVEN, options={"stride_in_1x1": True})
     assert recognize(raw, "x", given).contract.architecture.stride_in_1x1
 
 

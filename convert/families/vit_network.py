@@ -1,0 +1,240 @@
+"""The ViT backbone in Detectron2's layout, without Detectron2, and its reference.
+
+Parameter names and the arithmetic of `ViT` follow detectron2/modeling/backbone/vit.py with global
+attention, at the image size of the pre-training. The reference is timm's own class, or where timm
+is not installed `Transcription`; they share nothing with `ViT`.
+
+Shapes: N images, C channels, H W pixels, h w patches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from convert.families.vit_architecture import FEATURE, ViTArchitecture
+from moco.common.errors import DataError
+from moco.modeling import soundness
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class Attention(nn.Module):
+    """Global multi-head attention, (N, h, w, C) -> (N, h, w, C)."""
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, h, w, _ = x.shape
+        qkv = self.qkv(x).reshape(n, h * w, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, n * self.num_heads, h * w, -1).unbind(0)
+        weights = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
+        x = (weights @ v).view(n, self.num_heads, h, w, -1).permute(0, 2, 3, 1, 4)
+        y: Tensor = self.proj(x.reshape(n, h, w, -1))
+        return y
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a norm before and a shortcut around."""
+
+    def __init__(self, a: ViTArchitecture) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
+        self.attn = Attention(a.embed_dim, a.num_heads, a.qkv_bias)
+        self.ls1 = LayerScale(a.embed_dim) if a.layer_scale else nn.Identity()
+        self.norm2 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("fc1", nn.Linear(a.embed_dim, a.mlp_dim))
+        self.mlp.add_module("act", nn.GELU())
+        self.mlp.add_module("fc2", nn.Linear(a.mlp_dim, a.embed_dim))
+        self.ls2 = LayerScale(a.embed_dim) if a.layer_scale else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        y: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return y
+
+
+class ViT(nn.Module):
+    """A vision transformer: (N, 3, S, S) normalized pixels -> {"last_feat": (N, C, h, w)}.
+
+    S is the architecture's image size. `strides`: of the feature.
+    """
+
+    def __init__(self, architecture: ViTArchitecture) -> None:
+        super().__init__()
+        a = architecture
+        self.class_position = a.class_position
+        self.strides = {FEATURE: a.patch_size}
+        self.patch_embed = nn.Sequential()
+        proj = nn.Conv2d(3, a.embed_dim, a.patch_size, stride=a.patch_size)
+        self.patch_embed.add_module("proj", proj)
+        positions = (a.image_size // a.patch_size) ** 2 + a.class_position
+        self.pos_embed = nn.Parameter(torch.zeros(1, positions, a.embed_dim))
+        self.blocks = nn.Sequential(*(Block(a) for _ in range(a.depth)))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.patch_embed(x).permute(0, 2, 3, 1)
+        x = x + self.pos_embed[:, int(self.class_position) :].reshape(1, *x.shape[1:])
+        return {FEATURE: self.blocks(x).permute(0, 3, 1, 2)}
+
+
+class _AsMap(nn.Module):
+    """Tokens of a square grid as a map, (N, prefix + h w, C) -> (N, C, h, w)."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, self.prefix :]
+        side = round(x.shape[1] ** 0.5)
+        return x.transpose(1, 2).reshape(len(x), -1, side, side)
+
+
+class Transcription(nn.Module):
+    """A vision transformer of torch's functions alone, with timm's names.
+
+    `tokens`: (1, n, C), what comes before the patches, positions added.
+    """
+
+    def __init__(self, architecture: ViTArchitecture, tokens: Tensor | None = None) -> None:
+        super().__init__()
+        self.architecture, self.tokens = architecture, tokens
+        for key, value in ViT(architecture).state_dict().items():
+            *path, last = key.split(".")
+            module: nn.Module = self
+            for name in path:
+                if not hasattr(module, name):
+                    module.add_module(name, nn.Module())
+                module = module.get_submodule(name)
+            module.register_parameter(last, nn.Parameter(value))
+        self.norm = _AsMap(0 if tokens is None else tokens.shape[1])
+
+    def forward(self, image: Tensor) -> Tensor:
+        a, p = self.architecture, self.state_dict()
+        x = F.conv2d(
+            image, p["patch_embed.proj.weight"], p["patch_embed.proj.bias"], stride=a.patch_size
+        )
+        x = x.flatten(2).transpose(1, 2) + p["pos_embed"][:, int(a.class_position) :]
+        if self.tokens is not None:
+            x = torch.cat([self.tokens, x], dim=1)
+        for i in range(a.depth):
+            for norm, branch, scale in (
+                ("norm1", self._attend, "ls1"),
+                ("norm2", self._mlp, "ls2"),
+            ):
+                its = {
+                    k.removeprefix(f"blocks.{i}."): v for k, v in p.items() if f"blocks.{i}." in k
+                }
+                weight, bias = its[f"{norm}.weight"], its[f"{norm}.bias"]
+                y = F.layer_norm(x, (a.embed_dim,), weight, bias, a.layer_norm_eps)
+                y = branch(y, its)
+                x = x + y * its[f"{scale}.gamma"] if a.layer_scale else x + y
+        result: Tensor = self.norm(x)
+        return result
+
+    def _attend(self, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+        qkv = F.linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias"))
+        q, k, v = (
+            part.unflatten(2, (self.architecture.num_heads, -1)).transpose(1, 2)
+            for part in qkv.chunk(3, dim=2)
+        )
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return F.linear(x, p["attn.proj.weight"], p["attn.proj.bias"])
+
+    def _mlp(self, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+        x = F.gelu(F.linear(x, p["mlp.fc1.weight"], p["mlp.fc1.bias"]))
+        return F.linear(x, p["mlp.fc2.weight"], p["mlp.fc2.bias"])
+
+
+def reference(architecture: ViTArchitecture) -> nn.Module:
+    """timm's own class where it is installed, else `Transcription`; without class token.
+
+    The output of its `norm` is the map after the last block, before any final norm.
+    """
+    a = architecture
+    if importlib.util.find_spec("timm") is None:
+        return Transcription(a)
+    from timm.models.vision_transformer import VisionTransformer
+
+    net: Any = VisionTransformer(
+        img_size=a.image_size,
+        patch_size=a.patch_size,
+        num_classes=0,
+        global_pool="",
+        embed_dim=a.embed_dim,
+        depth=a.depth,
+        num_heads=a.num_heads,
+        mlp_ratio=cast(float, Fraction(a.mlp_dim, a.embed_dim)),  # without rounding
+        qkv_bias=a.qkv_bias,
+        init_values=1.0 if a.layer_scale else None,
+        class_token=False,
+        norm_layer=partial(nn.LayerNorm, eps=a.layer_norm_eps),
+    )
+    if a.class_position:
+        net.register_load_state_dict_pre_hook(_drop_class_position)
+    net.norm = _AsMap(0)
+    module: nn.Module = net
+    return module
+
+
+def _drop_class_position(module: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
+    state["pos_embed"] = state["pos_embed"][:, 1:]
+
+
+def effect_of_tokens(
+    architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
+) -> str:
+    """By how much the last map of one image changes without class token and registers.
+
+    `dropped`: these, by their names. Raises DataError: another shape, or not finite.
+    """
+    tokens = []
+    for name, value in dropped.items():
+        if value.dim() != 3 or (len(value), value.shape[2]) != (1, architecture.embed_dim):
+            raise DataError(
+                f"{name}: got shape {list(value.shape)}, expected [1, n, {architecture.embed_dim}]"
+            )
+        if problem := soundness.problem(name, value):
+            raise DataError(f"{name}: {problem}")
+        first = state["pos_embed"][:, :1]
+        tokens.append(
+            value + first if name == "cls_token" and architecture.class_position else value
+        )
+    image = soundness.fixed_image((architecture.image_size, architecture.image_size))
+    maps = []
+    with torch.no_grad():
+        for given in (None, torch.cat(tokens, dim=1)):
+            with torch.device("meta"):
+                net = Transcription(architecture, given)
+            net.load_state_dict(dict(state), strict=True, assign=True)
+            maps.append(net.eval()(image))
+    change = float((maps[0] - maps[1]).norm() / maps[1].norm())
+    largest = float((maps[0] - maps[1]).abs().max())
+    names = " and ".join(dropped)
+    return (
+        f"{names}: a detector has no place for it; without it the last map of one image changes by "
+        f"{100 * change:.3g} % (norm of the difference; largest {largest:.3g})"
+    )

@@ -1,0 +1,279 @@
+"""Vision transformers: recognized, converted with proof, or refused naming what is in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from convert.contract import InputContract
+from convert.convert_to_d2 import convert_file
+from convert.families import vit_network
+from convert.families.vit import vit
+from convert.families.vit_architecture import FEATURE, ViTArchitecture
+from convert.initial_weights import read_initial_weights
+from convert.inspect_file import inspect_file
+from convert.sources import Given, recognize
+from convert.verify import Converted, check_features, read_converted
+from detection.config.weights import apply_contract
+from moco.common.errors import DataError, UserError
+from moco.modeling.soundness import fixed_image
+
+SMALL = ViTArchitecture(
+    embed_dim=24,
+    depth=2,
+    num_heads=3,
+    mlp_dim=72,
+    patch_size=4,
+    image_size=16,
+    qkv_bias=True,
+    layer_scale=False,
+    class_position=True,
+    layer_norm_eps=1e-6,
+)
+
+
+def make_state(prefix: str = "", tokens: int = 1, **changes: Any) -> dict[str, Tensor]:
+    """Random tensors of a vision transformer with timm's names, with everything beside."""
+    a = dataclasses.replace(SMALL, **changes)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {key: value.shape for key, value in vit_network.ViT(a).state_dict().items()}
+    shapes |= {"cls_token": (1, 1, a.embed_dim), "norm.weight": (a.embed_dim,)}
+    shapes |= {"norm.bias": (a.embed_dim,), "head.weight": (5, a.embed_dim), "head.bias": (5,)}
+    if tokens > 1:
+        shapes["register_tokens"] = (1, tokens - 1, a.embed_dim)
+    return {prefix + k: 0.3 * torch.randn(s, generator=generator) for k, s in shapes.items()}
+
+
+def without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "timm" else find(name, *a)
+    )
+
+
+@pytest.mark.parametrize("timm", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"layer_scale": True}, {"class_position": False}, {"qkv_bias": False}, {"num_heads": 12}],
+    ids=str,
+)
+def test_the_converted_network_is_the_source(
+    changes: dict[str, Any], timm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if timm:
+        pytest.importorskip("timm", reason="timm is not installed")
+    else:
+        without_timm(monkeypatch)
+    state = make_state(**changes)
+    torch.save({"model": state}, tmp_path / "a.file")
+    heads = changes.get("num_heads", 3)
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.pth", num_heads=heads)
+    converted = read_converted(tmp_path / "out.pth")
+    assert converted.contract.architecture == dataclasses.replace(SMALL, **changes)
+    assert report.dropped == {"class token": 1, "final norm": 2, "head": 2}
+    assert report.features[FEATURE].stride == 4
+    beside = {"cls_token", "norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert converted.model.keys() == state.keys() - beside
+    assert all(torch.equal(value, state[key]) for key, value in converted.model.items())
+    assert any("cls_token" in note and "%" in note for note in report.notes)
+    assert "not fine-tune" in report.next_command()
+
+
+def test_other_heads_are_other_features() -> None:
+    """The proof can fail: the same tensors under another number of heads."""
+    state = {k: v for k, v in make_state().items() if vit().to_detectron2(k)}
+    found = recognize(make_state(), "a.file", Given.of(num_heads=3), "0" * 64)
+    other = dataclasses.replace(SMALL, num_heads=4)
+    with pytest.raises(DataError, match="features differ"):
+        check_features(state, other, Converted(state, found.contract), "a.file")
+
+
+def test_the_effect_of_tokens_is_that_of_timms_class() -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    state = make_state()
+    net = timm.models.vision_transformer.VisionTransformer(
+        img_size=16,
+        patch_size=4,
+        num_classes=5,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        mlp_ratio=3,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),
+    )
+    net.load_state_dict(state)
+    net.norm = nn.Identity()
+    image = fixed_image((16, 16))
+    with torch.no_grad():
+        theirs = net.eval().forward_features(image)[:, 1:]
+        tokens = state["cls_token"] + state["pos_embed"][:, :1]
+        own = vit_network.Transcription(SMALL, tokens)
+        own.load_state_dict({k: v for k, v in state.items() if vit().to_detectron2(k)})
+        mine = own(image).flatten(2).transpose(1, 2)
+        alone = vit_network.ViT(SMALL)
+        alone.load_state_dict(own.state_dict())
+        without = alone(image)[FEATURE].flatten(2).transpose(1, 2)
+    torch.testing.assert_close(mine, theirs)
+    kept = {k: v for k, v in state.items() if vit().to_detectron2(k)}
+    text = vit_network.effect_of_tokens(SMALL, kept, {"cls_token": state["cls_token"]})
+    change = 100 * float((without - theirs).norm() / theirs.norm())
+    assert change > 1
+    assert f"{change:.3g} %" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "raw", "source", "heads"),
+    [
+        (384, lambda s: {"state_dict": s("module.base_encoder.")}, "facebookresearch/moco-v3", 12),
+        (384, lambda s: {"teacher": s("backbone."), "student": s("module.backbone."),
+                         "dino_loss": {}}, "facebookresearch/dino", 6),
+        (768, lambda s: {"model": {**s(""), "mask_token": torch.ones(1, 1, 8),
+                                   "decoder_pred.weight": torch.ones(8, 8)}},
+         "facebookresearch/mae", 12),
+        (384, lambda s: {"state_dict": s(""), "version": 2, "arch": "vit_small_patch16_224"},
+         "timm", 6),
+    ],
+)  # fmt: skip
+def test_layouts_know_the_number_of_heads(width: int, raw: Any, source: str, heads: int) -> None:
+    changes = {"embed_dim": width, "mlp_dim": 8, "depth": 1}
+    found = recognize(raw(lambda prefix: make_state(prefix, **changes)), "a.file", sha256="0" * 64)
+    assert (found.contract.source, found.contract.architecture.num_heads) == (source, heads)
+    assert not [note for note in found.notes if note.startswith("ignored")]
+    assert bool(found.warnings) == (source == "timm")  # whose pixels are of two kinds
+
+
+def test_a_file_that_does_not_tell_the_heads() -> None:
+    with pytest.raises(UserError, match="--num-heads"):
+        recognize(make_state(), "a.file")
+    with pytest.raises(UserError, match="--num-heads 5"):
+        recognize(make_state(), "a.file", Given.of(num_heads=5))
+    with pytest.raises(UserError, match=r"--stem: .*--num-heads"):
+        recognize(make_state(), "a.file", Given.of(num_heads=3, stem="cifar"))
+
+
+def test_registers_are_dropped_by_a_rule() -> None:
+    found = recognize(make_state(tokens=5), "a.file", Given.of(num_heads=3), "0" * 64)
+    assert (found.dropped["registers"], found.tokens.keys()) == (
+        1,
+        {"cls_token", "register_tokens"},
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "blocks.0.attn.q_bias",
+        "blocks.0.attn.qkv.bias_mask",
+        "blocks.1.attn.relative_position_bias_table",
+        "blocks.0.gamma_1",
+        "blocks.0.mlp.w12.weight",
+        "rope_embed.periods",
+        "norm_pre.weight",
+        "dist_token",
+    ],
+)
+def test_what_other_transformers_have_is_refused_by_name(key: str) -> None:
+    with pytest.raises(DataError, match=key.rpartition(".")[2]):
+        recognize({**make_state(), key: torch.ones(3)}, "a.file", Given.of(num_heads=3))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("patch_embed.proj.", "patch_embed.proj.0.", "stem of convolutions"),
+        ("blocks.", "blocks.0.", "in chunks"),
+    ],
+)
+def test_lookalikes_are_refused(old: str, new: str, what: str) -> None:
+    state = {key.replace(old, new): value for key, value in make_state("module.").items()}
+    with pytest.raises(DataError, match=what):
+        recognize(state, "a.file", Given.of(num_heads=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s.pop("pos_embed"), "pos_embed"),
+        (lambda s: s.update(pos_embed=torch.ones(1, 15, 24)), "15 positions"),
+        (lambda s: s.update({"patch_embed.proj.weight": torch.ones(24, 1, 4, 4)}), "RGB"),
+        (lambda s: s.pop("blocks.1.mlp.fc2.bias"), "blocks.1.mlp.fc2.bias"),
+        (
+            lambda s: s.update({k: torch.full_like(v, k.endswith("weight")) for k, v in s.items()
+                                if ".norm" in k}),
+            "never trained",
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_network_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+    state = make_state()
+    change(state)
+    torch.save(state, tmp_path / "a.file")
+    with pytest.raises(DataError, match=reason):
+        convert_file(tmp_path / "a.file", tmp_path / "out.pth", num_heads=3)
+
+
+def test_a_damaged_class_token_is_refused() -> None:
+    kept = {k: v for k, v in make_state().items() if vit().to_detectron2(k)}
+    for token in (torch.ones(24), torch.full((1, 1, 24), float("nan"))):
+        with pytest.raises(DataError, match="cls_token"):
+            vit_network.effect_of_tokens(SMALL, kept, {"cls_token": token})
+
+
+def test_its_contract() -> None:
+    found = recognize(make_state(), "a.file", Given.of(num_heads=3), "0" * 64)
+    written = found.contract.to_dict()
+    assert (written["version"], written["family"]) == (2, "vit")
+    assert written["architecture"] == dataclasses.asdict(SMALL)
+    assert InputContract.from_dict(written) == found.contract
+    for field, value in (("num_heads", 5), ("depth", 0), ("qkv_bias", 1), ("layer_norm_eps", 1)):
+        with pytest.raises(DataError, match=field):
+            InputContract.from_dict(
+                {**written, "architecture": {**written["architecture"], field: value}}
+            )
+
+
+def test_what_else_is_done_with_a_file(tmp_path: Path) -> None:
+    src, out = tmp_path / "a.file", tmp_path / "out.pth"
+    torch.save(make_state(), src)
+    assert "--num-heads" in inspect_file(src)
+    with pytest.raises(UserError, match="--to torchvision"):
+        convert_file(src, tmp_path / "other.pth", to="torchvision", num_heads=3)
+    convert_file(src, out, num_heads=3)
+    text = inspect_file(out)
+    assert "3 heads" in text
+    assert "not fine-tune" in text
+    with pytest.raises(UserError, match="--num-heads 4"):
+        convert_file(out, tmp_path / "again.safetensors", num_heads=4)
+    convert_file(out, tmp_path / "again.safetensors")
+    contract = read_converted(tmp_path / "again.safetensors").contract
+    assert contract == read_converted(out).contract
+
+    with pytest.raises(UserError, match=r"MODEL\.WEIGHTS: .*ViT"):
+        apply_contract(CfgNode(), contract, ())
+    with pytest.raises(UserError, match="encoders here are ResNets"):
+        read_initial_weights(str(out))
+
+
+@pytest.mark.slow
+@pytest.mark.detectron2
+def test_detectron2s_own_class_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("detectron2", reason="Detectron2 is not installed")
+    pytest.importorskip("timm", reason="timm is not installed")
+    monkeypatch.setattr("convert.detectron2_backbone.installed", lambda: True)
+    torch.save(make_state(), tmp_path / "a.file")
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.pth", num_heads=3)
+    assert report.not_checked == ""
+    assert report.features[FEATURE].max_abs_diff < 1e-4
+    torch.save(make_state(layer_scale=True), tmp_path / "a.file")
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.pth", num_heads=3)
+    assert "LayerScale" in report.not_checked
