@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,15 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
         torch.set_num_threads(num_threads)
     torch.backends.cudnn.benchmark = not deterministic
     torch.use_deterministic_algorithms(deterministic)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether it computes in bf16: a GPU since Ampere, a CPU with AVX512-BF16 or AMX."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # Not torch.cpu.get_capabilities(), which the oldest torch that is supported does not have.
+    flags = Path("/proc/cpuinfo")
+    return flags.is_file() and not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.read_text().split())
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
