@@ -1,7 +1,7 @@
 """Device, threads, deterministic kernels and precision of a training process."""
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import torch
@@ -46,12 +46,16 @@ def set_up_torch(num_threads: int, deterministic: bool) -> None:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether it computes in bf16: a GPU since Ampere, a CPU with AVX512-BF16 or AMX."""
+    """Whether bf16 is more than emulated: AVX512-BF16, AMX, or a GPU since Ampere."""
     if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    # Not torch.cpu.get_capabilities(), which the oldest torch that is supported does not have.
-    flags = Path("/proc/cpuinfo")
-    return flags.is_file() and not {"avx512_bf16", "amx_bf16"}.isdisjoint(flags.read_text().split())
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if hasattr(torch.cpu, "get_capabilities"):  # not in torch 2.7
+        found = {name for name, has in torch.cpu.get_capabilities().items() if has is True}
+    else:
+        found = set()
+        with suppress(OSError):  # Linux
+            found = set(Path("/proc/cpuinfo").read_text().split())
+    return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
