@@ -46,7 +46,7 @@ def build_parser(every: bool = False) -> argparse.ArgumentParser:
         description="Pre-train with MoCo, convert, fine-tune detectors, compare in a table.",
         epilog=f"{NAME} COMMAND --help describes a command.",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, first, what) in COMMANDS.items():
         commands.add_parser(name, help=what)

@@ -1,8 +1,9 @@
 """Measured speed against stated goals.
 
     python -m benchmarks.speed pretrain                            the whole table
-    python -m benchmarks.speed pretrain --goals views,loss --quick  two of them, with tiny sizes
+    python -m benchmarks.speed pretrain --goals loss,momentum --quick  two of them, with tiny sizes
     python -m benchmarks.speed pretrain --output docs/speed.md     and its section of the page
+    python -m benchmarks.speed input --images DIR                  from a JPEG to two views
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "convert", "detection")
+SUITES = ("pretrain", "input", "convert", "detection")
 MIN_ROUNDS = 5
 
 
@@ -36,9 +37,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Measured speed against stated goals.",
     )
     parser.add_argument("suite", choices=SUITES, help="what is measured")
-    parser.add_argument("--goals", metavar="views,loss", help="only these; default: all")
+    parser.add_argument("--goals", metavar="loss,momentum", help="only these; default: all")
     parser.add_argument(
-        "--images", metavar="DIR", help="pretrain: JPEG images; default: generated ones"
+        "--images", metavar="DIR", help="input: JPEG images; default: generated ones"
     )
     parser.add_argument(
         "--rounds", type=int, default=MIN_ROUNDS, help=f"of each timing, default {MIN_ROUNDS}"

@@ -20,7 +20,7 @@ from torch import nn
 
 from benchmarks.speed import evaluators, scenes
 from benchmarks.speed.measure import Setting, every_round, interleaved
-from benchmarks.speed.results import Result, Run, compare
+from benchmarks.speed.results import Result, Run, compare, with_noise
 from detection.config.task import load_task
 from detection.datasets.layout import DATASETS_VARIABLE
 
@@ -258,15 +258,6 @@ def gpu_training(setting: Setting) -> list[Result]:
         compare("gpu_training", seconds, name, "default", f"engine {name}")
         for name in ("embedded", "detectron2")
     ]
-
-
-def with_noise(
-    goal: str, seconds: Mapping[str, list[float]], sizes: str, differs: bool = False
-) -> Result:
-    """A row of the fastest rounds, from all rounds of each side."""
-    best = {side: min(all_) for side, all_ in seconds.items()}
-    noise = max(sorted(all_)[:2][-1] / min(all_) - 1 for all_ in seconds.values())
-    return Result(goal, best["ours"], best["reference"], sizes, noise, differs)
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed import reference, step, views
+from benchmarks.speed import reference, step
 from benchmarks.speed.measure import Setting, interleaved
 from benchmarks.speed.results import Result, Run, compare
 from benchmarks.speed.shuffle import received_bytes, scaling
@@ -90,10 +90,6 @@ def shuffle(setting: Setting) -> list[Result]:
 
 GOALS: dict[str, Run | None] = {
     "loss": loss,
-    "views": partial(views.two_views, goal="views", with_colors=True),
-    "views_without_colors": partial(
-        views.two_views, goal="views_without_colors", with_colors=False
-    ),
     "step_bf16": step.bf16_step,
     "step_fp32": step.fp32_step,
     "momentum": partial(step.momentum, goal="momentum", device="cpu"),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from benchmarks.speed.views import IMAGENET_PX, generate_images
+from benchmarks.speed.input import IMAGENET_PX, generate_images
 from detection.datasets.coco import COCO_CATEGORIES, PERSON_KEYPOINTS
 from detection.datasets.voc import VOC_CLASSES
 from detection.evaluation.base import Prediction

@@ -29,7 +29,8 @@ HOST = "127.0.0.1"
 NAMES = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 EVERY_SECONDS = 10.0  # between two reports, at least
 REST = 10  # and this many times as long as one takes
-LAST_SECONDS = 5.0  # an open page asks again within them, and gets the final one
+LAST_SECONDS = 15.0  # an open page asks again within them, and gets the final one
+FINAL = "the end"  # when the last page was made
 ORDER = (DONE, RUNNING, QUEUED, STOPPED, WAITING, FAILED)
 # Why a run has no numbers.
 UNDONE = {
@@ -177,17 +178,16 @@ class _Server(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"--serve {port}: {reason}; give another port, or none") from error
-        self._page, self._at = "", ""
+        self._shown = "", ""  # the page, and when it was made
         self._made, self._fetched = threading.Event(), threading.Event()
         self._asked = -LAST_SECONDS
 
     def show(self, page: str, at: str) -> None:
-        self._page, self._at = page, at
+        self._shown = page, at
         self._made.set()
 
     def finish(self, page: str) -> None:
-        self._fetched.clear()
-        self.show(page, "the end")
+        self.show(page, FINAL)
         if time.monotonic() - self._asked < LAST_SECONDS:
             self._fetched.wait(LAST_SECONDS)
 
@@ -196,11 +196,13 @@ class _Server(ThreadingHTTPServer):
         from benchmarks.report.render import progress_text
 
         if path == "/" and self._made.wait(LAST_SECONDS):
-            self._fetched.set()
-            return self._page, self._at
+            page, at = self._shown
+            if at == FINAL:
+                self._fetched.set()
+            return page, at
         if path == "/progress" and self.progress is not None:
             self._asked = time.monotonic()
-            return progress_text(self.progress), self._at
+            return progress_text(self.progress), self._shown[1]
         return None
 
 

@@ -30,6 +30,7 @@ from detection.engine.random_state import (
     restore_augmentation,
 )
 from moco.common.errors import DataError, kill_children
+from moco.data.decode import FORMATS
 from moco.engine.stop import ignore_stop_signals
 
 Sample = dict[str, Any]
@@ -145,7 +146,7 @@ class NamesImages:
         path = record["file_name"]
         try:
             if "://" not in path:
-                with Image.open(path) as image:
+                with Image.open(path, formats=FORMATS) as image:
                     check_bits(image, path)
             return self._mapper(record)
         except Exception as error:  # Pillow raises many kinds

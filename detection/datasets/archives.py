@@ -67,9 +67,5 @@ def fetch_command(*splits: str, root: str = "") -> str:
     every = datasets().values()
     names = [next((d.name for d in every if split in d.splits), "") for split in splits]
     arguments = [*filter(None, dict.fromkeys(names)), *(["--root", root] if root else [])]
-    return f"{command('fetch')} {shlex.join(arguments)}" if any(names) else ""
-
-
-def command(name: str) -> str:
-    """How `datasets NAME` is written, for messages."""
-    return f"{program('datasets', 'python -m detection.datasets')} {name}"
+    start = program("datasets", "python -m detection.datasets")
+    return f"{start} fetch {shlex.join(arguments)}" if any(names) else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.datasets import archives
+from detection.datasets.archives import fetch_command
 from detection.datasets.base import (
     ABSENT,
     NOTE,
@@ -33,7 +33,7 @@ from detection.datasets.base import (
     official_counts,
 )
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import DATASETS_VARIABLE, image_size
+from detection.datasets.layout import DATASETS_VARIABLE, doctor_command, image_size
 from moco.common.command import program
 from moco.common.errors import DataError, UserError
 from moco.common.progress import Progress
@@ -45,7 +45,7 @@ _SHOWN = 30  # classes
 def command(cfg: CfgNode) -> str:
     """The command that checks the whole custom dataset of a task; "" if it has none."""
     return " && ".join(
-        f"{archives.command('doctor')} {shlex.join(arguments)} --verify"
+        f"{doctor_command()} {shlex.join(arguments)} --verify"
         for format_ in formats().values()
         if format_.custom
         for arguments in format_.custom.arguments(cfg.DATASETS)
@@ -122,20 +122,19 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:
     """What to do after the doctor read the published splits of a format."""
-    again = f"{archives.command('doctor')} {shlex.join([kind, '--root', root])}"
+    again = f"{doctor_command()} {shlex.join([kind, '--root', root])}"
     if any(finding.state == WRONG for finding in findings):
         return f"fix what is WRONG, then again: {again}"
     usable = {finding.name for finding in findings if finding.state in (OK, PART)}
     task = next((task for task, names in format_.tasks.items() if usable.issuperset(names)), None)
     if task is None:
         first, splits = next(iter(format_.tasks.items()), ("", ()))
-        fetch = archives.fetch_command(*splits, root=root)
-        get = f"for {first}: {fetch}" if fetch else format_.download.format(root=root)
+        fetch = fetch_command(*splits, root=root)
+        get = f"for {shown(first)}: {fetch}" if fetch else format_.download.format(root=root)
         return f"{get}; then again: {again}"
-    arguments = shlex.join(
-        ["--config-file", shown(task), "--check-only", "MODEL.WEIGHTS", "random"]
-    )
-    return f"{DATASETS_VARIABLE}={shlex.quote(root)} {_train_command()} {arguments}"
+    arguments = shlex.join(["--config-file", shown(task), "--check-only"])
+    where = f"{DATASETS_VARIABLE}={shlex.quote(root)}"
+    return f"{where} {_train_command()} {arguments} MODEL.WEIGHTS random"
 
 
 def _train_command() -> str:

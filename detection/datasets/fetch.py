@@ -43,7 +43,7 @@ def listing(root: Path) -> str:
 
 @dataclass(frozen=True)
 class Fetch:
-    """How and where to datasets are fetched.
+    """How datasets are fetched, and to where.
 
     Attributes:
         root: the folder of all datasets.

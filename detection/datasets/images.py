@@ -7,6 +7,7 @@ from PIL import Image
 
 from moco.common.errors import DataError
 from moco.common.files import PathLike
+from moco.data.decode import FORMATS
 
 _EXIF_ORIENTATION = 274
 _TRANSPOSE = {
@@ -27,11 +28,13 @@ def read_image(path: str) -> Image.Image:
         DataError: missing, truncated, not an image, or of more than 8 bits.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             check_bits(image, path)
             image.load()
             method = _TRANSPOSE.get(image.getexif().get(_EXIF_ORIENTATION, 1))
-            return (image if method is None else image.transpose(method)).convert("RGB")
+            if method is not None:
+                return image.transpose(method).convert("RGB")
+            return image if image.mode == "RGB" else image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path}: cannot be read as an image ({reason}); replace it") from error

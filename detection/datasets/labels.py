@@ -13,6 +13,7 @@ from PIL import Image
 from detection.datasets.base import Record, Split
 from detection.datasets.layout import image_size
 from moco.common.errors import DataError
+from moco.data.decode import FORMATS
 
 _SAMPLE = 32  # label maps whose values are checked before training
 
@@ -24,7 +25,7 @@ def read_labels(path: Path | str) -> NDArray[np.uint8]:
         DataError: the file is missing, damaged, or has neither 8-bit gray nor palette pixels.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             mode = image.mode
             labels = np.array(image)  # never convert("L"): of a palette it would keep the colors
     except Exception as error:  # Pillow raises many kinds, all mean the same to the user

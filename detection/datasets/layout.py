@@ -12,9 +12,11 @@ from typing import Any
 
 from PIL import Image
 
-from detection.datasets.archives import command, fetch_command
+from detection.datasets.archives import fetch_command
 from detection.datasets.images import check_bits
+from moco.common.command import program
 from moco.common.errors import DataError
+from moco.data.decode import FORMATS
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -36,8 +38,13 @@ def expected(kind: str, split: str, root: str | Path, otherwise: str = "") -> st
     get = f" get it: {fetch};" if (fetch := fetch_command(split)) else ""
     return (
         f"expected in ${DATASETS_VARIABLE} (now {root}){otherwise};{get} what is expected: "
-        f"{command('doctor')} {kind}"
+        f"{doctor_command()} {kind}"
     )
+
+
+def doctor_command() -> str:
+    """How the doctor is started."""
+    return program("doctor", "python -m detection.datasets doctor")
 
 
 def inside(name: Any, where: str) -> str:
@@ -134,7 +141,7 @@ def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
         DataError: not an image, of more than 8 bits, or, to `decode`, damaged.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             width, height = image.size
             check_bits(image, path)
             turned = image.getexif().get(_ORIENTATION, 1) in _TURNED

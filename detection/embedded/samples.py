@@ -15,6 +15,7 @@ import pycocotools.mask as mask_util
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from detection.datasets import sem_seg_data
 from detection.datasets.base import Record
@@ -25,6 +26,7 @@ from detection.embedded.masks import draw_polygons
 from detection.embedded.model import Sample
 from moco.common.errors import DataError
 
+_FLIPPED: dict[str, tuple[int, ...]] = {"none": (), "horizontal": (2,), "vertical": (1,)}
 _XYXY = 0  # BoxMode.XYXY_ABS; the readers' other mode is 1, XYWH_ABS
 
 
@@ -129,7 +131,11 @@ class Mapper:
         size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
         if draw.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        sample = _sample(record, _flipped(np.asarray(image), draw.flip), self.channel_order)
+        bands = image.split()[:: -1 if self.channel_order == "BGR" else 1]
+        # Band by band: twice as fast as whole pixels that are put in this order afterwards.
+        planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
+        flipped = _FLIPPED[draw.flip]
+        sample = _sample(record, planes.flip(flipped) if flipped else planes)
         if self.learning:
             sample |= self._objects(
                 record, _Moved((size[1] / width, size[0] / height), size, draw.flip)
@@ -184,12 +190,12 @@ class LabelMapper:
         pixels = np.asarray(read_image(record["file_name"]))
         check_size(record, pixels.shape[:2])
         if draw is None:
-            return _sample(record, pixels, self.channel_order)
+            return _sample(record, _planes(pixels, self.channel_order))
         if self.channel_order == "BGR":
             pixels = pixels[..., ::-1]
         labels = read_labels(record["sem_seg_file_name"])
         pixels, labels = self.augmentation.apply(np.ascontiguousarray(pixels), labels, draw)
-        sample = _sample(record, pixels, "RGB")  # as it is
+        sample = _sample(record, _planes(pixels, "RGB"))  # as it is
         return sample | {"sem_seg": torch.as_tensor(labels.astype("int64"))}
 
 
@@ -199,14 +205,16 @@ def flip_indices(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> tupl
     return tuple(names.index(other.get(name, name)) for name in names)
 
 
-def _sample(record: Record, pixels: NDArray[np.uint8], channel_order: str) -> Sample:
+def _sample(record: Record, image: Tensor) -> Sample:
+    names = ("file_name", "image_id", "height", "width")
+    return {"image": image, **{name: record[name] for name in names if name in record}}
+
+
+def _planes(pixels: NDArray[np.uint8], channel_order: str) -> Tensor:
+    """(H, W, 3) → (3, H, W)."""
     if channel_order == "BGR":
         pixels = pixels[..., ::-1]
-    names = ("file_name", "image_id", "height", "width")
-    return {
-        "image": torch.as_tensor(np.ascontiguousarray(pixels.transpose(2, 0, 1))),
-        **{name: record[name] for name in names if name in record},
-    }
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:

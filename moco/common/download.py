@@ -175,7 +175,7 @@ class _Part:
                 raise cannot_write(self._path, error, self._have()) from error
             finally:
                 if self._progress is not None:
-                    self._progress.__exit__(None, None, None)
+                    self._progress.close()
                     self._progress = None
                 if not self._have():
                     self._remove()

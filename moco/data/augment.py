@@ -11,6 +11,7 @@ N batch, P crop size in pixels, H W pixels.
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
@@ -19,13 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moco.data import opencv
+from moco.data.opencv import BRIGHTNESS, CONTRAST, GRAYSCALE, HUE, LUMA, SATURATION
+
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
-BRIGHTNESS, CONTRAST, SATURATION, HUE, GRAYSCALE = range(5)
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
 # Columns of a view's color parameters. ORDER is an index into ORDERS, -1 for no jitter; the next
 # four are indexed by BRIGHTNESS..HUE; GRAY is 0 or 1; SIGMA_PX is 0 for no blur.
 ORDER, FACTORS, GRAY, SIGMA_PX, NUM_PARAMS = 0, 1, 5, 6, 7
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, PIL's and torchvision's weights
 CHUNK_VALUES = 3 * 224 * 224  # pixel values that are worked on at a time on a CPU
 
 
@@ -162,16 +164,33 @@ def apply_colors(
     out = torch.empty_like(pixels, dtype=torch.float32)
     views = params.tolist()
     sequences = [operations(int(view[ORDER]), bool(view[GRAY]), aug) for view in views]
+    if pixels.device.type == "cpu" and opencv.AVAILABLE:
+        factors = [view[FACTORS:GRAY] for view in views]
+        sigmas = [view[SIGMA_PX] for view in views]
+        to_normal = itertools.repeat(opencv.normalization_map(mean, std))
+        work = (
+            opencv.color_view,
+            pixels.numpy(),
+            sequences,
+            factors,
+            sigmas,
+            to_normal,
+            out.numpy(),
+        )
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            for _ in (pool.map if torch.get_num_threads() > 1 else map)(*work):
+                pass
+        return out
     blurred = [view[SIGMA_PX] > 0 for view in views]
     sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
-    factors = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
+    factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
     normalization = [torch.tensor(values, device=out.device) for values in (mean, std)]
     # On a CPU all operations are done to one image before the next one, while it is in the cache.
     chunk = len(pixels) if pixels.is_cuda else max(1, CHUNK_VALUES // pixels[0].numel())
     for start in range(0, len(pixels), chunk):
         part = slice(start, start + chunk)
         x = out[part].copy_(pixels[part]).div_(255)
-        _jitter(x, sequences[part], factors[:, part])
+        _jitter(x, sequences[part], factor_columns[:, part])
         _apply(gaussian_blur, x, [n for n, yes in enumerate(blurred[part]) if yes], sigma_px[part])
         normalize(x, *normalization)
     return out

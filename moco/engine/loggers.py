@@ -41,12 +41,8 @@ class Logger(NamedTuple):
 
 @LOGGERS.register()
 def tensorboard(folder: Path, config: Mapping[str, Any], run_id: str) -> Logger:
-    """Event files in the run's folder; none where the package, the default's, is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        print(f"{KEY}: no event files; for them pip install 'moco-transfer[tensorboard]'")
-        return Logger(lambda values, iteration: None, lambda done: None)
+    """Event files in the run's folder."""
+    from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(folder))
 

@@ -97,6 +97,17 @@ def test_a_run_writes_its_record_last_and_says_what_next(argv, tmp_path, capsys)
     assert out.endswith(f"next: python -m benchmarks.make_table {folder}\n")
 
 
+def test_tasks_have_names(argv, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = argv(flags=("--check-only",))
+    words[words.index("--config-file") + 1] = "faster_rcnn_R_18_C4_small"
+    assert main(words) == 0
+    assert "voc/faster_rcnn_R_18_C4_small.yaml" in capsys.readouterr().out
+    words[words.index("--config-file") + 1] = "mask_rcnn_R_50_FPN_1x"
+    with pytest.raises(UserError, match="coco/mask_rcnn_R_50_FPN_1x"):
+        main(words)
+
+
 def test_a_folder_with_files_is_not_touched(argv, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

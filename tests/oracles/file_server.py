@@ -76,7 +76,11 @@ def file_server(files: dict[str, bytes]) -> Iterator[Served]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *arguments: object) -> None:
+            """A client that goes away is no error."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     served.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -14,6 +14,7 @@ from PIL import Image
 
 from benchmarks.speed import __main__ as command
 from benchmarks.speed import convert, detection, pretrain, reference
+from benchmarks.speed import input as input_pipeline
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
 from benchmarks.speed.results import Result, page, suites
@@ -117,7 +118,7 @@ def test_interleaved_times_each_side_in_turn():
     [
         ("views", 0.001, 0.003, ("1 ms", "3 ms, official code", "3.00 x as fast", ">= 3 x"), True),
         ("views", 1.0, 2.9, ("1 s", "2.9 s, official code", "2.90 x as fast", ">= 3 x"), False),
-        ("lightly views", 1.0, 2.9, ("1 s", "2.9 s, lightly", "2.90 x as fast", ""), None),
+        ("lightly loss", 1.0, 2.9, ("1 s", "2.9 s, lightly", "2.90 x as fast", ""), None),
         (
             *("step_bf16 rate", 54, 100),
             *(("54 GFLOP/s", "100 GFLOP/s, matmul in bf16", "54% of it", ">= 55%"), False),
@@ -159,22 +160,27 @@ def test_noise_beside_the_fastest_rounds():
 def test_the_page_is_rendered_from_its_data():
     docs = Path(__file__).parents[3] / "docs"
     content = json.loads((docs / "speed.json").read_text())
-    assert list(content) == ["pretrain", "convert", "detection"]
+    assert list(content) == ["pretrain", "input", "convert", "detection"]
     assert (docs / "speed.md").read_text() == page(content)
     assert not any(of["quick"] for of in content.values())
 
 
 def test_estimates_and_what_was_not_measured_are_apart():
-    rows = [("views", 1.0, 3.0), ("estimate 64", 99.0, 33.0), ("gpu_colors", None, None)]
+    rows = [("momentum", 1.0, 3.0), ("estimate 64", 99.0, 33.0), ("gpu_colors", None, None)]
     results = [{"goal": goal, "ours": a, "reference": b} for goal, a, b in rows]
     text = page({"pretrain": {"facts": [], "quick": False, "results": results}})
     measured, estimated, missing = re.split("^### .*$", text, flags=re.M)
-    for part, what in ((measured, "JPEG"), (estimated, "64 GPUs"), (missing, "needs a GPU")):
+    for part, what in ((measured, "momentum"), (estimated, "64 GPUs"), (missing, "needs a GPU")):
         assert what in part and text.count(what) == 1
 
 
 def test_every_goal_has_its_measurement_and_every_row_its_goal():
-    for name, suite in (("pretrain", pretrain), ("convert", convert), ("detection", detection)):
+    for name, suite in {
+        "pretrain": pretrain,
+        "input": input_pipeline,
+        "convert": convert,
+        "detection": detection,
+    }.items():
         specs = suites()[name]["goals"]
         measured = {key.split()[0] for key in specs} - {"lightly", "estimate", "hotcoco"}
         assert measured == set(suite.GOALS)
@@ -182,22 +188,26 @@ def test_every_goal_has_its_measurement_and_every_row_its_goal():
 
 
 @pytest.mark.parametrize(
-    "names",
+    "suite, names",
     [
-        "views_without_colors,loss,momentum,grouped_bn,gpu_momentum",
-        pytest.param("views,step_bf16,step_fp32,overhead", marks=pytest.mark.slow),
+        ("pretrain", "loss,momentum,grouped_bn,gpu_momentum"),
+        ("input", "views_without_colors,decoding"),
+        pytest.param("input", "views", marks=pytest.mark.slow),
+        pytest.param("pretrain", "step_bf16,step_fp32,overhead", marks=pytest.mark.slow),
     ],
 )
-def test_command_runs(names, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightly", None)  # not installed
+def test_command_runs(suite, names, tmp_path, capsys, monkeypatch):
+    for name in {"lightly", *(name for name in sys.modules if name.startswith("lightly."))}:
+        monkeypatch.setitem(sys.modules, name, None)  # not installed
     output = tmp_path / "speed.md"
-    command.main(["pretrain", "--quick", "--goals", names, "--output", str(output)])
+    command.main([suite, "--quick", "--goals", names, "--output", str(output)])
     shown, written = capsys.readouterr().out, output.read_text()
-    for key, spec in suites()["pretrain"]["goals"].items():
+    for key, spec in suites()[suite]["goals"].items():
         if key.split()[0] in names.split(","):
             assert spec["what"][:30] in shown and f"| {spec['what']}" in written
-    assert "4 files, in the mean 500 x 375 px" in written
-    assert "needs the extra `speed`" in written and "smoke test" in written
+    assert (suite == "input") == ("4 files, in the mean 640 x 480 px" in written)
+    assert ("needs the extra `speed`" in written) == bool({"loss", "views"} & set(names.split(",")))
+    assert "smoke test" in written
 
 
 def test_a_later_measurement_takes_the_place_of_its_section_alone(tmp_path, monkeypatch):
@@ -241,7 +251,7 @@ def test_own_images(tmp_path):
     output = tmp_path / "speed.md"
     command.main(
         [
-            "pretrain",
+            "input",
             "--quick",
             "--goals",
             "views_without_colors",
@@ -257,7 +267,7 @@ def test_own_images(tmp_path):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["pretrain", "--goals", "views,C2"], "--goals: got 'C2', choices are loss, "),
+        (["pretrain", "--goals", "loss,C2"], "--goals: got 'C2', choices are loss, "),
         (["convert", "--goals", "moco,views"], "--goals: got 'views', choices are torchvision, "),
         (["pretrain", "--rounds", "4"], "--rounds: got 4"),
     ],

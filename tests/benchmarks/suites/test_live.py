@@ -171,6 +171,8 @@ def test_an_open_page_follows_the_suite_to_its_tables(lab, tmp_path):
         threading.Timer(1, lab.release).start()
         last = dump(address(lab), tmp_path / "last", "--virtual-time-budget=100000000")
         assert runner.wait(60) == 0
+    # Once in a while its clock ends while it changes pages, and it prints nothing.
+    last = last or dump(page.as_uri(), tmp_path / "again")
     for text in (first, in_file):
         assert re.search(r"<title>\d\d% ", text) and 'class="share"' in text
         assert "<b>4</b> done" in text and "<b>4</b> running" in text

@@ -178,6 +178,12 @@ def test_a_wrong_suite_is_one_line(folder, changes, message):
     assert "\n" not in str(error.value) and "suite.yaml" in str(error.value)
 
 
+def test_a_task_may_be_a_shipped_one(folder):
+    [task] = load_suite(write(folder, tasks=[{"config": "faster_rcnn_R_50_C4_9k"}])).tasks
+    assert task.config == ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_9k.yaml"
+    assert task.name == "faster_rcnn_R_50_C4_9k"
+
+
 def test_inits_of_the_command_line():
     address = "https://host/r101.pth#sha256=0123abcd"
     remote = {"moco_v2_r50_800ep": "moco_v2_r50_800ep", "r101": address, "other": address}

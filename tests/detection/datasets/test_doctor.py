@@ -14,7 +14,6 @@ from PIL import Image
 from detection.config.task import default_task
 from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
-from detection.datasets.archives import command
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats
 from moco.common.errors import DataError, UserError
 from tests.oracles.real_voc import with_links
@@ -76,7 +75,7 @@ def test_what_is_right_but_a_part(kind, tmp_path, capsys):
 def test_nothing_exists(kind, tmp_path, capsys):
     assert main(["doctor", kind, "--root", str(tmp_path)]) == 3
     shown = capsys.readouterr().out
-    assert "nothing" in shown and f"{command('fetch')} " in shown.splitlines()[-1]
+    assert "nothing" in shown and "detection.datasets fetch " in shown.splitlines()[-1]
     assert shown.splitlines()[-1].endswith(
         f"python -m detection.datasets doctor {kind} --root {tmp_path}"
     )

@@ -101,9 +101,10 @@ def test_fetched_and_then_not_again(name, offer, root, capsys):
     assert line.split()[1] == "present"
 
 
-def test_masks_of_train_aug(offer, root, tmp_path):
+def test_masks_of_train_aug(offer, root, capsys):
     offer.dataset("voc2012_aug")
     assert run(root, offer.served, "voc2012_aug") == 0
+    assert "voc_2007" not in capsys.readouterr().out
     voc = root / "VOC2012"
     listed = (voc / "ImageSets/Segmentation/train_aug.txt").read_text().split()
     assert listed == sorted(VOC_TRAIN + SBD_ONLY)
@@ -342,5 +343,6 @@ def test_every_task_can_be_fetched(monkeypatch):
         "moco-transfer": "moco-transfer datasets",
     }.items():
         monkeypatch.setattr(sys, "argv", [argv])
-        shown = fetch_command("voc_2012_trainval", "voc_2007_test", root="a b")
+        splits = "voc_2012_trainval", "mine", "voc_2007_test", "voc_2012_val"
+        shown = fetch_command(*splits, root="a b")
         assert shown == f"{program} fetch voc2012 voc2007 --root 'a b'"

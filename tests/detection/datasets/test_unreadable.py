@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from detection.datasets import cache_clear
+from detection.datasets.images import read_image
+from detection.datasets.labels import read_labels
+from detection.datasets.layout import image_size
 from detection.train_net import main
 from moco.common.errors import DataError
 from moco.common.files import load_torch
@@ -47,6 +50,20 @@ def arguments(small_config, small_options, narrow_r18_file, images) -> Callable[
         return [*argv, "OUTPUT_DIR", str(folder), *map(str, opts)]
 
     return build
+
+
+@pytest.mark.parametrize(
+    "read", [read_image, read_labels, lambda path: image_size(path, decode=True)]
+)
+def test_nothing_runs_to_read_an_image(read, tmp_path, monkeypatch):
+    """PIL has a reader that runs Ghostscript on what the file says."""
+    run = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: run.append(a))
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (8, 8)).save(path, "EPS")
+    with pytest.raises(DataError, match=r"a\.jpg"):
+        read(path)
+    assert not run
 
 
 @contextmanager

@@ -263,14 +263,34 @@ def test_normalization_comes_last():
     params = torch.tensor([draw_colors(Random(i), V2) for i in range(6)])
     mean, std = (0.5, 0.25, 0.0), (1.0, 0.5, 0.25)
     expected = augment.normalize(apply_colors(pixels, params, V2), mean, std)
-    assert torch.equal(apply_colors(pixels, params, V2, mean, std), expected)
+    found = apply_colors(pixels, params, V2, mean, std)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 def test_views_that_are_left_as_they_are():
     aug = dataclasses.replace(V2, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0)
     pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
     params = torch.tensor([draw_colors(Random(i), aug) for i in range(2)])
-    assert torch.equal(apply_colors(pixels, params, aug), pixels / 255)
+    torch.testing.assert_close(apply_colors(pixels, params, aug), pixels / 255)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("aug", [V1, V2], ids=["v1", "v2"])
+def test_opencv_equals_the_operations_of_a_gpu(monkeypatch, aug, threads):
+    """Every order, gray or not, with and without blur, factors below and above 1."""
+    pytest.importorskip("cv2")
+    rng, generator = Random(0), torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (96, 3, 20, 20), dtype=torch.uint8, generator=generator)
+    pixels[:, :, :8] = pixels[:, :1, :8]  # gray, where hue is undefined
+    pixels[::4, :, 8:10] = 0
+    params = torch.tensor([draw_colors(rng, aug) for _ in range(96)])
+    params[:, augment.ORDER] = torch.arange(96) % 24
+    params[:, augment.GRAY] = (torch.arange(96) >= 72).float()
+    params[::5, augment.SIGMA_PX] = torch.linspace(0.1, 2, 20)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = apply_colors(pixels, params, aug)
+    monkeypatch.setattr(augment.opencv, "AVAILABLE", False)
+    torch.testing.assert_close(found, apply_colors(pixels, params, aug), rtol=0, atol=1e-5)
 
 
 def test_normalize():

@@ -181,13 +181,6 @@ def test_a_logger_that_cannot_be_opened(loggers, named, opts, register, monkeypa
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_without_tensorboard_there_are_no_event_files(opts, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    main(opts("tensorboard"))
-    assert len(lines(tmp_path)) == 4
-    assert "moco-transfer[tensorboard]" in capsys.readouterr().out
-
-
 def test_ids_of_another_kind_are_no_ids(register, tmp_path):
     seen = []
 

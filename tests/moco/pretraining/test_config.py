@@ -12,6 +12,7 @@ from moco.common.errors import UserError
 from moco.data.augment import V1, V2
 from moco.engine.device import pick_device
 from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.pretrain import parse_args
 from moco.pretraining.config import (
     check_processes,
     default_cfg,
@@ -28,6 +29,13 @@ KEY = re.compile(r"[A-Z]+\.[A-Z_]+|OUTPUT_DIR")
 
 def cfg(line, file=None):
     return load_pretrain_cfg(file, line.split())
+
+
+def test_recipes_have_names():
+    for name in ("small_r18", "pretrain/small_r18.yaml"):
+        assert parse_args(["--config-file", name]).config_file == str(CONFIGS / "small_r18.yaml")
+    with pytest.raises(UserError, match="pretrain/small_r18"):
+        parse_args(["--config-file", "small_r19"])
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

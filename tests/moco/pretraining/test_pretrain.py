@@ -160,7 +160,6 @@ def test_half_of_torchruns_variables(opts, monkeypatch):
 
 
 def test_tensorboard_has_the_same_numbers(opts, tmp_path):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     main(opts(LOG__LOGGERS=("tensorboard",)))
