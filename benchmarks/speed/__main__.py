@@ -6,6 +6,7 @@
     python -m benchmarks.speed input --images DIR                  from a JPEG to two views
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
+    python -m benchmarks.speed finetune                            both engines in bf16
 
 Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
 several rounds counts, and of that only the ratio.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "input", "convert", "detection")
+SUITES = ("pretrain", "input", "convert", "detection", "finetune")
 MIN_ROUNDS = 5
 
 

@@ -29,7 +29,6 @@ KEYS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tasks
 WARMUP_ITERS = 3  # after which the weights are compared
 SCORE_SCALE = 20.0  # of the classifier's first weights, to give some tens of detections per image
 VOC_C4, FCN = "Faster R-CNN C4, extra BN", "FCN-16s"
-FAST = (VOC_C4, "Faster R-CNN dilated C5", "Mask R-CNN FPN")
 LOADED = (VOC_C4, "Mask R-CNN FPN", "Keypoint R-CNN FPN", FCN)
 ENGINES = {"ours": "embedded", "reference": "detectron2"}
 Batches = Iterator[list[dict[str, Any]]]
@@ -172,28 +171,6 @@ def training(setting: Setting) -> list[Result]:
     return rows
 
 
-def fast_training(setting: Setting) -> list[Result]:
-    """Iterations of both engines in bf16, against Detectron2's own in fp32."""
-    rows = []
-    for name, task in ({name: KEYS["tasks"][name] for name in FAST} | KEYS["fast_tasks"]).items():
-        small = KEYS["small"] | (KEYS["quick"] if setting.quick else KEYS["fast_cpu"])
-        fp32 = {"SOLVER.PRECISION": "fp32"}
-        sides = {"reference": ("detectron2", fp32)}
-        sides |= {engine: (engine, KEYS["fast"]) for engine in ENGINES.values()}
-        steps = {}
-        with generated_datasets(setting):
-            for side, (engine, precision) in sides.items():
-                one = build_side(task_config(setting, engine, small, task, precision), engine)
-                one.model.train()
-                one.step()
-                steps[side] = one.step
-        seconds = every_round(steps, setting.rounds)
-        for engine in ENGINES.values():
-            both = {"ours": seconds[engine], "reference": seconds["reference"]}
-            rows.append(with_noise("fast_training", both, f"{name}; engine {engine}"))
-    return rows
-
-
 def inference(setting: Setting) -> list[Result]:
     """Inference, from an image to detections."""
     rows = []
@@ -272,7 +249,6 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 GOALS: dict[str, Run | None] = {
     "training": training,
-    "fast_training": fast_training,
     "inference": inference,
     "loading": loading,
     "evaluation": evaluation,

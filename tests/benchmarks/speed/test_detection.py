@@ -80,6 +80,16 @@ def test_command_measures_detection(detectron2, tmp_path, capsys):
         assert "needs a GPU" in written
 
 
+@pytest.mark.slow
+@pytest.mark.detectron2
+def test_command_measures_fine_tuning(detectron2, tmp_path, capsys):
+    output = tmp_path / "speed.md"
+    command.main(["finetune", "--quick", "--output", str(output)])
+    written = output.read_text()
+    for engine in detection.ENGINES.values():
+        assert written.count(f"engine {engine} |") == 4
+
+
 @pytest.mark.parametrize(
     "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 )
