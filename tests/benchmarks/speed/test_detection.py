@@ -87,7 +87,7 @@ def test_command_measures_fine_tuning(detectron2, tmp_path, capsys):
     command.main(["finetune", "--quick", "--output", str(output)])
     written = output.read_text()
     for engine in detection.ENGINES.values():
-        assert written.count(f"engine {engine} |") == 4
+        assert written.count(f"; engine {engine} ") == 4
 
 
 @pytest.mark.parametrize(

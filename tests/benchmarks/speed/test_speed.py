@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, detection, pretrain, reference
+from benchmarks.speed import convert, detection, finetune, pretrain, reference
 from benchmarks.speed import input as input_pipeline
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
@@ -180,6 +180,7 @@ def test_every_goal_has_its_measurement_and_every_row_its_goal():
         "input": input_pipeline,
         "convert": convert,
         "detection": detection,
+        "finetune": finetune,
     }.items():
         specs = suites()[name]["goals"]
         measured = {key.split()[0] for key in specs} - {"lightly", "estimate", "hotcoco"}
