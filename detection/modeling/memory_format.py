@@ -9,7 +9,7 @@ def set_memory_format(model: nn.Module, cfg: CfgNode) -> None:
     """(H, W, C) with MODEL.CHANNELS_LAST, else as it is (in place).
 
     On a CPU in bf16 the res5 of a C4 head stays (C, H, W): the many small maps of regions are
-    slower the other way, their batch norms above all (measured: docs/speed.md).
+    slower the other way, their batch norms above all.
     """
     if not cfg.MODEL.CHANNELS_LAST:
         return
