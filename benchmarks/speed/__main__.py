@@ -7,6 +7,7 @@
     python -m benchmarks.speed precision                           auto and fp32: step, features
     python -m benchmarks.speed convert                             of converting a checkpoint
     python -m benchmarks.speed detection                           the engines, the evaluators
+    python -m benchmarks.speed finetune                            both engines in bf16
     python -m benchmarks.speed startup                             commands that read or check
     python -m benchmarks.speed gpu                                 what only a GPU can run
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
     from benchmarks.speed.results import Result, Run
 
-SUITES = ("pretrain", "precision", "input", "convert", "detection", "startup", "gpu")
+SUITES = ("pretrain", "precision", "input", "convert", "detection", "finetune", "startup", "gpu")
 MIN_ROUNDS = 5
 
 

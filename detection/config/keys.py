@@ -127,7 +127,7 @@ HONORED: dict[str, Any] = {
     "SOLVER.WARMUP_FACTOR": 1.0 / 1000,
     "SOLVER.WARMUP_ITERS": 1000,
     "SOLVER.WARMUP_METHOD": "linear",
-    # Mixed precision in training, not in evaluation; bfloat16 here, float16 in Detectron2 (GPU).
+    # Mixed precision in training, not in evaluation; see SOLVER.PRECISION.
     "SOLVER.AMP.ENABLED": False,
     "SOLVER.CHECKPOINT_PERIOD": 5000,  # iterations
     "SOLVER.IMS_PER_BATCH": 16,  # images, over all processes
@@ -169,6 +169,10 @@ TRANSFER: dict[str, Any] = {
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
     "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
+    # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
+    # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
+    # becomes bf16, and on a GPU with Detectron2 fp16, as there.
+    "SOLVER.PRECISION": "fp32",
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),

@@ -9,8 +9,10 @@ from fvcore.common.config import CfgNode
 from detection.config.trained import CONFIG_NAME
 from detection.datasets import custom_names, folder_sources
 from detection.datasets.base import Split
-from moco.common.cfgnode import read_yaml
+from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
 def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) -> None:
@@ -30,6 +32,41 @@ def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) 
         raise UserError(f"MODEL.DEVICE: got {cfg.MODEL.DEVICE!r}, choices are cuda, cuda:N, cpu")
     if kind == "cuda" and not available:
         raise UserError("MODEL.DEVICE is cuda, but torch sees no GPU; set MODEL.DEVICE cpu")
+
+
+def resolve_precision(
+    cfg: CfgNode, engine: str, explicit: Collection[str], *, eval_only: bool, resume: bool
+) -> list[str]:
+    """SOLVER.PRECISION and the keys that follow from it (in place); a note on what `auto` chose.
+
+    A resumed run keeps the precision that it was begun with, also on another processor.
+    """
+    import torch
+
+    from moco.engine.device import has_fast_bf16
+
+    solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
+    if solver.PRECISION not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
+        raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
+    theirs = engine == "detectron2" and device.type == "cuda"
+    if solver.PRECISION == "auto":
+        earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
+        begun = flatten(read_yaml(earlier)) if resume and earlier.is_file() else {}
+        fast = has_fast_bf16(device)
+        solver.PRECISION, why = ("bf16", "has") if fast else ("fp32", "does not have")
+        why = f"{cfg.MODEL.DEVICE} {why} fast bf16"
+        if "SOLVER.PRECISION" in begun:
+            solver.PRECISION, why = begun["SOLVER.PRECISION"], "as the run was begun"
+        notes.append(f"SOLVER.PRECISION auto: {solver.PRECISION}, {why}")
+    elif solver.PRECISION == "fp32" and solver.AMP.ENABLED:
+        solver.PRECISION = "fp16" if theirs else "bf16"
+    if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
+        cfg.MODEL.CHANNELS_LAST = True
+    if solver.PRECISION == "fp16" and not theirs and not eval_only:
+        raise UserError("SOLVER.PRECISION fp16: only with Detectron2 on a GPU; set bf16")
+    solver.AMP.ENABLED = solver.PRECISION != "fp32"
+    return notes
 
 
 def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:

@@ -17,7 +17,13 @@ from detection.config.checks import changes_since, check_splits, check_values
 from detection.config.engines import find_engine
 from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
 from detection.config.recipe import RecipeCheck, check
-from detection.config.resolve import resolve_classes, resolve_device, resolve_names, resolve_seed
+from detection.config.resolve import (
+    resolve_classes,
+    resolve_device,
+    resolve_names,
+    resolve_precision,
+    resolve_seed,
+)
 from detection.config.scaling import scale_to_processes
 from detection.config.trained import CONFIG_NAME, apply_trained, trained_file, training_data
 from detection.config.weights import (
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
     from convert.verify import Converted
 
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
+PRECISION_KEY = "SOLVER.PRECISION"
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     """
     task_keys = flatten(default_task())
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
+    if kept.get(PRECISION_KEY) == "fp32":  # as in records from before there was this key
+        del kept[PRECISION_KEY]
     return cfg_sha256(kept, NOT_PROTOCOL)
 
 
@@ -199,6 +208,7 @@ def load_task(
 
     resolve_device(cfg, explicit, num_processes)
     notes += resolve_seed(cfg, resume=resume)
+    notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
     if not eval_only:  # the schedule that a model was trained with stays what it was
         notes += scale_to_processes(cfg, num_processes)
     check_values(cfg)

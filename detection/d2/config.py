@@ -88,10 +88,6 @@ def check_transfer_config(cfg: CfgNode) -> None:
                 f"INPUT.RANDOM_FLIP: got {cfg.INPUT.RANDOM_FLIP!r}, semantic segmentation has "
                 "horizontal, none"
             )
-    if cfg.SOLVER.AMP.ENABLED and cfg.MODEL.DEVICE.startswith("cpu"):
-        raise UserError(
-            "SOLVER.AMP.ENABLED needs a GPU, and MODEL.DEVICE is cpu; set SOLVER.AMP.ENABLED False"
-        )
 
 
 def _check_test_aug(cfg: CfgNode) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import build_detection_train_loader
-from detectron2.engine.train_loop import AMPTrainer, SimpleTrainer
 from detectron2.evaluation.pascal_voc_evaluation import voc_eval as voc_eval
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
@@ -16,7 +15,7 @@ from torch import nn
 from detection.d2 import semantic_seg
 from detection.d2.config import with_builder
 from detection.d2.data import is_semantic, register
-from detection.d2.trainer import Trainer
+from detection.d2.trainer import Trainer, inner_loop
 from detection.modeling.norms import with_process_norms
 
 
@@ -33,8 +32,7 @@ def training_step(
     model = Trainer.build_model(cfg)
     optimizer = Trainer.build_optimizer(cfg, model)
     schedule = Trainer.build_lr_scheduler(cfg, optimizer)
-    kind = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
-    trainer = kind(model, itertools.repeat(batch), optimizer)
+    trainer = inner_loop(cfg)(model, itertools.repeat(batch), optimizer)
     storage = EventStorage()
 
     def step() -> None:

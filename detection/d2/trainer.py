@@ -14,6 +14,7 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.config import CfgNode
 from detectron2.engine import (
+    AMPTrainer,
     DefaultTrainer,
     HookBase,
     SimpleTrainer,
@@ -43,6 +44,7 @@ from detection.d2.data import (
     register,
 )
 from detection.d2.precise_bn import RankEqualPreciseBN
+from detection.d2.roi_align import replace_roi_align
 from detection.d2.state import (
     STATE_KEY,
     CheckpointHook,
@@ -70,11 +72,13 @@ from detection.engine.weights import (
     read_trained,
 )
 from detection.evaluation.metrics import HEADLINE
+from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError
 from moco.common.progress import Progress
+from moco.engine.device import autocast
 from moco.engine.loggers import Loggers
 from moco.engine.stop import StopRequest, leave
 
@@ -110,8 +114,9 @@ class Trainer(DefaultTrainer):
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
         model: nn.Module = super().build_model(cfg)
-        if cfg.MODEL.CHANNELS_LAST:
-            model.to(memory_format=torch.channels_last)
+        set_memory_format(model, cfg)
+        if cfg.SOLVER.PRECISION == "bf16":
+            replace_roi_align(model)
         return model
 
     @classmethod
@@ -170,10 +175,31 @@ class Trainer(DefaultTrainer):
         return hooks
 
 
-class CpuTrainer(Trainer):
-    """The same on several processes without GPU, where DDP must not be given device ids.
+class Bf16Trainer(SimpleTrainer):
+    """Detectron2's inner loop with the forward pass in bf16, on a CPU or a GPU.
 
-    `DefaultTrainer.__init__` has no hook for that one argument; this is the rest of it.
+    AMPTrainer needs a GPU, because it scales the gradients of fp16; those of bf16 need no scaling.
+    """
+
+    def run_step(self) -> None:
+        model = self.model
+        device, forward = next(model.parameters()).device, model.forward
+
+        def in_bf16(batch: Any) -> Any:
+            with autocast(device, "bf16"):
+                return forward(batch)
+
+        model.forward = in_bf16  # while the backward pass, in the same step, is not to be in it
+        try:
+            super().run_step()
+        finally:
+            del model.forward
+
+
+class CustomTrainer(Trainer):
+    """The same in bf16, and on several processes without GPU, where DDP takes no device ids.
+
+    `DefaultTrainer.__init__` has no hook for these two; this is the rest of it.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -182,12 +208,19 @@ class CpuTrainer(Trainer):
         model = self.build_model(cfg)
         optimizer = self.build_optimizer(cfg, model)
         loader = self.build_train_loader(cfg)
-        model = create_ddp_model(model, broadcast_buffers=False, device_ids=None)
-        self._trainer = SimpleTrainer(model, loader, optimizer)
+        ids = {"device_ids": None} if cfg.MODEL.DEVICE == "cpu" else {}
+        model = create_ddp_model(model, broadcast_buffers=False, **ids)
+        self._trainer = inner_loop(cfg)(model, loader, optimizer)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
         self.register_hooks(self.build_hooks())
+
+
+def inner_loop(cfg: CfgNode) -> type[SimpleTrainer]:
+    """For SOLVER.PRECISION."""
+    loops = {"fp32": SimpleTrainer, "bf16": Bf16Trainer, "fp16": AMPTrainer}
+    return loops[cfg.SOLVER.PRECISION]
 
 
 class LoggerWriter(EventWriter):
@@ -263,7 +296,8 @@ def _train(
         resume_from(folder, path, content.get("iteration", -1) + 1, cfg.SOLVER.MAX_ITER)
     comm.synchronize()
     spread = comm.get_world_size() > 1 and cfg.MODEL.DEVICE == "cpu"
-    trainer = (CpuTrainer if spread else Trainer)(cfg)
+    custom = spread or cfg.SOLVER.PRECISION == "bf16"
+    trainer = (CustomTrainer if custom else Trainer)(cfg)
     model: nn.Module = trainer.checkpointer.model
     # The loaders hold the records in a compact form of their own. Millions of objects less to
     # collect, and to copy into every worker.

@@ -1,6 +1,5 @@
 """A model from a configuration; every component's builder is beside it."""
 
-import torch
 from fvcore.common.config import CfgNode
 
 from detection.embedded.backbone import BACKBONES, Backbone
@@ -8,6 +7,7 @@ from detection.embedded.model import Detector, Images, Model, Segmenter, build_s
 from detection.embedded.roi_heads import build_roi_heads
 from detection.embedded.rpn import build_rpn
 from detection.embedded.supported import check_supported
+from detection.modeling.memory_format import set_memory_format
 
 
 def build_model(cfg: CfgNode) -> Model:
@@ -26,6 +26,5 @@ def build_model(cfg: CfgNode) -> Model:
     else:
         rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
         model = Detector(images, backbone, rpn, roi_heads)
-    if cfg.MODEL.CHANNELS_LAST:
-        model.to(memory_format=torch.channels_last)
+    set_memory_format(model, cfg)
     return model.to(cfg.MODEL.DEVICE)

@@ -35,6 +35,7 @@ class FrozenBatchNorm(nn.Module):
         # Without gradients of weight and bias, which F.batch_norm would compute for nothing.
         scale = weight * (var + self.eps).rsqrt()
         shift = bias - mean * scale
+        scale, shift = scale.to(x.dtype), shift.to(x.dtype)  # under autocast; a sum would be fp32
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 

@@ -9,7 +9,6 @@ Shapes: N images, R regions of all images, K foreground classes, P pooled cells 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
-from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
+from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from detection.embedded.backbone import Backbone, build_res5
 from detection.embedded.boxes import Weights, decode, encode, match, sample
@@ -26,6 +25,7 @@ from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask
 from detection.embedded.layers import norm_layer
 from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
 from detection.embedded.rpn import Sizes
+from detection.modeling.roi_align import roi_align
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
 # object, or bitmaps (G, H, W)) and "keypoints" (G, number, 3).
@@ -74,16 +74,14 @@ class Pooler:
 
     def __call__(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
         """Maps (N, C, H, W) and regions (R, 5), image and box -> (R, C, P, P)."""
-        aligned = partial(
-            roi_align, output_size=self.size, sampling_ratio=self.sampling_ratio, aligned=True
-        )
         if len(maps) == 1:
-            return aligned(maps[0], rois, spatial_scale=1 / self.strides[0])
+            return roi_align(maps[0], rois, self.size, 1 / self.strides[0], self.sampling_ratio)
         levels = self.levels(rois[:, 1:])
         pooled = maps[0].new_zeros(len(rois), maps[0].shape[1], self.size, self.size)
         for level, (features, stride) in enumerate(zip(maps, self.strides, strict=True)):
             (index,) = (levels == level).nonzero(as_tuple=True)
-            pooled.index_put_((index,), aligned(features, rois[index], spatial_scale=1 / stride))
+            own = roi_align(features, rois[index], self.size, 1 / stride, self.sampling_ratio)
+            pooled.index_put_((index,), own)
         return pooled
 
     def levels(self, boxes: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.progress import Progress
+from moco.engine.device import autocast
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class Trainer:
     def __init__(self, cfg: CfgNode, model: Model, stop: StopRequest) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
         self.parallel = distributed.data_parallel(model)
+        self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)
         self.max_iter: int = cfg.SOLVER.MAX_ITER
         self.done = 0  # iterations
@@ -201,7 +203,6 @@ class Trainer:
     def step(self, iteration: int, batches: Iterator[list[Sample]]) -> float:
         """One iteration: fetch, forward, loss, backward, step, log. Returns the total loss."""
         start, solver = time.perf_counter(), self.cfg.SOLVER
-        device = self.cfg.MODEL.DEVICE.split(":")[0]
         try:
             samples = next(batches)
         except DataError as error:
@@ -210,7 +211,7 @@ class Trainer:
         factor = self.schedule(iteration / self.max_iter)
         set_learning_rate(self.optimizer, factor)
         try:
-            with torch.autocast(device, torch.bfloat16, enabled=solver.AMP.ENABLED):
+            with autocast(self.device, solver.PRECISION):
                 losses = self.parallel(samples)
         except FloatingPointError as error:
             raise diverged(self.cfg, iteration, str(error)) from error

@@ -80,16 +80,24 @@ def test_command_measures_detection(detectron2, tmp_path, capsys):
         assert "needs a GPU" in written
 
 
+@pytest.mark.slow
+@pytest.mark.detectron2
+def test_command_measures_fine_tuning(detectron2, tmp_path, capsys):
+    output = tmp_path / "speed.md"
+    command.main(["finetune", "--quick", "--output", str(output)])
+    written = output.read_text()
+    for engine in detection.ENGINES.values():
+        assert written.count(f"; engine {engine} ") == 4
+
+
 @pytest.mark.parametrize(
     "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 )
 def test_the_gpus_levers_as_far_as_a_cpu_has_them(engine, tmp_path, request):
-    """Detectron2's mixed precision needs a GPU."""
     if engine == "detectron2":
         request.getfixturevalue("detectron2")
     names = ("small", "quick", "fast")
     keys = [detection.KEYS["tasks"][detection.VOC_C4], *(detection.KEYS[name] for name in names)]
-    keys.append({"SOLVER.AMP.ENABLED": engine == "embedded"})
     setting = Setting(tmp_path, 1, True)
     with detection.generated_datasets(setting):
         side = detection.build_side(detection.task_config(setting, engine, *keys), engine)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, detection, precision, pretrain, reference, startup
+from benchmarks.speed import convert, detection, finetune, precision, pretrain, reference, startup
 from benchmarks.speed import input as input_pipeline
 from benchmarks.speed import step as steps
 from benchmarks.speed.measure import interleaved
@@ -175,7 +175,7 @@ def test_estimates_and_what_was_not_measured_are_apart():
 
 
 def test_every_goal_has_its_measurement_and_every_row_its_goal():
-    for suite in (pretrain, precision, input_pipeline, convert, detection, startup):
+    for suite in (pretrain, precision, input_pipeline, convert, detection, finetune, startup):
         specs = suites()[suite.__name__.rpartition(".")[2]]["goals"]
         measured = {key.split()[0] for key in specs} - {"lightly", "estimate", "hotcoco"}
         assert measured == set(suite.GOALS)

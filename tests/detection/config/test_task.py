@@ -436,3 +436,28 @@ def test_malicious_yaml(load, tmp_path):
     with pytest.raises(UserError, match="remote"):
         load(config=str(path))
     assert not marker.exists()
+
+
+def test_precision(voc_folder, monkeypatch):
+    """What was chosen is in the configuration, a note and the protocol; in fp32 as it was."""
+
+    def resolved(*keys, fast=True):
+        monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
+        where = ["DATASETS.VOC_DIR", str(voc_folder), "MODEL.WEIGHTS", "random", "SEED", "0"]
+        path = ROOT / "configs" / "voc" / "faster_rcnn_R_18_C4_small.yaml"
+        task = load_task(path, [*where, "MODEL.DEVICE", "cpu", *keys], "embedded")
+        solver, last = task.cfg.SOLVER, task.cfg.MODEL.CHANNELS_LAST
+        told = [note for note in task.notes if note.startswith("SOLVER.PRECISION auto: ")]
+        return (solver.PRECISION, solver.AMP.ENABLED, last, len(told)), resolved_config(task)
+
+    (auto, bf16), (slow, fp32) = resolved(), resolved(fast=False)
+    assert (auto, slow) == (("bf16", True, True, 1), ("fp32", False, False, 1))
+    assert resolved("SOLVER.PRECISION", "fp32") == (("fp32", False, False, 0), fp32)
+    amp = ("SOLVER.PRECISION", "fp32", "SOLVER.AMP.ENABLED", "True")
+    assert resolved(*amp) == (("bf16", True, True, 0), bf16)
+    assert resolved("MODEL.CHANNELS_LAST", "False")[0] == ("bf16", True, False, 1)
+    assert protocol_sha256(bf16) != protocol_sha256(fp32)
+    del fp32["SOLVER.PRECISION"]  # a record from before there was the key
+    assert protocol_sha256(fp32) == protocol_sha256(resolved(fast=False)[1])
+    with pytest.raises(UserError, match=r"SOLVER\.PRECISION"):
+        resolved("SOLVER.PRECISION", "half")

@@ -254,7 +254,7 @@ def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_pat
         (("DATASETS.TEST", "('lvis_v0.5_val',)"), (), DataError, "lvis"),
         (("SOLVER.IMS_PER_BATCH", 3), ("--num-gpus", "2"), UserError, "divided among 2 processes"),
         ((), ("--visualize", "-1"), UserError, "--visualize: got -1"),
-        (("SOLVER.AMP.ENABLED", True), (), UserError, "AMP.ENABLED needs a GPU, and MODEL.DEVICE"),
+        (("SOLVER.PRECISION", "fp16"), (), UserError, r"SOLVER\.PRECISION fp16"),
     ],
 )
 def test_what_is_wrong_is_found_before_the_folder(opts, flags, kind, message, arguments, tmp_path):
@@ -350,21 +350,25 @@ def test_the_embedded_engine_plots_too(small_config, small_options, r18_file, tm
     assert set(images(tmp_path / "inference" / "visualize")) == {"000006", "000007"}
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_mixed_precision_is_detectron2s(enabled, arguments, tmp_path):
-    """The trainer that a GPU would have; a CPU is refused above."""
-    from detectron2.engine import AMPTrainer, SimpleTrainer
-
-    from detection.d2.data import register
-    from detection.d2.trainer import Trainer
+@pytest.mark.parametrize(
+    ("precision", "trainer", "loop"),
+    [
+        ("fp32", "Trainer", "SimpleTrainer"),
+        ("bf16", "CustomTrainer", "Bf16Trainer"),
+        ("fp16", "Trainer", "AMPTrainer"),
+    ],
+)
+def test_the_inner_loop_of_a_precision(precision, trainer, loop, arguments, tmp_path):
+    """fp16 as on a GPU; a CPU is refused above."""
+    from detection.d2 import trainer as d2
     from detection.modeling.norms import with_process_norms
 
     argv = arguments(MASKS, tmp_path)
     cfg = with_process_norms(load_task(argv[1], argv[2:], "detectron2").cfg, 1).clone()
     cfg.defrost()
-    cfg.SOLVER.AMP.ENABLED = enabled
-    register(cfg, cfg.DATASETS.TRAIN)
-    assert type(Trainer(cfg)._trainer) is (AMPTrainer if enabled else SimpleTrainer)
+    cfg.SOLVER.PRECISION, cfg.SOLVER.AMP.ENABLED = precision, precision != "fp32"
+    d2.register(cfg, cfg.DATASETS.TRAIN)
+    assert type(getattr(d2, trainer)(cfg)._trainer).__name__ == loop == d2.inner_loop(cfg).__name__
 
 
 @pytest.mark.parametrize(

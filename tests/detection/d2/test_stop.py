@@ -27,6 +27,7 @@ pytestmark = [
 
 SCHEDULE = {
     "MODEL.RESNETS.RES2_OUT_CHANNELS": 16,  # a quarter; the task's file says 64
+    "SOLVER.PRECISION": "fp32",  # the task's file says auto
     "SOLVER.MAX_ITER": 6,
     "SOLVER.STEPS": (5,),
     "SOLVER.CHECKPOINT_PERIOD": 100,  # so that nothing is saved but for a stop and the end
@@ -213,6 +214,25 @@ def test_from_a_periodic_checkpoint(iteration, arguments, straight, periodic, tm
     (tmp_path / "last_checkpoint").write_text(name)
     assert main(arguments(tmp_path, "SOLVER.CHECKPOINT_PERIOD", 1, flags=("--resume",))) == 0
     assert same(*(load_torch(f / "model_final.pth") for f in (tmp_path, straight(0))))
+
+
+def test_from_a_periodic_checkpoint_in_bf16(arguments, straight, tmp_path):
+    """`auto` is what the run was begun in, also on another processor."""
+    begun, again = tmp_path / "begun", tmp_path / "again"
+    assert main(arguments(begun, "SOLVER.PRECISION", "bf16", "SOLVER.CHECKPOINT_PERIOD", 3)) == 0
+    again.mkdir()
+    for file in ("model_0000002.pth", "config.yaml"):
+        (again / file).write_bytes((begun / file).read_bytes())
+    (again / "last_checkpoint").write_text("model_0000002.pth")
+    keys = ("SOLVER.PRECISION", "auto", "SOLVER.CHECKPOINT_PERIOD", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moco.engine.device.has_fast_bf16", lambda device: False)
+        assert main(arguments(again, *keys, flags=("--resume",))) == 0
+    resumed, whole, fp32 = (
+        load_torch(folder / "model_final.pth") for folder in (again, begun, straight(0))
+    )
+    assert same(resumed, whole) and not same(whole["model"], fp32["model"])
+    assert read_record(again / "run.json").config["SOLVER.PRECISION"] == "bf16"
 
 
 def test_an_older_checkpoint_replaces_what_came_after_it(arguments, straight, tmp_path, capsys):

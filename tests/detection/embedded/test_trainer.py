@@ -144,13 +144,15 @@ def test_learns_what_it_is_shown(voc, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_a_straight_one(voc, tmp_path):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_equals_a_straight_one(precision, voc, tmp_path):
     """Evaluation and PreciseBN on the way leave the training alone; what a kill cut off is redone.
 
     Killed before the evaluation that is due at the last checkpoint.
     """
     straight, out = tmp_path / "straight", tmp_path / "run"
     keys = {"SOLVER.CHECKPOINT_PERIOD": 2, "TEST.EVAL_PERIOD": 4, **PRECISE_BN}
+    keys["SOLVER.PRECISION"] = precision
     expected = run(voc, straight, keys)
     assert checkpoints(straight) == ["0000001", "0000003", "0000005", "final"]
     with patch.object(Trainer, "evaluate", killed), pytest.raises(KeyboardInterrupt):

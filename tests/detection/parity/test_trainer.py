@@ -69,8 +69,9 @@ def logged(folder):
             "SOLVER.WEIGHT_DECAY_BIAS": 0.0,
         },
         {"MODEL.CHANNELS_LAST": True},
+        {"SOLVER.PRECISION": "bf16"},
     ],
-    ids=["plain", "precise-bn-and-clipping", "channels-last"],
+    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16"],
 )
 def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
