@@ -147,7 +147,7 @@ def fine_tuning(device: str, scratch: Path) -> Tensor:
     keys = {**SMOKE_DETECTION, "DATASETS.VOC_DIR": scenes, "OUTPUT_DIR": folder, "SEED": 0}
     keys |= {"MODEL.DEVICE": device, "MODEL.WEIGHTS": "random"}
     words = [str(part) for pair in keys.items() for part in pair]
-    config = ["--engine", "embedded", "--config-file", "voc/quickstart_R_10_C4"]
+    config = ["--overwrite", "--engine", "embedded", "--config-file", "voc/quickstart_R_10_C4"]
     _run(["detection.train_net", *config, *words])
     lines = metrics_lines(folder) or []
     return torch.tensor([line["total_loss"] for line in lines if "total_loss" in line])

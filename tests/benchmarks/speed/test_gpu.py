@@ -20,7 +20,7 @@ def test_the_checks_find_the_cpu_equal_to_itself(tmp_path):
 @pytest.mark.slow
 def test_the_commands_among_the_checks_run(tmp_path):
     checks = gpu.checks("cpu", tmp_path)
-    for name in ("resume",):
+    for name in ("resume", "fine-tune"):
         assert checks[f"branches {name}"]() == 0.0
 
 
