@@ -253,6 +253,7 @@ def test_the_device_is_found_if_not_set(small_config, voc_folder, monkeypatch):
     import torch
 
     opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    opts += ["SOLVER.PRECISION", "fp32"]  # auto would ask the GPU what it can do
     for available, device in ((False, "cpu"), (True, "cuda")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
         assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
@@ -315,13 +316,14 @@ PLAIN_BN = "MODEL.RESNETS.NORM naiveSyncBN: one process, so this is plain BN"
 
 
 def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
-    first = load()
+    fp32 = ("SOLVER.PRECISION", "fp32")  # auto has a note of its own
+    first = load(*fp32)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.yaml").write_text(first.cfg.dump())
-    again = load(resume=True)
+    again = load(*fp32, resume=True)
     assert again.cfg.SEED == first.cfg.SEED
     assert again.notes == (PLAIN_BN,)
-    changed = load("TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
+    changed = load(*fp32, "TEST.DETECTIONS_PER_IMAGE", 50, resume=True)
     changes = "resumed with other values of TEST.DETECTIONS_PER_IMAGE"
     assert set(changed.notes) == {PLAIN_BN, changes}
 
