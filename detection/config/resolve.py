@@ -46,9 +46,6 @@ def resolve_precision(
     from moco.engine.device import has_fast_bf16
 
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
-    if solver.PRECISION not in PRECISIONS:
-        choices = ", ".join(PRECISIONS)
-        raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
     theirs = engine == "detectron2" and device.type == "cuda"
     if solver.PRECISION == "auto":
         earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
@@ -61,6 +58,9 @@ def resolve_precision(
         notes.append(f"SOLVER.PRECISION auto: {solver.PRECISION}, {why}")
     elif solver.PRECISION == "fp32" and solver.AMP.ENABLED:
         solver.PRECISION = "fp16" if theirs else "bf16"
+    if solver.PRECISION not in PRECISIONS:
+        choices = ", ".join(PRECISIONS)
+        raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
     if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
         cfg.MODEL.CHANNELS_LAST = True
     if solver.PRECISION == "fp16" and not theirs and not eval_only:
