@@ -40,7 +40,7 @@ def peak_bytes():
     lines = open("/proc/self/status").read().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 import convert.families.resnet_network, convert.inspect_file, convert.verify
-import safetensors.torch
+import safetensors.torch, torchvision
 from convert.convert_to_d2 import convert_file
 before = peak_bytes()
 convert_file(sys.argv[1], sys.argv[2], overwrite=True)

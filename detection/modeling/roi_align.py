@@ -63,7 +63,8 @@ def axis_weights(low: Tensor, high: Tensor, size: int, length: int, sampling_rat
     """The weights of `length` pixels in the cells of regions along one axis: (R, P, length).
 
     Args:
-        low, high: (R,) ends of the regions; the center of pixel 0 is 0.
+        low: (R,) where the regions begin; the center of pixel 0 is 0.
+        high: (R,) where they end.
         sampling_ratio: points per cell; 0: as many as there are pixels.
     """
     cell = ((high - low) / size)[:, None, None]

@@ -144,11 +144,6 @@ def test_status_only_reads(lab, capsys):
     run_suite.main([str(lab.path / "suite.yaml"), "--output", str(lab.out), "--status"])
     shown = capsys.readouterr().out
     assert "small: 2 running, 6 waiting of 8, about 0:" in shown
-    assert re.search(
-        r"^suite: 0%, about \S+ left: 0/8 done; a random seed 0 \(embedded\) 0%, a mine seed 0",
-        lab.log(),
-        re.M,
-    )
     running = re.findall(r" running +(\d)/8 +(\d+)%", shown)
     assert len(running) == 2, shown
     for at, percent in running:  # how far they are depends on how fast this test is
