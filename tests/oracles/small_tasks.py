@@ -45,6 +45,7 @@ SHORT = {
 # voc/faster_rcnn_R_18_C4_small on a folder in VOC's layout: 3 iterations of 2 images.
 SMALL_VOC = {
     "MODEL.DEVICE": "cpu",
+    "SOLVER.PRECISION": "fp32",  # the task's auto is another precision on another processor
     "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.0,  # hardly trained, and yet with detections
     "MODEL.RPN.POST_NMS_TOPK_TRAIN": 30,
