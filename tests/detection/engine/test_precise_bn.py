@@ -33,6 +33,7 @@ def work(folder: str, upstream: bool) -> None:
     from detectron2.engine.hooks import PreciseBN
     from detectron2.utils import comm
 
+    from detection.d2.trainer import _disconnect
     from detection.engine.precise_bn import combine_statistics, count_values
 
     model = network()
@@ -42,6 +43,7 @@ def work(folder: str, upstream: bool) -> None:
     if not upstream:
         combine_statistics(counts)
     Path(folder, f"{comm.get_rank()}.pkl").write_bytes(pickle.dumps(statistics(model)))
+    _disconnect()  # a process that ends with its threads of gloo may abort
 
 
 def two_ranks(folder: Path, upstream: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
