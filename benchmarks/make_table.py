@@ -207,7 +207,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--baseline", help="init that gaps refer to (default: random, if there)")
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
-    margin = "test which rows equal the baseline within so many points, e.g. 0.3"
+    margin = "test which rows equal the baseline within this many points, e.g. 0.3"
     result.add_argument("--margin", type=float, metavar="POINTS", help=margin)
     near = "also published rows of other protocols on the same data, with what differs"
     result.add_argument("--near", action="store_true", help=near)

@@ -162,7 +162,7 @@ def smallest_gap(n: int) -> float:
 
 
 def runs_needed(gap: float) -> float:
-    """Runs per row by which Welch's test finds a gap of so many standard deviations, power 0.8."""
+    """Runs per row by which Welch's test finds a gap of this many standard deviations, power 0.8."""
     if _normal_gap(MAX_RUNS) > gap:
         return math.inf
     n = max(2, math.ceil(2 * (_normal_gap(2) / gap) ** 2))
@@ -172,7 +172,7 @@ def runs_needed(gap: float) -> float:
 
 
 def welch_power(gap: float, n: int) -> float:
-    """Probability that Welch's test finds a gap of so many standard deviations at p < 0.05.
+    """Probability that Welch's test finds a gap of this many standard deviations at p < 0.05.
 
     With equal numbers of runs its statistic is the pooled one, and its degrees of freedom depend on
     the share that one row has of the two variances. The two are independent: this is the mean over

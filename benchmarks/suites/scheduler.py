@@ -36,7 +36,7 @@ SURVEY_SECONDS = 1.0  # between two looks at the runs of others
 SHOW_SECONDS = 1.0
 REMOTE_SHOW_SECONDS = 10.0  # between two looks at how far jobs on other machines are
 REST = 500  # of what is done again and again: this many times as long as it took
-SLICE_SECONDS = 0.003  # of CPU time for a look at the runs of others; the next one goes on there
+SLICE_SECONDS = 0.003  # of CPU time for a look at the runs of others; the next one continues there
 AGAIN_SECONDS = 10.0  # before a run is tried again whose folder another process holds
 SIGNALS = signals_by_name("SIGTERM", "SIGINT", "SIGHUP")
 # A process that ends so was asked to by somebody: it is continued.
@@ -158,7 +158,7 @@ class Scheduler:
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
     def _now_and_then(self, work: Callable[[], None], seconds: float, name: str = "") -> None:
-        """Do something every so many seconds; less often where that takes long, of many runs."""
+        """Do something every `seconds`; less often where that takes long, of many runs."""
         name, now = name or work.__name__, time.monotonic()
         if now >= self._next.get(name, 0.0):
             start = time.thread_time()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fvcore.common.registry import Registry
 
-from moco.common.errors import UserError
+from moco.common.errors import DataError, UserError
 from moco.common.registry import lookup
 from moco.modeling import soundness
 
@@ -208,6 +208,26 @@ def family_named(name: str) -> Family:
 def families() -> list[Family]:
     """Every registered family."""
     return [make() for _, make in FAMILIES]
+
+
+def shape_of(
+    state: Mapping[str, Tensor], key: str, count: int, name: str, otherwise: str
+) -> tuple[int, ...]:
+    """The shape of a tensor that a family must have, of `count` dimensions.
+
+    Args:
+        name: of the file and the tensor, for messages.
+        otherwise: what a file without the tensor is, for messages.
+
+    Raises:
+        DataError: it is missing, empty, or has another number of dimensions.
+    """
+    if key not in state:
+        raise DataError(f"{name} is missing; {otherwise}")
+    dims = tuple(state[key].shape)
+    if len(dims) != count or 0 in dims:
+        raise DataError(f"{name} has shape {list(dims)}, expected {count} dimensions")
+    return dims
 
 
 def first_rule(key: str, rules: Mapping[str, str]) -> str | None:

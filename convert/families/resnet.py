@@ -23,6 +23,7 @@ from convert.families.base import (
     Hints,
     Option,
     Scheme,
+    shape_of,
 )
 from convert.families.resnet_architecture import (
     NUM_BLOCKS,
@@ -293,13 +294,8 @@ def recognize(
     """Recognize a ResNet by its shapes, see `convert.families.base.Family`."""
 
     def shape(key: str, count: int = 4) -> tuple[int, ...]:
-        name = shown(named(key), _MAX_NAME)
-        if key not in state:
-            raise DataError(f"{where}: {name} is missing; not a ResNet, or not the whole of it")
-        dims = tuple(state[key].shape)
-        if len(dims) != count or 0 in dims:
-            raise DataError(f"{where}: {name} has shape {list(dims)}, expected {count} dimensions")
-        return dims
+        kind = "not a ResNet, or not the whole of it"
+        return shape_of(state, key, count, f"{where}: {shown(named(key), _MAX_NAME)}", kind)
 
     blocks = tuple(
         len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")}) for stage in STAGES

@@ -15,7 +15,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import FAMILIES, PLAIN, USUAL, Family, Hints, Option, Scheme
+from convert.families.base import (
+    FAMILIES,
+    PLAIN,
+    USUAL,
+    Family,
+    Hints,
+    Option,
+    Scheme,
+    shape_of,
+)
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from moco.common.errors import DataError, UserError, shown
 
@@ -99,13 +108,8 @@ def recognize(
     """Recognize a vision transformer by its shapes, see `convert.families.base.Family`."""
 
     def shape(key: str, count: int) -> tuple[int, ...]:
-        name = shown(named(key), 200)
-        if key not in state:
-            raise DataError(f"{where}: {name} is missing; not a plain vision transformer")
-        dims = tuple(state[key].shape)
-        if len(dims) != count or 0 in dims:
-            raise DataError(f"{where}: {name} has shape {list(dims)}, expected {count} dimensions")
-        return dims
+        kind = "not a plain vision transformer"
+        return shape_of(state, key, count, f"{where}: {shown(named(key), 200)}", kind)
 
     width, channels, patch, patch_width = shape("patch_embed.proj.weight", 4)
     if (channels, patch) != (3, patch_width):

@@ -14,7 +14,7 @@ from moco.common.run import RECORD_NAME, drop_metrics, metrics_lines
 from moco.engine.checkpoint import POINTER_NAME, set_aside
 
 WRITE_EVERY_ITERS = 20  # a line of metrics.json, in both engines as in Detectron2
-WINDOW_ITERS = 20  # its values are medians over so many
+WINDOW_ITERS = 20  # its values are medians over this many
 _FINAL = "model_final.pth"  # fvcore's names
 _CHECKPOINT = re.compile(r"model_(\d{7,})\.pth")
 _DONE = "iterations_done"
