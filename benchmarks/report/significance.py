@@ -162,7 +162,7 @@ def smallest_gap(n: int) -> float:
 
 
 def runs_needed(gap: float) -> float:
-    """Runs per row by which Welch's test finds a gap of this many standard deviations, power 0.8."""
+    """Runs per row by which Welch's test finds a gap, in standard deviations, with power 0.8."""
     if _normal_gap(MAX_RUNS) > gap:
         return math.inf
     n = max(2, math.ceil(2 * (_normal_gap(2) / gap) ** 2))
