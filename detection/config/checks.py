@@ -11,8 +11,8 @@ from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
-from detection.engine.optimizer import OPTIMIZERS
 from detection.modeling.layer_decay import FAMILIES, family_of
+from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError, first_few
 from moco.engine.loggers import check_loggers

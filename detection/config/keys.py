@@ -185,7 +185,7 @@ TRANSFER: dict[str, Any] = {
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
     # becomes bf16, and on a GPU with Detectron2 fp16, as there.
     "SOLVER.PRECISION": "fp32",
-    # SGD or AdamW, or what is registered in detection.engine.optimizer.OPTIMIZERS.
+    # SGD or AdamW, or what is registered in detection.modeling.optimizer.OPTIMIZERS.
     "SOLVER.OPTIMIZER": "SGD",
     "SOLVER.BETAS": (0.9, 0.999),  # of AdamW, 0..1
     # Factor of the learning rate from each layer of the backbone to the one below it, above 0 to 1;

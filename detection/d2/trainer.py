@@ -56,7 +56,6 @@ from detection.d2.state import (
 from detection.datasets import cache_clear
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.images import resumable
-from detection.engine.optimizer import build_optimizer
 from detection.engine.processes import Job, report, run_job
 from detection.engine.random_state import private_random
 from detection.engine.resuming import (
@@ -76,6 +75,7 @@ from detection.engine.weights import (
 from detection.evaluation.metrics import HEADLINE
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError

@@ -31,7 +31,6 @@ from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Model, Sample
 from detection.embedded.pipeline import build_training
 from detection.embedded.solver import build_schedule, clip_gradients, set_learning_rate
-from detection.engine.optimizer import build_optimizer
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.processes import Job, Processes, report, run_job
 from detection.engine.random_state import State, private_random, restore_random
@@ -45,6 +44,7 @@ from detection.engine.resuming import (
 )
 from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.progress import Progress

@@ -54,7 +54,7 @@ VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
         (
             BASE,
             13,
-            {"bottom_up.stages.2.blocks.26.gamma": 11, "bottom_up.stages.3.blocks.0.gamma": 12},
+            {"bottom_up.stages.2.blocks.26.gamma": 11, "bottom_up.stages.3.norm": 12},
         ),
         (
             VIT,

@@ -7,7 +7,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import nn
 
-from detection.engine.optimizer import build_optimizer, parameter_groups
+from detection.modeling.optimizer import build_optimizer, parameter_groups
 from tests.oracles import tiny_detector as tiny
 
 
