@@ -36,6 +36,19 @@ KEYS: dict[str, Any] = {
 }
 
 
+ADAMW = {
+    "SOLVER.OPTIMIZER": "AdamW",
+    "SOLVER.BASE_LR": 1e-3,
+    "SOLVER.WEIGHT_DECAY": 0.05,
+    "SOLVER.LR_DECAY": 0.7,
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR",
+    "SOLVER.BASE_LR_END": 1e-5,
+    "SOLVER.STEPS": (),
+    "INPUT.LSJ.ENABLED": True,
+    "INPUT.LSJ.SIZE": 96,
+}
+
+
 @pytest.fixture(scope="module")
 def voc(tmp_path_factory):
     return write_voc(tmp_path_factory.mktemp("voc") / "voc", {"train": 10, "val": 4})
@@ -70,8 +83,15 @@ def logged(folder):
         },
         {"MODEL.CHANNELS_LAST": True},
         {"SOLVER.PRECISION": "bf16"},
+        ADAMW,
+        {
+            **ADAMW,
+            "SOLVER.PRECISION": "bf16",
+            "SOLVER.CLIP_GRADIENTS.ENABLED": True,
+            "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
+        },
     ],
-    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16"],
+    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16", "adamw", "adamw-bf16"],
 )
 def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
@@ -86,7 +106,7 @@ def test_a_whole_run(keys, voc, tmp_path):
     for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"):
         assert np.isclose(their_log[name], our_log[name], rtol=1e-6)
     # With other groups Detectron2 logs the rate of the largest one.
-    if "SOLVER.WEIGHT_DECAY_BIAS" not in keys:
+    if not {"SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.LR_DECAY"} & set(keys):
         assert their_log["lr"] == our_log["lr"]
     assert theirs.metrics == ours.metrics
     predictions = [
@@ -125,21 +145,29 @@ def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkey
         assert set(formats) == {wanted}
 
 
-def test_learning_rates_of_a_long_schedule():
+@pytest.mark.parametrize("keys", [{}, ADAMW, {**ADAMW, "SOLVER.WARMUP_METHOD": "constant"}])
+def test_learning_rates_of_a_long_schedule(keys):
     from detectron2.solver import build_lr_scheduler
 
     from detection.embedded.solver import build_schedule, set_learning_rate
 
-    keys = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
-    cfg = tiny.task(keys)
+    length = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
+    cfg = tiny.task({**keys, **length})
     solver = cfg.SOLVER
-    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
-    ours = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
-    ours.param_groups[0]["initial_lr"] = solver.BASE_LR
+    layers = [solver.BASE_LR * solver.LR_DECAY**k for k in range(3)]
+    theirs, ours = (
+        torch.optim.SGD(
+            [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in layers]
+        )
+        for _ in range(2)
+    )
+    for group in ours.param_groups:
+        group["initial_lr"] = group["lr"]
     scheduler = build_lr_scheduler(cfg, theirs)
     schedule = build_schedule(solver)
     for iteration in range(solver.MAX_ITER):
         set_learning_rate(ours, schedule(iteration / solver.MAX_ITER))
-        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], iteration
+        for expected, actual in zip(theirs.param_groups, ours.param_groups, strict=True):
+            assert actual["lr"] == expected["lr"], iteration
         theirs.step()
         scheduler.step()
