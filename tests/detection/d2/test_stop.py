@@ -250,7 +250,7 @@ def test_from_a_periodic_checkpoint_of_adamw(arguments, tmp_path):
     assert same(resumed, whole)
     state = whole["trainer"]["_trainer"]["optimizer"]
     assert all(float(one["step"]) == 6 for one in state["state"].values())
-    assert len({group["initial_lr"] for group in state["param_groups"]}) == 6  # of 4 stages, stem, heads
+    assert len({group["initial_lr"] for group in state["param_groups"]}) == 6
 
 
 def test_an_older_checkpoint_replaces_what_came_after_it(arguments, straight, tmp_path, capsys):
