@@ -27,6 +27,10 @@ LSJ = {"INPUT.LSJ.ENABLED": True}
         ("INPUT.LSJ.SIZE", {"INPUT.LSJ.SIZE": 0}),
         ("INPUT.LSJ.SCALE_RANGE", {"INPUT.LSJ.SCALE_RANGE": [2.0, 0.1]}),
         ("MODEL.META_ARCHITECTURE", {**LSJ, "MODEL.META_ARCHITECTURE": "SemanticSegmentor"}),
+        (
+            "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
+            {**LSJ, "MODEL.MASK_ON": True, "DATALOADER.FILTER_EMPTY_ANNOTATIONS": False},
+        ),
         ("INPUT.CROP.ENABLED", {**LSJ, "INPUT.CROP.ENABLED": True}),
     ],
 )

@@ -12,6 +12,7 @@ from detection.config.task import load_task
 from detection.engine.processes import Job
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
+from tests.oracles import small_tasks
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
@@ -47,6 +48,9 @@ ADAMW = {
     "INPUT.LSJ.ENABLED": True,
     "INPUT.LSJ.SIZE": 96,
 }
+
+
+JITTER = ("INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", 96, "INPUT.LSJ.SCALE_RANGE", [0.3, 3.0])
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,19 @@ def test_a_whole_run(keys, voc, tmp_path):
         trained = {**keys, "MODEL.WEIGHTS": tmp_path / other / "model_final.pth"}
         out = tmp_path / f"{engine}-reads-{other}"
         assert run_engine(engine, voc, out, trained, eval_only=True).metrics == ours.metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
+def test_five_steps_of_sparks_recipe_under_jitter(masks, narrow_r50_file, data_of, tmp_path):
+    """With masks that are cut, and objects that are lost."""
+    pytest.importorskip("shapely")
+    task = "coco/mask_rcnn_R_50_FPN_1x_SparK"
+    data_of(task)
+    keys = (*JITTER, "INPUT.MASK_FORMAT", masks, "SOLVER.MAX_ITER", 5, "SOLVER.WARMUP_ITERS", 1)
+    for engine in ("detectron2", "embedded"):
+        small_tasks.run(task, narrow_r50_file, tmp_path / engine, engine, *keys)
+    small_tasks.assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])
