@@ -15,6 +15,7 @@ from detection.embedded.retinanet import build_retinanet_head
 from detection.embedded.roi_heads import build_roi_heads
 from detection.embedded.rpn import build_rpn
 from detection.embedded.supported import check_supported
+from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 
 
@@ -33,6 +34,7 @@ def build_model(cfg: CfgNode) -> Model:
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
         model = DenseDetector(images, backbone, build_retinanet_head(cfg, backbone))
+        compile_focal_loss(cfg.MODEL.DEVICE)
     else:
         rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
         model = Detector(images, backbone, rpn, roi_heads)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
-from fvcore.nn import sigmoid_focal_loss, smooth_l1_loss
+from fvcore.nn import sigmoid_focal_loss_jit, smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
 
@@ -124,7 +124,7 @@ class RetinaNetHead(nn.Module):
         self.loss_normalizer = self.loss_normalizer * 0.9 + number * (1 - 0.9)
         own_class = F.one_hot(all_labels[valid], rules.num_classes + 1)[:, :-1]
         alpha, gamma, beta = rules.focal_alpha, rules.focal_gamma, rules.smooth_l1_beta
-        loss_cls = sigmoid_focal_loss(logits[valid], own_class.to(logits), alpha, gamma, "sum")
+        loss_cls = sigmoid_focal_loss_jit(logits[valid], own_class.to(logits), alpha, gamma, "sum")
         loss_box = smooth_l1_loss(deltas[positive], torch.cat(wanted), beta, reduction="sum")
         return {
             "loss_cls": loss_cls / self.loss_normalizer,
