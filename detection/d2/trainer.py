@@ -73,6 +73,7 @@ from detection.engine.weights import (
     read_trained,
 )
 from detection.evaluation.metrics import HEADLINE
+from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
@@ -117,6 +118,8 @@ class Trainer(DefaultTrainer):
     def build_model(cls, cfg: CfgNode) -> nn.Module:
         model: nn.Module = super().build_model(cfg)
         set_memory_format(model, cfg)
+        if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+            compile_focal_loss(cfg.MODEL.DEVICE)
         if cfg.SOLVER.PRECISION == "bf16":
             replace_roi_align(model)
         return model

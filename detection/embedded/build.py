@@ -3,10 +3,19 @@
 from fvcore.common.config import CfgNode
 
 from detection.embedded.backbone import BACKBONES, Backbone
-from detection.embedded.model import Detector, Images, Model, Segmenter, build_sem_seg_head
+from detection.embedded.model import (
+    DenseDetector,
+    Detector,
+    Images,
+    Model,
+    Segmenter,
+    build_sem_seg_head,
+)
+from detection.embedded.retinanet import build_retinanet_head
 from detection.embedded.roi_heads import build_roi_heads
 from detection.embedded.rpn import build_rpn
 from detection.embedded.supported import check_supported
+from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 
 
@@ -23,6 +32,9 @@ def build_model(cfg: CfgNode) -> Model:
     images = Images(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
+    elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        model = DenseDetector(images, backbone, build_retinanet_head(cfg, backbone))
+        compile_focal_loss(cfg.MODEL.DEVICE)
     else:
         rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
         model = Detector(images, backbone, rpn, roi_heads)

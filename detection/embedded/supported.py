@@ -10,9 +10,12 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from convert.families.resnet_network import FEATURES, STAGES
-from detection.config.checks import check_basic_blocks
+from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
 from moco.common.errors import UserError
+
+# Maps of a pyramid above those of its backbone.
+_TOP_MAPS = {"build_resnet_fpn_backbone": 1, "build_retinanet_resnet_fpn_backbone": 2}
 
 
 def check_supported(cfg: CfgNode) -> None:
@@ -30,8 +33,11 @@ def check_supported(cfg: CfgNode) -> None:
     maps = _maps(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         _check_segmenter(cfg, maps)
+    elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        _check_anchors(cfg, maps, "RETINANET")
+        _check_retinanet(cfg)
     else:
-        _check_anchors(cfg, maps)
+        _check_anchors(cfg, maps, "RPN")
         _check_roi_heads(cfg, maps)
 
 
@@ -46,7 +52,7 @@ def _maps(cfg: CfgNode) -> list[str]:
                 f"{model.RESNETS.RES5_DILATION}: {model.BACKBONE.NAME} needs ['res5'] and 2"
             )
         return ["c5"]
-    if model.BACKBONE.NAME != "build_resnet_fpn_backbone":
+    if model.BACKBONE.NAME not in _TOP_MAPS:
         return given
     names = list(model.FPN.IN_FEATURES)
     _require_maps("MODEL.FPN.IN_FEATURES", names, given)
@@ -55,7 +61,13 @@ def _maps(cfg: CfgNode) -> list[str]:
         raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected stages in a row, as res2, res3")
     if model.RESNETS.RES5_DILATION != 1 and "res5" in names:
         raise UserError("MODEL.RESNETS.RES5_DILATION: a pyramid needs maps of half the size; set 1")
-    return [f"p{stage + 2}" for stage in (*stages, stages[-1] + 1)]
+    if model.BACKBONE.NAME == "build_retinanet_resnet_fpn_backbone" and names[-1] != "res5":
+        raise UserError(
+            f"MODEL.FPN.IN_FEATURES {names}: {model.BACKBONE.NAME} makes its top maps of res5, "
+            "which has to be the last one"
+        )
+    above = range(stages[-1] + 1, stages[-1] + 1 + _TOP_MAPS[model.BACKBONE.NAME])
+    return [f"p{stage + 2}" for stage in (*stages, *above)]
 
 
 def _require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
@@ -63,9 +75,9 @@ def _require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
         raise UserError(f"{key} {list(names)}: expected one or more of {', '.join(given)}")
 
 
-def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
-    names = list(cfg.MODEL.RPN.IN_FEATURES)
-    _require_maps("MODEL.RPN.IN_FEATURES", names, maps)
+def _check_anchors(cfg: CfgNode, maps: Sequence[str], head: str) -> None:
+    names = list(cfg.MODEL[head].IN_FEATURES)
+    _require_maps(f"MODEL.{head}.IN_FEATURES", names, maps)
     for name in ("SIZES", "ASPECT_RATIOS"):
         value = cfg.MODEL.ANCHOR_GENERATOR[name]
         lengths = {len(part) if isinstance(part, list | tuple) else 0 for part in value}
@@ -76,19 +88,34 @@ def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
             )
 
 
+def _check_retinanet(cfg: CfgNode) -> None:
+    for part in ("MASK_ON", "KEYPOINT_ON"):
+        if cfg.MODEL[part]:
+            raise UserError(f"MODEL.{part} True: RetinaNet has boxes only; set it False")
+    thresholds, labels = list(cfg.MODEL.RETINANET.IOU_THRESHOLDS), cfg.MODEL.RETINANET.IOU_LABELS
+    _check_thresholds("RETINANET", thresholds, len(labels) - 1)
+
+
+def _check_thresholds(part: str, thresholds: Sequence[float], number: int) -> None:
+    if len(thresholds) != number or list(thresholds) != sorted(thresholds):
+        raise UserError(
+            f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
+        )
+
+
 def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
     model, name = cfg.MODEL, cfg.MODEL.ROI_HEADS.NAME
     for part, number in (("RPN", 2), ("ROI_HEADS", 1)):
-        thresholds = list(model[part].IOU_THRESHOLDS)
-        if len(thresholds) != number or thresholds != sorted(thresholds):
-            raise UserError(
-                f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
-            )
+        _check_thresholds(part, list(model[part].IOU_THRESHOLDS), number)
+    dims = list(model.RPN.CONV_DIMS)
+    if not dims or any(dim != -1 and dim < 1 for dim in dims):
+        raise UserError(f"MODEL.RPN.CONV_DIMS {dims}: expected -1 or channels for each convolution")
+    check_box_head(cfg)
     names = list(model.ROI_HEADS.IN_FEATURES)
     _require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
     if names != maps[maps.index(names[0]) :][: len(names)]:
         raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected maps in a row")
-    if name != "StandardROIHeads":
+    if name not in ("StandardROIHeads", "CascadeROIHeads"):
         if names != ["res4"]:
             raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: {name} needs ['res4']")
         if model.KEYPOINT_ON:

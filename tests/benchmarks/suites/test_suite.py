@@ -23,6 +23,7 @@ from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
+NOT_THE_PAPERS = ("smoke", "variants")
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
 INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}
@@ -249,7 +250,7 @@ def test_there_is_a_suite_of_each_data_set_and_one_of_all():
     single = {
         (task.config, task.program)
         for path in SUITES
-        if path.stem not in ("smoke", "paper")
+        if path.stem not in (*NOT_THE_PAPERS, "paper")
         for task in load_suite(path).tasks
     }
     paper = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
@@ -278,7 +279,7 @@ def table_key(task: SuiteTask) -> tuple[str, tuple[str, ...]]:
 def test_trials_are_the_papers(path):
     """As many as a number of its tables is the mean of; one where it does not say."""
     suite, tables = load_suite(path), paper_tables()
-    for task in suite.tasks if suite.name != "smoke" else ():
+    for task in suite.tasks if suite.name not in NOT_THE_PAPERS else ():
         assert task.trials == max(tables[table_key(task)]), task.name
 
 

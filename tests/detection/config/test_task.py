@@ -274,8 +274,8 @@ def test_several_processes_without_a_gpu_need_the_cpu(small_config, voc_folder, 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("MODEL.META_ARCHITECTURE", "RetinaNet"),
-        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
+        ("MODEL.META_ARCHITECTURE", "PanopticFPN"),
+        ("MODEL.ROI_HEADS.NAME", "RROIHeads"),
         ("MODEL.RESNETS.NORM", "GN"),
         ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR"),
         ("MODEL.RESNETS.RES5_DILATION", "4"),
