@@ -198,7 +198,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
 
     Raises:
         DataError: the splits do not fit each other or the model; nothing is learned or measured.
-        UserError: a package is missing that cuts masks, or a loss needs what the training data do not say.
+        UserError: a package that cuts masks is missing, or a loss needs what the training data do
+            not say.
     """
     notes = []
     cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
