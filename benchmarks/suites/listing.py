@@ -107,8 +107,8 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
         n = min(number if number > 1 else trials for number in files.values())
         gap, several = smallest_gap(max(n, 2)), "s"[: n != 1]
         found = f"{'' if several else 'none; 2 find '}{gap:.2f} standard deviations"
-        what = "run or pre-training" if max(files.values()) > 1 else "run"
-        lines.append(f"  {task}, {n} {what}{several} per row: {found}")
+        what = f"run{several}" + f" or pre-training{several}" * (max(files.values()) > 1)
+        lines.append(f"  {task}, {n} {what} per row: {found}")
         for table in (table for table in tables if table.title == task):
             std = pooled_std([row.cells[table.metrics[0]] for row in table.rows])
             if std and several:

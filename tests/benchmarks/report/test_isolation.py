@@ -56,7 +56,7 @@ def test_seeds_without_a_partner_are_named():
 
 
 def test_in_the_report_and_in_a_bundle(tmp_path):
-    write_pair(tmp_path / "runs", {"random": [1.0, 2.0], "moco": [3.0, 5.0]}, task="t")
+    write_pair(tmp_path / "runs", {"random": [11.0, 12.0], "moco": [13.0, 15.0]}, task="t")
     write_run(tmp_path / "runs" / "x", task="t", init="x", start=None, weights_sha256="d" * 64)
     made = report(tmp_path / "runs")
     for renderer, text in rendered(made).items():
