@@ -119,7 +119,8 @@ def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
         stored = read_matches(path)
     except DataError as error:
         raise UserError(f"the match records of {seed} cannot be read") from error
-    counts, values = image_counts(len(stored.images), number), {}
+    counts = image_counts(len(stored.images), number)
+    values: dict[str, Array] = {}
     for kind, matches in stored.kinds.items():
         names = [name for name in METRICS if f"{kind}/{name}" in metrics]
         own = average_precision(stored.metric, matches) if names else {}
@@ -163,7 +164,7 @@ def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
     recalls = {COCO: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
     B = len(counts)
     total, classes = np.zeros((THRESHOLDS, B)), np.zeros(B)
-    for class_id in np.unique(matches.object_classes):
+    for class_id in np.unique(matches.object_classes).tolist():
         mine = matches.of_class(class_id)
         owners = matches.object_images[matches.object_classes == class_id]
         size = max(_CHUNK_NUMBERS // max(mine.stop - mine.start, len(owners), 1), 1)

@@ -74,7 +74,7 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
     objects = np.bincount(matches.object_classes, minlength=len(split.classes))
     recalls = np.linspace(0, 1, 101)
     curves = []
-    for number in np.flatnonzero(objects):
+    for number in np.flatnonzero(objects).tolist():
         mine = matches.of_class(number)
         true, ignored = matches.true[mine, 0], matches.ignored[mine, 0]
         recall = np.cumsum(true) / objects[number]

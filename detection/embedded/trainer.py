@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,13 @@ from detection.engine.resuming import (
     resume_from,
 )
 from detection.engine.start import StartFile, head_digests
-from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
+from detection.engine.weights import (
+    Coverage,
+    EngineResult,
+    load_converted,
+    load_trained,
+    read_trained,
+)
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.errors import DataError
@@ -117,7 +123,7 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
         else:
             coverage = load_converted(model, job.weights.model) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
-            trainer = Trainer(cfg, model, stop, head_digests(model, coverage))
+            trainer = Trainer(cfg, model, stop, coverage)
             with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if job.resume else None)
         if job.visualize and distributed.is_main():
@@ -135,9 +141,10 @@ class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
     def __init__(
-        self, cfg: CfgNode, model: Model, stop: StopRequest, head: Mapping[str, str]
+        self, cfg: CfgNode, model: Model, stop: StopRequest, coverage: Coverage | None = None
     ) -> None:
-        self.cfg, self.model, self.stop, self.head = cfg, model, stop, head
+        self.cfg, self.model, self.stop = cfg, model, stop
+        self.head = head_digests(model, coverage)
         self.parallel = distributed.data_parallel(model)
         self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)

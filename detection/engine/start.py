@@ -14,10 +14,8 @@ from torch import nn
 
 from detection.engine.weights import UNTRACKED, Coverage
 from moco.common.files import atomic_write_json, sha256_state
-from moco.common.run import START_NAME
+from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
 
-FIRST_BATCHES = 8
-_DIGITS = 16  # of a SHA-256: enough where nobody means to deceive
 _STRIDE_PX = 8
 
 
@@ -63,7 +61,7 @@ def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
     """
     state = model.state_dict()
     names = coverage.left_at_init if coverage else [n for n in state if UNTRACKED not in n]
-    return {name: sha256_state({name: state[name]})[:_DIGITS] for name in names}
+    return {name: sha256_state({name: state[name]})[:DIGITS] for name in names}
 
 
 def batch_digest(batch: Sequence[Mapping[str, Any]]) -> str:
@@ -79,4 +77,4 @@ def batch_digest(batch: Sequence[Mapping[str, Any]]) -> str:
         digest.update(f"{name} {tuple(image.shape)}\n".encode())
         pixels = image[:, ::_STRIDE_PX, ::_STRIDE_PX].long().sum(dim=0)
         digest.update(pixels.numpy().tobytes())
-    return digest.hexdigest()[:_DIGITS]
+    return digest.hexdigest()[:DIGITS]

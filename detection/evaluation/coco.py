@@ -227,7 +227,7 @@ def summarize(matches: Matches) -> dict[str, float]:
     """
     objects = np.bincount(matches.object_classes)
     precision = np.full((THRESHOLDS, len(RECALLS), len(objects)), -1.0)  # (T, R, K)
-    for class_id in np.flatnonzero(objects):
+    for class_id in np.flatnonzero(objects).tolist():
         mine = matches.of_class(class_id)
         true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
         tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)

@@ -101,7 +101,8 @@ def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
 
 def write_matches(folder: Path, content: MatchFile) -> None:
     """Write `folder/matches.npz`."""
-    arrays = {"metric": np.array([content.metric]), "images": np.array(content.images, dtype=str)}
+    arrays: dict[str, Any] = {"metric": np.array([content.metric])}
+    arrays["images"] = np.array(content.images, dtype=str)
     for kind, matches in content.kinds.items():
         for name, dtype in (_TYPES | _OBJECT_TYPES).items():
             array = getattr(matches, name)

@@ -37,6 +37,8 @@ SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
 START_NAME = "start.json"  # detection/engine/start.py
+FIRST_BATCHES = 8  # in `RunRecord.start`
+DIGITS = 16  # of a SHA-256 there: enough where nobody means to deceive
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
 LOCK_NAME = ".lock"
@@ -185,9 +187,10 @@ class RunRecord:
         coverage: which tensors came from the weights and which from initialization, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
-        start: of a detection run what it started from, or None: `head`, name → digest of every
-            tensor that no file of weights gave, and `batches`, a digest of each of the first ones
-            (detection/engine/start.py). Records of earlier versions have none.
+        start: what a fine-tuning or linear classification started from, or None: `head`, name →
+            digest of every tensor that no file of weights gave, and `batches`, a digest of each of
+            the first ones (detection/engine/start.py, moco/classification/run.py). Records of
+            earlier versions have none.
         schema: version of this format.
     """
 

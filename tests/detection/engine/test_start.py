@@ -8,9 +8,9 @@ import torch
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.processes import Job
-from detection.engine.start import FIRST_BATCHES, StartFile, batch_digest, head_digests, read_start
+from detection.engine.start import StartFile, batch_digest, head_digests, read_start
 from detection.engine.weights import Coverage
-from moco.common.run import RunFolder, read_record, write_record
+from moco.common.run import FIRST_BATCHES, RunFolder, read_record, write_record
 from tests.benchmarks.report.fake_runs import record
 from tests.detection.parity.test_trainer import KEYS
 from tests.oracles.tiny_voc import write_voc
