@@ -147,8 +147,8 @@ def average_precision(metric: str, matches: Matches) -> dict[str, float]:
 def image_counts(images: int, number: int) -> Ints:
     """(B, I): how often each image is in each resample; the same for all runs."""
     random = np.random.default_rng(SEED)
-    drawn = (random.integers(0, images, images) for _ in range(number))
-    return np.stack([np.bincount(own, minlength=images).astype(np.int32) for own in drawn])
+    sampled = (random.integers(0, images, images) for _ in range(number))
+    return np.stack([np.bincount(own, minlength=images).astype(np.int32) for own in sampled])
 
 
 def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
@@ -246,7 +246,8 @@ def two_level(a: Array, b: Array, gap: float, *, paired: bool) -> tuple[float, f
     have few.
 
     Args:
-        a, b: (n, B), the runs of two rows on the same resamples.
+        a: (n, B), the runs of a row on the resamples.
+        b: of the baseline on the same ones; its n may differ, but of pairs.
         gap: of the means on the test images themselves.
         paired: the n runs of both are pairs, sampled together.
 

@@ -4,17 +4,20 @@ Two runs whose digests agree differ in nothing before their first step but the w
 write them into OUTPUT_DIR while they train; the run record takes them from there.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from detection.engine.weights import UNTRACKED, Coverage
 from moco.common.files import atomic_write_json, sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _STRIDE_PX = 8
 
