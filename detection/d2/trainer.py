@@ -65,6 +65,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
+from detection.engine.start import StartFile, head_digests
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -318,12 +319,15 @@ def _train(
     gc.collect()
     gc.freeze()
     coverage = None if weights is None else load_converted(model, weights.model)
+    head = head_digests(model, coverage)
     if path is not None:
         state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
         trainer.checkpoint_hook.resumed = state
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
     del content
+    main_folder = folder if comm.is_main_process() else None
+    trainer._trainer.data_loader.observe = StartFile(main_folder, head, trainer.start_iter).add
     trainer.checkpoint_hook.stop = stop
     try:
         with counting(lambda: trainer.checkpoint_hook.done):

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _PREFIXES = ("backbone.", "backbone.bottom_up.", "roi_heads.")
 # The part of a detector that a backbone's file has to fill; roi_heads.res5.norm is the new BN.
 _BACKBONE = re.compile(r"^(backbone\.(bottom_up\.)?(stem|res\d)|roi_heads\.res5\.\d)")
-_UNTRACKED = "num_batches_tracked"
+UNTRACKED = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
         UserError: naming the first tensors that do not fit.
     """
     # Buffers of the image normalization are in models saved by older Detectron2.
-    ignored = re.compile(rf"{_UNTRACKED}|^pixel_(mean|std)$")
+    ignored = re.compile(rf"{UNTRACKED}|^pixel_(mean|std)$")
     found = {name: value for name, value in tensors.items() if not ignored.search(name)}
     missing, unknown = _load(model, found, str(path))
-    problems = [f"{name} is missing" for name in missing if _UNTRACKED not in name]
+    problems = [f"{name} is missing" for name in missing if UNTRACKED not in name]
     problems += [f"{name} is unknown" for name in unknown]
     if problems:
         raise UserError(f"{path} does not fit this detector: {first_few(problems)}")
@@ -159,7 +159,7 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     if different:
         raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {first_few(different)}")
     rest = sorted(
-        name for name in state if name not in set(targets.values()) and _UNTRACKED not in name
+        name for name in state if name not in set(targets.values()) and UNTRACKED not in name
     )
     random = [name for name in rest if _BACKBONE.match(name)]
     if random:

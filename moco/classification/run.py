@@ -4,6 +4,7 @@
 size in pixels, C classes.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from moco.classification.data import crop_and_flip, open_labeled
 from moco.common import distributed
 from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
+from moco.common.run import DIGITS, FIRST_BATCHES
 from moco.data.augment import apply_colors
-from moco.data.views import Batch, Position, Views
+from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop, outputs
@@ -66,6 +68,12 @@ class Classification(Training[ClassifyPlan, Step]):
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
+        scratch = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if weights.state is None or name.startswith(HEAD)
+        }
+        self._head = {name: sha256_state({name: scratch[name]})[:DIGITS] for name in scratch}
         if cfg.SOLVER.COMPILE:
             model.compile()
         super().__init__(cfg, solver, weights.spec, model, sets.train)
@@ -159,7 +167,15 @@ class Classification(Training[ClassifyPlan, Step]):
             "weights_sha256": weights.sha256,
             "weights_source": weights.source,
             "notes": [size, *weights.notes, *self.notes],
+            "start": {"head": self._head, "batches": self._first_batches()},
         }
+
+    def _first_batches(self) -> list[str]:
+        """A digest of each: the images' places and labels; their views follow from the seed."""
+        stop = min(FIRST_BATCHES, self.total_steps)
+        steps = positions_of_steps(self.images, self.batch_size, self.cfg.SEED, 0, stop)
+        texts = (f"{at} {self._labels[[i for _, i in at]].tolist()}" for at in steps)
+        return [hashlib.sha256(text.encode()).hexdigest()[:DIGITS] for text in texts]
 
 
 def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> ResNet:
