@@ -35,6 +35,17 @@ def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanis
 
 
 @MECHANISMS.register()
+def moco_v3(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
+    """MoCo v3: the batch is the dictionary, a key encoder with momentum MOCO.M; MOCO.MLP_DIM."""
+    from moco.modeling.archs import VITS
+    from moco.modeling.mechanisms.moco_v3 import MoCoV3
+
+    moco, vit = cfg.MOCO, cfg.MODEL.ARCH in VITS
+    layers = 3 if vit else 2
+    return MoCoV3(encoder, moco.DIM, moco.MLP_DIM, moco.M, moco.T, layers, predictor_norm=vit)
+
+
+@MECHANISMS.register()
 def memory_bank(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
     """A bank of all images, MOCO.K negatives per step, MOCO.BANK_MOMENTUM, MOCO.LOSS."""
     from moco.modeling.mechanisms.memory_bank import MemoryBank

@@ -235,5 +235,5 @@ def test_bytes_that_shuffling_moves(runs):
         # Each of the steps ends an epoch, after which the statistics of BN are gathered and saved.
         assert by_index["gather"] == steps * (n * dim + statistics) * 4
     for exchanged in received["all_to_all"]:
-        assert 0 < exchanged["exchange"] <= steps * n * (crop + 7 * 4)
-        assert exchanged["exchange"] % (crop + 7 * 4) == 0
+        assert 0 < exchanged["exchange"] <= steps * n * (crop + 8 * 4)
+        assert exchanged["exchange"] % (crop + 8 * 4) == 0
