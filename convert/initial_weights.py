@@ -117,8 +117,8 @@ def encoder_spec(architecture: Any) -> Spec:
     if isinstance(a, ViTArchitecture):
         if (a.mlp_dim, a.qkv_bias, a.layer_scale) != (4 * a.embed_dim, True, False):
             raise UserError(
-                f"{a}, MLPs of {a.mlp_dim}: the vision transformers of the trainings here have MLPs "
-                "of four times their width, a bias of queries, keys and values, and no LayerScale"
+                f"{a}, MLPs of {a.mlp_dim}: the vision transformers of the trainings here have "
+                "MLPs of four times their width, a bias of queries, keys and values, no LayerScale"
             )
         return ViTSpec.of_shape(a.embed_dim, a.depth, a.num_heads, a.patch_size, a.image_size)
     if not isinstance(a, ResNetArchitecture):
@@ -142,8 +142,8 @@ def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
     names = {name: found.named(name) for name in ("cls_token", "norm.weight", "norm.bias")}
     if missing := [name for name in names.values() if name not in holder]:
         raise UserError(
-            f"{path}: has no {', '.join(missing)}, from which a vision transformer's image feature is "
-            "taken; give the checkpoint that it was made from"
+            f"{path}: has no {', '.join(missing)}, from which a vision transformer's image feature "
+            "is taken; give the checkpoint that it was made from"
         )
     return {name: to_tensor(key, holder[key], str(path)).float() for name, key in names.items()}
 

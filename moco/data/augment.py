@@ -73,8 +73,8 @@ V1 = Augmentation(
 # ColorJitter(.4, .4, .4, .1) with p = .8, RandomGrayscale(.2), GaussianBlur(.1, 2.) with p = .5,
 # RandomHorizontalFlip.
 V2 = replace(V1, gray_first=False, jitter_prob=0.8, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5)
-# MoCo v3 (arXiv 2104.02057; main_moco.py), after BYOL: the two views differ in blur and solarization.
-# ViTs have crops from 8% of the area.
+# MoCo v3 (arXiv 2104.02057; main_moco.py), after BYOL: its two views differ in blur and
+# solarization; for ViTs, crops are from 8% of the area.
 V3 = (
     replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=1.0),
     replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=0.1, solarize_prob=0.2),

@@ -96,9 +96,10 @@ def common_cfg() -> CfgNode:
     cfg.SOLVER.BASE_LR = 0.03
     # Length of the run in passes over the data, >= 1; --extend makes a finished run longer.
     cfg.SOLVER.MAX_EPOCHS = 200
-    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. warmup_cosine: the
-    # same from the end of the warm-up, for each step (MoCo v3). exponential: times GAMMA after every
-    # DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500). Others can be registered in moco.engine.schedule.SCHEDULES.
+    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. warmup_cosine:
+    # one from the end of the warm-up on, at each step (MoCo v3). exponential: times GAMMA after
+    # every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500). Others can be registered in
+    # moco.engine.schedule.SCHEDULES.
     cfg.SOLVER.SCHEDULE = "step"
     cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
     cfg.SOLVER.DECAY_EVERY_ITERS = 62500

@@ -57,7 +57,7 @@ class ResNet(TorchvisionResNet):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.layer4.register_forward_pre_hook(_as_weights)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc: nn.Module = nn.Identity()  # type: ignore[assignment]
+        self.fc: nn.Module = nn.Identity()
         self.feature_dim = spec.feature_dim
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # torchvision's initialization

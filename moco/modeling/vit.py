@@ -116,9 +116,10 @@ def sincos_positions(grid: int, dim: int) -> Tensor:
     A quarter of the channels each: sine and cosine of the row, sine and cosine of the column, at
     frequencies from 1 down to 1/10000 (facebookresearch/moco-v3 vits.py, in its order).
     """
-    frequencies = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float32) / (dim // 4))
-    angles = torch.arange(grid, dtype=torch.float32)[:, None] * frequencies  # (grid, dim / 4)
+    frequencies = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+    angles = torch.arange(grid, dtype=torch.float64)[:, None] * frequencies  # (grid, dim / 4)
     waves = torch.cat([angles.sin(), angles.cos()], dim=1)  # (grid, dim / 2)
+    waves = waves.to(torch.get_default_dtype())
     rows = waves[:, None].expand(-1, grid, -1)
     columns = waves[None].expand(grid, -1, -1)
     return torch.cat([rows, columns], dim=2).flatten(0, 1)

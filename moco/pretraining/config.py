@@ -79,8 +79,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # Where DATA.ROOT are tar shards: this many of them are shuffled together, >= 1.
     cfg.DATA.SHARD_WINDOW = 16
 
-    # v1: gray, then jitter (the paper, sec. 3.3). v2: jitter, then gray, then blur (MoCo v2). v3: as
-    # v2, then solarization, and the two views differ (MoCo v3, which gives ViTs CROP_SCALE (0.08, 1)).
+    # v1: gray, then jitter (the paper, sec. 3.3). v2: jitter, then gray, then blur (MoCo v2). v3:
+    # as v2, then solarization, and the two views differ (MoCo v3; for ViTs its CROP_SCALE is
+    # (0.08, 1)).
     # The keys below take that kind's values unless they are set. AUG.MEAN and STD are written into
     # the checkpoint for the converter.
     cfg.AUG.KIND = "v1"
@@ -133,7 +134,8 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # info_nce (eq. 1) or, for memory_bank, nce (InstDisc's).
     cfg.MOCO.LOSS = "info_nce"
     # Each view is query once and key once, and the two losses are added (the official CIFAR
-    # notebook's option); the queue then takes 2 N keys per step. moco_v3 is published with it. Not for memory_bank.
+    # notebook's option, and how moco_v3 is published); a queue then takes 2 N keys per step. Not
+    # for memory_bank.
     cfg.MOCO.SYMMETRIC = False
     # Temperature, > 0 (eq. 1).
     cfg.MOCO.T = 0.07
@@ -142,9 +144,9 @@ def default_cfg(aug: str = "v1") -> CfgNode:
     # moco_v3: hidden width of the projection head and the prediction head.
     cfg.MOCO.MLP_DIM = 4096
     # Batch normalization sees the batch of all processes in this many groups, as the paper's 8 GPUs
-    # do, whatever the number of processes; a multiple of that number, and divides the batch. 1 is BN
-    # of the whole batch, synchronized between the processes: moco_v3 has to have it, and the paper's
-    # mechanisms cheat with it (sec. 3.3).
+    # do, whatever the number of processes; a multiple of that number, and divides the batch. 1 is
+    # BN of the whole batch, synchronized between the processes: moco_v3 has to have it, and the
+    # paper's mechanisms cheat with it (sec. 3.3).
     cfg.MOCO.BN_SPLITS = 8
     # Shuffle the keys between the groups (sec. 3.3, Shuffling BN); False is the ablation of the
     # appendix. memory_bank and moco_v3 do not need it.
@@ -287,8 +289,9 @@ def _check_mechanism(cfg: CfgNode) -> None:
         )
     if cfg.SOLVER.ACCUMULATE > 1 and (moco.MECHANISM in _IN_BATCH or moco.LOSS == "nce"):
         raise UserError(
-            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: {' and '.join(_IN_BATCH)} "
-            "have the whole batch as their dictionary, and nce takes its constant from it"
+            f"SOLVER.ACCUMULATE: got {cfg.SOLVER.ACCUMULATE}, expected 1: "
+            f"{' and '.join(_IN_BATCH)} have the whole batch as their dictionary, and nce takes "
+            "its constant from it"
         )
     if moco.MECHANISM == "moco_v3" and moco.BN_SPLITS != 1:
         raise UserError(

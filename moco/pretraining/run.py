@@ -290,8 +290,8 @@ def load_weights(
     """Put a file's weights into a mechanism of the same network that has just been built.
 
     The head is taken if it has the run's shape, the key encoder and the prediction head if the head
-    was, the queue if the key encoder was: a queue of keys means something beside its own encoder only. Without its own
-    weights the key encoder starts as a copy of the query encoder.
+    was, the queue if the key encoder was: a queue of keys means something beside its own encoder
+    only. Without its own weights the key encoder starts as a copy of the query encoder.
     """
     assert weights.state is not None
     state = model.state_dict()

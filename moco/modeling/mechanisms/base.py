@@ -1,7 +1,7 @@
-"""What the paper's three mechanisms (Fig. 2) and MoCo v3 have in common: queries meet a contrastive dictionary.
+"""What the paper's three mechanisms (Fig. 2) and MoCo v3 have in common.
 
-They differ in how the keys are maintained and how the key encoder is updated. One step is, for all
-of them:
+Queries meet a contrastive dictionary. They differ in how the keys are maintained and how the key
+encoder is updated. One step is, for all of them:
 
     dictionary = model.dictionary(batch)      # what the queries are compared with
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)

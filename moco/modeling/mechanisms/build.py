@@ -12,6 +12,7 @@ from fvcore.common.registry import Registry
 if TYPE_CHECKING:
     from torch import nn
 
+    from moco.modeling.encoder import Encoder
     from moco.modeling.mechanisms.base import Mechanism
 
 MECHANISMS = Registry("MECHANISMS")
@@ -35,7 +36,7 @@ def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanis
 
 
 @MECHANISMS.register()
-def moco_v3(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanism":
+def moco_v3(cfg: CfgNode, encoder: "Encoder", num_images: int) -> "Mechanism":
     """MoCo v3: the batch is the dictionary, a key encoder with momentum MOCO.M; MOCO.MLP_DIM."""
     from moco.modeling.archs import VITS
     from moco.modeling.mechanisms.moco_v3 import MoCoV3

@@ -31,12 +31,12 @@ from moco.modeling.synced_bn import SyncedBatchNorm1d
 class MoCoV3(Mechanism):
     """Query encoder with a prediction head, and an encoder of keys that follows it.
 
-    BN, in the heads and in a ResNet, sees the batch of all processes: the official code makes all of
-    it SyncBN, and the prediction head is what keeps queries and keys apart.
+    BN, in the heads and in a ResNet, sees the batch of all processes, as the official code makes
+    all of it SyncBN.
 
-    As for the queue, the key encoder is updated after the query encoder's step (Algorithm 1), where
-    the official code does so at the start of the next. Its m is that of the next step, so that every
-    batch meets the official key encoder.
+    Deviation: the official code updates the key encoder at the start of the next forward pass
+    instead of after the query encoder's step (Algorithm 1). With the next step's m, as here, every
+    batch meets the same key encoder.
 
     Args:
         encoder: becomes the query encoder, with a projection head of its own in place of what it
@@ -110,7 +110,7 @@ def cosine_momentum(m: float, progress: float) -> float:
 def mlp(
     num_layers: int, in_dim: int, hidden_dim: int, out_dim: int, last_norm: bool = True
 ) -> nn.Sequential:
-    """Linear layers without bias, each but the last with BN and ReLU; numbered as the official ones.
+    """Linear layers without bias, each but the last with BN and ReLU; numbered as in builder.py.
 
     Args:
         last_norm: a BN without scale and shift ends it.

@@ -111,7 +111,7 @@ def test_momentum_rises_to_1_by_half_a_cosine():
     ],
 )
 def test_heads_are_the_official_ones(arch, linears, norms, predictor):
-    """builder.py: no biases, the last norm without scale and shift; a ResNet's predictor has none."""
+    """builder.py: no biases, the last norm without scale; a ResNet's predictor has none."""
     moco = {"DIM": 256, "MLP_DIM": 4096, "M": 0.99, "T": 1.0}
     cfg = CfgNode({"MOCO": moco, "MODEL": {"ARCH": arch}})
     spec = EncoderSpec(arch) if arch.startswith("resnet") else ViTSpec(arch)

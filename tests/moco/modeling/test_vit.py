@@ -69,7 +69,7 @@ def test_specs():
     assert spec_of("vit_small", "imagenet", 1.0, 224) == ViTSpec("vit_small")
     assert ViTSpec.of_shape(384, 12, 12, 16, 96) == ViTSpec("vit_small", 96)
     assert ViTSpec(**MICRO.to_dict()) == MICRO
-    with pytest.raises(UserError, match="6 heads.* vit_small"):
+    with pytest.raises(UserError, match=r"6 heads.* vit_small"):
         ViTSpec.of_shape(384, 12, 6, 16, 224)
     with pytest.raises(UserError, match="vit_huge"):
         ViTSpec("vit_huge")
