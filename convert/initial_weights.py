@@ -10,7 +10,7 @@ from convert.families.resnet_architecture import ResNetArchitecture
 from convert.families.vit_architecture import ViTArchitecture
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
-from moco.modeling.archs import EncoderSpec, Spec, ViTSpec
+from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +37,8 @@ def read_initial_weights(
         arch: what the network has to be; `""`: as the file has it.
         stem: the same.
         width: the same; 0: as the file has it.
-        image_size: side in px of the images that a random ViT has positions for.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
+        image_size: side in px of the images that a random ViT has positions for.
 
     Raises:
         UserError: not determined, not the requested network, or none that the trainings here have.
@@ -55,6 +55,8 @@ def read_initial_weights(
 
     if file == RANDOM:
         return random_weights(arch, stem, width, init, image_size)
+    if arch in VITS:
+        stem, width = "", 0.0  # the defaults of keys that are for ResNets
     given = locate(file)
     path = given.path
     objects: set[str] = set()

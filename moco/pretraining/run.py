@@ -296,6 +296,7 @@ def load_weights(
     assert weights.state is not None
     state = model.state_dict()
     given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
+    given = {name: x for name, x in given.items() if not name.endswith(COUNTER)}
     names = {name for name in state if not name.endswith(COUNTER)}
     query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
     head = {name for name in query if name.startswith(HEAD)}
