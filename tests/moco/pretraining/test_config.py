@@ -105,6 +105,30 @@ def test_learning_rates_of_the_papers_large_batches(name, iters, schedule):
     assert (solver.SCHEDULE, solver.GAMMA, solver.DECAY_EVERY_ITERS) == schedule
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "decay", "warmup_epochs", "m", "T"),
+    [
+        ("r50_in1m_100ep", 0.6, 1e-6, 10, 0.99, 1.0),
+        ("r50_in1m_300ep", 0.3, 1e-6, 10, 0.99, 1.0),
+        ("r50_in1m_1000ep", 0.3, 1.5e-6, 10, 0.996, 1.0),
+        ("vit_s_in1m_300ep", 1.5e-4, 0.1, 40, 0.99, 0.2),
+        ("vit_b_in1m_300ep", 1.5e-4, 0.1, 40, 0.99, 0.2),
+    ],
+)
+def test_recipes_of_moco_v3_are_those_of_its_commands(name, rate, decay, warmup_epochs, m, T):
+    """The official CONFIG.md: the rate is for 256 images; ImageNet has 312 steps of 4096."""
+    loaded = cfg("", CONFIGS / f"moco_v3_{name}.yaml")
+    solver, notes = scale_to_batch(loaded)
+    assert solver.BASE_LR == pytest.approx(rate * 4096 / 256) and notes == []
+    assert solver.WARMUP_ITERS == warmup_epochs * (1_281_167 // 4096)
+    assert (solver.WEIGHT_DECAY, loaded.MOCO.M, loaded.MOCO.T) == (decay, m, T)
+    assert name.endswith(f"_{solver.MAX_EPOCHS}ep") and loaded.MOCO.SYMMETRIC
+    vit = name.startswith("vit")
+    assert solver.OPTIMIZER == ("adamw" if vit else "lars")
+    assert (loaded.MODEL.FREEZE_PATCH_EMBED, loaded.MODEL.ZERO_INIT_RESIDUAL) == (vit, not vit)
+    assert loaded.AUG.CROP_SCALE == (0.08 if vit else 0.2, 1.0)
+
+
 def test_augmentations_are_the_published_ones():
     assert augmentations_from(cfg("")) == (V1, V1)
     assert augmentations_from(cfg("", CONFIGS / "moco_v2_r50_in1m_200ep.yaml")) == (V2, V2)
