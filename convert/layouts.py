@@ -239,7 +239,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "moco-transfer",
         {"query": "state_dict/encoder_q.", "key": "state_dict/encoder_k."},
-        _MOCO_DROPPED,
+        {**_MOCO_DROPPED, "predictor": "predictor.*"},
         marks={"format": "moco-transfer/1"},
         recorded=own_record,
     ),

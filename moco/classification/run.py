@@ -34,7 +34,7 @@ from moco.engine.evaluation import CenterCrop, outputs
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.encoder import HEAD, ResNet, build_backbone, load_backbone
+from moco.modeling.encoder import HEADS, Encoder, build_backbone, load_backbone, set_head
 
 TOP = 5
 
@@ -65,6 +65,8 @@ class Classification(Training[ClassifyPlan, Step]):
         distributed.agree(len(sets.val), f"number of val images in {cfg.DATA.ROOT}")
         crops, aug = (cfg.EVAL.CROP_PX, cfg.EVAL.RESIZE_PX, cfg.AUG.CROP_PX), cfg.AUG
         self._crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
+        weights.spec.check_image(aug.CROP_PX, "AUG.CROP_PX")
+        weights.spec.check_image(self._crop.crop_px, "EVAL.CROP_PX")
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
@@ -77,7 +79,7 @@ class Classification(Training[ClassifyPlan, Step]):
         if cfg.SOLVER.COMPILE:
             model.compile()
         super().__init__(cfg, solver, weights.spec, model, sets.train)
-        self.model: ResNet
+        self.model: Encoder
         self.kind = self.verb = protocol.kind
         self._metrics = tuple(f"{self.kind}/{name}" for name in ("top1", "top5"))
         self.evaluated, self.recorded = self._metrics[0], {name: name for name in self._metrics}
@@ -178,10 +180,10 @@ class Classification(Training[ClassifyPlan, Step]):
         return [hashlib.sha256(text.encode()).hexdigest()[:DIGITS] for text in texts]
 
 
-def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> ResNet:
-    """The network with a new fully-connected layer `fc`: images (N, 3, H, W) → logits (N, C).
+def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> Encoder:
+    """The network with a new fully-connected layer: images (N, 3, H, W) → logits (N, C).
 
-    With a frozen protocol, only `fc` has gradients.
+    With a frozen protocol, only that has gradients.
     """
     if weights.state is None:
         model = build_backbone(weights.spec)
@@ -192,7 +194,7 @@ def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protoc
     if protocol.head_std is not None:
         nn.init.normal_(head.weight, std=protocol.head_std)
         nn.init.zeros_(head.bias)
-    model.fc = head  # type: ignore[assignment]
+    set_head(model, head)
     return model
 
 
@@ -201,7 +203,7 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
     return {
         name: sha256_state({name: tensor})
         for name, tensor in model.state_dict().items()
-        if not name.startswith(HEAD)
+        if not name.startswith(HEADS)
     }
 
 

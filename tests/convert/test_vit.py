@@ -258,7 +258,7 @@ def test_what_else_is_done_with_a_file(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"MODEL\.WEIGHTS: .*ViT"):
         apply_contract(CfgNode(), contract, ())
-    with pytest.raises(UserError, match="encoders here are ResNets"):
+    with pytest.raises(UserError, match="of four times their width"):
         read_initial_weights(str(out))
 
 
