@@ -159,7 +159,6 @@ class Family:
         tokens: rules of `dropped` whose tensors take part in the source's features.
         effect: (architecture, state, the tensors of `tokens`) -> by how much features change
             without them, for people.
-        in_engines: whether the engines fine-tune it.
     """
 
     name: str
@@ -182,7 +181,6 @@ class Family:
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
-    in_engines: bool = True
 
     def check_options(self, names: Collection[str], where: str) -> None:
         """Raise UserError for options of another family; `names`: those that were given."""

@@ -225,7 +225,7 @@ def vit() -> Family:
 
     return Family(
         name="vit",
-        networks="plain vision transformers in timm's names (conversion only)",
+        networks="plain vision transformers in timm's names",
         architecture=ViTArchitecture,
         schemes={
             USUAL: Scheme(
@@ -249,5 +249,4 @@ def vit() -> Family:
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
         effect=effect,
-        in_engines=False,
     )

@@ -290,12 +290,6 @@ ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
     *(key for key in TRANSFER if key.startswith("MODEL.VIT.")),
-)
-
-# Own keys that came after the first records. At its default such a key is not in the hash of a
-# protocol, so that a record from before there was the key has the same one.
-ADDED_LATER = (
-    "SOLVER.PRECISION",
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",
