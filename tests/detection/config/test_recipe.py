@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from convert.contract import InputContract
 from detection.config.keys import NOT_PROTOCOL, same_value
-from detection.config.recipe import RecipeCheck, check, load_recipes
+from detection.config.recipe import Recipe, RecipeCheck, check, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
 from tests.oracles.official_yaml import NAMES, write_official
@@ -85,11 +85,16 @@ def identify(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
+def recipe_of(result: RecipeCheck) -> Recipe:
+    return next(recipe for recipe in load_recipes() if recipe.name == result.recipe)
+
+
 def keys_of(result: RecipeCheck) -> list[str]:
     return [line.split(":")[0] for line in result.deviations]
 
 
 VOC_24K = ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+SPARK = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x_SparK.yaml"
 FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 
 
@@ -97,7 +102,7 @@ FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 def test_the_configs_are_as_in_the_paper(path):
     result = check(resolved(path), None)
     assert result.deviations == ()
-    assert result.label == f"as in the paper ({result.recipe})"
+    assert result.label == f"as in {recipe_of(result).of} ({result.recipe})"
     # The header of the file names the same table or section.
     header = " ".join(
         line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
@@ -152,7 +157,7 @@ def other(value: Any) -> Any:
 @pytest.mark.parametrize("path", TASKS, ids=identify)
 def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
     cfg = resolved(path)
-    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    recipe = recipe_of(check(cfg, None))
     assert len(recipe.settings) > 40
     for key in [*recipe.settings, *RGB]:
         result = check(cfg | {key: other(cfg[key])}, None)
@@ -160,7 +165,7 @@ def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
             assert result.label == "not a task of the paper"
             continue
         assert keys_of(result) == [key], (key, result.deviations)
-        assert result.label == f"deviates from the paper ({recipe.name})"
+        assert result.label == f"deviates from {recipe.of} ({recipe.name})"
         line = result.deviations[0]
         assert line.startswith(f"{key}: got ") and line.endswith(")"), line
         assert "\n" not in line
@@ -169,13 +174,25 @@ def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
 @pytest.mark.parametrize("path", TASKS, ids=identify)
 def test_absent_keys_are_deviations_and_no_accident(path):
     cfg = resolved(path)
-    recipe = next(r for r in load_recipes() if r.name == check(cfg, None).recipe)
+    recipe = recipe_of(check(cfg, None))
     for key in [*recipe.settings, *RGB]:
         rest = {name: value for name, value in cfg.items() if name != key}
         expected = [] if key == "MODEL.RESNETS.STEM" else [key]
         result = check(rest, None)
         assert keys_of(result) == expected
         assert all(": got nothing, " in line for line in result.deviations)
+
+
+def test_a_recipe_of_others_cites_them_and_never_the_paper():
+    spark = check(resolved(SPARK), None)
+    assert spark.label == "as in SparK (R50-FPN 4conv1fc, 1x)"
+    sources = {setting.source for setting in recipe_of(spark).settings.values()}
+    assert not [source for source in sources if "the paper" in source or "official MoCo" in source]
+    line = check(resolved(SPARK, SOLVER__BETAS=(0.9, 0.95)), None).deviations[0]
+    assert line.endswith("expected [0.9, 0.999] (this project's default; SparK is silent)")
+    # The paper's own with another optimizer is still the paper's task, and deviates from it.
+    adamw = check(resolved(FPN_1X, SOLVER__OPTIMIZER="AdamW"), None)
+    assert (adamw.recipe, keys_of(adamw)) == ("Table 5a", ["SOLVER.OPTIMIZER"])
 
 
 def test_every_citation_is_used():
