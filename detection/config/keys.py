@@ -289,7 +289,7 @@ NOT_PROTOCOL = (
 ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(key for key in TRANSFER if key.startswith("MODEL.VIT.")),
+    *(k for k in TRANSFER if k.startswith("MODEL.VIT.") and k not in NOT_PROTOCOL),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",

@@ -20,13 +20,15 @@ from detection.config.keys import (
     same_value,
 )
 from detection.datasets.base import official_counts
+from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 
 # A recipe has to agree with a configuration in all but one of these to be meant at all.
+_BACKBONE = "MODEL.BACKBONE.NAME"
 _IDENTITY = (
     "MODEL.META_ARCHITECTURE",
-    "MODEL.BACKBONE.NAME",
+    _BACKBONE,
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
@@ -186,11 +188,15 @@ def _defaults() -> dict[str, Setting]:
 
 
 def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe is about this configuration's data and kind of network."""
+    """Whether the recipe is about this configuration's data, kind of network and its family."""
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
     identity = [key for key in _IDENTITY if key in recipe.settings]
     other = [key for key in identity if not _equal(flat.get(key), recipe.settings[key].value)]
-    return shared and len(other) <= 1
+    families = {
+        backbone_type(name).family
+        for name in (flat.get(_BACKBONE, ""), recipe.settings[_BACKBONE].value)
+    }
+    return shared and len(other) <= 1 and len(families) == 1
 
 
 def _is_another_model(flat: Mapping[str, Any]) -> bool:
