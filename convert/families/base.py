@@ -184,7 +184,6 @@ class Family:
         tokens: rules of `dropped` whose tensors take part in the source's features.
         effect: (architecture, state, the tensors of `tokens`) -> by how much features change
             without them, for people.
-        in_engines: whether the engines fine-tune it.
         adapt: (architecture, state, values of the family's options, file's name) -> the backbone
             after the changes that these request. Raises UserError where they do not fit.
     """
@@ -210,7 +209,6 @@ class Family:
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
-    in_engines: bool = True
     adapt: Callable[[Any, dict[str, Tensor], Mapping[str, Any], str], Adapted] = (
         lambda architecture, state, asked, where: Adapted(
             architecture, state, (), (architecture, state)

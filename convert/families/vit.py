@@ -273,7 +273,7 @@ def vit() -> Family:
 
     return Family(
         name="vit",
-        networks="plain vision transformers (conversion only)",
+        networks="plain vision transformers",
         architecture=ViTArchitecture,
         schemes=SCHEMES,
         dropped=DROPPED,
@@ -291,6 +291,5 @@ def vit() -> Family:
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
         effect=effect,
-        in_engines=False,
         adapt=adapt,
     )

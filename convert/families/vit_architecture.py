@@ -13,6 +13,11 @@ FEATURE = "last_feat"  # Detectron2's name
 PATCH_RULES = ("pseudo-inverse", "bicubic")
 
 
+def key_of(field: str) -> str:
+    """What a field of the architecture is called below MODEL.VIT."""
+    return "PRETRAIN_IMAGE_SIZE" if field == "image_size" else field.upper()
+
+
 @dataclasses.dataclass(frozen=True)
 class ViTArchitecture:
     """A plain vision transformer; raises UserError out of its range.
@@ -68,7 +73,7 @@ class ViTArchitecture:
         its = dataclasses.asdict(self)
         for of_source in ("class_token", "registers", "final_norm"):
             del its[of_source]
-        return {f"MODEL.VIT.{k.upper()}": v for k, v in its.items()}
+        return {f"MODEL.VIT.{key_of(k)}": v for k, v in its.items()}
 
     def details(self) -> str:
         slot = "with" if self.class_position else "without"
@@ -93,14 +98,15 @@ class ViTArchitecture:
         return f"torchvision has other names for the tensors of a {self}"
 
     def in_detectron2(self) -> str:
-        if self.layer_scale:
-            return "Detectron2's own ViT has no LayerScale"
         if importlib.util.find_spec("timm") is None:
             return "timm, which Detectron2's own ViT imports, is not installed"
         return ""
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        raise UserError(f"{self}: no task file of this version fine-tunes it")
+        keys = {"EMBED_DIM": 192, "DEPTH": 12, "NUM_HEADS": 3, "MLP_DIM": 768}
+        keys = {f"MODEL.VIT.{name}": value for name, value in keys.items()}
+        data = "DATASETS.VOC_DIR path/to/voc "
+        return "configs/voc/faster_rcnn_ViT_Ti_small.yaml", keys, data
 
     def classification_stem(self) -> str:
         return ""
