@@ -129,7 +129,10 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
     taken = _take(choice, entries, where, given.encoder is not None)
     notes += taken.notes
     warnings += taken.warnings
-    backbone = {new: to_tensor(e.keys[-1], e.value, where) for new, e in taken.backbone.items()}
+    own = network.family.in_own_shape
+    backbone = {
+        new: own(new, to_tensor(e.keys[-1], e.value, where)) for new, e in taken.backbone.items()
+    }
     named = _names_in_file(network, {new: str(e.keys[-1]) for new, e in taken.backbone.items()})
     filled = _fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
     recorded = _recorded(network, raw, given, where)
