@@ -21,7 +21,8 @@ HONORED: dict[str, Any] = {
     "MODEL.MASK_ON": False,
     "MODEL.KEYPOINT_ON": False,
     "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    # Number of leading stages (stem = 1) that are not trained and whose BN is frozen, 0..5.
+    # Number of leading parts that are not trained and whose BN is frozen. ResNet: stem and stages,
+    # 0..5.
     "MODEL.BACKBONE.FREEZE_AT": 2,
     "MODEL.RESNETS.DEPTH": 50,
     "MODEL.RESNETS.NORM": "FrozenBN",
@@ -149,6 +150,9 @@ TRANSFER: dict[str, Any] = {
     # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
     # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
     "MODEL.RESNETS.STEM": "imagenet",
+    # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
+    # backbone needs. For backbones with a pyramid.
+    "MODEL.BACKBONE.SQUARE_PAD": 0,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -187,7 +191,6 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
     ),
-    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
     "MODEL.RESNETS.RES5_DILATION": (1, 2),
@@ -206,6 +209,10 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
 }
+
+# Own keys that records of earlier versions do not have: at its default such a key is no part of a
+# protocol's hash. Beginnings of names.
+ADDED = ("SOLVER.PRECISION", "MODEL.BACKBONE.SQUARE_PAD")
 
 # What does not make two runs different experiments: the trial, where it ran, and what belongs to
 # the weights (named in the run record) and not to the task.

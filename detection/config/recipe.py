@@ -266,7 +266,8 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
     """Lines where the pixels or the stride are not what the weights were trained with."""
     if contract is not None:
         owner = f"the weights need {{}} (contract of the {contract.source} checkpoint)"
-        needed = {key: contract.d2_keys()[key] for key in _RANDOM_INPUT}
+        keys = contract.d2_keys()
+        needed = {key: keys[key] for key in _RANDOM_INPUT if key in keys}
     elif flat.get("MODEL.WEIGHTS") == RANDOM:
         owner = (
             "expected {} (docs/deviations.md: a random initialization sees what MoCo's rows see)"

@@ -12,7 +12,6 @@ from convert.contract import InputContract
 from convert.families.resnet_network import FEATURES
 from convert.families.vit_architecture import ViTArchitecture
 from convert.verify import proof_image, read_converted
-from detection.config.weights import apply_contract
 from detection.d2 import transfer_defaults, with_builder
 from detection.d2.checkpoint import SafeCheckpointer
 from moco.common.files import PathLike
@@ -54,7 +53,7 @@ def build_vit(a: ViTArchitecture) -> Backbone:
 def build(contract: InputContract) -> Backbone:
     """The plugin's backbone for a contract, with all features and plain batch norm."""
     cfg = transfer_defaults()
-    apply_contract(cfg, contract, explicit=())
+    cfg.merge_from_list([item for pair in contract.d2_keys().items() for item in pair])
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
     cfg.MODEL.RESNETS.NORM = "BN"
     cfg.MODEL.RESNETS.OUT_FEATURES = list(FEATURES)

@@ -72,6 +72,7 @@ from detection.engine.weights import (
     read_trained,
 )
 from detection.evaluation.metrics import HEADLINE
+from detection.modeling.backbones import backbone_type
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
@@ -304,7 +305,8 @@ def _train(
     cache_clear()
     gc.collect()
     gc.freeze()
-    coverage = None if weights is None else load_converted(model, weights.model)
+    kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+    coverage = None if weights is None else load_converted(model, weights.model, kind)
     if path is not None:
         state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
         trainer.checkpoint_hook.resumed = state

@@ -20,7 +20,9 @@ def build_model(cfg: CfgNode) -> Model:
     """
     check_supported(cfg)
     backbone: Backbone = BACKBONES.get(cfg.MODEL.BACKBONE.NAME)(cfg.MODEL)
-    images = Images(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
+    square_pad = cfg.MODEL.BACKBONE.SQUARE_PAD
+    mean, std = cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD
+    images = Images(mean, std, backbone.size_divisibility, square_pad)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     else:

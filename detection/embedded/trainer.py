@@ -48,6 +48,7 @@ from detection.engine.resuming import (
     resume_from,
 )
 from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
+from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import with_process_norms
 from moco.common import distributed
 from moco.common.errors import DataError
@@ -114,7 +115,8 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
             load_trained(model, read_trained(cfg.MODEL.WEIGHTS), cfg.MODEL.WEIGHTS)
             metrics = evaluate(model, cfg)
         else:
-            coverage = load_converted(model, job.weights.model) if job.weights else None
+            kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+            coverage = load_converted(model, job.weights.model, kind) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
             trainer = Trainer(cfg, model, stop)
             with closing(trainer.log), counting(lambda: trainer.done):

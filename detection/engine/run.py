@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from convert.families.base import DEFAULT_FAMILY
 from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
@@ -15,6 +16,7 @@ from detection.engine.resuming import iterations_before
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
+from detection.modeling.backbones import backbone_type
 from moco.common.command import program
 from moco.common.errors import Preempted
 from moco.common.files import atomic_write_text, sha256_file
@@ -71,10 +73,13 @@ def _weights_and_schedule(task: Task) -> list[str]:
     cfg, solver = task.cfg, task.cfg.SOLVER
     source = task.weights.contract.source if task.weights else "random initialization"
     mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
-    stride = "1x1 conv" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3 conv"
+    if backbone_type(cfg.MODEL.BACKBONE.NAME).family == DEFAULT_FAMILY:
+        details = f", stride in the {'1x1' if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else '3x3'} conv"
+    else:
+        details = f", {task.weights.contract.architecture.details()}" if task.weights else ""
     steps = ", ".join(map(str, solver.STEPS))
     return [
-        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
+        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}{details}",
         f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
         f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
     ]
