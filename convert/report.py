@@ -108,7 +108,8 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
         return f"nothing: this version does not fine-tune a {contract.architecture}"
     config, its_keys, data = contract.architecture.example_task()
     keys = contract.d2_keys()
-    others = "".join(f"{k} {keys[k]} " for k, value in its_keys.items() if keys[k] != value)
+    differ = (key for key, value in its_keys.items() if keys[key] != value)
+    others = "".join(f"{key} {shlex.quote(str(keys[key]))} " for key in differ)
     train = program("train", _script("detection/train_net.py"))
     return (
         f"{train} --config-file {shown(config)} {data}"

@@ -204,5 +204,4 @@ def convnext() -> Family:
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
         in_own_shape=in_own_shape,
-        in_engines=False,
     )

@@ -66,7 +66,13 @@ class ConvNeXtArchitecture:
         return "Detectron2 has no ConvNeXt of its own"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        raise UserError(f"{self}: no task file of this version fine-tunes it")
+        file, depths, width, data = "coco/mask_rcnn_ConvNeXt_T_FPN_3x", [3, 3, 9, 3], 96, ""
+        if self.dims[0] < width:  # timm's small ones
+            file, depths, width = "voc/faster_rcnn_ConvNeXt_A_small", [2, 2, 6, 2], 40
+            data = "DATASETS.VOC_DIR path/to/voc "
+        dims = [width * 2**stage for stage in range(len(FEATURES))]
+        keys = {"MODEL.CONVNEXT.DEPTHS": depths, "MODEL.CONVNEXT.DIMS": dims}
+        return f"configs/{file}.yaml", keys, data
 
     def classification_stem(self) -> str:
         return ""

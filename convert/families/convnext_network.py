@@ -92,6 +92,7 @@ class ConvNeXt(nn.Module):
             official object_detection/mmdet/models/backbones/convnext.py.
         output_norms: whether every feature has a LayerNorm (`norm0` .. `norm3`), which no
             classifier has: the official detectors learn them.
+        freeze_at: how many parts, of the stem and the four stages, are not trained.
 
     Attributes: `strides` and `stage_channels` of the features, by name.
 
@@ -101,7 +102,12 @@ class ConvNeXt(nn.Module):
     size_divisibility = 32
 
     def __init__(
-        self, architecture: ConvNeXtArchitecture, drop_path: float = 0.0, output_norms: bool = False
+        self,
+        architecture: ConvNeXtArchitecture,
+        *,
+        drop_path: float = 0.0,
+        output_norms: bool = False,
+        freeze_at: int = 0,
     ) -> None:
         super().__init__()
         a = architecture
@@ -126,6 +132,8 @@ class ConvNeXt(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Linear) and not module.weight.is_meta:
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.get_parameter("bias"))
+        for part in (self.stem, *self.stages)[:freeze_at]:
+            part.requires_grad_(False)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         features = {}

@@ -153,6 +153,16 @@ TRANSFER: dict[str, Any] = {
     # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
     # backbone needs. For backbones with a pyramid.
     "MODEL.BACKBONE.SQUARE_PAD": 0,
+    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
+    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
+    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
+    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
+    "MODEL.CONVNEXT.LAYER_SCALE": True,
+    "MODEL.CONVNEXT.GRN": False,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
+    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
+    # blocks before. 0 to below 1.
+    "MODEL.CONVNEXT.DROP_PATH": 0.0,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -190,6 +200,7 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_backbone",
         "build_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
+        "build_convnext_fpn_backbone",
     ),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
@@ -212,7 +223,7 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
 
 # Own keys that records of earlier versions do not have: at its default such a key is no part of a
 # protocol's hash. Beginnings of names.
-ADDED = ("SOLVER.PRECISION", "MODEL.BACKBONE.SQUARE_PAD")
+ADDED = ("SOLVER.PRECISION", "MODEL.BACKBONE.SQUARE_PAD", "MODEL.CONVNEXT.")
 
 # What does not make two runs different experiments: the trial, where it ran, and what belongs to
 # the weights (named in the run record) and not to the task.

@@ -17,6 +17,7 @@ from detection.d2.config import (
     transfer_defaults,
     with_builder,
 )
+from detection.d2.convnext import build_convnext_fpn_backbone
 from detection.d2.data import register
 from detection.d2.resnet import (
     build_resnet_dilated_c5_backbone,
@@ -32,6 +33,7 @@ __all__ = [
     "Res5ROIHeadsExtraNorm",
     "add_transfer_config",
     "apply_weights",
+    "build_convnext_fpn_backbone",
     "build_resnet_dilated_c5_backbone",
     "build_transfer_resnet_backbone",
     "build_transfer_resnet_fpn_backbone",

@@ -2,6 +2,7 @@
 
 from fvcore.common.config import CfgNode
 
+from detection.embedded import convnext as convnext
 from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.model import Detector, Images, Model, Segmenter, build_sem_seg_head
 from detection.embedded.roi_heads import build_roi_heads
