@@ -123,6 +123,9 @@ HONORED: dict[str, Any] = {
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "value",  # value, or norm: of each parameter
     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
     "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
+    # WarmupMultiStepLR: GAMMA at each of STEPS; WarmupCosineLR: half a cosine to BASE_LR_END.
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
+    "SOLVER.BASE_LR_END": 0.0,  # 0..BASE_LR
     "SOLVER.GAMMA": 0.1,
     "SOLVER.STEPS": (30000,),  # iterations at which the learning rate is multiplied by GAMMA
     "SOLVER.WARMUP_FACTOR": 1.0 / 1000,
@@ -183,10 +186,27 @@ TRANSFER: dict[str, Any] = {
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
     "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
+    # Large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177) in place of the sizes of training:
+    # the image is flipped, made to fit a square of SIZE px times a ratio from SCALE_RANGE, and cut
+    # to the square; with masks, boxes are those of the masks that are left.
+    "INPUT.LSJ.ENABLED": False,
+    "INPUT.LSJ.SIZE": 1024,
+    "INPUT.LSJ.SCALE_RANGE": [0.1, 2.0],
+    # Fill the square where the image is smaller, with gray 128 (Detectron2's new baselines);
+    # False leaves that to the backbone's padding (ViTDet).
+    "INPUT.LSJ.PAD": True,
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
     # becomes bf16, and on a GPU with Detectron2 fp16, as there.
     "SOLVER.PRECISION": "fp32",
+    # SGD or AdamW, or what is registered in detection.modeling.optimizer.OPTIMIZERS.
+    "SOLVER.OPTIMIZER": "SGD",
+    "SOLVER.BETAS": (0.9, 0.999),  # of AdamW, 0..1
+    # Factor of the learning rate from each layer of the backbone to the one below it, above 0 to 1;
+    # 1: none. detection/modeling/layer_decay.py says what the layers are.
+    "SOLVER.LR_DECAY": 1.0,
+    # Weight decay of position embeddings and of layer scale, with AdamW; 0 or more.
+    "SOLVER.WEIGHT_DECAY_EMBED": 0.0,
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -217,13 +237,10 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "INPUT.FORMAT": ("RGB", "BGR"),
     "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "RepeatFactorTrainingSampler"),
+    "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR"),
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
 }
-
-# Own keys that records of earlier versions do not have: at its default such a key is no part of a
-# protocol's hash. Beginnings of names.
-ADDED = ("SOLVER.PRECISION", "MODEL.BACKBONE.SQUARE_PAD", "MODEL.CONVNEXT.")
 
 # What does not make two runs different experiments: the trial, where it ran, and what belongs to
 # the weights (named in the run record) and not to the task.
@@ -246,6 +263,25 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.CONVNEXT.LAYER_SCALE",
+    "MODEL.CONVNEXT.GRN",
+    "MODEL.CONVNEXT.LAYER_NORM_EPS",
+)
+
+# Own keys that came after the first records. At its default such a key is not in the hash of a
+# protocol, so that a record from before there was the key has the same one.
+ADDED_LATER = (
+    "SOLVER.PRECISION",
+    "MODEL.BACKBONE.SQUARE_PAD",
+    *(key for key in TRANSFER if key.startswith("MODEL.CONVNEXT.")),
+    "SOLVER.OPTIMIZER",
+    "SOLVER.BETAS",
+    "SOLVER.LR_DECAY",
+    "SOLVER.WEIGHT_DECAY_EMBED",
+    "INPUT.LSJ.ENABLED",
+    "INPUT.LSJ.SIZE",
+    "INPUT.LSJ.SCALE_RANGE",
+    "INPUT.LSJ.PAD",
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
@@ -314,8 +350,6 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
     "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,
-    "SOLVER.BASE_LR_END": 0.0,
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
     "SOLVER.NUM_DECAYS": 3,
     "SOLVER.RESCALE_INTERVAL": False,
     "TEST.AUG.ENABLED": False,

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from detection.config.checks import changes_since, check_splits, check_values
 from detection.config.engines import find_engine
 from detection.config.keys import (
-    ADDED,
+    ADDED_LATER,
     DETECTRON2_ONLY,
     HONORED,
     NOT_PROTOCOL,
@@ -120,12 +120,10 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
         config: from `resolved_config`.
     """
     task_keys = flatten(default_task())
-    kept = {
-        key: value
-        for key, value in config.items()
-        if (key in task_keys or key == DATA_KEY)
-        and not (key.startswith(ADDED) and same_value(value, TRANSFER[key]))
-    }
+    kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
+    for key in ADDED_LATER:
+        if key in kept and same_value(kept[key], TRANSFER[key]):
+            del kept[key]
     return cfg_sha256(kept, NOT_PROTOCOL)
 
 

@@ -25,6 +25,7 @@ from detectron2.engine import (
 from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import GeneralizedRCNNWithTTA
+from detectron2.solver.build import maybe_add_gradient_clipping
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
@@ -75,6 +76,7 @@ from detection.evaluation.metrics import HEADLINE
 from detection.modeling.backbones import backbone_type
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError
@@ -119,6 +121,14 @@ class Trainer(DefaultTrainer):
         if cfg.SOLVER.PRECISION == "bf16":
             replace_roi_align(model)
         return model
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        """Detectron2's own where it has one: SGD with the same learning rate in all layers."""
+        if cfg.SOLVER.OPTIMIZER == "SGD" and cfg.SOLVER.LR_DECAY == 1.0:
+            optimizer: torch.optim.Optimizer = super().build_optimizer(cfg, model)
+            return optimizer
+        return maybe_add_gradient_clipping(cfg, build_optimizer(cfg, model))
 
     @classmethod
     def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:

@@ -30,12 +30,7 @@ from detection.embedded.evaluate import draw_predictions, evaluate
 from detection.embedded.log import StepLog, log_file
 from detection.embedded.model import Model, Sample
 from detection.embedded.pipeline import build_training
-from detection.embedded.solver import (
-    build_optimizer,
-    build_schedule,
-    clip_gradients,
-    set_learning_rate,
-)
+from detection.embedded.solver import build_schedule, clip_gradients, set_learning_rate
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.processes import Job, Processes, report, run_job
 from detection.engine.random_state import State, private_random, restore_random
@@ -50,6 +45,7 @@ from detection.engine.resuming import (
 from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
 from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.errors import DataError
 from moco.common.progress import Progress
@@ -143,7 +139,7 @@ class Trainer:
         self.max_iter: int = cfg.SOLVER.MAX_ITER
         self.done = 0  # iterations
         self.saved = -1  # the iteration after which the newest checkpoint was written
-        self.optimizer = build_optimizer(cfg.SOLVER, model)
+        self.optimizer = build_optimizer(cfg, model)
         self.schedule = build_schedule(cfg.SOLVER)
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
 
