@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
 
@@ -29,23 +30,6 @@ class LayerNorm2d(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-class DropPath(nn.Module):
-    """Stochastic depth: a residual branch, (N, ...), is 0 for an image with probability `rate`.
-
-    What is kept is divided by the probability to keep it; in evaluation nothing is dropped.
-    """
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.rate == 0 or not self.training:
-            return x
-        kept = x.new_empty(len(x), *(1,) * (x.dim() - 1)).bernoulli_(1 - self.rate)
-        return x * kept.div_(1 - self.rate)
 
 
 class GRN(nn.Module):
@@ -76,7 +60,7 @@ class Block(nn.Module):
             self.mlp.add_module("grn", GRN(4 * dim))
         self.mlp.add_module("fc2", nn.Linear(4 * dim, dim))
         self.gamma = nn.Parameter(torch.ones(dim)) if a.layer_scale else None
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.mlp(self.norm(self.conv_dw(x).permute(0, 2, 3, 1)))

@@ -11,6 +11,11 @@ from moco.common.errors import UserError, shown
 FEATURE = "last_feat"  # Detectron2's name
 
 
+def key_of(field: str) -> str:
+    """What a field of the architecture is called below MODEL.VIT."""
+    return "PRETRAIN_IMAGE_SIZE" if field == "image_size" else field.upper()
+
+
 @dataclasses.dataclass(frozen=True)
 class ViTArchitecture:
     """A plain vision transformer; raises UserError out of its range.
@@ -57,7 +62,7 @@ class ViTArchitecture:
         return text + (", LayerScale" if self.layer_scale else "")
 
     def d2_keys(self) -> dict[str, Any]:
-        return {f"MODEL.VIT.{k.upper()}": v for k, v in dataclasses.asdict(self).items()}
+        return {f"MODEL.VIT.{key_of(k)}": v for k, v in dataclasses.asdict(self).items()}
 
     def details(self) -> str:
         return (
@@ -75,14 +80,15 @@ class ViTArchitecture:
         return f"torchvision has other names for the tensors of a {self}"
 
     def in_detectron2(self) -> str:
-        if self.layer_scale:
-            return "Detectron2's own ViT has no LayerScale"
         if importlib.util.find_spec("timm") is None:
             return "timm, which Detectron2's own ViT imports, is not installed"
         return ""
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        raise UserError(f"{self}: no task file of this version fine-tunes it")
+        keys = {"EMBED_DIM": 192, "DEPTH": 12, "NUM_HEADS": 3, "MLP_DIM": 768}
+        keys = {f"MODEL.VIT.{name}": value for name, value in keys.items()}
+        data = "DATASETS.VOC_DIR path/to/voc "
+        return "configs/voc/faster_rcnn_ViT_Ti_small.yaml", keys, data
 
     def classification_stem(self) -> str:
         return ""

@@ -22,7 +22,7 @@ HONORED: dict[str, Any] = {
     "MODEL.KEYPOINT_ON": False,
     "MODEL.BACKBONE.NAME": "build_resnet_backbone",
     # Number of leading parts that are not trained and whose BN is frozen. ResNet: stem and stages,
-    # 0..5.
+    # 0..5. ViT: the embeddings of patches and positions, then the blocks.
     "MODEL.BACKBONE.FREEZE_AT": 2,
     "MODEL.RESNETS.DEPTH": 50,
     "MODEL.RESNETS.NORM": "FrozenBN",
@@ -166,6 +166,27 @@ TRANSFER: dict[str, Any] = {
     # Probability that its last block is skipped for an image, in training; it grows from 0 with the
     # blocks before. 0 to below 1.
     "MODEL.CONVNEXT.DROP_PATH": 0.0,
+    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
+    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
+    "MODEL.VIT.EMBED_DIM": 768,
+    "MODEL.VIT.DEPTH": 12,  # number of blocks
+    "MODEL.VIT.NUM_HEADS": 12,
+    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
+    "MODEL.VIT.QKV_BIAS": True,
+    "MODEL.VIT.LAYER_SCALE": False,
+    # Whether the position embedding has a first slot, for a class token (which is not used).
+    "MODEL.VIT.CLASS_POSITION": True,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
+    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
+    # Side of the windows that attention is within, in patches; 0: it is global in every block.
+    "MODEL.VIT.WINDOW_SIZE": 14,
+    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
+    "MODEL.VIT.GLOBAL_BLOCKS": [],
+    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
+    "MODEL.VIT.REL_POS": True,
+    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
+    # Compute a block's activations again in the backward pass: less memory, more time.
+    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -221,11 +242,13 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
         "build_convnext_fpn_backbone",
+        "build_vit_sfp_backbone",
+        "build_vit_fpn_backbone",
     ),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
     "MODEL.RESNETS.RES5_DILATION": (1, 2),
-    "MODEL.FPN.NORM": (*_NORMS, "GN", ""),
+    "MODEL.FPN.NORM": (*_NORMS, "GN", "LN", ""),
     "MODEL.FPN.FUSE_TYPE": ("sum", "avg"),
     "MODEL.RESNETS.STEM": ("imagenet", "cifar", "stride2"),
     "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm", "StandardROIHeads"),
@@ -266,6 +289,13 @@ NOT_PROTOCOL = (
     "MODEL.CONVNEXT.LAYER_SCALE",
     "MODEL.CONVNEXT.GRN",
     "MODEL.CONVNEXT.LAYER_NORM_EPS",
+    "MODEL.VIT.NUM_HEADS",
+    "MODEL.VIT.QKV_BIAS",
+    "MODEL.VIT.LAYER_SCALE",
+    "MODEL.VIT.CLASS_POSITION",
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
+    "MODEL.VIT.LAYER_NORM_EPS",
+    "MODEL.VIT.CHECKPOINT_BLOCKS",
 )
 
 # Own keys that came after the first records. At its default such a key is not in the hash of a
@@ -273,7 +303,7 @@ NOT_PROTOCOL = (
 ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(key for key in TRANSFER if key.startswith("MODEL.CONVNEXT.")),
+    *(key for key in TRANSFER if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",

@@ -5,7 +5,8 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, FPN
 
 from convert.families.convnext_network import ConvNeXt
-from detection.d2.fpn import WithShapes, build_fpn
+from detection.d2.resnet import build_fpn
+from detection.d2.shapes import WithShapes
 from detection.modeling.backbones.convnext import build_convnext
 
 

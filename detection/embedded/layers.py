@@ -39,6 +39,26 @@ class FrozenBatchNorm(nn.Module):
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
+class ChannelLayerNorm(nn.Module):
+    """Layer norm over the channels of every pixel: (N, C, H, W) -> same.
+
+    Computed as LayerNorm in detectron2/layers/batch_norm.py; torch's own differs in the last bit.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        # The difference is taken twice, because the sum of its gradients then is as Detectron2's.
+        variance = (x - mean).pow(2).mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(variance + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
 class NaiveSyncBatchNorm(nn.BatchNorm2d):
     """Batch norm with the mean of the processes' statistics, on CPUs too: (N, C, H, W) -> same.
 
@@ -74,6 +94,7 @@ NORMS: dict[str, NormLayer] = {
     "naiveSyncBN": NaiveSyncBatchNorm,
     "FrozenBN": FrozenBatchNorm,
     "GN": lambda channels: nn.GroupNorm(32, channels),
+    "LN": ChannelLayerNorm,
 }
 
 

@@ -22,7 +22,7 @@ from convert.families.convnext import (
     translate,
 )
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
-from convert.families.convnext_network import ConvNeXt, DropPath
+from convert.families.convnext_network import ConvNeXt
 from convert.sources import recognize
 from convert.verify import Converted, check_features, read_converted
 from moco.common.errors import DataError
@@ -206,13 +206,3 @@ def test_its_contract() -> None:
     shapes = {k: torch.empty(v.shape) for k, v in ConvNeXt(clip).state_dict().items()}
     found = convnext().recognize(shapes, None, "a.file", str, [], [])  # type: ignore[arg-type]
     assert found == dataclasses.replace(clip, layer_norm_eps=1e-5)
-
-
-def test_drop_path_drops_whole_images_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    x, drop = torch.ones(4000, 2, 3), DropPath(0.25)
-    y = drop(x)
-    assert {float(v) for v in y.unique()} == {0.0, float(torch.tensor(1.0) / 0.75)}
-    assert torch.equal(y, y[:, :1, :1].expand_as(y))
-    assert abs(float(y.mean()) - 1) < 0.05
-    assert drop.eval()(x) is x

@@ -2,5 +2,6 @@
 
 from detection.modeling.backbones import convnext as convnext
 from detection.modeling.backbones import resnet as resnet
+from detection.modeling.backbones import vit as vit
 from detection.modeling.backbones.base import backbone_type as backbone_type
 from detection.modeling.backbones.base import check_backbone as check_backbone

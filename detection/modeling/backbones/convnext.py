@@ -6,7 +6,7 @@ from typing import TypeVar
 from fvcore.common.config import CfgNode
 
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
-from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
+from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType, maps_of_four_stages
 from moco.common.errors import UserError
 
 Network = TypeVar("Network")
@@ -32,7 +32,7 @@ def _architecture(model: CfgNode) -> ConvNeXtArchitecture:
 
 
 def _maps(cfg: CfgNode) -> list[str]:
-    model, given = cfg.MODEL, list(cfg.MODEL.FPN.IN_FEATURES)
+    model = cfg.MODEL
     try:
         _architecture(model)
     except UserError as error:
@@ -41,9 +41,7 @@ def _maps(cfg: CfgNode) -> list[str]:
         raise UserError(
             f"MODEL.CONVNEXT.DROP_PATH: got {model.CONVNEXT.DROP_PATH}, expected 0 to below 1"
         )
-    if given != list(FEATURES):
-        raise UserError(f"MODEL.FPN.IN_FEATURES {given}: expected {list(FEATURES)}")
-    return [f"p{level}" for level in range(2, 7)]
+    return maps_of_four_stages(cfg)
 
 
 @BACKBONE_TYPES.register()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torchvision.ops import StochasticDepth
 
 from detection.embedded.build import build_model
 from moco.common.errors import UserError
@@ -80,7 +81,7 @@ def test_drop_path_follows_the_seed_and_is_off_in_evaluation():
     torch.manual_seed(0)
     model = build_model(tiny.task(CONVNEXT))
     network, x = model.backbone.bottom_up, torch.randn(4, 3, 64, 64)
-    rates = [round(m.rate, 6) for m in network.modules() if hasattr(m, "rate")]
+    rates = [round(m.p, 6) for m in network.modules() if isinstance(m, StochasticDepth)]
     assert rates == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
 
     def run(seed):
