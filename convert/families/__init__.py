@@ -2,4 +2,5 @@
 
 from convert.families import convnext as convnext
 from convert.families import resnet as resnet
+from convert.families import timm_model as timm_model
 from convert.families import vit as vit
