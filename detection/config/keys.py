@@ -166,6 +166,10 @@ TRANSFER: dict[str, Any] = {
     # Probability that its last block is skipped for an image, in training; it grows from 0 with the
     # blocks before. 0 to below 1.
     "MODEL.CONVNEXT.DROP_PATH": 0.0,
+    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
+    # timm://... set it; for a file it has to be set.
+    "MODEL.TIMM.NAME": "",
+    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
     # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
     "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
     "MODEL.VIT.EMBED_DIM": 768,
@@ -242,6 +246,7 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
         "build_convnext_fpn_backbone",
+        "build_timm_fpn_backbone",
         "build_vit_sfp_backbone",
         "build_vit_fpn_backbone",
     ),
@@ -303,7 +308,7 @@ NOT_PROTOCOL = (
 ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(key for key in TRANSFER if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
+    *(key for key in TRANSFER if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",

@@ -26,6 +26,7 @@ from detection.d2.resnet import (
 )
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
+from detection.d2.timm_backbone import build_timm_fpn_backbone
 from detection.d2.vit import build_vit_fpn_backbone, build_vit_sfp_backbone
 from detection.modeling.norms import with_process_norms
 
@@ -36,6 +37,7 @@ __all__ = [
     "apply_weights",
     "build_convnext_fpn_backbone",
     "build_resnet_dilated_c5_backbone",
+    "build_timm_fpn_backbone",
     "build_transfer_resnet_backbone",
     "build_transfer_resnet_fpn_backbone",
     "build_vit_fpn_backbone",

@@ -2,6 +2,7 @@
 
 from detection.modeling.backbones import convnext as convnext
 from detection.modeling.backbones import resnet as resnet
+from detection.modeling.backbones import timm_backbone as timm_backbone
 from detection.modeling.backbones import vit as vit
 from detection.modeling.backbones.base import backbone_type as backbone_type
 from detection.modeling.backbones.base import check_backbone as check_backbone

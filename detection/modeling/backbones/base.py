@@ -30,6 +30,8 @@ class BackboneType:
             keys of the backbone that cannot be honored together.
         num_parts: configuration -> how many parts MODEL.BACKBONE.FREEZE_AT can hold fixed.
         pyramid: whether the maps are p2, p3, ..., each of half the size of the one before.
+        timm_model: configuration -> timm's name of the network that MODEL.WEIGHTS are of; None:
+            the file tells.
     """
 
     family: str
@@ -37,6 +39,7 @@ class BackboneType:
     maps: Callable[[CfgNode], list[str]]
     num_parts: Callable[[CfgNode], int]
     pyramid: bool = False
+    timm_model: Callable[[CfgNode], str | None] = lambda cfg: None
 
 
 # Of builders that are registered with Detectron2 alone: its own, and users'.
