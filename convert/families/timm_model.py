@@ -55,7 +55,8 @@ class TimmArchitecture:
         return "Detectron2 has no networks of timm's"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
-        return "configs/voc/faster_rcnn_timm_small.yaml", {}, "DATASETS.VOC_DIR path/to/voc "
+        keys = {"MODEL.TIMM.NAME": "regnety_002"}
+        return "configs/voc/faster_rcnn_timm_small.yaml", keys, "DATASETS.VOC_DIR path/to/voc "
 
     def classification_stem(self) -> str:
         return ""

@@ -29,6 +29,7 @@ TINY = {
     "SOLVER.MAX_ITER": 2,
     "SOLVER.STEPS": (),
     "SOLVER.WARMUP_ITERS": 0,
+    "TEST.PRECISE_BN.NUM_ITER": 1,
     "MODEL.DEVICE": "cpu",
     "SEED": 42,
 }
@@ -56,8 +57,6 @@ def test_from_timms_file_to_a_trained_detector(config: str, name: str, tmp_path:
     results, models = [], []
     for engine, weights in (("detectron2", "out.pth"), ("embedded", "a.file")):
         keys = {**TINY, "DATASETS.VOC_DIR": voc, "MODEL.WEIGHTS": tmp_path / weights}
-        if is_timm and weights == "a.file":
-            keys["MODEL.TIMM.NAME"] = name
         out = tmp_path / engine
         opts = [str(item) for pair in {**keys, "OUTPUT_DIR": out}.items() for item in pair]
         task = load_task(CONFIGS / f"{config}.yaml", opts, engine)
