@@ -185,6 +185,20 @@ TRANSFER: dict[str, Any] = {
     # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
     # backbone needs. For backbones with a pyramid.
     "MODEL.BACKBONE.SQUARE_PAD": 0,
+    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
+    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
+    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
+    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
+    "MODEL.CONVNEXT.LAYER_SCALE": True,
+    "MODEL.CONVNEXT.GRN": False,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
+    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
+    # blocks before. 0 to below 1.
+    "MODEL.CONVNEXT.DROP_PATH": 0.0,
+    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
+    # timm://... set it; for a file it has to be set.
+    "MODEL.TIMM.NAME": "",
+    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
     # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
     "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
     "MODEL.VIT.EMBED_DIM": 768,
@@ -261,6 +275,8 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
+        "build_convnext_fpn_backbone",
+        "build_timm_fpn_backbone",
         "build_vit_sfp_backbone",
         "build_vit_fpn_backbone",
     ),
@@ -313,6 +329,9 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.CONVNEXT.LAYER_SCALE",
+    "MODEL.CONVNEXT.GRN",
+    "MODEL.CONVNEXT.LAYER_NORM_EPS",
     "MODEL.VIT.NUM_HEADS",
     "MODEL.VIT.QKV_BIAS",
     "MODEL.VIT.LAYER_SCALE",
@@ -327,7 +346,12 @@ NOT_PROTOCOL = (
 ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(k for k in TRANSFER if k.startswith("MODEL.VIT.") and k not in NOT_PROTOCOL),
+    *(
+        key
+        for key in TRANSFER
+        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))
+        and key not in NOT_PROTOCOL
+    ),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",

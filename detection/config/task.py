@@ -42,6 +42,7 @@ from detection.config.weights import (
 from detection.datasets import known, read_split
 from detection.datasets.base import Split
 from detection.datasets.doctor import command as doctor_command
+from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import process_norms
 from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
@@ -206,7 +207,8 @@ def load_task(
         cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
         apply_trained(cfg, explicit)
     else:
-        weights = read_weights(cfg.MODEL.WEIGHTS)
+        kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+        weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
         if weights is None:
             apply_random(cfg, explicit)
         else:

@@ -149,7 +149,12 @@ def build_resnet_backbone(model: CfgNode) -> ResNet:
 
 @BACKBONES.register()
 def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
-    bottom_up, fpn = build_resnet_backbone(model), model.FPN
+    return build_fpn(model, build_resnet_backbone(model))
+
+
+def build_fpn(model: CfgNode, bottom_up: Backbone) -> FPN:
+    """MODEL.FPN over a network."""
+    fpn = model.FPN
     norm = norm_layer(fpn.NORM)
     return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
 

@@ -73,7 +73,7 @@ class Classification(Training[ClassifyPlan, Step]):
         scratch = {
             name: tensor
             for name, tensor in model.state_dict().items()
-            if weights.state is None or name.startswith(HEAD)
+            if weights.state is None or name.startswith(HEADS)
         }
         self._head = {name: sha256_state({name: scratch[name]})[:DIGITS] for name in scratch}
         if cfg.SOLVER.COMPILE:
