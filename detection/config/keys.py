@@ -165,6 +165,12 @@ TRANSFER: dict[str, Any] = {
     "DATASETS.COCO_TRAIN_ROOT": "",
     "DATASETS.COCO_TEST_JSON": "",
     "DATASETS.COCO_TEST_ROOT": "",
+    # Which training images are used; empty: all. 10%: one of five subsets of a tenth, by the seed;
+    # 10%.3: the third. tune: all but a tenth, which is tested on instead of DATASETS.TEST. See
+    # detection/datasets/parts.py.
+    "DATASETS.PART": "",
+    # A file of published subsets, as Unbiased Teacher's COCO_supervision.txt, for DATASETS.PART.
+    "DATASETS.PART_INDEX": "",
     # Side of the square crops that semantic segmentation trains on, px; 0 = the whole image.
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.

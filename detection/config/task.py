@@ -21,6 +21,7 @@ from detection.config.resolve import (
     resolve_classes,
     resolve_device,
     resolve_names,
+    resolve_part,
     resolve_precision,
     resolve_seed,
 )
@@ -32,9 +33,10 @@ from detection.config.weights import (
     check_weights,
     read_weights,
 )
-from detection.datasets import known, read_split
+from detection.datasets import find_source, known, read_split
 from detection.datasets.base import Split
 from detection.datasets.doctor import command as doctor_command
+from detection.datasets.parts import base_name
 from detection.modeling.norms import process_norms
 from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
@@ -158,9 +160,10 @@ def check_early(
     cfg.defrost()
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     resolve_names(cfg, given, needed)
+    resolve_part(cfg, eval_only=eval_only)
     sources = known(cfg)
     for name in (name for key in needed for name in cfg.DATASETS[key]):
-        if name in sources and not sources[name].present():
+        if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # says what is missing
     return cfg
 
@@ -216,6 +219,7 @@ def load_task(
     notes += _norm_notes(cfg, num_processes)
     with _pointing_to_the_doctor(cfg):
         resolve_names(cfg, given, ("TEST",) if eval_only else ("TRAIN", "TEST"))
+        resolve_part(cfg, eval_only=eval_only)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
@@ -235,7 +239,7 @@ def load_task(
             "knows the test data alone"
         )
     return Task(
-        name=_task_name(Path(config_file)) if config_file else "defaults",
+        name=_task_name(config_file, cfg.DATASETS.PART),
         engine=engine,
         cfg=cfg,
         init=init_name(cfg.MODEL.WEIGHTS),
@@ -258,12 +262,14 @@ def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:
     ]
 
 
-def _task_name(config_file: Path) -> str:
-    """The file's name; that of the run for the config.yaml that a run left beside its record."""
-    record = config_file.with_name(RECORD_NAME)
-    if config_file.name == CONFIG_NAME and record.is_file():
+def _task_name(config_file: PathLike | None, part: str) -> str:
+    """The file's name, and which part of the data (10% → 10pct) is trained on; that of the run for
+    the config.yaml that a run left beside its record."""
+    path = Path(config_file or "defaults")
+    record = path.with_name(RECORD_NAME)
+    if path.name == CONFIG_NAME and record.is_file():
         return read_record(record).task
-    return config_file.stem
+    return "_".join(filter(None, (path.stem, part.replace("%", "pct"))))
 
 
 @contextmanager
