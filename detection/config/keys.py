@@ -179,6 +179,9 @@ TRANSFER: dict[str, Any] = {
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
     # becomes bf16, and on a GPU with Detectron2 fp16, as there.
     "SOLVER.PRECISION": "fp32",
+    # The grid that the learning rate was chosen from, as `run_suite --tune` sets it: what it names
+    # is not a part of the protocol, the grid is.
+    "SOLVER.TUNED": "",
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -227,6 +230,7 @@ NOT_PROTOCOL = (
     "DATASETS.COCO_TRAIN_ROOT",
     "DATASETS.COCO_TEST_JSON",
     "DATASETS.COCO_TEST_ROOT",
+    "DATASETS.PART_INDEX",
     "SOLVER.CHECKPOINT_PERIOD",
     "SOLVER.REFERENCE_WORLD_SIZE",
     "LOG.LOGGERS",
@@ -235,6 +239,9 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
 )
+
+# Keys that records of earlier versions lack: at their default they are not a part of the protocol.
+LATER = ("SOLVER.PRECISION", "SOLVER.TUNED", "DATASETS.PART")
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
 # that a `config.yaml` written by Detectron2 loads, and refuses any other value by name.

@@ -5,6 +5,7 @@ unknown key is an error that names the nearest one, and so is a value that the e
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,14 @@ from fvcore.common.config import CfgNode
 
 from detection.config.checks import changes_since, check_splits, check_values
 from detection.config.engines import find_engine
-from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import (
+    DETECTRON2_ONLY,
+    HONORED,
+    LATER,
+    NOT_PROTOCOL,
+    TRANSFER,
+    same_value,
+)
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     resolve_classes,
@@ -48,7 +56,6 @@ if TYPE_CHECKING:
     from convert.verify import Converted
 
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
-PRECISION_KEY = "SOLVER.PRECISION"
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,15 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     """
     task_keys = flatten(default_task())
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
-    if kept.get(PRECISION_KEY) == "fp32":  # as in records from before there was this key
-        del kept[PRECISION_KEY]
-    return cfg_sha256(kept, NOT_PROTOCOL)
+    for key in LATER:
+        if key in kept and same_value(kept[key], task_keys[key]):
+            del kept[key]
+    return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_keys(kept.get("SOLVER.TUNED", ""))))
+
+
+def tuned_keys(grid: str) -> list[str]:
+    """The keys that a grid has values of, as SOLVER.TUNED names it."""
+    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
@@ -239,7 +252,7 @@ def load_task(
             "knows the test data alone"
         )
     return Task(
-        name=_task_name(config_file, cfg.DATASETS.PART),
+        name=_task_name(config_file, cfg.DATASETS.PART, "tuned" * bool(cfg.SOLVER.TUNED)),
         engine=engine,
         cfg=cfg,
         init=init_name(cfg.MODEL.WEIGHTS),
@@ -262,14 +275,14 @@ def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:
     ]
 
 
-def _task_name(config_file: PathLike | None, part: str) -> str:
-    """The file's name, and which part of the data (10% → 10pct) is trained on; that of the run for
-    the config.yaml that a run left beside its record."""
+def _task_name(config_file: PathLike | None, *variants: str) -> str:
+    """The file's name, and what makes another task of it (10% of the data → 10pct); that of the run
+    for the config.yaml that a run left beside its record."""
     path = Path(config_file or "defaults")
     record = path.with_name(RECORD_NAME)
     if path.name == CONFIG_NAME and record.is_file():
         return read_record(record).task
-    return "_".join(filter(None, (path.stem, part.replace("%", "pct"))))
+    return "_".join(filter(None, (path.stem, *variants))).replace("%", "pct")
 
 
 @contextmanager
