@@ -35,6 +35,7 @@ from benchmarks.report.style import (
     format_runs,
     is_strong,
 )
+from detection.config.keys import tuned_keys
 from detection.evaluation.metrics import titles
 from moco.common.command import RANDOM
 
@@ -210,6 +211,7 @@ class Section:
         else:
             known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
             found.append(f"{known}, not over {apart}")
+        found += tuned(table)
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):
@@ -352,6 +354,22 @@ def seeds(table: Table) -> str:
     """Which seeds the trials of a row differ in."""
     kind = table.runs[0].record.kind
     return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
+
+
+def tuned(table: Table) -> list[str]:
+    """What was chosen for each row of a tuned task, and from which grid."""
+    grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
+    if not grid:
+        return []
+    chosen = [
+        f"{row.init} "
+        + ", ".join(f"{row.runs[0].record.config[key]:g}" for key in tuned_keys(grid))
+        for row in table.rows
+    ]
+    return [
+        f"chosen for each row on held-out training images, by one run of each point of {grid}: "
+        f"{'; '.join(chosen)}; the rows of the untuned task are in a table of their own"
+    ]
 
 
 def facts(row: Row) -> list[tuple[str, str]]:

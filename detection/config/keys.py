@@ -5,6 +5,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -321,6 +322,11 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "VERSION": 2,
     "VIS_PERIOD": 0,
 }
+
+
+def tuned_keys(grid: str) -> list[str]:
+    """The keys that a grid has values of, as SOLVER.TUNED names it."""
+    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:

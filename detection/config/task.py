@@ -5,7 +5,6 @@ unknown key is an error that names the nearest one, and so is a value that the e
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from detection.config.keys import (
     NOT_PROTOCOL,
     TRANSFER,
     same_value,
+    tuned_keys,
 )
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
@@ -128,11 +128,6 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
         if key in kept and same_value(kept[key], task_keys[key]):
             del kept[key]
     return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_keys(kept.get("SOLVER.TUNED", ""))))
-
-
-def tuned_keys(grid: str) -> list[str]:
-    """The keys that a grid has values of, as SOLVER.TUNED names it."""
-    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
