@@ -91,12 +91,14 @@ def tune(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: 
         raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
     suite_of_grids, points = grid_suite(suite)
     run(suite_of_grids, folder, args, programs, tables=False)
-    found, undone = {}, []
+    found: dict[tuple[str, str], float] = {}
+    undone = []
     for spec in folder.read()[1] if folder.path.is_dir() else ():
         each = folder.run(spec)
         record = each.record()
         if record is not None and record.status == "done":
-            found[spec.task, spec.init] = record.metrics[headline_names(record.metrics)[0]]
+            value = record.metrics[headline_names(record.metrics)[0]]
+            found[spec.task, spec.init] = math.nan if value is None else value
         elif diverged(each):
             found[spec.task, spec.init] = math.nan
         else:
@@ -206,8 +208,9 @@ def run(
 def diverged(each: Run) -> bool:
     """Whether its training ended because a loss was not finite."""
     record = each.record()
-    failed = record is not None and record.status == "failed" and bool(record.notes)
-    return failed and record.notes[-1].startswith(f"{NumericError.__name__}:")
+    if record is None or record.status != "failed" or not record.notes:
+        return False
+    return record.notes[-1].startswith(f"{NumericError.__name__}:")
 
 
 def make_executor(name: str, options: Options) -> Executor:
