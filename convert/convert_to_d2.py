@@ -96,14 +96,12 @@ def convert_file(
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(
-            found.state,
-            contract.architecture,
+            *found.source_network(),
             converted,
             str(src),
             real.features if real is not None else None,
         )
-        if found.tokens and contract.family.effect:
-            notes.append(contract.family.effect(contract.architecture, found.state, found.tokens))
+        notes += found.effect_of_tokens()
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -132,28 +130,42 @@ def convert_file(
     )
 
 
-def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None = None) -> Converted:
+def convert_in_memory(
+    src: PathLike,
+    raw: Any = None,
+    objects: set[str] | None = None,
+    timm_model: str | None = None,
+) -> Converted:
     """What `convert_file` would write, without a file: the same recognition, contract and proof.
 
-    `raw`, `objects`: what `read_file` gave for `src`, when it is already open. The notes say what
-    was done. Raises UserError or DataError, in one line.
+    `raw`, `objects`: what `read_file` gave for `src`, when it is already open; `timm_model`: see
+    `convert.sources.Given`. The notes say what was done.
+
+    Raises UserError or DataError, in one line.
     """
     from convert import translate, verify
 
     src = Path(src)
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
-    found, converted = translate.translate(src, raw, Given(), objects)
+    try:
+        given = Given(timm_model=timm_model)
+        found, converted = translate.translate(src, raw, given, objects)
+    except UserError as error:
+        if "; give --" not in str(error):
+            raise
+        advice = f"{error}; that is an option of `{program('convert', 'convert_to_d2.py')}`: "
+        raise type(error)(f"{advice}convert the file first, and give what it writes") from error
     verify.check_round_trip(found.state, converted, str(src))
     contract = found.contract
-    features = verify.check_features(found.state, contract.architecture, converted, str(src))
+    features = verify.check_features(*found.source_network(), converted, str(src))
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)}"
     )
-    return dataclasses.replace(converted, notes=(note, *converted.notes))
+    return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -227,6 +239,13 @@ def build_parser() -> argparse.ArgumentParser:
         else:
             parser.add_argument(option.flag, choices=option.choices, help=option.help)
     parser.add_argument(
+        "--timm-model",
+        metavar="NAME",
+        help="take the file for this network of timm, which may be any with maps of strides 4 to "
+        "32, e.g. regnety_004 or regnety_004.tag; its mean and std are timm's of that tag "
+        "(extra: timm)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -265,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
+        timm_model=args.timm_model,
         **options,
     )
     print(report.text())

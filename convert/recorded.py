@@ -10,6 +10,7 @@ from typing import Any
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
 from convert.files import is_array, to_tensor
 from moco.common.errors import DataError, shown
+from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
 
 FAIR_STD = (57.375, 57.12, 58.395)  # BGR
@@ -53,12 +54,18 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
         order, mean, std = read_input(raw)
     except DataError as error:
         raise DataError(f"a moco-transfer checkpoint with {error}") from error
+    says: dict[str, Any]
+    if isinstance(spec, ViTSpec):
+        vit = VITS[spec.arch]
+        says = {"num_heads": {vit.embed_dim: vit.num_heads}}
+    else:
+        says = {"stem": spec.stem, "width": spec.width}
     return Recorded(
         arch=spec.arch,
-        says={"stem": spec.stem, "width": spec.width},
+        says=says,
         channel_order=order,
-        mean=_to_255(mean),
-        std=_to_255(std),
+        mean=to_255(mean),
+        std=to_255(std),
     )
 
 
@@ -70,7 +77,7 @@ def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
         values = args.get(name) if isinstance(args, Mapping) else None
         if isinstance(values, list | tuple) and len(values) == 3:
             try:
-                found[name] = _to_255(values)
+                found[name] = to_255(values)
             except (TypeError, ValueError, OverflowError) as error:
                 raise DataError(f"args.{name} is not three numbers") from error
     return Recorded(mean=found.get("mean"), std=found.get("std"))
@@ -156,6 +163,7 @@ def _triple(text: str) -> Triple | None:
     return (first, second, third)
 
 
-def _to_255(values: Any) -> Triple:
+def to_255(values: Any) -> Triple:
+    """Three numbers of 0..1 as of pixels 0..255."""
     red, green, blue = (round(float(value) * 255, 6) for value in values)
     return (red, green, blue)

@@ -230,6 +230,7 @@ def _protocol(program: str) -> Any:
 
 def _check_detection(spec: RunSpec) -> _Sound:
     from detection.config.task import load_task
+    from detection.datasets.parts import TUNE
     from detection.engine.processes import Processes, check_processes
     from detection.train_net import choose_engine
 
@@ -244,7 +245,9 @@ def _check_detection(spec: RunSpec) -> _Sound:
         for note in task.notes
         if not note.startswith(("MODEL.WEIGHTS", "weights "))
     ]
-    called = f"{task.name} on {task.test.name}"
+    # Points of a grid are in no table.
+    tuning = task.cfg.DATASETS.PART == TUNE
+    called = f"{task.name}{spec.task * tuning} on {task.test.name}"
     iterations = int(task.cfg.SOLVER.MAX_ITER)
     number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
     written = Checkpoints(_detector_bytes(task), number)
@@ -287,7 +290,9 @@ def _check_moco(spec: RunSpec) -> _Sound:
         )
     init = "" if spec.weights == RANDOM else spec.init
     network = cfg.MODEL
-    weights = read_initial_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
+    keys = network.ARCH, network.STEM, network.WIDTH
+    weights = read_initial_weights(spec.weights, *keys, init, cfg.AUG.CROP_PX)
+    weights.spec.check_image(cfg.AUG.CROP_PX, "AUG.CROP_PX")
     with_weights(cfg, weights.spec, weights.mean, weights.std)
     if not cfg.DATA.ROOT:
         raise UserError(

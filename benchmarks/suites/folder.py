@@ -23,6 +23,7 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
+    row_of,
     without_places,
 )
 from moco.common.cfgnode import flatten
@@ -169,6 +170,7 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
 
     Raises:
         DataError: a file that does not exist; one line for all of them.
+        UserError: two pre-trainings of one row are the same bytes.
     """
     missing = [
         f"--init {name}={found.path}: no such file{like(str(found.path))}"
@@ -177,12 +179,17 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     ]
     if missing:
         raise DataError("; ".join(missing))
-    return {
+    inits = {
         name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
         if found
         else Init(RANDOM, None)
         for name, found in weights.items()
     }
+    seen: dict[tuple[str, str | None], str] = {}
+    for name, init in inits.items():
+        if (other := seen.setdefault((row_of(name), init.sha256), name)) != name:
+            raise UserError(f"--init: {other} and {name} are the same weights, not two trainings")
+    return inits
 
 
 def requested(
@@ -205,6 +212,11 @@ def requested(
             "program": task.program,
             "keys": without_places(dict(task.overrides)),
             "random_keys": without_places(dict(task.random_overrides)),
+            **(
+                {"init_keys": own}
+                if (own := {i: dict(p) for i, p in task.init_overrides.items()})
+                else {}
+            ),
             "engines": list(task.engines),
             "without": list(task.without),
         }
@@ -231,7 +243,9 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
     Raises:
         UserError: the first thing in which it differs.
     """
-    old, new = flatten(before), flatten(now)
+    # A whole task may be new, as the tuned ones are; what is in a task may not change.
+    known = {name: task for name, task in now["tasks"].items() if name in before["tasks"]}
+    old, new = flatten(before), flatten({**now, "tasks": known})
     for key in dict.fromkeys((*new, *old)):
         part, was, is_ = key.partition(".")[0], old.get(key), new.get(key)
         if part not in now or was == is_:

@@ -12,12 +12,13 @@ from benchmarks.suites.suite import (
     DETECTION_ENGINES,
     PROGRAMS,
     SET_PER_RUN,
+    TUNABLE,
     Suite,
     SuiteTask,
 )
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.pretrained import ENDINGS, init_name
@@ -30,6 +31,17 @@ Check = tuple[Callable[[Any], bool], str]
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_grid(value: Any) -> bool:
+    def are_numbers(axis: Any) -> bool:
+        return isinstance(axis, list) and bool(axis) and all(type(v) in (int, float) for v in axis)
+
+    if not isinstance(value, Mapping) or not set(value) <= {"share", "values"}:
+        return False
+    share, axes = value.get("share", 1), flatten(value.get("values", {}))
+    fits = all(key in TUNABLE and are_numbers(axis) for key, axis in axes.items())
+    return type(share) in (int, float) and 0 < share <= 1 and fits
 
 
 TRIALS: Check = (lambda v: type(v) is int and 1 <= v <= MAX_TRIALS, f"1 to {MAX_TRIALS}")
@@ -45,7 +57,8 @@ _SUITE_KEYS: dict[str, Check] = {
     "title": (lambda v: isinstance(v, str), "a text"),
     "trials": TRIALS,
     "baseline": (lambda v: isinstance(v, str), "the name of an init"),
-    "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines"),
+    "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
+    "tune": (_is_grid, f"share: 0 to 1, and values: KEY: numbers for {', '.join(TUNABLE)}"),
     "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
 }
 _TASK_KEYS: dict[str, Check] = {
@@ -79,39 +92,53 @@ def load_suite(path: PathLike) -> Suite:
     names = [task.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{where}: two tasks are called {twice[0]}; give one another 'name'")
-    inits = [f"{name}={weights}" for name, weights in (tree.get("inits") or {}).items()]
+    inits = [
+        f"{name}={','.join(map(str, files)) if isinstance(files, list) else files}"
+        for name, files in (tree.get("inits") or {}).items()
+    ]
     return Suite(
         name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
         title=tree.get("title", ""),
         tasks=tasks,
         baseline=tree.get("baseline"),
         inits=parse_inits(inits, where),
+        tune=tree.get("tune"),
     )
 
 
 def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, str]:
     """`NAME=WEIGHTS`, `WEIGHTS` (whose own name is the init's) or `random`.
 
+    `NAME=WEIGHTS,WEIGHTS,...` are several pre-trainings of one row: `NAME@1`, `NAME@2` and so on.
+
     Raises:
-        UserError: an empty or unusable name, a name twice, another name for `random`.
+        UserError: an empty or unusable name, a name or a pre-training twice, another name for
+            `random`.
     """
     inits: dict[str, str] = {}
     for argument in arguments:
         name, equals, weights = argument.partition("=")
         if not equals or "://" in name:  # an address may have a = of its own
-            name, weights = init_name(argument), argument
+            name, equals, weights = init_name(argument), "", argument
         check(where, name, _NAMED)
         if not weights:
             raise UserError(
                 f"{where} {argument}: no weights; expected {name}=FILE or the word random"
             )
-        if (name == RANDOM) != (weights == RANDOM):
+        files = weights.split(",") if equals else [weights]
+        if (name == RANDOM) != (RANDOM in files):
             raise UserError(
                 f"{where} {argument}: random initialization is called random, and nothing else is"
             )
-        if name in inits:
-            raise UserError(f"{where} {argument}: {name} is given twice; one name, one file")
-        inits[name] = weights
+        numbered = [f"{name}{SEVERAL}{i}" for i in range(1, len(files) + 1)]
+        if {name, numbered[0]} & inits.keys():
+            raise UserError(f"{where} {argument}: {name} is given twice; one name, one row")
+        if len(set(files)) < len(files) or not all(files) or len(files) > MAX_TRIALS:
+            raise UserError(
+                f"{where} {argument}: expected 1 to {MAX_TRIALS} files, each of another "
+                "pre-training"
+            )
+        inits |= zip(numbered if len(files) > 1 else [name], files, strict=True)
     return inits
 
 

@@ -168,12 +168,38 @@ def check_basic_blocks(cfg: CfgNode) -> None:
         )
 
 
+def check_box_head(cfg: CfgNode) -> None:
+    """Raise UserError for keys of box heads that contradict each other (asserts of Detectron2)."""
+    roi, box, cascade = (
+        cfg.MODEL[name] for name in ("ROI_HEADS", "ROI_BOX_HEAD", "ROI_BOX_CASCADE_HEAD")
+    )
+    if box.USE_FED_LOSS and not box.USE_SIGMOID_CE:
+        raise UserError(
+            "MODEL.ROI_BOX_HEAD.USE_FED_LOSS True: needs USE_SIGMOID_CE; set both, or none"
+        )
+    if roi.NAME != "CascadeROIHeads":
+        return
+    if not box.CLS_AGNOSTIC_BBOX_REG:
+        raise UserError(
+            "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False: the stages of CascadeROIHeads move a "
+            "box without knowing its class; set it True"
+        )
+    ious, first = list(cascade.IOUS), roi.IOU_THRESHOLDS[0]
+    if len(ious) != len(cascade.BBOX_REG_WEIGHTS) or ious[:1] != [first]:
+        raise UserError(
+            f"MODEL.ROI_BOX_CASCADE_HEAD.IOUS {ious}: expected one for each of the "
+            f"{len(cascade.BBOX_REG_WEIGHTS)} BBOX_REG_WEIGHTS, the first one {first}, as "
+            "MODEL.ROI_HEADS.IOU_THRESHOLDS"
+        )
+
+
 def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[str]:
     """Notes on the data.
 
     Raises:
         DataError: the splits do not fit each other or the model; nothing is learned or measured.
-        UserError: a package is missing that cuts masks.
+        UserError: a package that cuts masks is missing, or a loss needs what the training data do
+            not say.
     """
     notes = []
     cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
@@ -190,6 +216,11 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
                 f"{first_few(test.classes)}; they must be the same in the same order"
             )
     model = cfg.MODEL
+    if model.ROI_BOX_HEAD.USE_FED_LOSS and train and "class_image_count" not in train[0].metadata:
+        raise UserError(
+            f"MODEL.ROI_BOX_HEAD.USE_FED_LOSS True: {train[0].name} does not say how many images "
+            "each class is on, as lvis_v1_train does; set it False"
+        )
     for split in train:
         for key, present, what in (
             ("MASK_ON", split.has_masks, "a mask"),

@@ -5,6 +5,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -21,7 +22,8 @@ HONORED: dict[str, Any] = {
     "MODEL.MASK_ON": False,
     "MODEL.KEYPOINT_ON": False,
     "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    # Number of leading stages (stem = 1) that are not trained and whose BN is frozen, 0..5.
+    # Number of leading parts that are not trained and whose BN is frozen. ResNet: stem and stages,
+    # 0..5. ViT: the embeddings of patches and positions, then the blocks.
     "MODEL.BACKBONE.FREEZE_AT": 2,
     "MODEL.RESNETS.DEPTH": 50,
     "MODEL.RESNETS.NORM": "FrozenBN",
@@ -43,6 +45,7 @@ HONORED: dict[str, Any] = {
     "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],  # px, square root of the area
     "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],  # height / width
     "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,  # of the first anchor's center, in strides, 0..1
+    "MODEL.RPN.CONV_DIMS": [-1],  # channels of each 3x3 convolution; -1 = as many as the map has
     "MODEL.RPN.IOU_THRESHOLDS": [0.3, 0.7],  # background below, foreground from
     "MODEL.RPN.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
     "MODEL.RPN.SMOOTH_L1_BETA": 0.0,  # 0 = L1
@@ -75,6 +78,20 @@ HONORED: dict[str, Any] = {
     "MODEL.ROI_BOX_HEAD.NUM_FC": 0,
     "MODEL.ROI_BOX_HEAD.FC_DIM": 1024,
     "MODEL.ROI_BOX_HEAD.NORM": "",
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": False,  # the same deltas for all classes
+    # A binary loss for every class instead of a softmax; the federated one is about the classes of
+    # a batch's regions and sampled ones, by number of images to a power (LVIS v1 has that number).
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": False,
+    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": False,
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES": 50,
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER": 0.5,
+    # Of CascadeROIHeads: a stage for each.
+    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": (0.5, 0.6, 0.7),
+    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
+        (10.0, 10.0, 5.0, 5.0),
+        (20.0, 20.0, 10.0, 10.0),
+        (30.0, 30.0, 15.0, 15.0),
+    ),
     "MODEL.ROI_MASK_HEAD.NUM_CONV": 0,
     "MODEL.ROI_MASK_HEAD.CONV_DIM": 256,
     "MODEL.ROI_MASK_HEAD.NORM": "",
@@ -87,6 +104,20 @@ HONORED: dict[str, Any] = {
     "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1,  # else it is not trained on
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 14,
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": 0,
+    "MODEL.RETINANET.NUM_CLASSES": 80,
+    "MODEL.RETINANET.IN_FEATURES": ["p3", "p4", "p5", "p6", "p7"],
+    "MODEL.RETINANET.NUM_CONVS": 4,  # of each of the two towers
+    "MODEL.RETINANET.NORM": "",
+    "MODEL.RETINANET.IOU_THRESHOLDS": [0.4, 0.5],
+    "MODEL.RETINANET.IOU_LABELS": [0, -1, 1],  # below, between, above them; -1 = not learned
+    "MODEL.RETINANET.PRIOR_PROB": 0.01,  # of every class at the start, 0..1
+    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.25,
+    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 2.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
+    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.1,  # 0 = L1
+    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.05,
+    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 1000,  # per map, before NMS
+    "MODEL.RETINANET.NMS_THRESH_TEST": 0.5,
     "MODEL.SEM_SEG_HEAD.NAME": "SemSegFPNHead",
     "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["p2", "p3", "p4", "p5"],
     "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 54,
@@ -152,6 +183,44 @@ TRANSFER: dict[str, Any] = {
     # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
     # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
     "MODEL.RESNETS.STEM": "imagenet",
+    # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
+    # backbone needs. For backbones with a pyramid.
+    "MODEL.BACKBONE.SQUARE_PAD": 0,
+    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
+    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
+    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
+    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
+    "MODEL.CONVNEXT.LAYER_SCALE": True,
+    "MODEL.CONVNEXT.GRN": False,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
+    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
+    # blocks before. 0 to below 1.
+    "MODEL.CONVNEXT.DROP_PATH": 0.0,
+    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
+    # timm://... set it; for a file it has to be set.
+    "MODEL.TIMM.NAME": "",
+    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
+    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
+    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
+    "MODEL.VIT.EMBED_DIM": 768,
+    "MODEL.VIT.DEPTH": 12,  # number of blocks
+    "MODEL.VIT.NUM_HEADS": 12,
+    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
+    "MODEL.VIT.QKV_BIAS": True,
+    "MODEL.VIT.LAYER_SCALE": False,
+    # Whether the position embedding has a first slot, for a class token (which is not used).
+    "MODEL.VIT.CLASS_POSITION": True,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
+    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
+    # Side of the windows that attention is within, in patches; 0: it is global in every block.
+    "MODEL.VIT.WINDOW_SIZE": 14,
+    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
+    "MODEL.VIT.GLOBAL_BLOCKS": [],
+    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
+    "MODEL.VIT.REL_POS": True,
+    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
+    # Compute a block's activations again in the backward pass: less memory, more time.
+    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -168,6 +237,12 @@ TRANSFER: dict[str, Any] = {
     "DATASETS.COCO_TRAIN_ROOT": "",
     "DATASETS.COCO_TEST_JSON": "",
     "DATASETS.COCO_TEST_ROOT": "",
+    # Which training images are used; empty: all. 10%: one of five subsets of a tenth, by the seed;
+    # 10%.3: the third. tune: all but a tenth, which is tested on instead of DATASETS.TEST. See
+    # detection/datasets/parts.py.
+    "DATASETS.PART": "",
+    # A file of published subsets, as Unbiased Teacher's COCO_supervision.txt, for DATASETS.PART.
+    "DATASETS.PART_INDEX": "",
     # Side of the square crops that semantic segmentation trains on, px; 0 = the whole image.
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
@@ -193,6 +268,9 @@ TRANSFER: dict[str, Any] = {
     "SOLVER.LR_DECAY": 1.0,
     # Weight decay of position embeddings and of layer scale, with AdamW; 0 or more.
     "SOLVER.WEIGHT_DECAY_EMBED": 0.0,
+    # The grid that the learning rate was chosen from, as `run_suite --tune` sets it: what it names
+    # is not a part of the protocol, the grid is.
+    "SOLVER.TUNED": "",
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -201,22 +279,34 @@ TRANSFER: dict[str, Any] = {
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
 # The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
 EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
-    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "SemanticSegmentor"),
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "RetinaNet", "SemanticSegmentor"),
     "MODEL.BACKBONE.NAME": (
         "build_resnet_backbone",
         "build_resnet_fpn_backbone",
+        "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
+        "build_convnext_fpn_backbone",
+        "build_timm_fpn_backbone",
+        "build_vit_sfp_backbone",
+        "build_vit_fpn_backbone",
     ),
-    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
     "MODEL.RESNETS.RES5_DILATION": (1, 2),
-    "MODEL.FPN.NORM": (*_NORMS, "GN", ""),
+    "MODEL.FPN.NORM": (*_NORMS, "GN", "LN", ""),
     "MODEL.FPN.FUSE_TYPE": ("sum", "avg"),
     "MODEL.RESNETS.STEM": ("imagenet", "cifar", "stride2"),
-    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm", "StandardROIHeads"),
-    "MODEL.ROI_BOX_HEAD.NORM": (*_NORMS, "GN", ""),
-    "MODEL.ROI_MASK_HEAD.NORM": (*_NORMS, "GN", ""),
+    "MODEL.ROI_HEADS.NAME": (
+        "Res5ROIHeads",
+        "Res5ROIHeadsExtraNorm",
+        "StandardROIHeads",
+        "CascadeROIHeads",
+    ),
+    "MODEL.ROI_BOX_HEAD.NORM": (*_NORMS, "GN", "LN", ""),
+    "MODEL.ROI_MASK_HEAD.NORM": (*_NORMS, "GN", "LN", ""),
+    # Detectron2 gives BN and SyncBN statistics of their own on every map there.
+    "MODEL.RETINANET.NORM": ("GN", "LN", ""),
+    "MODEL.RETINANET.IOU_LABELS": ([0, -1, 1], [0, 1]),
     "MODEL.SEM_SEG_HEAD.NORM": (*_NORMS, "GN"),
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
     "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
@@ -242,6 +332,7 @@ NOT_PROTOCOL = (
     "DATASETS.COCO_TRAIN_ROOT",
     "DATASETS.COCO_TEST_JSON",
     "DATASETS.COCO_TEST_ROOT",
+    "DATASETS.PART_INDEX",
     "SOLVER.CHECKPOINT_PERIOD",
     "SOLVER.REFERENCE_WORLD_SIZE",
     "LOG.LOGGERS",
@@ -249,12 +340,31 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.CONVNEXT.LAYER_SCALE",
+    "MODEL.CONVNEXT.GRN",
+    "MODEL.CONVNEXT.LAYER_NORM_EPS",
+    "MODEL.VIT.NUM_HEADS",
+    "MODEL.VIT.QKV_BIAS",
+    "MODEL.VIT.LAYER_SCALE",
+    "MODEL.VIT.CLASS_POSITION",
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
+    "MODEL.VIT.LAYER_NORM_EPS",
+    "MODEL.VIT.CHECKPOINT_BLOCKS",
 )
 
 # Own keys that came after the first records. At its default such a key is not in the hash of a
 # protocol, so that a record from before there was the key has the same one.
 ADDED_LATER = (
     "SOLVER.PRECISION",
+    "SOLVER.TUNED",
+    "DATASETS.PART",
+    "MODEL.BACKBONE.SQUARE_PAD",
+    *(
+        key
+        for key in TRANSFER
+        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))
+        and key not in NOT_PROTOCOL
+    ),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",
@@ -290,34 +400,9 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.RESNETS.DEFORM_NUM_GROUPS": 1,
     "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, False, False],
     "MODEL.RETINANET.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
-    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.25,
-    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 2.0,
-    "MODEL.RETINANET.IN_FEATURES": ["p3", "p4", "p5", "p6", "p7"],
-    "MODEL.RETINANET.IOU_LABELS": [0, -1, 1],
-    "MODEL.RETINANET.IOU_THRESHOLDS": [0.4, 0.5],
-    "MODEL.RETINANET.NMS_THRESH_TEST": 0.5,
-    "MODEL.RETINANET.NORM": "",
-    "MODEL.RETINANET.NUM_CLASSES": 80,
-    "MODEL.RETINANET.NUM_CONVS": 4,
-    "MODEL.RETINANET.PRIOR_PROB": 0.01,
-    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.05,
-    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.1,
-    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 1000,
-    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
-        (10.0, 10.0, 5.0, 5.0),
-        (20.0, 20.0, 10.0, 10.0),
-        (30.0, 30.0, 15.0, 15.0),
-    ),
-    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": (0.5, 0.6, 0.7),
     "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": False,
-    "MODEL.ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER": 0.5,
-    "MODEL.ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES": 50,
     "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlignV2",
     "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": False,
-    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": False,
-    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": False,
     "MODEL.ROI_HEADS.IOU_LABELS": [0, 1],
     "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": True,
     "MODEL.ROI_KEYPOINT_HEAD.NAME": "KRCNNConvDeconvUpsampleHead",
@@ -327,7 +412,6 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "ROIAlignV2",
     "MODEL.RPN.BBOX_REG_LOSS_TYPE": "smooth_l1",
     "MODEL.RPN.BOUNDARY_THRESH": -1,
-    "MODEL.RPN.CONV_DIMS": [-1],
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
     "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,
@@ -341,6 +425,11 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "VERSION": 2,
     "VIS_PERIOD": 0,
 }
+
+
+def tuned_keys(grid: str) -> list[str]:
+    """The keys that a grid has values of, as SOLVER.TUNED names it."""
+    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:

@@ -9,11 +9,13 @@ from detectron2.modeling import (
 )
 
 from convert.families.resnet_network import NUM_BLOCKS, STEMS
-from detection.config.checks import check_basic_blocks
+from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.task import add_transfer_config
 from detection.config.weights import apply_contract, apply_random, read_weights
 from detection.d2 import densepose
 from detection.d2.resnet import builder_name, detectron2_has
+from detection.d2.vit import require_timm
+from detection.modeling.backbones import backbone_type, check_backbone
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
@@ -42,7 +44,8 @@ def apply_weights(cfg: CfgNode) -> None:
         UserError, DataError: see `detection.config.weights.read_weights`; UserError also for a
             MODEL.BACKBONE.NAME that cannot have this network.
     """
-    weights = read_weights(cfg.MODEL.WEIGHTS)
+    kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+    weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
     if weights is None:
         apply_random(cfg, explicit=())
     else:
@@ -58,6 +61,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
             choices = ", ".join(map(str, known))
             raise UserError(f"MODEL.RESNETS.{key}: got {resnets[key]}, choices are {choices}")
     check_basic_blocks(cfg)
+    check_box_head(cfg)
     for key, registry in (
         ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
         ("MODEL.BACKBONE.NAME", BACKBONE_REGISTRY),
@@ -68,6 +72,9 @@ def check_transfer_config(cfg: CfgNode) -> None:
         if name not in registry:
             choices = ", ".join(known for known, _ in registry)
             raise UserError(f"{key}: got {name!r}, choices are {choices}")
+    check_backbone(cfg)
+    if backbone_type(cfg.MODEL.BACKBONE.NAME).family == "vit":
+        require_timm()
     builder_name(cfg)
     if not detectron2_has(cfg) and any(resnets.DEFORM_ON_PER_STAGE):
         raise UserError(

@@ -68,12 +68,33 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
         return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(given)
 
 
+class LayerNorm(nn.Module):
+    """Layer norm over the channels of every cell: (N, C, H, W) -> same.
+
+    Equal to LayerNorm in detectron2/layers/batch_norm.py; torch's own rounds in another order.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The difference twice: one node for both uses would add its gradients in another order.
+        mean = x.mean(1, keepdim=True)
+        var = (x - mean).pow(2).mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(var + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
 NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
     "naiveSyncBN": NaiveSyncBatchNorm,
     "FrozenBN": FrozenBatchNorm,
     "GN": lambda channels: nn.GroupNorm(32, channels),
+    "LN": LayerNorm,
 }
 
 

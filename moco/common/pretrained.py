@@ -21,7 +21,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,6 +58,9 @@ _CATALOG = {  # those of Detectron's names that are not their addresses
 }
 ORIGIN = ".origin.txt"  # ending of a file beside a copy
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)/([^@#?\\]+)(?:@([\w./-]+))?", re.ASCII)
+
+# What a repository of the Hub says of its network, downloaded with the weights where it exists.
+BESIDE = ("config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -136,19 +139,24 @@ class Hub:
 
     def cached(self) -> Path | None:
         """The file if it has been downloaded."""
-        find = _package("huggingface_hub", "hub").try_to_load_from_cache
+        find = optional_package("huggingface_hub", "hub").try_to_load_from_cache
         found = (find(filename=file, **self._where()) for file in self.files)
         return next((Path(path) for path in found if isinstance(path, str)), None)
 
     def fetch(self) -> tuple[Path, str]:
         """The file, downloaded if need be, and where it is from, with the commit."""
-        hub = _package("huggingface_hub", "hub")
+        hub = optional_package("huggingface_hub", "hub")
         get = functools.partial(hub.hf_hub_download, local_files_only=is_offline())
         for file in self.files:
             try:
                 path = Path(get(filename=file, **self._where()))
                 # …/snapshots/<commit>/<file>
-                return path, f"hf://{self.repo}/{file}@{path.parents[file.count('/')].name}"
+                commit = path.parents[file.count("/")].name
+                for name in BESIDE:
+                    beside = str(PurePosixPath(file).with_name(name))
+                    with suppress(hub.errors.EntryNotFoundError, OSError, ValueError):
+                        get(filename=beside, **self._where() | {"revision": commit})
+                return path, f"hf://{self.repo}/{file}@{commit}"
             except hub.errors.EntryNotFoundError as error:
                 last = error
             except (OSError, ValueError) as error:
@@ -317,7 +325,7 @@ def _hub(text: str) -> Hub:
 
 
 def _timm(model: str) -> Hub:
-    package, reason = _package("timm", "timm"), "timm has no such model on the Hub"
+    package, reason = optional_package("timm", "timm"), "timm has no such model on the Hub"
     try:
         found = package.models.get_pretrained_cfg(model)
     except RuntimeError as error:  # it has the model, and no such tag
@@ -331,7 +339,7 @@ def _timm(model: str) -> Hub:
     return Hub(f"{found.architecture}.{found.tag}", repo, files, revision or None)
 
 
-def _package(name: str, extra: str) -> Any:
+def optional_package(name: str, extra: str) -> Any:
     """An optional package.
 
     Raises:

@@ -86,6 +86,22 @@ FPN_MASK = {
     "MODEL.ROI_MASK_HEAD.CONV_DIM": 12,
     "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
 }
+CASCADE = {
+    **FPN_MASK,
+    "MODEL.ROI_HEADS.NAME": "CascadeROIHeads",
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": True,
+}
+RETINANET = {
+    **FPN,
+    "MODEL.META_ARCHITECTURE": "RetinaNet",
+    "MODEL.BACKBONE.NAME": "build_retinanet_resnet_fpn_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res3", "res4", "res5"],
+    "MODEL.FPN.IN_FEATURES": ["res3", "res4", "res5"],
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[16, 20], [32, 40], [64, 80], [128, 160], [256, 320]],
+    "MODEL.RETINANET.NUM_CLASSES": 5,
+    "MODEL.RETINANET.NUM_CONVS": 2,
+    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.3,
+}
 KEYPOINTS = {
     **FPN,
     "MODEL.KEYPOINT_ON": True,
@@ -94,6 +110,29 @@ KEYPOINTS = {
     "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (12, 12),
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 5,
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+}
+# Windows that do not divide the maps, and one block with global attention.
+VIT_SFP = {
+    **FPN,
+    "MODEL.BACKBONE.NAME": "build_vit_sfp_backbone",
+    "MODEL.FPN.NORM": "LN",
+    "MODEL.VIT.EMBED_DIM": 32,
+    "MODEL.VIT.DEPTH": 4,
+    "MODEL.VIT.NUM_HEADS": 4,
+    "MODEL.VIT.MLP_DIM": 72,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 96,
+    "MODEL.VIT.WINDOW_SIZE": 5,
+    "MODEL.VIT.GLOBAL_BLOCKS": [2],
+    "MODEL.VIT.DROP_PATH": 0.4,
+}
+VIT_FPN = {
+    **VIT_SFP,
+    "MODEL.BACKBONE.NAME": "build_vit_fpn_backbone",
+    "MODEL.FPN.NORM": "BN",
+    "MODEL.MASK_ON": True,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 1,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 12,
+    "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
 }
 FCN = {
     **NARROW_R50,

@@ -102,12 +102,17 @@ FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 def test_the_configs_are_as_in_the_paper(path):
     result = check(resolved(path), None)
     assert result.deviations == ()
-    assert result.label == f"as in {recipe_of(result).of} ({result.recipe})"
-    # The header of the file names the same table or section.
+    recipe = recipe_of(result)
+    assert result.label == f"as in {recipe.of} ({recipe.name})"
+    # The header of the file names the same table or section, or whose protocol it is.
     header = " ".join(
         line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
     )
-    assert result.recipe.split(",")[0].lower() in header.lower()
+    named = recipe.of.partition(" on ")[2] or recipe.of
+    assert (recipe.name.split(",")[0] if recipe.of == "the paper" else named).lower() in (
+        header.lower()
+    )
+    assert header.startswith("Not in the paper") == (recipe.of != "the paper")
 
 
 def test_every_recipe_has_its_config():
@@ -130,17 +135,23 @@ def test_small_networks_and_own_data_are_no_task_of_the_paper(path):
         {"MODEL__RESNETS__DEPTH": 101},
         {"MODEL__RESNETS__NUM_GROUPS": 32},
         {"MODEL__ROI_HEADS__NAME": "CascadeROIHeads"},
-        {"MODEL__META_ARCHITECTURE": "RetinaNet"},
-        {
-            "MODEL__META_ARCHITECTURE": "RetinaNet",
-            "MODEL__BACKBONE__NAME": "build_retinanet_resnet_fpn_backbone",
-        },
+        {"MODEL__META_ARCHITECTURE": "SemanticSegmentor"},
     ],
 )
 def test_other_data_and_other_networks(changes):
     for path in (VOC_24K, FPN_1X):
         assert check(resolved(path, **changes), None).label == "not a task of the paper"
     assert check({}, None).recipe is None
+
+
+def test_another_protocol_is_called_by_its_own_name():
+    """A RetinaNet is compared with DetCo's, and a longer schedule with its longer one."""
+    path = ROOT / "configs" / "coco" / "retinanet_R_50_FPN_90k.yaml"
+    longer = {"SOLVER__MAX_ITER": 180000, "SOLVER__STEPS": (120000, 160000)}
+    assert check(resolved(path, **longer), None).label == "as in DetCo (COCO RetinaNet, 180k)"
+    frozen = check(resolved(path, MODEL__BACKBONE__FREEZE_AT=2), None)
+    assert frozen.label == "deviates from DetCo (COCO RetinaNet, 90k)"
+    assert keys_of(frozen) == ["MODEL.BACKBONE.FREEZE_AT"]
 
 
 def other(value: Any) -> Any:
@@ -429,7 +440,7 @@ def test_what_is_called_a_default_is_one(detectron2):
     assert len(seen) > 50
 
 
-@pytest.mark.parametrize(("package", "number"), [("Detectron2", 5), ("DensePose", 2)])
+@pytest.mark.parametrize(("package", "number"), [("Detectron2", 7), ("DensePose", 2)])
 @pytest.mark.detectron2
 def test_what_is_cited_from_a_packages_files_is_there(package, number, detectron2):
     from detectron2.config import get_cfg

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from detection.engine import resuming
+from detection.engine.start import read_start
 from detection.train_net import main
 from moco.common.errors import Preempted
 from moco.common.files import load_torch
@@ -182,6 +183,7 @@ def test_stopped_and_resumed_bitwise_identically(
     with every_iteration():
         assert main(arguments(folder, flags=("--resume",), workers=workers)) == 0
     assert_same(folder, straight(workers))
+    assert read_start(folder) == read_start(straight(workers)) is not None
 
 
 @pytest.fixture(scope="module")

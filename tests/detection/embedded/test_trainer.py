@@ -19,6 +19,7 @@ from detection.embedded import trainer
 from detection.embedded.model import Detector
 from detection.embedded.trainer import Trainer
 from detection.engine.processes import Job
+from detection.engine.start import read_start
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -170,6 +171,7 @@ def test_a_resumed_run_equals_a_straight_one(own, voc, tmp_path):
     torch.manual_seed(99)
     resumed = run(voc, out, {**keys, "DATALOADER.NUM_WORKERS": 1}, resume=True)
     assert resumed.metrics == expected.metrics
+    assert read_start(out) == read_start(straight) is not None
     assert lines_without_times(out) == lines_without_times(straight)
     assert_same_state(final(out), final(straight))
 

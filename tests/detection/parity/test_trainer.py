@@ -10,6 +10,7 @@ import torch
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.processes import Job
+from detection.engine.start import read_start
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import small_tasks
@@ -102,6 +103,8 @@ def test_a_whole_run(keys, voc, tmp_path):
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
     folders = tmp_path / "d2", tmp_path / "embedded"
+    starts = [read_start(folder) for folder in folders]
+    assert starts[0] == starts[1] and len(starts[0]["batches"]) == 8
     expected, actual = (load_torch(folder / "model_final.pth") for folder in folders)
     assert actual["iteration"] == expected["iteration"] == 7
     assert set(actual["model"]) == set(expected["model"])
