@@ -35,7 +35,12 @@ REFUSED = [
     (tiny.NARROW_R50, "ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
     (tiny.NARROW_R50, "ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
     (tiny.NARROW_R50, "INPUT.FORMAT", "L", "RGB, BGR"),
-    (tiny.NARROW_R50, "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "WarmupMultiStepLR"),
+    (
+        tiny.NARROW_R50,
+        "SOLVER.LR_SCHEDULER_NAME",
+        "WarmupStepWithFixedGammaLR",
+        "WarmupMultiStepLR, WarmupCosineLR",
+    ),
     # Keys that contradict each other.
     (R10, "RESNETS.RES2_OUT_CHANNELS", 256, "8"),
     (R10, "RESNETS.NUM_GROUPS", 2, "1"),
