@@ -1,8 +1,8 @@
-"""Is this configuration the paper's, or another published protocol? `recipes.yaml` has them.
+"""Is this configuration the paper's, or that of another work? Recipes are data (`recipes.yaml`).
 
-The check is pure. It works for any configuration with Detectron2's keys, also for one that is not
-this project's, such as the official MoCo YAML files. It finds the recipe by the names of the
-datasets, the architecture and the schedule: the one from which the configuration deviates least.
+`check` works for any configuration with Detectron2's keys, also for one that is not this
+project's, such as the official MoCo YAML files. It finds the recipe by the names of the datasets,
+the architecture and the schedule: the one from which the configuration deviates least.
 """
 
 from collections.abc import Mapping
@@ -41,6 +41,7 @@ _MODEL: dict[str, tuple[Any, ...]] = {
     "MODEL.RESNETS.DEPTH": (),
     "MODEL.RESNETS.NUM_GROUPS": (),
 }
+PAPER = "the paper"
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
@@ -82,19 +83,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One task of the paper, or of the others that `of` names: `settings` by Detectron2's keys."""
+    """One task: `settings` by Detectron2's keys; `of` is whose, as "the paper"."""
 
     name: str
-    of: str
     settings: Mapping[str, Setting]
+    of: str = PAPER
 
 
 @dataclass(frozen=True)
 class RecipeCheck:
-    """How a configuration compares with the paper, or with the protocol that it is nearest to.
+    """How a configuration compares with the paper.
 
     Attributes:
-        recipe: which task, e.g. `Table 2b`; None: no task of the paper or of a protocol here.
+        recipe: which task, e.g. `Table 2b`; None: not a task of the paper or another known recipe.
         label: one line for the record.
         deviations: one line each, starting with the key.
     """
@@ -115,7 +116,7 @@ def check(
     contract: InputContract | None,
     num_images: Mapping[str, int] | None = None,
 ) -> RecipeCheck:
-    """Compare a resolved configuration with the published recipe for its task.
+    """Compare a resolved configuration with the paper's recipe for its task.
 
     Args:
         cfg: a CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
@@ -156,12 +157,16 @@ def load_recipes() -> tuple[Recipe, ...]:
         for group in entry["groups"]:
             values |= _data()["groups"][group]
         values |= entry.get("values", {})
+        of, sources = entry.get("of", PAPER), _data()["sources"]
         settings = {
-            key: Setting(value, _data()["sources"][source])
-            for key, (value, source) in values.items()
+            key: Setting(value, _of(sources[source], of)) for key, (value, source) in values.items()
         }
-        recipes.append(Recipe(entry["name"], entry.get("of", "the paper"), settings))
+        recipes.append(Recipe(entry["name"], settings, of))
     return tuple(recipes)
+
+
+def _of(source: str, of: str) -> str:
+    return source.replace(f"{PAPER} is silent", f"{of} is silent")
 
 
 def _alternatives() -> dict[str, list[str]]:
@@ -175,7 +180,7 @@ def _defaults() -> dict[str, Setting]:
     """Every key that makes an experiment another one, with its default."""
     owned = (("Detectron2's", HONORED | DETECTRON2_ONLY), ("this project's", TRANSFER))
     return {
-        key: Setting(value, f"{owner} default; the paper is silent")
+        key: Setting(value, f"{owner} default; {PAPER} is silent")
         for owner, values in owned
         for key, value in values.items()
         if key not in NOT_PROTOCOL and key not in _FREE
@@ -211,7 +216,7 @@ def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:
     }
     # What a recipe does not list has to be as it always is, where the configuration has it.
     different |= {
-        key: setting
+        key: Setting(setting.value, _of(setting.source, recipe.of))
         for key, setting in _defaults().items()
         if key in flat and key not in recipe.settings and not _equal(flat[key], setting.value)
     }

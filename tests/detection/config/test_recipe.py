@@ -101,17 +101,12 @@ FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 def test_the_configs_are_as_in_the_paper(path):
     result = check(resolved(path), None)
     assert result.deviations == ()
-    recipe = recipe_of(result)
-    assert result.label == f"as in {recipe.of} ({recipe.name})"
-    # The header of the file names the same table or section, or whose protocol it is.
+    assert result.label == f"as in {recipe_of(result).of} ({result.recipe})"
+    # The header of the file names the same table or section.
     header = " ".join(
         line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
     )
-    named = recipe.of.partition(" on ")[2] or recipe.of
-    assert (recipe.name.split(",")[0] if recipe.of == "the paper" else named).lower() in (
-        header.lower()
-    )
-    assert header.startswith("Not in the paper") == (recipe.of != "the paper")
+    assert result.recipe.split(",")[0].lower() in header.lower()
 
 
 def test_every_recipe_has_its_config():
