@@ -1,8 +1,9 @@
 """The ViT backbone in Detectron2's layout, without Detectron2, and its reference.
 
-Parameter names and the arithmetic of `ViT` follow detectron2/modeling/backbone/vit.py with global
-attention, at the image size of the pre-training. The reference is timm's own class, or where timm
-is not installed `Transcription`; they share nothing with `ViT`.
+Parameter names, the order of creation and the arithmetic of `ViT` follow
+detectron2/modeling/backbone/vit.py; the embedded detection engine trains this very class. The
+reference is timm's own class, or where timm is not installed `Transcription`; they share nothing
+with `ViT`.
 
 Shapes: N images, C channels, H W pixels, h w patches.
 """
@@ -10,7 +11,7 @@ Shapes: N images, C channels, H W pixels, h w patches.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, cast
@@ -18,6 +19,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torchvision.ops import StochasticDepth
 
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from moco.common.errors import DataError
@@ -36,33 +39,87 @@ class LayerScale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Global multi-head attention, (N, h, w, C) -> (N, h, w, C)."""
+    """Multi-head attention among all places of a map, (N, h, w, C) -> (N, h, w, C).
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+    Args:
+        rel_pos_grid: > 0: with decomposed relative positions (arXiv 2112.01526, Eq. 4) of a square
+            map of this side; for another one they are interpolated. They start at 0.
+    """
+
+    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, rel_pos_grid: int = 0) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        self.num_heads, self.has_rel_pos = num_heads, rel_pos_grid > 0
         self.scale = (dim // num_heads) ** -0.5
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
+        if self.has_rel_pos:
+            shape = 2 * rel_pos_grid - 1, dim // num_heads
+            self.rel_pos_h = nn.Parameter(torch.zeros(shape))
+            self.rel_pos_w = nn.Parameter(torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         n, h, w, _ = x.shape
         qkv = self.qkv(x).reshape(n, h * w, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.reshape(3, n * self.num_heads, h * w, -1).unbind(0)
-        weights = ((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1)
-        x = (weights @ v).view(n, self.num_heads, h, w, -1).permute(0, 2, 3, 1, 4)
-        y: Tensor = self.proj(x.reshape(n, h, w, -1))
+        weights = (q * self.scale) @ k.transpose(-2, -1)
+        if self.has_rel_pos:
+            at = q.unflatten(1, (h, w))
+            rows = torch.einsum("bhwc,hkc->bhwk", at, relative_positions(self.rel_pos_h, h))
+            columns = torch.einsum("bhwc,wkc->bhwk", at, relative_positions(self.rel_pos_w, w))
+            weights = weights.view(-1, h, w, h, w) + rows[..., None] + columns[..., None, :]
+            weights = weights.view(-1, h * w, h * w)
+        x = (weights.softmax(dim=-1) @ v).view(n, self.num_heads, h, w, -1)
+        y: Tensor = self.proj(x.permute(0, 2, 3, 1, 4).reshape(n, h, w, -1))
         return y
 
 
-class Block(nn.Module):
-    """Attention and MLP, each with a norm before and a shortcut around."""
+def relative_positions(table: Tensor, size: int) -> Tensor:
+    """(2 S - 1, C), of the distances 1 - S .. S - 1 -> (size, size, C), of query and key."""
+    if len(table) != 2 * size - 1:
+        table = F.interpolate(table.T[None], size=2 * size - 1, mode="linear")[0].T
+    place = torch.arange(size, device=table.device)
+    return table[place[:, None] - place + size - 1]
 
-    def __init__(self, a: ViTArchitecture) -> None:
+
+def into_windows(x: Tensor, side: int) -> Tensor:
+    """(N, h, w, C) -> (windows, side, side, C), with 0 at the right and bottom where needed."""
+    n, h, w, c = x.shape
+    if h % side or w % side:
+        x = F.pad(x, (0, 0, 0, -w % side, 0, -h % side))
+    x = x.view(n, -(-h // side), side, -(-w // side), side, c)
+    return x.transpose(2, 3).reshape(-1, side, side, c)
+
+
+def from_windows(windows: Tensor, size: tuple[int, int]) -> Tensor:
+    """The inverse of `into_windows`; `size`: h and w."""
+    h, w = size
+    side, c = windows.shape[2:]
+    x = windows.view(-1, -(-h // side), -(-w // side), side, side, c).transpose(2, 3)
+    return x.flatten(3, 4).flatten(1, 2)[:, :h, :w].contiguous()
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with a norm before and a shortcut around.
+
+    Args:
+        window_size: side of the windows that attention is within; 0: it is global.
+        rel_pos_grid: see `Attention`.
+        drop_path: probability to leave out a branch of an image.
+    """
+
+    def __init__(
+        self,
+        a: ViTArchitecture,
+        window_size: int = 0,
+        rel_pos_grid: int = 0,
+        drop_path: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.window_size = window_size
         self.norm1 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
-        self.attn = Attention(a.embed_dim, a.num_heads, a.qkv_bias)
+        self.attn = Attention(a.embed_dim, a.num_heads, a.qkv_bias, rel_pos_grid)
         self.ls1 = LayerScale(a.embed_dim) if a.layer_scale else nn.Identity()
+        self.drop_path = StochasticDepth(drop_path, "row")
         self.norm2 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
         self.mlp = nn.Sequential()
         self.mlp.add_module("fc1", nn.Linear(a.embed_dim, a.mlp_dim))
@@ -71,33 +128,89 @@ class Block(nn.Module):
         self.ls2 = LayerScale(a.embed_dim) if a.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.ls1(self.attn(self.norm1(x)))
-        y: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        y = self.norm1(x)
+        if self.window_size:
+            windows = self.attn(into_windows(y, self.window_size))
+            y = from_windows(windows, (x.shape[1], x.shape[2]))
+        else:
+            y = self.attn(y)
+        x = x + self.drop_path(self.ls1(y))
+        y = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
         return y
 
 
 class ViT(nn.Module):
-    """A vision transformer: (N, 3, S, S) normalized pixels -> {"last_feat": (N, C, h, w)}.
+    """A vision transformer: normalized pixels (N, 3, H, W) -> {"last_feat": (N, C, h, w)}.
 
-    S is the architecture's image size. `strides`: of the feature.
+    H and W are multiples of the patches' side. `strides` and `stage_channels` are the feature's.
+    Under a seed it starts as Detectron2's class does. The arguments beside the architecture are
+    what a detector adds; without them it is the network of the pre-training.
+
+    Args:
+        window_size, global_blocks: side of the windows of attention, in patches, and the blocks
+            whose attention is global all the same; 0: it is in all of them.
+        rel_pos_grid: > 0: with relative positions; in global blocks for a map of this side.
+        drop_path: of the last block, rising linearly from 0 at the first; 0..1.
+        checkpoint_blocks: whether blocks are computed again in the backward pass.
+        out_blocks: indices of the blocks whose maps are the features, not the last one's:
+            "block0" is the first's.
     """
 
-    def __init__(self, architecture: ViTArchitecture) -> None:
+    def __init__(
+        self,
+        architecture: ViTArchitecture,
+        *,
+        window_size: int = 0,
+        global_blocks: Collection[int] = (),
+        rel_pos_grid: int = 0,
+        drop_path: float = 0.0,
+        checkpoint_blocks: bool = False,
+        out_blocks: Sequence[int] = (),
+    ) -> None:
         super().__init__()
         a = architecture
         self.class_position = a.class_position
-        self.strides = {FEATURE: a.patch_size}
+        self.checkpoint_blocks, self.out_blocks = checkpoint_blocks, tuple(out_blocks)
+        names = [f"block{i}" for i in out_blocks] or [FEATURE]
+        self.strides = dict.fromkeys(names, a.patch_size)
+        self.stage_channels = dict.fromkeys(names, a.embed_dim)
         self.patch_embed = nn.Sequential()
         proj = nn.Conv2d(3, a.embed_dim, a.patch_size, stride=a.patch_size)
         self.patch_embed.add_module("proj", proj)
-        positions = (a.image_size // a.patch_size) ** 2 + a.class_position
+        self.grid = a.image_size // a.patch_size
+        positions = self.grid**2 + a.class_position
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, a.embed_dim))
-        self.blocks = nn.Sequential(*(Block(a) for _ in range(a.depth)))
+        self.blocks = nn.Sequential()
+        for i, rate in enumerate(torch.linspace(0, drop_path, a.depth, device="cpu").tolist()):
+            window = 0 if i in global_blocks else window_size
+            rel_pos = rel_pos_grid and (window or rel_pos_grid)
+            self.blocks.append(Block(a, window, rel_pos, rate))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def positions(self, size: tuple[int, int]) -> Tensor:
+        """The position embedding of h x w patches, (1, h, w, C), interpolated where needed."""
+        x = self.pos_embed[:, int(self.class_position) :].unflatten(1, (self.grid, self.grid))
+        if size != (self.grid, self.grid):
+            x = F.interpolate(x.permute(0, 3, 1, 2), size, mode="bicubic").permute(0, 2, 3, 1)
+        return x
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = self.patch_embed(x).permute(0, 2, 3, 1)
-        x = x + self.pos_embed[:, int(self.class_position) :].reshape(1, *x.shape[1:])
-        return {FEATURE: self.blocks(x).permute(0, 3, 1, 2)}
+        x = x + self.positions((x.shape[1], x.shape[2]))
+        features = {}
+        for i, block in enumerate(self.blocks):
+            if self.checkpoint_blocks and torch.is_grad_enabled():
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+            if i in self.out_blocks:
+                features[f"block{i}"] = x.permute(0, 3, 1, 2)
+        return features or {FEATURE: x.permute(0, 3, 1, 2)}
 
 
 class _AsMap(nn.Module):

@@ -1,5 +1,6 @@
 """Checks of a resolved task: values, constraints between keys, the data, and a resumed folder."""
 
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
+from detection.modeling.layer_decay import LAYER_RULES, family_of
+from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.registry import lookup
 from moco.engine.loggers import check_loggers
 
 _SMALLEST = {
@@ -20,6 +24,8 @@ _SMALLEST = {
     "SOLVER.WARMUP_ITERS": 0,
     "SOLVER.CHECKPOINT_PERIOD": 1,
     "INPUT.SEM_SEG_CROP_SIZE": 0,
+    "INPUT.LSJ.SIZE": 1,
+    "SOLVER.WEIGHT_DECAY_EMBED": 0,
     "TEST.EVAL_PERIOD": 0,
     "TEST.PRECISE_BN.NUM_ITER": 1,
     "TEST.DETECTIONS_PER_IMAGE": 1,
@@ -37,6 +43,12 @@ _FIXED_BY_CHECKPOINT = (
     "SOLVER.WARMUP_FACTOR",
     "SOLVER.WARMUP_ITERS",
     "SOLVER.WARMUP_METHOD",
+    "SOLVER.OPTIMIZER",
+    "SOLVER.BETAS",
+    "SOLVER.LR_DECAY",
+    "SOLVER.WEIGHT_DECAY_EMBED",
+    "SOLVER.LR_SCHEDULER_NAME",
+    "SOLVER.BASE_LR_END",
 )
 
 
@@ -50,18 +62,8 @@ def check_values(cfg: CfgNode) -> None:
         raise UserError(f"SEED: got {cfg.SEED}, expected less than 2**31")
     if not (math.isfinite(solver.BASE_LR) and solver.BASE_LR > 0):
         raise UserError(f"SOLVER.BASE_LR: got {solver.BASE_LR}, expected more than 0")
-    steps = list(solver.STEPS)
-    if steps != sorted(set(steps)) or any(not 0 < step < solver.MAX_ITER for step in steps):
-        raise UserError(
-            f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
-            f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
-        )
-    low, high = cfg.INPUT.SEM_SEG_SCALE_RANGE
-    if not 0 < low <= high:
-        raise UserError(
-            f"INPUT.SEM_SEG_SCALE_RANGE: got {[low, high]}, expected two ratios above 0, the lower "
-            "one first"
-        )
+    _check_optimizer(cfg)
+    _check_scaling(cfg)
     if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
         raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
     check_loggers(cfg.LOG.LOGGERS)
@@ -79,6 +81,61 @@ def check_values(cfg: CfgNode) -> None:
         positive = key == "PIXEL_MEAN" or all(value > 0 for value in values if _finite(value))
         if len(values) != 3 or not all(map(_finite, values)) or not positive:
             raise UserError(f"MODEL.{key}: got {values}, expected 3 numbers of 0..255, std above 0")
+
+
+def _check_optimizer(cfg: CfgNode) -> None:
+    """Raise UserError for an optimizer, a layer decay or a schedule that there is not."""
+    solver = cfg.SOLVER
+    lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
+    betas = solver.BETAS
+    if len(betas) != 2 or not all(_finite(beta) and 0 <= beta < 1 for beta in betas):
+        raise UserError(f"SOLVER.BETAS: got {tuple(betas)}, expected two numbers from 0 to below 1")
+    if not 0 < solver.LR_DECAY <= 1:
+        raise UserError(f"SOLVER.LR_DECAY: got {solver.LR_DECAY}, expected above 0 and at most 1")
+    if solver.LR_DECAY != 1 and family_of(cfg) is None:
+        families = ", ".join(name for name, _ in LAYER_RULES)
+        raise UserError(
+            f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
+            f"{cfg.MODEL.BACKBONE.NAME} are not known, only those of {families}; set it to 1.0"
+        )
+    if not 0 <= solver.BASE_LR_END <= solver.BASE_LR:
+        raise UserError(
+            f"SOLVER.BASE_LR_END: got {solver.BASE_LR_END}, expected 0 to SOLVER.BASE_LR "
+            f"{solver.BASE_LR}"
+        )
+    steps, by_steps = list(solver.STEPS), solver.LR_SCHEDULER_NAME != "WarmupCosineLR"
+    in_order = steps == sorted(set(steps)) and all(0 < step < solver.MAX_ITER for step in steps)
+    if by_steps and not in_order:
+        raise UserError(
+            f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
+            f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
+        )
+
+
+def _check_scaling(cfg: CfgNode) -> None:
+    """Raise UserError for ranges of ratios, and for two ways of cropping at once."""
+    given, jitter = cfg.INPUT, cfg.INPUT.LSJ
+    keeps_empty = not cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
+    ranges = {
+        "SEM_SEG_SCALE_RANGE": given.SEM_SEG_SCALE_RANGE,
+        "LSJ.SCALE_RANGE": jitter.SCALE_RANGE,
+    }
+    for key, (low, high) in ranges.items():
+        if not 0 < low <= high:
+            raise UserError(
+                f"INPUT.{key}: got {[low, high]}, expected two ratios above 0, the lower one first"
+            )
+    for key, on in (
+        ("INPUT.CROP.ENABLED", given.CROP.ENABLED),
+        # Detectron2 looks for the masks of an image without an object.
+        ("DATALOADER.FILTER_EMPTY_ANNOTATIONS", cfg.MODEL.MASK_ON and keeps_empty),
+        ("MODEL.META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"),
+        ("MODEL.DENSEPOSE_ON", cfg.MODEL.get("DENSEPOSE_ON", False)),
+    ):
+        if jitter.ENABLED and on:
+            raise UserError(
+                f"INPUT.LSJ.ENABLED True: not with {key} {flatten(cfg)[key]}; set one of them"
+            )
 
 
 def _finite(value: Any) -> bool:
@@ -141,9 +198,16 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
 
     Raises:
         DataError: the splits do not fit each other or the model; nothing is learned or measured.
-        UserError: a loss that needs what the training data do not say.
+        UserError: a package that cuts masks is missing, or a loss needs what the training data do
+            not say.
     """
     notes = []
+    cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
+    if cut and importlib.util.find_spec("shapely") is None:
+        raise UserError(
+            "INPUT.LSJ.ENABLED True: cutting masks needs the package shapely; "
+            "install it with: pip install 'moco-transfer[lsj]'"
+        )
     for split in {split.name: split for split in (*train, test)}.values():
         notes += [f"{split.name}: {note}" for note in split.notes]
         if split.classes != test.classes:

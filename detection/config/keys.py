@@ -21,7 +21,8 @@ HONORED: dict[str, Any] = {
     "MODEL.MASK_ON": False,
     "MODEL.KEYPOINT_ON": False,
     "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    # Number of leading stages (stem = 1) that are not trained and whose BN is frozen, 0..5.
+    # Number of leading parts that are not trained and whose BN is frozen. ResNet: stem and stages,
+    # 0..5. ViT: the embeddings of patches and positions, then the blocks.
     "MODEL.BACKBONE.FREEZE_AT": 2,
     "MODEL.RESNETS.DEPTH": 50,
     "MODEL.RESNETS.NORM": "FrozenBN",
@@ -151,6 +152,9 @@ HONORED: dict[str, Any] = {
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "value",  # value, or norm: of each parameter
     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": 1.0,
     "SOLVER.CLIP_GRADIENTS.NORM_TYPE": 2.0,
+    # WarmupMultiStepLR: GAMMA at each of STEPS; WarmupCosineLR: half a cosine to BASE_LR_END.
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
+    "SOLVER.BASE_LR_END": 0.0,  # 0..BASE_LR
     "SOLVER.GAMMA": 0.1,
     "SOLVER.STEPS": (30000,),  # iterations at which the learning rate is multiplied by GAMMA
     "SOLVER.WARMUP_FACTOR": 1.0 / 1000,
@@ -178,6 +182,30 @@ TRANSFER: dict[str, Any] = {
     # imagenet: 7x7 stride 2 + max-pool. cifar: 3x3 stride 1. stride2: 3x3 stride 2. The last two
     # have no max-pool and exist on the embedded engine only. Set by the weights' contract.
     "MODEL.RESNETS.STEM": "imagenet",
+    # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
+    # backbone needs. For backbones with a pyramid.
+    "MODEL.BACKBONE.SQUARE_PAD": 0,
+    # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
+    "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
+    "MODEL.VIT.EMBED_DIM": 768,
+    "MODEL.VIT.DEPTH": 12,  # number of blocks
+    "MODEL.VIT.NUM_HEADS": 12,
+    "MODEL.VIT.MLP_DIM": 3072,  # hidden width of the MLPs
+    "MODEL.VIT.QKV_BIAS": True,
+    "MODEL.VIT.LAYER_SCALE": False,
+    # Whether the position embedding has a first slot, for a class token (which is not used).
+    "MODEL.VIT.CLASS_POSITION": True,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 224,  # px, of the position embedding
+    "MODEL.VIT.LAYER_NORM_EPS": 1e-6,
+    # Side of the windows that attention is within, in patches; 0: it is global in every block.
+    "MODEL.VIT.WINDOW_SIZE": 14,
+    # Blocks with global attention all the same, from 0; empty: the ends of four equal parts.
+    "MODEL.VIT.GLOBAL_BLOCKS": [],
+    # Decomposed relative positions in every attention (arXiv 2112.01526), 0 at initialization.
+    "MODEL.VIT.REL_POS": True,
+    "MODEL.VIT.DROP_PATH": 0.0,  # of the last block, rising linearly from 0 at the first; 0..1
+    # Compute a block's activations again in the backward pass: less memory, more time.
+    "MODEL.VIT.CHECKPOINT_BLOCKS": False,
     # Keep maps and kernels in memory as (H, W, C): faster in mixed precision, other last bits.
     "MODEL.CHANNELS_LAST": False,
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
@@ -198,10 +226,27 @@ TRANSFER: dict[str, Any] = {
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
     "INPUT.SEM_SEG_SCALE_RANGE": [1.0, 1.0],
+    # Large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177) in place of the sizes of training:
+    # the image is flipped, made to fit a square of SIZE px times a ratio from SCALE_RANGE, and cut
+    # to the square; with masks, boxes are those of the masks that are left.
+    "INPUT.LSJ.ENABLED": False,
+    "INPUT.LSJ.SIZE": 1024,
+    "INPUT.LSJ.SCALE_RANGE": [0.1, 2.0],
+    # Fill the square where the image is smaller, with gray 128 (Detectron2's new baselines);
+    # False leaves that to the backbone's padding (ViTDet).
+    "INPUT.LSJ.PAD": True,
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
     # becomes bf16, and on a GPU with Detectron2 fp16, as there.
     "SOLVER.PRECISION": "fp32",
+    # SGD or AdamW, or what is registered in detection.modeling.optimizer.OPTIMIZERS.
+    "SOLVER.OPTIMIZER": "SGD",
+    "SOLVER.BETAS": (0.9, 0.999),  # of AdamW, 0..1
+    # Factor of the learning rate from each layer of the backbone to the one below it, above 0 to 1;
+    # 1: none. detection/modeling/layer_decay.py says what the layers are.
+    "SOLVER.LR_DECAY": 1.0,
+    # Weight decay of position embeddings and of layer scale, with AdamW; 0 or more.
+    "SOLVER.WEIGHT_DECAY_EMBED": 0.0,
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -216,8 +261,9 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
+        "build_vit_sfp_backbone",
+        "build_vit_fpn_backbone",
     ),
-    "MODEL.BACKBONE.FREEZE_AT": (0, 1, 2, 3, 4, 5),
     "MODEL.RESNETS.DEPTH": (10, 18, 34, 50, 101, 152),
     "MODEL.RESNETS.NORM": _NORMS,
     "MODEL.RESNETS.RES5_DILATION": (1, 2),
@@ -241,6 +287,7 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "INPUT.FORMAT": ("RGB", "BGR"),
     "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "RepeatFactorTrainingSampler"),
+    "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR"),
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
 }
@@ -266,6 +313,29 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.VIT.NUM_HEADS",
+    "MODEL.VIT.QKV_BIAS",
+    "MODEL.VIT.LAYER_SCALE",
+    "MODEL.VIT.CLASS_POSITION",
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE",
+    "MODEL.VIT.LAYER_NORM_EPS",
+    "MODEL.VIT.CHECKPOINT_BLOCKS",
+)
+
+# Own keys that came after the first records. At its default such a key is not in the hash of a
+# protocol, so that a record from before there was the key has the same one.
+ADDED_LATER = (
+    "SOLVER.PRECISION",
+    "MODEL.BACKBONE.SQUARE_PAD",
+    *(k for k in TRANSFER if k.startswith("MODEL.VIT.") and k not in NOT_PROTOCOL),
+    "SOLVER.OPTIMIZER",
+    "SOLVER.BETAS",
+    "SOLVER.LR_DECAY",
+    "SOLVER.WEIGHT_DECAY_EMBED",
+    "INPUT.LSJ.ENABLED",
+    "INPUT.LSJ.SIZE",
+    "INPUT.LSJ.SCALE_RANGE",
+    "INPUT.LSJ.PAD",
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
@@ -308,8 +378,6 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
     "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,
-    "SOLVER.BASE_LR_END": 0.0,
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
     "SOLVER.NUM_DECAYS": 3,
     "SOLVER.RESCALE_INTERVAL": False,
     "TEST.AUG.ENABLED": False,

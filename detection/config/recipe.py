@@ -1,8 +1,8 @@
-"""Is this configuration the paper's, or that of another work? Recipes are data (`recipes.yaml`).
+"""Is this configuration the paper's, or another published protocol? `recipes.yaml` has them.
 
-`check` works for any configuration with Detectron2's keys, also for one that is not this
-project's, such as the official MoCo YAML files. It finds the recipe by the names of the datasets,
-the architecture and the schedule: the one from which the configuration deviates least.
+The check is pure. It works for any configuration with Detectron2's keys, also for one that is not
+this project's, such as the official MoCo YAML files. It finds the recipe by the names of the
+datasets, the architecture and the schedule: the one from which the configuration deviates least.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,17 @@ from detection.config.keys import (
     same_value,
 )
 from detection.datasets.base import official_counts
+from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 
 _ARCHITECTURE = "MODEL.META_ARCHITECTURE"
+_BACKBONE = "MODEL.BACKBONE.NAME"
 # A recipe has to agree with a configuration in all but one of these to be meant at all, and in the
 # architecture, where there is one.
 _IDENTITY = (
     _ARCHITECTURE,
-    "MODEL.BACKBONE.NAME",
+    _BACKBONE,
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
@@ -83,7 +85,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One task: `settings` by Detectron2's keys; `of` is whose, as "the paper"."""
+    """One task of the paper, or of the work that `of` names: `settings` by Detectron2's keys."""
 
     name: str
     settings: Mapping[str, Setting]
@@ -92,10 +94,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class RecipeCheck:
-    """How a configuration compares with the paper.
+    """How a configuration compares with the paper, or with the protocol that it is nearest to.
 
     Attributes:
-        recipe: which task, e.g. `Table 2b`; None: not a task of the paper or another known recipe.
+        recipe: which task, e.g. `Table 2b`; None: no task of the paper or of a protocol here.
         label: one line for the record.
         deviations: one line each, starting with the key.
     """
@@ -116,7 +118,7 @@ def check(
     contract: InputContract | None,
     num_images: Mapping[str, int] | None = None,
 ) -> RecipeCheck:
-    """Compare a resolved configuration with the paper's recipe for its task.
+    """Compare a resolved configuration with the published recipe for its task.
 
     Args:
         cfg: a CfgNode (or nested mapping) with Detectron2's keys; keys may be absent.
@@ -188,14 +190,18 @@ def _defaults() -> dict[str, Setting]:
 
 
 def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe is about this configuration's data and kind of network."""
+    """Whether the recipe is about this configuration's data, kind of network and its family."""
     architecture = recipe.settings[_ARCHITECTURE].value
     if flat.get(_ARCHITECTURE, architecture) != architecture:
         return False
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
     identity = [key for key in _IDENTITY if key in recipe.settings]
     other = [key for key in identity if not _equal(flat.get(key), recipe.settings[key].value)]
-    return shared and len(other) <= 1
+    families = {
+        backbone_type(name).family
+        for name in (flat.get(_BACKBONE, ""), recipe.settings[_BACKBONE].value)
+    }
+    return shared and len(other) <= 1 and len(families) == 1
 
 
 def _is_another_model(flat: Mapping[str, Any]) -> bool:
@@ -277,7 +283,8 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
     """Lines where the pixels or the stride are not what the weights were trained with."""
     if contract is not None:
         owner = f"the weights need {{}} (contract of the {contract.source} checkpoint)"
-        needed = {key: contract.d2_keys()[key] for key in _RANDOM_INPUT}
+        keys = contract.d2_keys()
+        needed = {key: keys[key] for key in _RANDOM_INPUT if key in keys}
     elif flat.get("MODEL.WEIGHTS") == RANDOM:
         owner = (
             "expected {} (docs/deviations.md: a random initialization sees what MoCo's rows see)"

@@ -15,7 +15,14 @@ from fvcore.common.config import CfgNode
 
 from detection.config.checks import changes_since, check_splits, check_values
 from detection.config.engines import find_engine
-from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER
+from detection.config.keys import (
+    ADDED_LATER,
+    DETECTRON2_ONLY,
+    HONORED,
+    NOT_PROTOCOL,
+    TRANSFER,
+    same_value,
+)
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     resolve_classes,
@@ -46,7 +53,6 @@ if TYPE_CHECKING:
     from convert.verify import Converted
 
 DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
-PRECISION_KEY = "SOLVER.PRECISION"
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,9 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     """
     task_keys = flatten(default_task())
     kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
-    if kept.get(PRECISION_KEY) == "fp32":  # as in records from before there was this key
-        del kept[PRECISION_KEY]
+    for key in ADDED_LATER:
+        if key in kept and same_value(kept[key], TRANSFER[key]):
+            del kept[key]
     return cfg_sha256(kept, NOT_PROTOCOL)
 
 

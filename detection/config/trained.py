@@ -32,6 +32,8 @@ _MODEL_KEYS = (
     "MODEL.ROI_HEADS.NAME",
     "DATASETS.VOC_CLASSES",
 )
+# Beginnings of more of them: the keys of other families.
+_FAMILY_KEYS = ("MODEL.VIT.",)
 # How it was trained. Evaluation does not need these, but its record is of that protocol.
 _TRAINING_KEYS = (
     "SOLVER.",
@@ -108,7 +110,7 @@ def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
             f"{', '.join(unknown)}: not known for {cfg.MODEL.WEIGHTS}, which has no {CONFIG_NAME} "
             "beside it; use --config-file with the one of the run that trained it, or set the keys"
         )
-    model = {key: trained[key] for key in _MODEL_KEYS if key in trained}
+    model = {k: v for k, v in trained.items() if k in _MODEL_KEYS or k.startswith(_FAMILY_KEYS)}
     apply_keys(cfg, model, explicit, f"the model {cfg.MODEL.WEIGHTS}")
     for key in flatten(cfg).keys() & trained.keys():
         if key == "SEED" or (key.startswith(_TRAINING_KEYS) and key not in NOT_PROTOCOL):

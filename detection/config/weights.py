@@ -19,7 +19,8 @@ from fvcore.common.config import CfgNode
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
 from convert.convert_to_d2 import convert_in_memory
 from convert.files import is_converted, read_file
-from detection.config.keys import HONORED, same_value
+from detection.config.keys import HONORED, TRANSFER, same_value
+from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
@@ -84,18 +85,20 @@ def apply_contract(
     Raises:
         UserError: naming the key, its value and the weights'.
     """
-    if not contract.family.in_engines:
-        raise UserError(
-            f"MODEL.WEIGHTS: a {contract.architecture}: this version converts it, but neither "
-            "engine fine-tunes it"
-        )
     values, owner = contract.d2_keys(), f"the weights (from {contract.source})"
+    name = cfg.MODEL.BACKBONE.NAME
+    if backbone_type(name).family != contract.family.name:
+        task, _, _ = contract.architecture.example_task()
+        raise UserError(
+            f"MODEL.BACKBONE.NAME {name}: {owner} are a {contract.architecture}, which it cannot "
+            f"hold; a task file for it: {shown(task)}"
+        )
     key, network = contract.architecture.task_key()
     needed, got = values[key], flatten(cfg)[key]
     if key in in_file and got != needed:
         raise UserError(
             f"{key}: the task file is for a {network.format(got)}, but {owner} are a "
-            f"{network.format(needed)}; {_task_files(key, needed)}"
+            f"{network.format(needed)}; {_task_files(key, needed, contract.family.name)}"
         )
     apply_keys(cfg, values, explicit, owner, in_file)
 
@@ -119,12 +122,15 @@ def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
     apply_keys(cfg, open_keys, explicit, RANDOM)
 
 
-def _task_files(key: str, value: Any) -> str:
-    """Which task files have this value of a key, by which they differ, or leave it at it."""
+def _task_files(key: str, value: Any, family: str) -> str:
+    """Which task files of a family have this value of a key, by which they differ."""
     fitting = []
+    known = {**HONORED, **TRANSFER}
     for path in sorted(CONFIGS.rglob("*.yaml")):
         keys = flatten(read_yaml(path))
-        if "DATASETS.TRAIN" in keys and keys.get(key, HONORED.get(key)) == value:
+        name = keys.get("MODEL.BACKBONE.NAME", known["MODEL.BACKBONE.NAME"])
+        is_task = "DATASETS.TRAIN" in keys and backbone_type(name).family == family
+        if is_task and keys.get(key, known[key]) == value:
             fitting.append(shown(path.relative_to(CONFIGS)))
     if not fitting:
         return f"no task file is for it; set {key} {value}"

@@ -25,6 +25,7 @@ from detection.d2.resnet import (
 )
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
+from detection.d2.vit import build_vit_fpn_backbone, build_vit_sfp_backbone
 from detection.modeling.norms import with_process_norms
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "build_resnet_dilated_c5_backbone",
     "build_transfer_resnet_backbone",
     "build_transfer_resnet_fpn_backbone",
+    "build_vit_fpn_backbone",
+    "build_vit_sfp_backbone",
     "check_transfer_config",
     "register",
     "transfer_defaults",

@@ -14,6 +14,8 @@ from detection.config.task import add_transfer_config
 from detection.config.weights import apply_contract, apply_random, read_weights
 from detection.d2 import densepose
 from detection.d2.resnet import builder_name, detectron2_has
+from detection.d2.vit import require_timm
+from detection.modeling.backbones import backbone_type, check_backbone
 from detection.modeling.norms import norm_keys
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
@@ -69,6 +71,9 @@ def check_transfer_config(cfg: CfgNode) -> None:
         if name not in registry:
             choices = ", ".join(known for known, _ in registry)
             raise UserError(f"{key}: got {name!r}, choices are {choices}")
+    check_backbone(cfg)
+    if backbone_type(cfg.MODEL.BACKBONE.NAME).family == "vit":
+        require_timm()
     builder_name(cfg)
     if not detectron2_has(cfg) and any(resnets.DEFORM_ON_PER_STAGE):
         raise UserError(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from detectron2 import data as detectron2_data
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import DatasetCatalog, DatasetMapper, MetadataCatalog
+from detectron2.data import transforms as T
 from detectron2.evaluation import DatasetEvaluator, inference_context
 from detectron2.structures import Instances
 from detectron2.utils import comm
@@ -68,7 +69,29 @@ def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str
     """A record → what the model takes in training or in evaluation."""
     if is_semantic(cfg):
         return semantic_seg.build_mapper(cfg, training=training)
+    if training and cfg.INPUT.LSJ.ENABLED:
+        changes = _large_scale_jitter(cfg)
+        return DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=cfg.MODEL.MASK_ON)
     return _package(cfg).DatasetMapper(cfg, training)
+
+
+def _large_scale_jitter(cfg: CfgNode) -> list[T.Augmentation]:
+    """INPUT.LSJ in the order of ViTDet's configs (projects/ViTDet/configs/common).
+
+    Deviation: masks in run lengths are filled up with background; Detectron2's default, meant for
+    labels of semantic segmentation, makes what is beyond the image part of every object.
+    """
+    given, flip = cfg.INPUT.LSJ, cfg.INPUT.RANDOM_FLIP
+    flips = {
+        "horizontal": [T.RandomFlip(horizontal=True)],
+        "vertical": [T.RandomFlip(horizontal=False, vertical=True)],
+        "none": [],
+    }
+    return [
+        *flips[flip],
+        T.ResizeScale(*given.SCALE_RANGE, given.SIZE, given.SIZE),
+        T.FixedSizeCrop((given.SIZE, given.SIZE), pad=given.PAD, seg_pad_value=0),
+    ]
 
 
 def is_semantic(cfg: CfgNode) -> bool:

@@ -64,12 +64,22 @@ class StageFPN(FPN):
     The task files name p2..p6. Detectron2 names a map by its stride, so that on a stem of stride 1
     the same maps would be p0..p4. Strides are the true ones; behind a stem of stride 4 both
     names are the same. The last map is max-pooled once more, as in `build_resnet_fpn_backbone`.
+
+    `square_pad`: MODEL.BACKBONE.SQUARE_PAD; the others as for Detectron2's.
     """
 
     def __init__(
-        self, bottom_up: Backbone, in_features: list[str], channels: int, norm: str, fuse_type: str
+        self,
+        bottom_up: Backbone,
+        in_features: list[str],
+        channels: int,
+        norm: str,
+        fuse_type: str,
+        square_pad: int,
     ) -> None:
-        super().__init__(bottom_up, in_features, channels, norm=norm, fuse_type=fuse_type)
+        super().__init__(
+            bottom_up, in_features, channels, norm, fuse_type=fuse_type, square_pad=square_pad
+        )
         strides = [shape.stride for shape in self.output_shape().values()]
         stages = [int(name.removeprefix("res")) for name in in_features]
         self.top_block = LastLevelMaxPool()
@@ -131,7 +141,8 @@ def builder_name(cfg: CfgNode) -> str:
         UserError: the named builder makes Detectron2's own backbones only.
     """
     name: str = cfg.MODEL.BACKBONE.NAME
-    if detectron2_has(cfg) or name in OWN_BUILDERS.values():
+    square_pad = cfg.MODEL.BACKBONE.SQUARE_PAD and name == "build_resnet_fpn_backbone"
+    if (detectron2_has(cfg) and not square_pad) or name in OWN_BUILDERS.values():
         return name
     if name not in OWN_BUILDERS:
         resnets = cfg.MODEL.RESNETS
@@ -189,11 +200,18 @@ def build_transfer_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ResN
 @BACKBONE_REGISTRY.register()
 def build_transfer_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
     """An FPN over any ResNet of MODEL.RESNETS, its maps p2..p6 as the task files name them."""
-    if detectron2_has(cfg):
+    if detectron2_has(cfg) and not cfg.MODEL.BACKBONE.SQUARE_PAD:
         return build_resnet_fpn_backbone(cfg, input_shape)
     fpn = cfg.MODEL.FPN
     bottom_up = build_transfer_resnet_backbone(cfg, input_shape)
-    return StageFPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE)
+    return StageFPN(
+        bottom_up,
+        fpn.IN_FEATURES,
+        fpn.OUT_CHANNELS,
+        fpn.NORM,
+        fpn.FUSE_TYPE,
+        cfg.MODEL.BACKBONE.SQUARE_PAD,
+    )
 
 
 @BACKBONE_REGISTRY.register()

@@ -25,6 +25,7 @@ from detectron2.engine import (
 from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer, PreciseBN
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import GeneralizedRCNNWithTTA
+from detectron2.solver.build import maybe_add_gradient_clipping
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
@@ -64,6 +65,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
+from detection.engine.start import StartFile, head_digests
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -72,9 +74,11 @@ from detection.engine.weights import (
     read_trained,
 )
 from detection.evaluation.metrics import HEADLINE
+from detection.modeling.backbones import backbone_type
 from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
+from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.errors import DataError
@@ -121,6 +125,14 @@ class Trainer(DefaultTrainer):
         if cfg.SOLVER.PRECISION == "bf16":
             replace_roi_align(model)
         return model
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        """Detectron2's own where it has one: SGD with the same learning rate in all layers."""
+        if cfg.SOLVER.OPTIMIZER == "SGD" and cfg.SOLVER.LR_DECAY == 1.0:
+            optimizer: torch.optim.Optimizer = super().build_optimizer(cfg, model)
+            return optimizer
+        return maybe_add_gradient_clipping(cfg, build_optimizer(cfg, model))
 
     @classmethod
     def test(cls, cfg: CfgNode, model: nn.Module, evaluators: Any = None) -> Any:
@@ -307,13 +319,17 @@ def _train(
     cache_clear()
     gc.collect()
     gc.freeze()
-    coverage = None if weights is None else load_converted(model, weights.model)
+    kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+    coverage = None if weights is None else load_converted(model, weights.model, kind)
+    head = head_digests(model, coverage)
     if path is not None:
         state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
         trainer.checkpoint_hook.resumed = state
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
     del content
+    main_folder = folder if comm.is_main_process() else None
+    trainer._trainer.data_loader.observe = StartFile(main_folder, head, trainer.start_iter).add
     trainer.checkpoint_hook.stop = stop
     try:
         with counting(lambda: trainer.checkpoint_hook.done):

@@ -2,6 +2,7 @@
 
 from fvcore.common.config import CfgNode
 
+from detection.embedded import vit as vit  # registers its backbones
 from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.model import (
     DenseDetector,
@@ -29,7 +30,9 @@ def build_model(cfg: CfgNode) -> Model:
     """
     check_supported(cfg)
     backbone: Backbone = BACKBONES.get(cfg.MODEL.BACKBONE.NAME)(cfg.MODEL)
-    images = Images(cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, backbone.size_divisibility)
+    square_pad = cfg.MODEL.BACKBONE.SQUARE_PAD
+    mean, std = cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD
+    images = Images(mean, std, backbone.size_divisibility, square_pad)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
     elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":

@@ -39,6 +39,27 @@ def draw_polygons(polygons: Polygons, size: tuple[int, int]) -> NDArray[np.bool_
     return mask_util.decode(mask_util.merge(runs)).astype(bool)
 
 
+def boxes_of_polygons(objects: Sequence[Polygons]) -> Tensor:
+    """(R, 4) around the polygons of R objects; (inf, inf, 0, 0) around none."""
+    boxes = torch.tensor([[torch.inf, torch.inf, 0, 0]]).repeat(len(objects), 1)
+    for box, polygons in zip(boxes, objects, strict=True):
+        for polygon in polygons:
+            points = torch.from_numpy(polygon).view(-1, 2).float()
+            box[:2] = torch.minimum(box[:2], points.amin(dim=0))
+            box[2:] = torch.maximum(box[2:], points.amax(dim=0))
+    return boxes
+
+
+def boxes_of_bitmaps(bitmaps: Tensor) -> Tensor:
+    """(R, H, W) bool → (R, 4) from the first to behind the last pixel; 0 around none."""
+    boxes = torch.zeros(len(bitmaps), 4)
+    for box, bitmap in zip(boxes, bitmaps, strict=True):
+        rows, columns = bitmap.nonzero(as_tuple=True)
+        if len(rows):
+            box[:] = torch.stack([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+    return boxes
+
+
 def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
     """The bitmaps (H, W) of R objects cut to their boxes (R, 4): (R, M, M) bool."""
     crops = [

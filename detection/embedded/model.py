@@ -54,13 +54,15 @@ from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 Sample = dict[str, Any]
 
 
-def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor:
+def stack(
+    tensors: Sequence[Tensor], divisor: int, square_pad: int = 0, value: float = 0.0
+) -> Tensor:
     """(..., H, W) each -> (N, ..., H', W'), padded at the right and bottom to the largest sides.
 
-    `divisor`: H' and W' are multiples of it.
+    `divisor`: H' and W' are multiples of it. `square_pad`: > 0: both are this, px, rounded up.
     """
     height, width = (
-        -(-max(side) // divisor) * divisor
+        -(-(square_pad or max(side)) // divisor) * divisor
         for side in zip(*(x.shape[-2:] for x in tensors), strict=True)
     )
     batch = tensors[0].new_full((len(tensors), *tensors[0].shape[:-2], height, width), value)
@@ -72,15 +74,17 @@ def stack(tensors: Sequence[Tensor], divisor: int, value: float = 0.0) -> Tensor
 class Images(nn.Module):
     """Samples -> the same on the model's device, and their normalized images (N, 3, H', W').
 
-    `mean` and `std` are of pixels in 0..255, in the channels' order; for `divisor` see `stack`.
+    `mean` and `std` are of pixels in 0..255, in the channels' order; for the others see `stack`.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], divisor: int) -> None:
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], divisor: int, square_pad: int = 0
+    ) -> None:
         super().__init__()
-        self.divisor = divisor
+        self.divisor, self.square_pad = divisor, square_pad
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -91,7 +95,7 @@ class Images(nn.Module):
             for sample in samples
         ]
         images = [(sample["image"] - self.mean) / self.std for sample in samples]
-        return samples, stack(images, self.divisor)
+        return samples, stack(images, self.divisor, self.square_pad)
 
 
 def sizes(sample: Sample) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -174,7 +178,8 @@ class Segmenter(nn.Module):
         features = self.backbone(batch)
         if self.training:
             labels = [sample["sem_seg"] for sample in samples]
-            labeled = stack(labels, self.images.divisor, self.sem_seg_head.ignore_value)
+            padding = self.images.divisor, self.images.square_pad
+            labeled = stack(labels, *padding, self.sem_seg_head.ignore_value)
             return self.sem_seg_head(features, labeled)[1]
         outputs = []
         for scores, sample in zip(self.sem_seg_head(features)[0], samples, strict=True):

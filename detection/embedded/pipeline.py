@@ -17,6 +17,7 @@ from detection.embedded.data import (
     with_keypoints,
     with_objects,
 )
+from detection.embedded.jitter import LargeScaleJitter
 from detection.embedded.model import Sample
 from detection.embedded.samples import Augmentation, Draw, LabelMapper, Mapper, flip_indices
 from moco.common import distributed
@@ -103,5 +104,8 @@ def _training_mapper(cfg: CfgNode) -> tuple[Callable[..., Any], Callable[..., Sa
         metadata = read_split(cfg.DATASETS.TRAIN[0], cfg).metadata
         flips = flip_indices(metadata["keypoint_names"], metadata["keypoint_flip_map"])
     masks = given.MASK_FORMAT if cfg.MODEL.MASK_ON else ""
-    mapper = Mapper(given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips)
+    jitter = LargeScaleJitter.from_config(cfg) if given.LSJ.ENABLED else None
+    mapper = Mapper(given.MAX_SIZE_TRAIN, given.FORMAT, masks, flips, jitter=jitter)
+    if jitter is not None:
+        return jitter.draw, mapper
     return Augmentation(sizes, sampling, given.RANDOM_FLIP).draw, mapper

@@ -22,7 +22,8 @@ from detection.datasets.base import Record
 from detection.datasets.images import check_size, read_image
 from detection.datasets.labels import read_labels
 from detection.embedded.boxes import nonempty
-from detection.embedded.masks import draw_polygons
+from detection.embedded.jitter import Jittered, LargeScaleJitter
+from detection.embedded.masks import boxes_of_bitmaps, boxes_of_polygons, draw_polygons
 from detection.embedded.model import Sample
 from moco.common.errors import DataError
 
@@ -83,7 +84,7 @@ def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) ->
 
 @dataclass(frozen=True)
 class _Moved:
-    """What happened to the image: (x, y) scale, size after it, flip of that."""
+    """What happened to the image: (x, y) scale, size after it, flip of that; as `Jittered`."""
 
     scale: tuple[float, float]
     size: tuple[int, int]
@@ -99,6 +100,17 @@ class _Moved:
             points[..., 1] = self.size[0] - points[..., 1]
         return points
 
+    def polygons(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Polygons (P, 2) of one object."""
+        return [self(part) for part in parts]
+
+    def bitmap(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(H, W) of the image as it was → of the image as it is."""
+        image = Image.fromarray(mask)
+        if self.scale != (1.0, 1.0):
+            image = image.resize(self.size[::-1], Image.Resampling.NEAREST)
+        return _flipped(np.asarray(image), self.flip)
+
 
 @dataclass(frozen=True)
 class Mapper:
@@ -110,6 +122,8 @@ class Mapper:
         masks: "polygon" or "bitmask" (INPUT.MASK_FORMAT), "" for none.
         flip_indices: of the keypoints after a horizontal flip; None: keypoints are not read.
         learning: read the annotations at all.
+        jitter: what a draw does instead of resizing and flipping; boxes are then those of what is
+            left of the masks, where there are masks.
     """
 
     max_size_px: int
@@ -117,8 +131,9 @@ class Mapper:
     masks: str = ""
     flip_indices: tuple[int, ...] | None = None
     learning: bool = True
+    jitter: LargeScaleJitter | None = None
 
-    def __call__(self, record: Record, draw: Draw) -> Sample:
+    def __call__(self, record: Record, draw: Any) -> Sample:
         """Read one image and change it and its objects.
 
         Raises:
@@ -126,8 +141,18 @@ class Mapper:
                 mask is of the wrong kind.
         """
         image = read_image(record["file_name"])
+        check_size(record, image.size[::-1])
+        planes, moved = self._changed(image, draw)
+        sample = _sample(record, planes)
+        return sample | self._objects(record, moved) if self.learning else sample
+
+    def _changed(self, image: Image.Image, draw: Any) -> tuple[Tensor, _Moved | Jittered]:
+        """(3, H, W), and what happened."""
         width, height = image.size
-        check_size(record, (height, width))
+        if self.jitter is not None:
+            jittered = self.jitter.changes((height, width), draw)
+            pixels = jittered.transforms.apply_image(np.asarray(image))
+            return _planes(pixels, self.channel_order), jittered
         size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
         if draw.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -135,41 +160,38 @@ class Mapper:
         # Band by band: twice as fast as whole pixels that are put in this order afterwards.
         planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
         flipped = _FLIPPED[draw.flip]
-        sample = _sample(record, planes.flip(flipped) if flipped else planes)
-        if self.learning:
-            sample |= self._objects(
-                record, _Moved((size[1] / width, size[0] / height), size, draw.flip)
-            )
-        return sample
+        moved = _Moved((size[1] / width, size[0] / height), size, draw.flip)
+        return planes.flip(flipped) if flipped else planes, moved
 
-    def _objects(self, record: Record, moved: _Moved) -> dict[str, Any]:
+    def _objects(self, record: Record, moved: _Moved | Jittered) -> dict[str, Any]:
         """Boxes, classes, masks and keypoints of what is no crowd and has an area."""
         objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
-        boxes = torch.as_tensor(_boxes(objects, moved), dtype=torch.float32)
-        keep = nonempty(boxes, 1e-5)
         learned: dict[str, Any] = {
-            "boxes": boxes,
+            "boxes": torch.as_tensor(_boxes(objects, moved), dtype=torch.float32),
             "classes": torch.tensor([item["category_id"] for item in objects], dtype=torch.int64),
         }
         if self.flip_indices is not None:
             points = [_keypoints(item, moved, self.flip_indices) for item in objects]
             shape = (len(objects), len(self.flip_indices), 3)
             learned["keypoints"] = torch.as_tensor(np.array(points).reshape(shape)).float()
+        polygons: list[list[NDArray[np.float64]]] = []
         if self.masks == "bitmask":
             bitmaps = np.zeros((len(objects), *moved.size), dtype=bool)
             for bitmap, item in zip(bitmaps, objects, strict=True):
                 bitmap[:] = _bitmap(item["segmentation"], moved)
             learned["masks"] = torch.from_numpy(bitmaps)
+        elif self.masks:
+            polygons = [_only_polygons(item["segmentation"], moved, record) for item in objects]
+        if self.jitter is not None and self.masks:
+            bitmasks = self.masks == "bitmask"
+            boxes = boxes_of_bitmaps(learned["masks"]) if bitmasks else boxes_of_polygons(polygons)
+            learned["boxes"] = boxes
+        keep = nonempty(learned["boxes"], 1e-5)
+        if self.masks == "bitmask":
             keep &= learned["masks"].flatten(1).any(dim=1)
         kept = {name: values[keep] for name, values in learned.items()}
         if self.masks == "polygon":
-            chosen = [item["segmentation"] for item, own in zip(objects, keep, strict=True) if own]
-            if not all(isinstance(shape, list) for shape in chosen):
-                raise DataError(
-                    f"{record['file_name']}: has a mask in run lengths, not in polygons; set "
-                    "INPUT.MASK_FORMAT bitmask"
-                )
-            kept["masks"] = [_polygons(shape, moved) for shape in chosen]
+            kept["masks"] = [own for own, good in zip(polygons, keep, strict=True) if good]
         return kept
 
 
@@ -221,7 +243,7 @@ def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:
     return {"none": array, "horizontal": array[:, ::-1], "vertical": array[::-1]}[flip]
 
 
-def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved) -> NDArray[np.float64]:
+def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved | Jittered) -> NDArray[np.float64]:
     """(R, 4), clipped to the image."""
     corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
     corners = moved(corners)
@@ -237,24 +259,32 @@ def _corners(item: dict[str, Any]) -> Sequence[float]:
     return [x, y, x + width, y + height]
 
 
-def _polygons(shape: Sequence[Any], moved: _Moved) -> list[NDArray[np.float64]]:
+def _polygons(shape: Sequence[Any], moved: _Moved | Jittered) -> list[NDArray[np.float64]]:
     """Of one object: x0, y0, x1, y1, ... each; whole numbers stay whole, as in Detectron2."""
-    parts = [moved(np.array(part).reshape(-1, 2)) for part in shape]
+    parts = moved.polygons([np.array(part).reshape(-1, 2) for part in shape])
     return [part.reshape(-1).astype(np.float64) for part in parts]
 
 
-def _bitmap(shape: Any, moved: _Moved) -> NDArray[np.bool_]:
+def _only_polygons(
+    shape: Any, moved: _Moved | Jittered, record: Record
+) -> list[NDArray[np.float64]]:
+    if not isinstance(shape, list):
+        raise DataError(
+            f"{record['file_name']}: has a mask in run lengths, not in polygons; set "
+            "INPUT.MASK_FORMAT bitmask"
+        )
+    return _polygons(shape, moved)
+
+
+def _bitmap(shape: Any, moved: _Moved | Jittered) -> NDArray[np.bool_]:
     """(H, W) of one object in polygons or run lengths."""
     if isinstance(shape, list):
         return draw_polygons(_polygons(shape, moved), moved.size)
-    image = Image.fromarray(mask_util.decode(shape))
-    if moved.scale != (1.0, 1.0):
-        image = image.resize(moved.size[::-1], Image.Resampling.NEAREST)
-    return _flipped(np.asarray(image), moved.flip).astype(bool)
+    return moved.bitmap(mask_util.decode(shape)).astype(bool)
 
 
 def _keypoints(
-    item: dict[str, Any], moved: _Moved, flipped: tuple[int, ...]
+    item: dict[str, Any], moved: _Moved | Jittered, flipped: tuple[int, ...]
 ) -> NDArray[np.float64]:
     """(number, 3): x, y and visibility; all 0 where there is none or it is outside."""
     points = np.array(item["keypoints"], dtype=np.float64).reshape(-1, 3)

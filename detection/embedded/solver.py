@@ -1,58 +1,27 @@
-"""SGD with its parameter groups, schedule and clipping from SOLVER, equal to detectron2/solver."""
-
-from typing import Any
+"""Learning-rate schedule and gradient clipping from SOLVER, equal to detectron2/solver."""
 
 import torch
 from fvcore.common.config import CfgNode
 from fvcore.common.param_scheduler import (
     CompositeParamScheduler,
     ConstantParamScheduler,
+    CosineParamScheduler,
     LinearParamScheduler,
     MultiStepParamScheduler,
     ParamScheduler,
 )
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
-
-def build_optimizer(solver: CfgNode, model: nn.Module) -> torch.optim.SGD:
-    """SGD on the trainable parameters, grouped by learning rate and weight decay.
-
-    A bias counts as a bias also in a normalization layer when WEIGHT_DECAY_BIAS is given.
-    """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
-                continue
-            lr, decay = solver.BASE_LR, solver.WEIGHT_DECAY
-            if isinstance(module, _NormBase):
-                decay = solver.WEIGHT_DECAY_NORM
-            if name == "bias":
-                lr *= solver.BIAS_LR_FACTOR
-                decay = decay if solver.WEIGHT_DECAY_BIAS is None else solver.WEIGHT_DECAY_BIAS
-            groups.setdefault((lr, decay), []).append(parameter)
-    options: list[dict[str, Any]] = [
-        {"params": parameters, "lr": lr, "initial_lr": lr, "weight_decay": decay}
-        for (lr, decay), parameters in groups.items()
-    ]
-    return torch.optim.SGD(
-        options, lr=solver.BASE_LR, momentum=solver.MOMENTUM, nesterov=solver.NESTEROV
-    )
 
 
 def build_schedule(solver: CfgNode) -> ParamScheduler:
     """Factor of the learning rate as a function of progress, iteration / MAX_ITER in [0, 1).
 
-    From WARMUP_FACTOR to 1 over WARMUP_ITERS ("linear"; "constant" stays at the factor), then
-    multiplied by GAMMA at each of STEPS; those beyond MAX_ITER are ignored.
+    From WARMUP_FACTOR to the schedule's value over WARMUP_ITERS ("linear"; "constant" stays at the
+    factor), then by LR_SCHEDULER_NAME multiplied by GAMMA at each of STEPS (those beyond MAX_ITER
+    are ignored), or from BASE_LR to BASE_LR_END along half a cosine that begins with the training.
     """
-    reached = [step for step in solver.STEPS if step <= solver.MAX_ITER]
-    decayed = MultiStepParamScheduler(
-        values=[solver.GAMMA**k for k in range(len(reached) + 1)],
-        milestones=reached,
-        num_updates=solver.MAX_ITER,
+    decayed = {"WarmupMultiStepLR": _steps, "WarmupCosineLR": _cosine}[solver.LR_SCHEDULER_NAME](
+        solver
     )
     length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
     start = solver.WARMUP_FACTOR * decayed(0.0)
@@ -65,6 +34,19 @@ def build_schedule(solver: CfgNode) -> ParamScheduler:
         lengths=[length, 1 - length],
         interval_scaling=["rescaled", "fixed"],
     )
+
+
+def _steps(solver: CfgNode) -> ParamScheduler:
+    reached = [step for step in solver.STEPS if step <= solver.MAX_ITER]
+    return MultiStepParamScheduler(
+        values=[solver.GAMMA**k for k in range(len(reached) + 1)],
+        milestones=reached,
+        num_updates=solver.MAX_ITER,
+    )
+
+
+def _cosine(solver: CfgNode) -> ParamScheduler:
+    return CosineParamScheduler(1, solver.BASE_LR_END / solver.BASE_LR)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -9,13 +9,11 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from convert.families.resnet_network import FEATURES, STAGES
 from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
+from detection.modeling.backbones import check_backbone
+from detection.modeling.backbones.base import require_maps
 from moco.common.errors import UserError
-
-# Maps of a pyramid above those of its backbone.
-_TOP_MAPS = {"build_resnet_fpn_backbone": 1, "build_retinanet_resnet_fpn_backbone": 2}
 
 
 def check_supported(cfg: CfgNode) -> None:
@@ -30,7 +28,7 @@ def check_supported(cfg: CfgNode) -> None:
                 "change it, or use --engine detectron2"
             )
     check_basic_blocks(cfg)
-    maps = _maps(cfg)
+    maps = check_backbone(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         _check_segmenter(cfg, maps)
     elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
@@ -41,43 +39,9 @@ def check_supported(cfg: CfgNode) -> None:
         _check_roi_heads(cfg, maps)
 
 
-def _maps(cfg: CfgNode) -> list[str]:
-    """Names of the feature maps that the backbone gives."""
-    model, given = cfg.MODEL, list(cfg.MODEL.RESNETS.OUT_FEATURES)
-    _require_maps("MODEL.RESNETS.OUT_FEATURES", given, list(FEATURES))
-    if model.BACKBONE.NAME == "build_resnet_dilated_c5_backbone":
-        if given != ["res5"] or model.RESNETS.RES5_DILATION != 2:
-            raise UserError(
-                f"MODEL.RESNETS.OUT_FEATURES {given}, RES5_DILATION "
-                f"{model.RESNETS.RES5_DILATION}: {model.BACKBONE.NAME} needs ['res5'] and 2"
-            )
-        return ["c5"]
-    if model.BACKBONE.NAME not in _TOP_MAPS:
-        return given
-    names = list(model.FPN.IN_FEATURES)
-    _require_maps("MODEL.FPN.IN_FEATURES", names, given)
-    stages = [STAGES.index(name) if name in STAGES else -1 for name in names]
-    if stages[0] < 0 or stages != list(range(stages[0], stages[0] + len(stages))):
-        raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected stages in a row, as res2, res3")
-    if model.RESNETS.RES5_DILATION != 1 and "res5" in names:
-        raise UserError("MODEL.RESNETS.RES5_DILATION: a pyramid needs maps of half the size; set 1")
-    if model.BACKBONE.NAME == "build_retinanet_resnet_fpn_backbone" and names[-1] != "res5":
-        raise UserError(
-            f"MODEL.FPN.IN_FEATURES {names}: {model.BACKBONE.NAME} makes its top maps of res5, "
-            "which has to be the last one"
-        )
-    above = range(stages[-1] + 1, stages[-1] + 1 + _TOP_MAPS[model.BACKBONE.NAME])
-    return [f"p{stage + 2}" for stage in (*stages, *above)]
-
-
-def _require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:
-    if not names or not set(names) <= set(given):
-        raise UserError(f"{key} {list(names)}: expected one or more of {', '.join(given)}")
-
-
 def _check_anchors(cfg: CfgNode, maps: Sequence[str], head: str) -> None:
     names = list(cfg.MODEL[head].IN_FEATURES)
-    _require_maps(f"MODEL.{head}.IN_FEATURES", names, maps)
+    require_maps(f"MODEL.{head}.IN_FEATURES", names, maps)
     for name in ("SIZES", "ASPECT_RATIOS"):
         value = cfg.MODEL.ANCHOR_GENERATOR[name]
         lengths = {len(part) if isinstance(part, list | tuple) else 0 for part in value}
@@ -112,7 +76,7 @@ def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
         raise UserError(f"MODEL.RPN.CONV_DIMS {dims}: expected -1 or channels for each convolution")
     check_box_head(cfg)
     names = list(model.ROI_HEADS.IN_FEATURES)
-    _require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
+    require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
     if names != maps[maps.index(names[0]) :][: len(names)]:
         raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected maps in a row")
     if name not in ("StandardROIHeads", "CascadeROIHeads"):
@@ -138,7 +102,7 @@ def _check_segmenter(cfg: CfgNode, maps: Sequence[str]) -> None:
             f"MODEL.SEM_SEG_HEAD.NAME {head.NAME}: the embedded engine has only FCN16sHead; "
             "change it, or use --engine detectron2"
         )
-    _require_maps("MODEL.SEM_SEG_HEAD.IN_FEATURES", head.IN_FEATURES, maps)
+    require_maps("MODEL.SEM_SEG_HEAD.IN_FEATURES", head.IN_FEATURES, maps)
     if cfg.INPUT.RANDOM_FLIP == "vertical":
         raise UserError("INPUT.RANDOM_FLIP vertical: semantic segmentation has horizontal, none")
 

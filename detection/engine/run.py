@@ -1,20 +1,23 @@
 """One run of a task in its folder: description, record, and what is printed at its end."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from convert.families.base import DEFAULT_FAMILY
 from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
 from detection.engine.processes import Job, Processes
 from detection.engine.resuming import iterations_before
+from detection.engine.start import read_start
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
+from detection.modeling.backbones import backbone_type
 from moco.common.command import program
 from moco.common.errors import Preempted
 from moco.common.files import atomic_write_text, sha256_file
@@ -71,10 +74,13 @@ def _weights_and_schedule(task: Task) -> list[str]:
     cfg, solver = task.cfg, task.cfg.SOLVER
     source = task.weights.contract.source if task.weights else "random initialization"
     mean, std = ([round(x, 3) for x in cfg.MODEL[f"PIXEL_{key}"]] for key in ("MEAN", "STD"))
-    stride = "1x1 conv" if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else "3x3 conv"
+    if backbone_type(cfg.MODEL.BACKBONE.NAME).family == DEFAULT_FAMILY:
+        details = f", stride in the {'1x1' if cfg.MODEL.RESNETS.STRIDE_IN_1X1 else '3x3'} conv"
+    else:
+        details = f", {task.weights.contract.architecture.details()}" if task.weights else ""
     steps = ", ".join(map(str, solver.STEPS))
     return [
-        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}, stride in the {stride}",
+        f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}{details}",
         f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
         f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
     ]
@@ -115,6 +121,8 @@ def run_in_folder(task: Task, options: Options, description: str, *, overwrite: 
             write_record(results, _failed(task, error, folder.path, time.monotonic() - start))
             raise
         record = _done(task, result)
+        if not options.eval_only:
+            record = replace(record, start=read_start(folder.path))
         path = write_record(results, record)
     print(f"{task.test.name}: {headline(record.metrics)}")
     if options.eval_only:

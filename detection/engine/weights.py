@@ -1,7 +1,8 @@
 """Weights into a detector, and proof of what it then holds.
 
-Names (the same in both engines): a converted key `stem.…` … `res4.…` goes to `backbone.<key>`, and
-`res5.…` to `roi_heads.<key>` (C4, where res5 is the box head).
+Names (the same in both engines) are matched whole: where a converted tensor goes is said by the
+`BackboneType` of MODEL.BACKBONE.NAME, e.g. `stem.…` to `backbone.stem.…`, and the `res5.…` of a C4
+detector to `roi_heads.res5.…`, because there it is the box head.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from convert.families.base import family_named
 from convert.files import read_file
+from detection.modeling.backbones.base import BackboneType
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import Inert
@@ -22,11 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Where a converted key may go, the first prefix that exists.
-_PREFIXES = ("backbone.", "backbone.bottom_up.", "roi_heads.")
-# The part of a detector that a backbone's file has to fill; roi_heads.res5.norm is the new BN.
-_BACKBONE = re.compile(r"^(backbone\.(bottom_up\.)?(stem|res\d)|roi_heads\.res5\.\d)")
-_UNTRACKED = "num_batches_tracked"
+UNTRACKED = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -91,25 +90,29 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
         UserError: naming the first tensors that do not fit.
     """
     # Buffers of the image normalization are in models saved by older Detectron2.
-    ignored = re.compile(rf"{_UNTRACKED}|^pixel_(mean|std)$")
+    ignored = re.compile(rf"{UNTRACKED}|^pixel_(mean|std)$")
     found = {name: value for name, value in tensors.items() if not ignored.search(name)}
     missing, unknown = _load(model, found, str(path))
-    problems = [f"{name} is missing" for name in missing if _UNTRACKED not in name]
+    problems = [f"{name} is missing" for name in missing if UNTRACKED not in name]
     problems += [f"{name} is unknown" for name in unknown]
     if problems:
         raise UserError(f"{path} does not fit this detector: {first_few(problems)}")
 
 
-def load_converted(model: nn.Module, converted: Mapping[str, Tensor]) -> Coverage:
+def load_converted(
+    model: nn.Module, converted: Mapping[str, Tensor], kind: BackboneType
+) -> Coverage:
     """Copy a converted backbone into a detector and check what it then holds.
+
+    `kind`: of the detector's backbone.
 
     Raises:
         UserError: a tensor of the file has no place or another shape, or a tensor of the backbone
             is not in the file.
     """
-    targets = target_names(model.state_dict(), converted)
+    targets = target_names(model.state_dict(), converted, kind)
     _load(model, {targets[key]: value for key, value in converted.items()}, "MODEL.WEIGHTS")
-    return check_coverage(model.state_dict(), converted)
+    return check_coverage(model.state_dict(), converted, kind)
 
 
 def _load(model: nn.Module, tensors: Mapping[str, Tensor], owner: str) -> Any:
@@ -121,7 +124,9 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor], owner: str) -> Any:
         raise UserError(f"{owner} does not fit this detector: {reason}") from error
 
 
-def target_names(state: Collection[str], converted: Collection[str]) -> dict[str, str]:
+def target_names(
+    state: Collection[str], converted: Collection[str], kind: BackboneType
+) -> dict[str, str]:
     """Converted key → the detector's name for it.
 
     Raises:
@@ -129,7 +134,7 @@ def target_names(state: Collection[str], converted: Collection[str]) -> dict[str
     """
     targets, without = {}, []
     for key in converted:
-        name = next((prefix + key for prefix in _PREFIXES if prefix + key in state), None)
+        name = next((prefix + key for prefix in kind.prefixes if prefix + key in state), None)
         if name is None:
             without.append(key)
         else:
@@ -139,7 +144,9 @@ def target_names(state: Collection[str], converted: Collection[str]) -> dict[str
     return targets
 
 
-def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor]) -> Coverage:
+def check_coverage(
+    state: Mapping[str, Tensor], converted: Mapping[str, Tensor], kind: BackboneType
+) -> Coverage:
     """Compare a loaded detector with the file, tensor by tensor.
 
     Detectron2 only warns about a mismatch, so a bad file would become a random row with a name.
@@ -150,7 +157,7 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     """
     import torch
 
-    targets = target_names(state, converted)
+    targets = target_names(state, converted, kind)
     different = [
         name
         for key, name in targets.items()
@@ -159,9 +166,15 @@ def check_coverage(state: Mapping[str, Tensor], converted: Mapping[str, Tensor])
     if different:
         raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {first_few(different)}")
     rest = sorted(
-        name for name in state if name not in set(targets.values()) and _UNTRACKED not in name
+        name for name in state if name not in set(targets.values()) and UNTRACKED not in name
     )
-    random = [name for name in rest if _BACKBONE.match(name)]
+    # What its files could have, and no more: roi_heads.res5.norm is a new BN.
+    own = family_named(kind.family).from_detectron2
+    random = [
+        name
+        for name in rest
+        if any(name.startswith(p) and own(name.removeprefix(p)) for p in kind.prefixes)
+    ]
     if random:
         raise UserError(f"MODEL.WEIGHTS leaves these at random: {first_few(random)}")
     logger.info("%d tensors come from the weights, %d start from scratch", len(targets), len(rest))

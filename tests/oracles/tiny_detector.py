@@ -111,6 +111,29 @@ KEYPOINTS = {
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 5,
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
 }
+# Windows that do not divide the maps, and one block with global attention.
+VIT_SFP = {
+    **FPN,
+    "MODEL.BACKBONE.NAME": "build_vit_sfp_backbone",
+    "MODEL.FPN.NORM": "LN",
+    "MODEL.VIT.EMBED_DIM": 32,
+    "MODEL.VIT.DEPTH": 4,
+    "MODEL.VIT.NUM_HEADS": 4,
+    "MODEL.VIT.MLP_DIM": 72,
+    "MODEL.VIT.PRETRAIN_IMAGE_SIZE": 96,
+    "MODEL.VIT.WINDOW_SIZE": 5,
+    "MODEL.VIT.GLOBAL_BLOCKS": [2],
+    "MODEL.VIT.DROP_PATH": 0.4,
+}
+VIT_FPN = {
+    **VIT_SFP,
+    "MODEL.BACKBONE.NAME": "build_vit_fpn_backbone",
+    "MODEL.FPN.NORM": "BN",
+    "MODEL.MASK_ON": True,
+    "MODEL.ROI_MASK_HEAD.NUM_CONV": 1,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 12,
+    "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
+}
 FCN = {
     **NARROW_R50,
     "MODEL.META_ARCHITECTURE": "SemanticSegmentor",

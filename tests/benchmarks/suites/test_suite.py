@@ -201,9 +201,24 @@ def test_inits_of_the_command_line():
     }
 
 
+def test_several_pre_trainings_of_a_row(folder):
+    several = {"moco@1": "a.pth", "moco@2": "b.pth", "moco@3": "c.pth"}
+    assert parse_inits(["moco=a.pth,b.pth,c.pth", "x=d.pth"]) == {**several, "x": "d.pth"}
+    suite = load_suite(write(folder, inits={"moco": ["a.pth", "b.pth", "c.pth"]}))
+    assert suite.inits == several
+    inits = {name: Init(f"/{name}", name * 10) for name in ("moco@1", "moco@2", "x")}
+    tasks = [{"config": "task.yaml", "without": ["moco"]}]
+    specs = runs(load_suite(write(folder, tasks=tasks)), inits=inits, trials=1)
+    assert [spec.init for spec in specs] == ["x"]
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["a=1", "a=2"], *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x"))],
+    [
+        *(["a=1", "a=2"], ["a=1,2", "a=3"], ["a=3", "a=1,2"]),
+        *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x")),
+        *([one] for one in ("x=1,1", "x=1,", "x=1,random", "random=random,random")),
+    ],
 )
 def test_inits_that_cannot_be(arguments):
     with pytest.raises(UserError, match=f"^--init.*{arguments[-1].partition('=')[0]}"):

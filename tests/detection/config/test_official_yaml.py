@@ -92,6 +92,7 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
 
     from detection.d2 import Res5ROIHeadsExtraNorm, with_process_norms
     from detection.engine.weights import load_converted
+    from detection.modeling.backbones import backbone_type
 
     data_of(name)
     moco = "" if weights == "msra.pkl" else "_moco"
@@ -114,7 +115,8 @@ def test_the_same_model_is_built_and_loaded(name, weights, folder, data_of, monk
     torch.manual_seed(0)
     ours = build_model(with_process_norms(task.cfg, 1))
     assert type(ours.roi_heads) is Res5ROIHeadsExtraNorm
-    coverage = load_converted(ours, task.weights.model)
+    kind = backbone_type(task.cfg.MODEL.BACKBONE.NAME)
+    coverage = load_converted(ours, task.weights.model, kind)
     assert coverage.loaded == 265
     expected, state = theirs.state_dict(), ours.state_dict()
     assert list(expected) == list(state)

@@ -94,6 +94,7 @@ def keys_of(result: RecipeCheck) -> list[str]:
 
 
 VOC_24K = ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+SPARK = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x_SparK.yaml"
 FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 
 
@@ -101,12 +102,17 @@ FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 def test_the_configs_are_as_in_the_paper(path):
     result = check(resolved(path), None)
     assert result.deviations == ()
-    assert result.label == f"as in {recipe_of(result).of} ({result.recipe})"
-    # The header of the file names the same table or section.
+    recipe = recipe_of(result)
+    assert result.label == f"as in {recipe.of} ({recipe.name})"
+    # The header of the file names the same table or section, or whose protocol it is.
     header = " ".join(
         line.strip("# ") for line in path.read_text().splitlines() if line.startswith("#")
     )
-    assert result.recipe.split(",")[0].lower() in header.lower()
+    named = recipe.of.partition(" on ")[2] or recipe.of
+    assert (recipe.name.split(",")[0] if recipe.of == "the paper" else named).lower() in (
+        header.lower()
+    )
+    assert header.startswith("Not in the paper") == (recipe.of != "the paper")
 
 
 def test_every_recipe_has_its_config():
@@ -186,6 +192,18 @@ def test_absent_keys_are_deviations_and_no_accident(path):
         result = check(rest, None)
         assert keys_of(result) == expected
         assert all(": got nothing, " in line for line in result.deviations)
+
+
+def test_a_recipe_of_others_cites_them_and_never_the_paper():
+    spark = check(resolved(SPARK), None)
+    assert spark.label == "as in SparK (R50-FPN 4conv1fc, 1x)"
+    sources = {setting.source for setting in recipe_of(spark).settings.values()}
+    assert not [source for source in sources if "the paper" in source or "official MoCo" in source]
+    line = check(resolved(SPARK, SOLVER__BETAS=(0.9, 0.95)), None).deviations[0]
+    assert line.endswith("expected [0.9, 0.999] (this project's default; SparK is silent)")
+    # The paper's own with another optimizer is still the paper's task, and deviates from it.
+    adamw = check(resolved(FPN_1X, SOLVER__OPTIMIZER="AdamW"), None)
+    assert (adamw.recipe, keys_of(adamw)) == ("Table 5a", ["SOLVER.OPTIMIZER"])
 
 
 def test_every_citation_is_used():

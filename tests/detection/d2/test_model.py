@@ -9,6 +9,7 @@ import torch
 from convert.verify import read_converted
 from detection.config.task import load_task
 from detection.engine.weights import load_converted
+from detection.modeling.backbones import backbone_type
 from moco.common.files import load_torch
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
@@ -97,7 +98,7 @@ def test_plain_detectron2_loads_a_converted_file_alike(load, r18_file, tmp_path)
     cfg = load(weights=r18_file)
     theirs, ours = build(cfg), build(cfg)
     DetectionCheckpointer(theirs, str(tmp_path)).load(str(r18_file))
-    load_converted(ours, read_converted(r18_file).model)
+    load_converted(ours, read_converted(r18_file).model, backbone_type("build_resnet_backbone"))
     expected = ours.state_dict()
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, expected[name]), name

@@ -18,6 +18,7 @@ from detection.config.task import default_task
 from detection.config.weights import apply_contract
 from detection.embedded.build import build_model as build_embedded
 from detection.engine.weights import load_converted, read_trained
+from detection.modeling.backbones import backbone_type
 from detection.train_net import main
 from moco.common.errors import UserError
 from moco.common.run import read_record
@@ -286,7 +287,7 @@ def test_a_detector_of_each_task_is_built_filled_and_runs(
             detector(cfg)
         return
     model = detector(cfg).eval()
-    coverage = load_converted(model, weights.model)
+    coverage = load_converted(model, weights.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
     assert coverage.loaded == len(weights.model)
     if task == "FPN":
         stride = {"imagenet": 4, "stride2": 2, "cifar": 1}[stem]
@@ -315,7 +316,7 @@ def test_where_the_backbone_is_ours_both_engines_start_and_compute_alike(
     for key, value in ours.state_dict().items():
         assert torch.equal(value, start[key]), key
     for model in (theirs, ours):
-        load_converted(model, weights.model)
+        load_converted(model, weights.model, backbone_type(cfg.MODEL.BACKBONE.NAME))
     with torch.no_grad():
         image = torch.randn(1, 3, 64, 96)
         expected, actual = theirs.backbone(image)["res4"], ours.backbone(image)["res4"]

@@ -37,6 +37,7 @@ NEW_LAYERS = {
     "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_C4_2x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_1x_SparK": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_6x": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_1x_4conv1fc": NEW_FPN_MASK,
@@ -68,7 +69,7 @@ METRICS = {
     "cityscapes/mask": {"segm/AP", "segm/AP50"},
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
-PAPER_TASKS = [path for path in task_files() if path not in ("voc/faster_rcnn_R_18_C4_small",)]
+PAPER_TASKS = [path for path in task_files() if not path.endswith("_small")]
 
 
 # Parameters in millions at full width, which the runs below do not have.
@@ -78,6 +79,7 @@ PARAMETERS = {
     "voc/fcn16s": 28.8,
     "coco/mask_rcnn_R_50_C4": 36.0,
     "coco/mask_rcnn_R_50_FPN": 44.4,
+    "coco/mask_rcnn_R_50_FPN_1x_SparK": 45.7,  # four convolutions for one of two layers of the head
     "coco/mask_rcnn_R_50_FPN_1x_4conv1fc": 45.7,
     "coco/mask_rcnn_R_50_FPN_2x_4conv1fc": 45.7,
     "coco/retinanet": 38.0,

@@ -1,15 +1,12 @@
-"""Schedule, parameter groups and clipping against values written out."""
+"""Schedule and clipping against values written out."""
+
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from detection.embedded.solver import (
-    build_optimizer,
-    build_schedule,
-    clip_gradients,
-    set_learning_rate,
-)
+from detection.embedded.solver import build_schedule, clip_gradients, set_learning_rate
 from tests.oracles import tiny_detector as tiny
 
 
@@ -42,27 +39,17 @@ def test_the_papers_24k_schedule():
     assert chosen == pytest.approx([1e-3, 0.5005, *TAIL])
 
 
-def test_groups():
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    model[2].weight.requires_grad = False
-    keys = {"WEIGHT_DECAY": 0.1, "WEIGHT_DECAY_NORM": 0.0, "BIAS_LR_FACTOR": 2.0}
-    optimizer = build_optimizer(solver(BASE_LR=0.5, **keys), model)
-    groups = optimizer.param_groups
-    found = {(g["lr"], g["weight_decay"]): [id(p) for p in g["params"]] for g in groups}
-    assert found == {
-        (0.5, 0.1): [id(model[0].weight)],
-        (1.0, 0.1): [id(model[0].bias), id(model[2].bias)],
-        (0.5, 0.0): [id(model[1].weight)],
-        (1.0, 0.0): [id(model[1].bias)],
-    }
-    set_learning_rate(optimizer, 0.1)
-    assert [g["lr"] for g in groups] == pytest.approx([0.05, 0.1, 0.05, 0.1])
-
-
-def test_weight_decay_of_biases_wins_over_that_of_norms():
-    keys = {"WEIGHT_DECAY": 0.1, "WEIGHT_DECAY_NORM": 0.2, "WEIGHT_DECAY_BIAS": 0.3}
-    optimizer = build_optimizer(solver(**keys), nn.BatchNorm2d(2))
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.2, 0.3]
+def test_half_a_cosine():
+    """From the start of the training, times nothing but the warm-up, to BASE_LR_END."""
+    cosine = {"LR_SCHEDULER_NAME": "WarmupCosineLR", "BASE_LR": 0.5, "BASE_LR_END": 0.1}
+    schedule = build_schedule(solver(MAX_ITER=8, WARMUP_ITERS=2, WARMUP_FACTOR=0.2, **cosine))
+    wave = [0.6 + 0.4 * math.cos(math.pi * i / 8) for i in range(8)]
+    expected = [0.2, (0.2 + wave[2]) / 2, *wave[2:]]
+    assert [schedule(i / 8) for i in range(8)] == pytest.approx(expected)
+    group = {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5, "initial_lr": 0.05}
+    optimizer = torch.optim.SGD([group])
+    set_learning_rate(optimizer, schedule(0.5))  # of the layer's own rate
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.6)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ from detection.engine.weights import (
     read_trained,
     target_names,
 )
+from detection.modeling.backbones import backbone_type
 from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
+
+C4 = backbone_type("build_resnet_backbone")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_every_format_that_the_converter_writes_trains_in_both_engines(
     assert task.init == "weights"
     assert task.weights.contract == converted.contract
     model = find_engine(engine).build_model(task.cfg)
-    assert load_converted(model, task.weights.model).loaded == 100
+    assert load_converted(model, task.weights.model, C4).loaded == 100
     state = model.state_dict()
     for key, value in converted.model.items():
         place = "roi_heads." if key.startswith("res5") else "backbone."
@@ -56,7 +59,7 @@ def test_every_format_that_the_converter_writes_trains_in_both_engines(
 
 def test_every_tensor_is_loaded(detector, converted):
     before = {key: value.clone() for key, value in detector.state_dict().items()}
-    coverage = load_converted(detector, converted.model)
+    coverage = load_converted(detector, converted.model, C4)
     state = detector.state_dict()
     assert coverage.loaded == len(converted.model)
     for key, value in converted.model.items():
@@ -69,7 +72,7 @@ def test_every_tensor_is_loaded(detector, converted):
             ("proposal_generator.rpn_head.", "roi_heads.box_predictor.", "roi_heads.res5.norm.")
         )
     assert "roi_heads.res5.norm.weight" in coverage.left_at_init
-    loaded = set(target_names(state, converted.model).values())
+    loaded = set(target_names(state, converted.model, C4).values())
     untracked = {name for name in state if "num_batches_tracked" in name}
     assert loaded | set(coverage.left_at_init) | untracked == set(state)
 
@@ -82,21 +85,25 @@ def change(tensors: dict[str, Tensor], **changes: Tensor | None) -> dict[str, Te
 def test_partial_and_foreign_files_are_refused(detector, converted):
     key = "res4.1.conv2.weight"
     with pytest.raises(UserError, match=rf"leaves these at random: backbone\.{key}"):
-        load_converted(detector, change(converted.model, **{key: None}))
+        load_converted(detector, change(converted.model, **{key: None}), C4)
     with pytest.raises(UserError, match=r"at random: roi_heads\.res5\.0\.conv1\.norm\.running_var"):
-        load_converted(detector, change(converted.model, **{"res5.0.conv1.norm.running_var": None}))
+        load_converted(
+            detector, change(converted.model, **{"res5.0.conv1.norm.running_var": None}), C4
+        )
     with pytest.raises(UserError, match=r"no place for stem\.fc\.weight"):
-        load_converted(detector, change(converted.model, **{"stem.fc.weight": torch.ones(2, 2)}))
+        load_converted(
+            detector, change(converted.model, **{"stem.fc.weight": torch.ones(2, 2)}), C4
+        )
     with pytest.raises(UserError, match=r"res4\.1\.conv2\.weight: .*\[2, 2\]"):
-        load_converted(detector, change(converted.model, **{key: torch.ones(2, 2)}))
+        load_converted(detector, change(converted.model, **{key: torch.ones(2, 2)}), C4)
 
 
 def test_coverage_is_of_values_and_not_of_names(detector, converted):
-    load_converted(detector, converted.model)
+    load_converted(detector, converted.model, C4)
     with torch.no_grad():
         detector.state_dict()["backbone.res3.0.conv1.weight"][0, 0, 0, 0] += 1e-6
     with pytest.raises(UserError, match=r"these tensors differ: backbone\.res3\.0\.conv1\.weight"):
-        check_coverage(detector.state_dict(), converted.model)
+        check_coverage(detector.state_dict(), converted.model, C4)
 
 
 def test_trained_models_round_trip_and_must_fit(detector, tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image
 
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
 from detection.embedded import data, samples
+from detection.embedded.jitter import LargeScaleJitter
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
 
@@ -163,6 +164,87 @@ def test_masks_in_run_lengths(flip, images):
         assert_same_sample(theirs(record), ours(record, draw))
 
 
+@pytest.mark.parametrize(
+    ("masks", "flip", "pad"),
+    [
+        ("", "horizontal", True),
+        ("polygon", "horizontal", False),
+        ("polygon", "vertical", True),
+        ("bitmask", "horizontal", True),
+        ("bitmask", "none", False),
+    ],
+)
+def test_large_scale_jitter(masks, flip, pad, images):
+    """Against the augmentations of ViTDet's configs, and what the plugin makes of INPUT.LSJ."""
+    from detectron2.data import DatasetMapper
+    from detectron2.data import transforms as T
+
+    from detection.config.task import add_transfer_config
+    from detection.d2.data import build_mapper
+
+    cfg = config("BGR", flip, "choice", (90,))
+    add_transfer_config(cfg)
+    cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 100, "SCALE_RANGE": [0.2, 2.0], "PAD": pad})
+    flips, own = None, []
+    if masks:
+        cfg.MODEL.MASK_ON = cfg.MODEL.KEYPOINT_ON = True
+        cfg.INPUT.MASK_FORMAT = masks
+        cfg.DATASETS.TRAIN = ("keypoints_coco_2017_train",)
+        flips = samples.flip_indices(PERSON_KEYPOINTS, PERSON_FLIP_MAP)
+    if flip != "none":
+        own = [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
+    scale = T.ResizeScale(min_scale=0.2, max_scale=2.0, target_height=100, target_width=100)
+    own += [scale, T.FixedSizeCrop(crop_size=(100, 100), pad=pad)]
+    theirs = DatasetMapper(cfg, True, augmentations=own, recompute_boxes=bool(masks))
+    jitter = LargeScaleJitter.from_config(cfg)
+    mappers = theirs, build_mapper(cfg, training=True)
+    ours, lost = samples.Mapper(1, "BGR", masks, flips, jitter=jitter), 0
+    for mapper in mappers:
+        np.random.seed(5)
+        rng = np.random.RandomState(5)
+        for record in [image for image in images if image["annotations"]] * 4:
+            draw = jitter.draw(rng)
+            sample = ours(record, draw)
+            assert_same_sample(mapper(record), sample)
+            lost += len(record["annotations"]) - len(sample["boxes"])
+            height, width = sample["image"].shape[1:]
+            assert (height, width) == (100, 100) if pad else max(height, width) <= 100
+            if pad and draw.ratio < 0.9:
+                assert (sample["image"][:, -5:, -5:] == 128).all()
+        assert np.array_equal(np.random.get_state()[1], rng.get_state()[1])
+    assert lost > 10  # cut off, or too small
+
+
+def test_large_scale_jitter_of_masks_in_run_lengths(images):
+    """What is beyond the image is no object; by default Detectron2 fills masks up with ones."""
+    import pycocotools.mask
+
+    from detection.config.task import add_transfer_config
+    from detection.d2.data import build_mapper
+
+    cfg = config("RGB", "horizontal", "choice", (90,))
+    add_transfer_config(cfg)
+    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, "bitmask"
+    cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 90, "SCALE_RANGE": [0.5, 1.5]})
+    jitter = LargeScaleJitter.from_config(cfg)
+    theirs, padded = build_mapper(cfg, training=True), 0
+    ours = samples.Mapper(1, "RGB", "bitmask", jitter=jitter)
+    np.random.seed(5)
+    rng = np.random.RandomState(5)
+    for one in [image for image in images if image["annotations"]]:
+        mask = np.zeros((one["height"], one["width"]), dtype=np.uint8, order="F")
+        mask[5:30, 10:] = 1
+        item = {**one["annotations"][0], "segmentation": pycocotools.mask.encode(mask)}
+        record, draw = {**one, "annotations": [item]}, jitter.draw(rng)
+        sample = ours(record, draw)
+        assert_same_sample(theirs(record), sample)
+        pad = jitter.changes(mask.shape, draw).transforms.transforms[-1]
+        assert not sample["masks"][:, 90 - pad.y1 :].any()
+        assert not sample["masks"][:, :, 90 - pad.x1 :].any()
+        padded += pad.x1 + pad.y1
+    assert padded
+
+
 @pytest.mark.parametrize("order", ["RGB", "BGR"])
 def test_label_mapper(order, tmp_path, images):
     from detection.d2.semantic_seg import SemSegMapper
@@ -196,6 +278,24 @@ def test_mapper_on_real_images(masks, shared_data):
     rng = np.random.RandomState(1)
     for record in real_coco(shared_data)[: 100 if masks == "polygon" else 30]:
         assert_same_sample(theirs(record), ours(record, augmentation.draw(rng)))
+
+
+@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
+def test_large_scale_jitter_of_real_images(masks, shared_data):
+    from detection.config.task import add_transfer_config
+    from detection.d2.data import build_mapper
+
+    cfg = config("RGB", "horizontal", "choice", (1,))
+    add_transfer_config(cfg)
+    cfg.MODEL.MASK_ON, cfg.INPUT.MASK_FORMAT = True, masks
+    cfg.INPUT.LSJ.update({"ENABLED": True, "SIZE": 256})
+    jitter = LargeScaleJitter.from_config(cfg)
+    theirs, ours = build_mapper(cfg, training=True), samples.Mapper(1, "RGB", masks, jitter=jitter)
+    np.random.seed(1)
+    rng = np.random.RandomState(1)
+    records = data.with_objects(real_coco(shared_data))
+    for record in records[: 80 if masks == "polygon" else 20]:
+        assert_same_sample(theirs(record), ours(record, jitter.draw(rng)))
 
 
 def real_coco(shared_data):

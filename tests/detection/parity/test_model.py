@@ -125,6 +125,34 @@ UNUSUAL = {
     "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 1,
     "TEST.DETECTIONS_PER_IMAGE": 3,
 }
+UNUSUAL_VIT = {
+    **tiny.VIT_SFP,
+    "MODEL.BACKBONE.FREEZE_AT": 2,
+    "MODEL.BACKBONE.SQUARE_PAD": 209,
+    "MODEL.VIT.PATCH_SIZE": 8,
+    "MODEL.VIT.EMBED_DIM": 64,
+    "MODEL.VIT.QKV_BIAS": False,
+    "MODEL.VIT.LAYER_SCALE": True,
+    "MODEL.VIT.CLASS_POSITION": False,
+    "MODEL.VIT.LAYER_NORM_EPS": 1e-3,
+    "MODEL.VIT.WINDOW_SIZE": 0,
+    "MODEL.VIT.CHECKPOINT_BLOCKS": True,
+    "MODEL.FPN.NORM": "GN",
+    "MODEL.FPN.OUT_CHANNELS": 32,
+    "INPUT.MAX_SIZE_TRAIN": 200,
+    "INPUT.MAX_SIZE_TEST": 200,
+}
+UNUSUAL_VIT_FPN = {
+    **tiny.VIT_FPN,
+    "MODEL.VIT.GLOBAL_BLOCKS": [],
+    "MODEL.VIT.REL_POS": False,
+    "MODEL.VIT.DEPTH": 5,
+    "MODEL.FPN.NORM": "LN",
+    "MODEL.FPN.FUSE_TYPE": "avg",
+    "MODEL.BACKBONE.SQUARE_PAD": 192,
+    "INPUT.MAX_SIZE_TRAIN": 190,
+    "INPUT.MAX_SIZE_TEST": 190,
+}
 
 
 ARCHITECTURES = {
@@ -139,6 +167,12 @@ ARCHITECTURES = {
     "r50-fpn-unusual": UNUSUAL_FPN,
     "r50-fpn-keypoints": tiny.KEYPOINTS,
     "r50-fpn-keypoints-unusual": UNUSUAL_KEYPOINTS,
+    "r50-fpn-square": {
+        **tiny.FPN,
+        "MODEL.BACKBONE.SQUARE_PAD": 200,
+        "INPUT.MAX_SIZE_TRAIN": 200,
+        "INPUT.MAX_SIZE_TEST": 200,
+    },
     "r50-fcn16s": tiny.FCN,
     "r50-c4-sigmoid": SIGMOID,
     "r50-fpn-layer-norm": LAYER_NORM,
@@ -147,6 +181,10 @@ ARCHITECTURES = {
     "r50-cascade-unusual": UNUSUAL_CASCADE,
     "r50-retinanet": tiny.RETINANET,
     "r50-retinanet-unusual": UNUSUAL_RETINANET,
+    "vit-sfp": tiny.VIT_SFP,
+    "vit-sfp-unusual": UNUSUAL_VIT,
+    "vit-fpn-mask": tiny.VIT_FPN,
+    "vit-fpn-mask-unusual": UNUSUAL_VIT_FPN,
 }
 every_architecture = pytest.mark.parametrize("keys", ARCHITECTURES.values(), ids=ARCHITECTURES)
 

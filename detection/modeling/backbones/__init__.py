@@ -1,0 +1,6 @@
+"""Backbones that both engines have, one file per family; importing them here registers them."""
+
+from detection.modeling.backbones import resnet as resnet
+from detection.modeling.backbones import vit as vit
+from detection.modeling.backbones.base import backbone_type as backbone_type
+from detection.modeling.backbones.base import check_backbone as check_backbone

@@ -1,0 +1,89 @@
+"""Layers of parameters: values written out, and Detectron2's own function for ViT."""
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from detection.modeling.layer_decay import family_of, layer_of
+
+
+def cfg(builder, **model):
+    return CfgNode({"MODEL": {"BACKBONE": {"NAME": builder}, **model}})
+
+
+R50 = cfg("build_resnet_fpn_backbone", RESNETS={"DEPTH": 50})
+C4 = cfg("build_resnet_backbone", RESNETS={"DEPTH": 101})
+TINY = cfg("build_convnext_fpn_backbone", CONVNEXT={"DEPTHS": (3, 3, 9, 3)})
+BASE = cfg("build_convnext_fpn_backbone", CONVNEXT={"DEPTHS": (3, 3, 27, 3)})
+VIT = cfg("build_vit_sfp_backbone", VIT={"DEPTH": 4})
+
+
+@pytest.mark.parametrize(
+    ("config", "last", "layers"),
+    [
+        (
+            R50,
+            6,
+            {
+                "bottom_up.stem.conv1.weight": 0,
+                "bottom_up.stem.conv1.norm.bias": 0,
+                "bottom_up.res2.2.conv3.weight": 1,
+                "bottom_up.res3.0.shortcut.weight": 2,
+                "bottom_up.res4.2.conv1.norm.weight": 3,
+                "bottom_up.res4.3.conv1.weight": 4,
+                "bottom_up.res5.0.conv1.weight": 5,
+                "fpn_lateral4.weight": 6,
+            },
+        ),
+        (C4, 12, {"stem.conv1.weight": 0, "res4.22.conv1.weight": 10, "res3.3.conv1.weight": 2}),
+        (
+            TINY,
+            7,
+            {
+                "bottom_up.stem.1.weight": 0,
+                "bottom_up.stages.0.blocks.2.gamma": 1,
+                "bottom_up.stages.1.downsample.0.weight": 2,
+                "bottom_up.stages.1.blocks.0.conv_dw.weight": 2,
+                "bottom_up.stages.2.downsample.1.weight": 3,
+                "bottom_up.stages.2.blocks.5.mlp.fc1.weight": 4,
+                "bottom_up.stages.2.blocks.8.norm.bias": 5,
+                "bottom_up.stages.3.downsample.1.bias": 6,
+                "bottom_up.stages.3.blocks.2.gamma": 6,
+                "bottom_up.norm0.weight": 7,
+            },
+        ),
+        (
+            BASE,
+            13,
+            {"bottom_up.stages.2.blocks.26.gamma": 11, "bottom_up.stages.3.norm": 12},
+        ),
+        (
+            VIT,
+            5,
+            {
+                "net.pos_embed": 0,
+                "net.patch_embed.proj.bias": 0,
+                "net.blocks.0.norm1.weight": 1,
+                "net.blocks.3.attn.rel_pos_h": 4,
+                "net.blocks.3.residual.conv1.weight": 5,
+                "simfp_2.0.weight": 5,
+            },
+        ),
+    ],
+    ids=["R50", "R101-C4", "ConvNeXt-T", "ConvNeXt-B", "ViT"],
+)
+def test_layers(config, last, layers):
+    found = {name: layer_of(f"backbone.{name}", config) for name in layers}
+    assert found == {name: (layer, last) for name, layer in layers.items()}
+    assert layer_of("roi_heads.box_head.fc1.weight", config) == (last, last)
+
+
+def test_the_last_stage_of_c4_is_the_backbones_and_its_extra_norm_is_not():
+    assert layer_of("roi_heads.res5.0.conv1.weight", C4) == (11, 12)
+    assert layer_of("roi_heads.res5.norm.weight", C4) == (12, 12)
+
+
+def test_families_by_the_name_of_the_builder():
+    assert family_of(cfg("build_transfer_resnet_fpn_backbone")) == "resnet"
+    assert family_of(cfg("build_timm_fpn_backbone")) is None
+    with pytest.raises(KeyError, match="None"):
+        layer_of("backbone.stem.weight", cfg("build_timm_fpn_backbone"))
