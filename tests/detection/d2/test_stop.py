@@ -16,6 +16,7 @@ from detection.train_net import main
 from moco.common.errors import Preempted
 from moco.common.files import load_torch
 from moco.common.run import RunRecord, read_record
+from tests.oracles import small_tasks
 from tests.oracles.launch import processes_of
 from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_left, start, wait_for
 
@@ -416,3 +417,29 @@ def test_signals_to_two_processes(number, whom, code, arguments, tmp_path):
         last = load_torch(folder / (folder / "last_checkpoint").read_text())
         assert len(last["standing"]["ranks"]) == 2
         assert f"stopped after iteration {last['iteration']} and saved" in said
+
+
+def test_a_killed_retinanet_resumes_with_its_moving_average(
+    narrow_r50_file, data_of, tmp_path, monkeypatch
+):
+    """Its losses are divided by it, and Detectron2's own checkpoints do not hold it."""
+    from detection.d2.trainer import Trainer
+
+    task = "coco/retinanet_R_50_FPN_90k"
+    data_of(task)
+    short = {"SOLVER.MAX_ITER": 4, "SOLVER.STEPS": (3,), "SOLVER.CHECKPOINT_PERIOD": 2}
+    opts = [item for pair in short.items() for item in pair]
+    straight, out = tmp_path / "straight", tmp_path / "run"
+    small_tasks.run(task, narrow_r50_file, straight, "detectron2", *opts)
+    step = Trainer.run_step
+
+    def killed(self):
+        if self.iter == 3:
+            raise KeyboardInterrupt
+        step(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "run_step", killed)
+        small_tasks.run(task, narrow_r50_file, out, "detectron2", *opts)
+    small_tasks.run(task, narrow_r50_file, out, "detectron2", *opts, flags=("--resume",))
+    small_tasks.assert_same_run(straight, out)

@@ -171,12 +171,11 @@ def test_both_engines_have_the_same_federated_loss(
         opts += ["MODEL.ROI_HEADS.NAME", "CascadeROIHeads"]
         opts += ["MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True]
     folders = {engine: tmp_path / engine for engine in ("detectron2", "embedded")}
-    for engine, folder in folders.items():
-        record = run(task, narrow_r50_file, folder, engine, *opts)
-        assert main(["--engine", engine, "--eval-only", "--resume", "OUTPUT_DIR", str(folder)]) == 0
-        again = read_record(folder / "inference" / "run.json")
-        assert again.metrics == record.metrics
+    records = [run(task, narrow_r50_file, out, engine, *opts) for engine, out in folders.items()]
     assert_same_run(*folders.values())
+    for (engine, folder), record in zip(folders.items(), records, strict=True):
+        assert main(["--engine", engine, "--eval-only", "--resume", "OUTPUT_DIR", str(folder)]) == 0
+        assert read_record(folder / "inference" / "run.json").metrics == record.metrics
     state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
     name = f"roi_heads.box_predictor.{'2.' if cascade else ''}fed_loss_cls_weights"
     assert state[name].pow(2).round().int().tolist() == [1 + i % 5 for i in range(1, 1204)]
