@@ -1,7 +1,7 @@
 """Run folders → the transfer table, printed and as files.
 
     python -m benchmarks.make_table RUNS... [--baseline random] [--out DIR] [--format md,csv]
-    python -m benchmarks.make_table RUNS... --margin 0.3
+    python -m benchmarks.make_table RUNS... --margin 0.3 --bootstrap
     python -m benchmarks.make_table RUNS... --bundle FILE.zip
     python -m benchmarks.make_table --diff A B [--out DIR]
 
@@ -16,6 +16,9 @@ people, too: in every output a record's texts are texts and no markup, formula o
 (benchmarks/report/bundle.py, share.py).
 
 `--margin` tests which rows are equal to the baseline within that many points.
+
+`--bootstrap` adds what the gaps are over other test images, and over seeds and test images
+together, from the match records beside the runs (benchmarks/report/bootstrap.py).
 
 `--diff` compares two such folders or files, say of two machines or of two versions: what changed
 per task, init and metric, what appeared or vanished, and where the protocols differ.
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("md", "csv", "tex", "html")
 EACH = "each"
+RESAMPLES, MAX_RESAMPLES = 1000, 100_000  # of the test images
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("give either folders of runs, or --diff with two of them")
     if args.margin is not None and (args.diff or not 0 < args.margin <= 100):
         raise UserError(f"--margin {args.margin}: expected points above 0 to 100, and no --diff")
+    if args.bootstrap and (args.diff or not 100 <= args.bootstrap <= MAX_RESAMPLES):
+        raise UserError(
+            f"--bootstrap {args.bootstrap}: expected 100 to {MAX_RESAMPLES}, and no --diff"
+        )
     from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import diff_files, diff_text, to_terminal
@@ -62,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         formats = [name.strip() for name in args.format.split(",")]
         _renderers(formats)  # before the work
         results = collect(args.runs)
-        tables = make_tables(results, args.baseline, args.engine, args.margin)
+        tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
         print(to_terminal(tables, results.unusable, sys.stdout.isatty(), args.near))
         written = (
             write_files(args.out, tables, results, formats, near=args.near) if args.out else []
@@ -72,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             others = share(results)
             own = make_tables(others, args.baseline, args.engine, args.margin)
+            own = [  # the bundle does not take the match records along
+                replace(shared, resamples=table.resamples)
+                for shared, table in zip(own, tables, strict=True)
+            ]
             write_bundle(
                 args.bundle,
                 Report(tables, results, near=args.near),
@@ -87,12 +99,14 @@ def make_tables(
     baseline: str | None = None,
     engine: str | None = None,
     margin: float | None = None,
+    resamples: int = 0,
 ) -> list["Table"]:
     """Tables of all finished runs.
 
     Args:
         engine: only this engine's runs; `each`: a table of each engine; None: there is one.
         margin: points within which two rows are called equal; None: that is not tested.
+        resamples: of the test images (benchmarks/report/bootstrap.py); 0: none.
 
     Raises:
         UserError: no finished run, no runs of that engine, or what must not be averaged.
@@ -113,22 +127,30 @@ def make_tables(
         chosen = engines if engine == EACH else [engine]
         groups = [[r for r in results.transfer if r.record.engine == name] for name in chosen]
         tables = [table for group in groups for table in aggregate(group, baseline)]
+    if resamples:
+        from benchmarks.report.bootstrap import over_images
+
+        tables = [replace(table, resamples=over_images(table, resamples)) for table in tables]
     return [replace(table, margin=margin) for table in tables]
 
 
-def tables_so_far(results: "Results", baseline: str | None) -> list["Table"]:
+def tables_so_far(results: "Results", baseline: str | None, resamples: int = 0) -> list["Table"]:
     """Tables of a suite, maybe unfinished: none where no run is done.
 
     Args:
         baseline: ignored where no run of it is done.
+        resamples: of the test images.
 
     Raises:
         UserError: what must not be averaged.
     """
     if not results.transfer:
         return []
-    finished = {run.record.init for run in results.transfer}
-    return make_tables(results, baseline if baseline in finished else None, EACH)
+    from benchmarks.report.aggregate import row_of
+
+    finished = {row_of(run.record.init)[0] for run in results.transfer}
+    known = baseline if baseline in finished else None
+    return make_tables(results, known, EACH, resamples=resamples)
 
 
 def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
@@ -208,6 +230,10 @@ def build_parser() -> argparse.ArgumentParser:
     result.add_argument("--baseline", help="init that gaps refer to (default: random, if there)")
     result.add_argument("--engine", help="only the runs of this engine; 'each': a table of each")
     margin = "test which rows equal the baseline within this many points, e.g. 0.3"
+    bootstrap = "also intervals over the test images, by N resamples of them (default: %(const)s)"
+    result.add_argument(
+        "--bootstrap", type=int, nargs="?", const=RESAMPLES, default=0, metavar="N", help=bootstrap
+    )
     result.add_argument("--margin", type=float, metavar="POINTS", help=margin)
     near = "also published rows of other protocols on the same data, with what differs"
     result.add_argument("--near", action="store_true", help=near)

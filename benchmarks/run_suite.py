@@ -40,7 +40,7 @@ from benchmarks.suites.live import Live, add_serve, results_of
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
 from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
-from benchmarks.suites.suite import RunSpec, Suite, expand
+from benchmarks.suites.suite import RunSpec, Suite, expand, row_of
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from moco.common.command import program
 from moco.common.errors import UserError, printable, run_cli
@@ -79,8 +79,9 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
     keep = args.keep or FINAL
     executor = make_executor(args.executor, Options(folder.path, args.workers, args.slurm, keep))
     weights = parse_inits(args.init) if args.init else dict(suite.inits)
-    if args.baseline is not None and args.baseline not in weights:
-        choices = ", ".join(weights)
+    rows = dict.fromkeys(map(row_of, weights))
+    if args.baseline is not None and args.baseline not in rows:
+        choices = ", ".join(rows)
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {choices}")
     if args.dry_run:
         for init, what in programs.not_downloaded(weights).items():
@@ -251,15 +252,15 @@ def refresh_tables(
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
-    from benchmarks.make_table import tables_so_far, write_files
+    from benchmarks.make_table import RESAMPLES, tables_so_far, write_files
     from benchmarks.report.render import to_terminal
 
     results = results_of(runs)
-    finished = {each.record.init for each in results.transfer}
-    if finished and baseline in {each.expected["init"] for each in runs} - finished:
+    finished = {row_of(each.record.init) for each in results.transfer}
+    if finished and baseline in {row_of(each.expected["init"]) for each in runs} - finished:
         instead = "random" if "random" in finished else "nothing"
         print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
-    tables = tables_so_far(results, baseline)
+    tables = tables_so_far(results, baseline, RESAMPLES)
     with folder.lock():  # another runner may have come to its end as well
         remove_stale(folder.tables)
         files = write_files(folder.tables, tables, results)
@@ -304,7 +305,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("suite", metavar="SUITE", help="a file or a shipped name, e.g. voc")
     rows = (
         "a row of the tables: weights under a name, or random; may be repeated. Weights are a "
-        "file, or a name or address (see moco-transfer weights --help)"
+        "file, or a name or address (see moco-transfer weights --help); NAME=A,B,C are several "
+        "pre-trainings of one row"
     )
     add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
     add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")

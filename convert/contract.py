@@ -103,13 +103,17 @@ class InputContract:
         """
         family = family_named(str(values.get("family", DEFAULT_FAMILY))[:80])
         pixels = ("pixel_mean", "pixel_std", "channel_order")
-        network = tuple(field.name for field in dataclasses.fields(family.architecture))
+        every = dataclasses.fields(family.architecture)
+        network = tuple(field.name for field in every)
         origin = ("source", "source_sha256", "encoder")
         if "family" in values:
             _check_names(values, {*pixels, *origin, "family", "architecture"})
             own = values["architecture"]
             if not isinstance(own, Mapping):
                 raise UserError(f"architecture: got {type(own).__name__}, expected a dict")
+            # What earlier versions did not write.
+            added = {f.name: f.default for f in every if f.default is not dataclasses.MISSING}
+            own = {**added, **own}
             _check_names(own, set(network), "architecture: ")
         else:
             _check_names(values, {*pixels, *origin, *network})

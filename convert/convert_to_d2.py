@@ -96,14 +96,12 @@ def convert_file(
         if converted.contract != contract:
             raise DataError(f"{src}: verification failed: read back, the contract is another one")
         features = verify.check_features(
-            found.state,
-            contract.architecture,
+            *found.source_network(),
             converted,
             str(src),
             real.features if real is not None else None,
         )
-        if found.tokens and contract.family.effect:
-            notes.append(contract.family.effect(contract.architecture, found.state, found.tokens))
+        notes += found.effect_of_tokens()
         sha256 = sha256_file(scratch)
         if dst.exists():
             notes.append("replaced a file of that name")
@@ -150,17 +148,24 @@ def convert_in_memory(
     src = Path(src)
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
-    found, converted = translate.translate(src, raw, Given(timm_model=timm_model), objects)
+    try:
+        given = Given(timm_model=timm_model)
+        found, converted = translate.translate(src, raw, given, objects)
+    except UserError as error:
+        if "; give --" not in str(error):
+            raise
+        advice = f"{error}; that is an option of `{program('convert', 'convert_to_d2.py')}`: "
+        raise type(error)(f"{advice}convert the file first, and give what it writes") from error
     verify.check_round_trip(found.state, converted, str(src))
     contract = found.contract
-    features = verify.check_features(found.state, contract.architecture, converted, str(src))
+    features = verify.check_features(*found.source_network(), converted, str(src))
     encoder = "" if contract.encoder == "single" else f", {contract.encoder} encoder"
     note = (
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)}"
     )
-    return dataclasses.replace(converted, notes=(note, *converted.notes))
+    return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,21 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.families.resnet_architecture import ResNetArchitecture
+from convert.families.vit_architecture import ViTArchitecture
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
-from moco.modeling.archs import EncoderSpec
+from moco.modeling.archs import VITS, EncoderSpec, Spec, ViTSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from convert.sources import Recognized
     from moco.engine.weights import InitialWeights
 
 # What facebookresearch/moco and this project save beside the query encoder's backbone.
-_BESIDE = ("encoder_q.fc.", "encoder_k.", "queue")
+_BESIDE = ("encoder_q.fc.", "encoder_q.head.", "encoder_k.", "predictor.", "queue")
 
 
 def read_initial_weights(
-    file: str, arch: str = "", stem: str = "", width: float = 0.0, init: str = ""
+    file: str,
+    arch: str = "",
+    stem: str = "",
+    width: float = 0.0,
+    init: str = "",
+    image_size: int = 224,
 ) -> InitialWeights:
     """The backbone in a file; with head, key encoder and queue of a MoCo checkpoint.
 
@@ -31,6 +38,7 @@ def read_initial_weights(
         stem: the same.
         width: the same; 0: as the file has it.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
+        image_size: side in px of the images that a random ViT has positions for.
 
     Raises:
         UserError: not determined, not the requested network, or none that the trainings here have.
@@ -46,7 +54,9 @@ def read_initial_weights(
     from moco.modeling.soundness import check_network
 
     if file == RANDOM:
-        return random_weights(arch, stem, width, init)
+        return random_weights(arch, stem, width, init, image_size)
+    if arch in VITS:
+        stem, width = "", 0.0  # the defaults of keys that are for ResNets
     given = locate(file)
     path = given.path
     objects: set[str] = set()
@@ -60,28 +70,29 @@ def read_initial_weights(
         spec = encoder_spec(contract.architecture)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    unlike = contract.architecture.in_torchvision() or contract.bn_folded
+    is_vit = isinstance(spec, ViTSpec)
+    unlike = not is_vit and (contract.architecture.in_torchvision() or contract.bn_folded)
     if contract.pixels.channel_order != "RGB" or unlike:
         raise UserError(
             f"{path}: {contract.source}, {contract.convention()}; an encoder here has RGB pixels, "
             "the stride in the 3x3 conv, and batch norm with statistics"
         )
     try:
-        network = load_backbone(spec, found.state)
+        pooling = _class_token(raw, found, path) if is_vit else {}
+        network = load_backbone(spec, found.state | pooling)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except RuntimeError as error:  # other channels in a later stage
         raise DataError(f"{path}: not a whole {contract.architecture}") from error
-    if not stem and spec.stem == "cifar" and _can_be_stride2(path, raw):
+    if not stem and getattr(spec, "stem", "") == "cifar" and _can_be_stride2(path, raw):
         raise UserError(
             f"{path}: its first convolution is 3x3 and the file does not tell the stride; "
             "set MODEL.STEM (or --stem) cifar (1) or stride2 (2)"
         )
-    for name, requested in {"arch": arch, "stem": stem, "width": width}.items():
-        if requested and requested != (got := getattr(spec, name)):
-            key = f"MODEL.{name.upper()}"
-            raise UserError(f"{key}: got {requested}, but {path} holds a network of {got}")
-    check_network(network, str(path))
+    for name, requested in {"ARCH": arch, "STEM": stem, "WIDTH": width}.items():
+        if requested and requested != (got := spec.model_keys().get(name, requested)):
+            raise UserError(f"MODEL.{name}: got {requested}, but {path} holds a network of {got}")
+    check_network(network, str(path), contract.family.image_size(contract.architecture))
     own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
         init=init or given.init or init_name(path),
@@ -98,18 +109,45 @@ def read_initial_weights(
     )
 
 
-def encoder_spec(architecture: Any) -> EncoderSpec:
+def encoder_spec(architecture: Any) -> Spec:
     """The encoder of `moco.modeling` that an input contract's architecture describes.
 
     Raises:
         UserError: there is none.
     """
-    if not isinstance(architecture, ResNetArchitecture):
-        raise UserError(f"{architecture}: the encoders here are ResNets")
     a = architecture
+    if isinstance(a, ViTArchitecture):
+        if (a.mlp_dim, a.qkv_bias, a.layer_scale) != (4 * a.embed_dim, True, False):
+            raise UserError(
+                f"{a}, MLPs of {a.mlp_dim}: the vision transformers of the trainings here have "
+                "MLPs of four times their width, a bias of queries, keys and values, no LayerScale"
+            )
+        return ViTSpec.of_shape(a.embed_dim, a.depth, a.num_heads, a.patch_size, a.image_size)
+    if not isinstance(a, ResNetArchitecture):
+        raise UserError(f"{a}: the encoders here are ResNets and vision transformers")
     return EncoderSpec.of_shape(
         a.stem, a.depth, a.num_groups, a.width_per_group, a.stem_out_channels
     )
+
+
+def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
+    """What a ViT's image feature needs beside its backbone, which detectors have no place for.
+
+    Raises:
+        UserError: the file does not have it.
+    """
+    from convert.files import to_tensor
+
+    patches = found.named("patch_embed.proj.weight")
+    inside = [raw, *raw.values()] if isinstance(raw, Mapping) else []
+    holder = next((x for x in inside if isinstance(x, Mapping) and patches in x), {})
+    names = {name: found.named(name) for name in ("cls_token", "norm.weight", "norm.bias")}
+    if missing := [name for name in names.values() if name not in holder]:
+        raise UserError(
+            f"{path}: has no {', '.join(missing)}, from which a vision transformer's image feature "
+            "is taken; give the checkpoint that it was made from"
+        )
+    return {name: to_tensor(key, holder[key], str(path)).float() for name, key in names.items()}
 
 
 def _can_be_stride2(path: Path, raw: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from convert.contract import FOLDED, IMAGENET_MEAN, IMAGENET_STD
 from convert.families.base import USUAL
+from convert.families.vit_names import TORCHVISION
 from convert.recorded import Recorded, caffe2_record, mm_configuration, own_record, timm_arguments
 from moco.modeling.soundness import Triple
 
@@ -49,7 +50,7 @@ def _beside(prefixes: str, **others: str) -> dict[str, str]:
 # Heads under the names that people give them, dropped from a plain state dict.
 PLAIN_DROPPED = {
     "Detectron2's head": "stem.fc.*",
-    **_beside("head classifier projector projection_head predictor prediction_head neck"),
+    **_beside("head classifier projector projection_head predictor prediction_head neck decoder"),
     "queue": "queue*",
     "batch counter": "*.num_batches_tracked",
 }
@@ -139,7 +140,8 @@ _MM_DROPPED = _beside(
     schedule="param_schedulers",
 )
 _SOLO_DROPPED = _LIGHTNING_DROPPED | _beside(
-    "classifier momentum_classifier projector momentum_projector head momentum_head prototypes",
+    "classifier momentum_classifier projector momentum_projector head momentum_head prototypes "
+    "decoder",
     predictor="predictor*",
     loss="dino_loss_func.*",
     queue="queue*",
@@ -149,10 +151,13 @@ _SOLO_DROPPED = _LIGHTNING_DROPPED | _beside(
 )
 _LIGHTLY_DROPPED = _LIGHTNING_DROPPED | _beside(
     "local_projection_head key_projection_head teacher_projection_head student_projection_head "
-    "teacher_head student_head prediction_head prototypes",
+    "anchor_projection_head teacher_head student_head prediction_head decoder",
     projection_head="projection_head*",
+    heads_of_classes_and_patches="teacher_*_head.* student_*_head.*",
+    prototypes="prototypes*",
+    mask_token="*mask_token",
     classifier="online_classifier.*",
-    loss="criterion*",
+    loss="criterion* *_criterion.*",
     groups="smog.*",
 )
 
@@ -203,19 +208,29 @@ def _mm(name: str, has: tuple[str, ...] = (), **networks: str) -> Layout:
 
 
 def _lightly(has: str = "projection_head", **networks: str) -> tuple[Layout, ...]:
-    """A LightningModule under the three schemes of its backbone: choice of --encoder -> prefix."""
+    """A LightningModule under the schemes of its backbone: choice of --encoder -> prefix."""
     # "4.0.conv1.weight" is layer1 of torchvision's ResNet and layer3 of lightly's own, so lightly's
-    # comes first.
+    # comes first. MaskedVisionTransformer{TIMM,Torchvision} (lightly/models/modules) call theirs
+    # `vit`; masked_autoencoder.py's MAEBackbone is torchvision's own class.
     return tuple(
         Layout(
             "lightly",
-            {choice: f"state_dict/{prefix}" for choice, prefix in networks.items()},
+            {choice: f"state_dict/{prefix}{inner}" for choice, prefix in networks.items()},
             _LIGHTLY_DROPPED,
             has=tuple(has.split()),
             scheme=scheme,
+            # Of benchmarks/imagenet/vitb16 and of examples/pytorch_lightning/msn.py.
+            says={"num_heads": {384: 6, 768: 12}},
             **_LIGHTNING,
         )
-        for scheme in (USUAL, "lightly", "numbered")
+        for inner, scheme in (
+            ("", USUAL),
+            ("", "lightly"),
+            ("", "numbered"),
+            ("vit.", USUAL),
+            ("vit.", TORCHVISION),
+            ("", TORCHVISION),
+        )
     )
 
 
@@ -247,7 +262,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "moco-transfer",
         {"query": "state_dict/encoder_q.", "key": "state_dict/encoder_k."},
-        _MOCO_DROPPED,
+        {**_MOCO_DROPPED, "predictor": "predictor.*"},
         marks={"format": "moco-transfer/1"},
         recorded=own_record,
     ),
@@ -393,6 +408,40 @@ LAYOUTS: tuple[Layout, ...] = (
         epoch_offset=1,
         says={"num_heads": {768: 12, 1024: 16, 1280: 16}},
     ),
+    # bytedance/ibot@564f363 main_ibot.py, train_ibot (the dict) and DataAugmentationiBOT (the
+    # pixels), models/vision_transformer.py (the names); evaluation/eval_linear.py, the teacher.
+    Layout(
+        "bytedance/ibot",
+        {"teacher": "teacher/backbone.", "student": "student/backbone."},
+        {"head": "head.*", "loss": "ibot_loss"},
+        marks={"ibot_loss": ...},
+        says={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16}},
+    ),
+    # facebookresearch/msn@db0d572 src/msn_train.py, save_checkpoint (the dict) and init_model (the
+    # head), src/deit.py (the names), src/data_manager.py, make_transforms (the pixels);
+    # linear_eval.py, load_pretrained, takes the target encoder.
+    Layout(
+        "facebookresearch/msn",
+        {"target": "target_encoder/", "anchor": "encoder/"},
+        {"projection head": "fc.* pred.*", "prototypes": "prototypes", "optimizer": "opt"},
+        marks={"target_encoder": ..., "prototypes": ...},
+        says={"num_heads": {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}},
+    ),
+    # facebookresearch/dinov2@02eb93a dinov2/train/train.py, do_test (teacher_checkpoint.pth),
+    # train/ssl_meta_arch.py and models/vision_transformer.py (the names), data/transforms.py (the
+    # pixels).
+    *(
+        Layout(
+            "facebookresearch/dinov2",
+            {"teacher": "teacher/backbone."},
+            _beside("dino_head ibot_head"),
+            has=("dino_head.",),
+            scheme=scheme,
+            says={"num_heads": {384: 6, 768: 12, 1024: 16}},
+            families=("vit",),
+        )
+        for scheme in (USUAL, "chunked")
+    ),
     # facebookresearch/vissl@09270ed2 vissl/hooks/log_hooks.py:522 (the dict), models/
     # base_ssl_model.py:414 and backbones/resnext.py:144 (the names),
     # configs/config/pretrain/simclr/
@@ -525,12 +574,14 @@ LAYOUTS: tuple[Layout, ...] = (
             has=("classifier.", beside),
             says={
                 "no_3x3_stem": "solo-learn's CIFAR networks pad their 3x3 stem by 2 pixels "
-                "(solo/methods/base.py:204), this backbone by 1: the features would be others"
+                "(solo/methods/base.py:204), this backbone by 1: the features would be others",
+                # Of solo/backbones/vit/: its MoCo v3 and MAE of widths 192 and 384 have 12, too.
+                "num_heads": {768: 12, 1024: 16, 1280: 16},
             },
             **_LIGHTNING,
         )
         for word in ("backbone", "encoder")
-        for beside in ("projector.", f"momentum_{word}.")
+        for beside in ("projector.", f"momentum_{word}.", "decoder.decoder_pred.")
     ),
     # lightly-ai/lightly@e8d317f; pixels: lightly/transforms/utils.py:1. benchmarks/imagenet/
     # resnet50/{dino.py:33,byol.py:27,mocov2.py:32} keep torchvision's names,
@@ -544,7 +595,10 @@ LAYOUTS: tuple[Layout, ...] = (
     *_lightly("teacher_backbone.", online="backbone.", teacher="teacher_backbone."),
     *_lightly("key_backbone.", query="backbone.", key="key_backbone."),
     *_lightly("backbone_momentum.", online="backbone.", momentum="backbone_momentum."),
+    # examples/pytorch_lightning/msn.py and mae.py; benchmarks/imagenet/vitb16/{mae,ibot,dinov2}.py.
+    *_lightly("anchor_backbone.", target="backbone.", anchor="anchor_backbone."),
     *_lightly(single="backbone."),
+    *_lightly("decoder.", single="backbone."),
     # huggingface/pytorch-image-models@aa4b585 timm/utils/checkpoint_saver.py:90 and, of a task,
     # timm/task/task.py:207; EMA first as in timm/models/_helpers.py:120; pixels: timm/models/
     # resnet.py:801. Epochs are numbered from 0 (train.py:1197).

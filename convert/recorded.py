@@ -10,6 +10,7 @@ from typing import Any
 from convert.contract import IMAGENET_MEAN, IMAGENET_STD
 from convert.files import is_array, to_tensor
 from moco.common.errors import DataError, shown
+from moco.modeling.archs import VITS, ViTSpec
 from moco.modeling.soundness import Triple, read_input, read_spec
 
 FAIR_STD = (57.375, 57.12, 58.395)  # BGR
@@ -53,9 +54,15 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
         order, mean, std = read_input(raw)
     except DataError as error:
         raise DataError(f"a moco-transfer checkpoint with {error}") from error
+    says: dict[str, Any]
+    if isinstance(spec, ViTSpec):
+        vit = VITS[spec.arch]
+        says = {"num_heads": {vit.embed_dim: vit.num_heads}}
+    else:
+        says = {"stem": spec.stem, "width": spec.width}
     return Recorded(
         arch=spec.arch,
-        says={"stem": spec.stem, "width": spec.width},
+        says=says,
         channel_order=order,
         mean=to_255(mean),
         std=to_255(std),

@@ -45,10 +45,7 @@ class ConversionReport:
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         difference = max(check.max_abs_diff for check in self.features.values())
         strides = ", ".join(f"{name} /{check.stride}" for name, check in self.features.items())
-        if c.family.in_engines:
-            compared = "the embedded backbone" if self.not_checked else "both engines' backbones"
-        else:
-            compared = "this project's network" + ("" if self.not_checked else " and Detectron2's")
+        compared = "the embedded backbone" if self.not_checked else "both engines' backbones"
         others = " or ".join(choice for choice in self.encoders if choice != c.encoder)
         rows = [
             ("source", f"{self.source_path}: {c.source} checkpoint{epoch}, {self.head}"),
@@ -103,9 +100,7 @@ def _script(path: str) -> str:
 
 
 def fine_tune_command(contract: InputContract, path: Path) -> str:
-    """The whole command that fine-tunes a detector from a converted file, or that there is none."""
-    if not contract.family.in_engines:
-        return f"nothing: this version does not fine-tune a {contract.architecture}"
+    """The whole command that fine-tunes a detector from a converted file."""
     config, its_keys, data = contract.architecture.example_task()
     keys = contract.d2_keys()
     differ = (key for key, value in its_keys.items() if keys[key] != value)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convert.contract import FOLDED, InputContract, Pixels
-from convert.families.base import PLAIN_DETECTRON2, Family, Hints, first_rule
+from convert.families.base import PLAIN_DETECTRON2, Adapted, Family, Hints, first_rule
 from convert.files import Entry, at, flatten, is_array, names, to_tensor, unwrapped
 from convert.networks import Choice, Network, choose_network, rule_of
 from convert.recorded import Recorded
+from convert.tensors import check_shared, fill_statistics, join, to_float32
 from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import Triple
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 # Heads of a plain state dict that are linear where the backbone is a classifier's.
 _FLAT_HEADS = ("classifier", "head")
-_MAX_SHARED_BYTES = 64 << 20
 # What is beside a backbone and belongs to no network. Notes name at most `_MAX_IGNORED`.
 IGNORED = "ignored"
 _MAX_IGNORED = 12
@@ -90,6 +90,8 @@ class Recognized:
         dropped: rule -> number of entries of the file.
         filled: tensors of `state` that are not in the file: folded BN statistics, 0 and 1.
         tokens: what the family calls so: dropped, but a part of the source's features.
+        proof: architecture and tensors of the network that the features are compared with; None:
+            the contract's and `state`.
         epoch: epochs finished.
         head, notes, warnings: for people.
     """
@@ -101,13 +103,30 @@ class Recognized:
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     filled: int = 0
     tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    proof: tuple[Any, Mapping[str, Tensor]] | None = None
     epoch: int | None = None
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
 
+    def source_network(self) -> tuple[Mapping[str, Tensor], Any]:
+        """Tensors and architecture of the network that the features are compared with."""
+        architecture, state = self.proof or (self.contract.architecture, self.state)
+        return state, architecture
 
-def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unknown") -> Recognized:
+    def effect_of_tokens(self) -> list[str]:
+        """By how much the features change without the tokens, for people; empty without any."""
+        effect, (state, architecture) = self.contract.family.effect, self.source_network()
+        return [effect(architecture, state, self.tokens)] if effect and self.tokens else []
+
+
+def recognize(
+    raw: Any,
+    where: str,
+    given: Given = Given(),
+    sha256: str = "unknown",
+    beside: Callable[[], Recorded | None] = lambda: None,
+) -> Recognized:
     """Find the layout of an opened checkpoint and take its backbone.
 
     Args:
@@ -115,6 +134,7 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
         where: the file's name, for error messages.
         given: what to take instead of what the file or its layout says.
         sha256: of the file.
+        beside: reads the configuration beside it, for names that come with one.
 
     Raises:
         DataError: not a known layout, or damaged: keys, shapes, or records that disagree.
@@ -126,48 +146,57 @@ def recognize(raw: Any, where: str, given: Given = Given(), sha256: str = "unkno
     network.family.check_options(given.options, where)
     notes = [note for note in (layout.note, choice.note) if note]
     warnings: list[str] = []
+    recorded = _recorded(network, raw, given, where, beside)
     if layout.plain:
-        _check_convention(network, given, where, warnings)
+        _check_convention(network, given, where, warnings, recorded.mean is not None)
     taken = _take(choice, entries, where, given.encoder is not None)
     notes += taken.notes
     warnings += taken.warnings
+    backbone, keys = join(taken.backbone, where, notes)
     own = network.family.in_own_shape
-    backbone = {
-        new: own(new, to_tensor(e.keys[-1], e.value, where)) for new, e in taken.backbone.items()
-    }
-    named = _names_in_file(network, {new: str(e.keys[-1]) for new, e in taken.backbone.items()})
-    filled = _fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
-    recorded = _recorded(network, raw, given, where)
+    backbone = {name: own(name, value) for name, value in backbone.items()}
+    named = _names_in_file(network, keys)
+    filled = fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
     if recorded.note:
         notes.append(recorded.note)
-    _to_float32(backbone, named, warnings)
+    to_float32(backbone, named, warnings)
     tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
     hints = Hints(
         arch=recorded.arch or at(raw, ("arch",)),
-        says={**layout.says, **recorded.says},
+        says={**network.scheme.says, **layout.says, **recorded.says},
         asked=given.options,
+        dropped=taken.dropped,
+        tokens=tokens,
         assumed_pixels="" if recorded.mean or given.mean is not None else layout.name,
     )
     architecture = network.family.recognize(backbone, hints, where, named, notes, warnings)
+    adapted = network.family.adapt(architecture, backbone, given.options, where)
+    notes += [f"changed as requested: {change}" for change in adapted.changes]
     pixels = Pixels(
         recorded.mean or layout.mean,
         recorded.std or layout.std,
         recorded.channel_order or layout.channel_order,
     )
-    source = layout.name.replace("MSRA", recorded.owner or "MSRA")
-    keys = {entry.name for entry in entries}
-    heads = (text for key, text in network.family.heads.items() if network.start + key in keys)
+    source = _changed(layout.name.replace("MSRA", recorded.owner or "MSRA"), adapted)
+    every = {entry.name for entry in entries}
+    heads = (text for key, text in network.family.heads.items() if network.start + key in every)
     epoch = at(raw, layout.epoch.split("/"))
     return Recognized(
         contract=InputContract(
-            given.pixels(pixels, where), network.family, architecture, source, sha256, choice.name
+            given.pixels(pixels, where),
+            network.family,
+            adapted.architecture,
+            source,
+            sha256,
+            choice.name,
         ),
-        state=backbone,
+        state=adapted.state,
         encoders=tuple(choice.networks),
         named=named,
         dropped=dict(taken.dropped),
         filled=filled,
         tokens=tokens,
+        proof=adapted.proof,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         head=next(heads, network.family.heads[""]),
         notes=notes,
@@ -189,20 +218,41 @@ def from_contract(
         )
     family.check_options(given.options, where)
     architecture = family.with_options(contract.architecture, given.options, where)
-    pixels = given.pixels(contract.pixels, where)
+    state = {family.from_detectron2(key) or key: value for key, value in model.items()}
+    adapted = family.adapt(architecture, state, given.options, where)
     return Recognized(
-        contract=dataclasses.replace(contract, pixels=pixels, architecture=architecture),
-        state={family.from_detectron2(key) or key: value for key, value in model.items()},
+        contract=dataclasses.replace(
+            contract,
+            pixels=given.pixels(contract.pixels, where),
+            architecture=adapted.architecture,
+            source=_changed(contract.source, adapted),
+        ),
+        state=adapted.state,
         encoders=(contract.encoder,),
         named=lambda name: family.to_detectron2(name) or name,
+        proof=adapted.proof,
+        notes=[f"changed as requested: {change}" for change in adapted.changes],
     )
 
 
-def _recorded(network: Network, raw: Any, given: Given, where: str) -> Recorded:
+def _changed(source: str, adapted: Adapted) -> str:
+    """A source's name, and what was changed in its backbone."""
+    return f"{source} ({'; '.join(adapted.changes)})" if adapted.changes else source
+
+
+def _recorded(
+    network: Network,
+    raw: Any,
+    given: Given,
+    where: str,
+    beside: Callable[[], Recorded | None],
+) -> Recorded:
     """What the file says of its network; raises DataError where that needs options."""
     layout = network.layout
     try:
         recorded = layout.recorded(raw) if layout.recorded else Recorded()
+        if layout.plain and network.scheme.configured:
+            recorded = beside() or recorded
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
     if recorded.other and (missing := given.missing_convention(network.family)):
@@ -229,7 +279,9 @@ def _names_in_file(network: Network, keys: Mapping[str, str]) -> Callable[[str],
     return named
 
 
-def _check_convention(network: Network, given: Given, where: str, warnings: list[str]) -> None:
+def _check_convention(
+    network: Network, given: Given, where: str, warnings: list[str], has_pixels: bool
+) -> None:
     """A file of unknown origin does not say how its network sees pixels."""
     missing = given.missing_convention(network.family)
     if network.layout.name == PLAIN_DETECTRON2 and missing:
@@ -238,7 +290,7 @@ def _check_convention(network: Network, given: Given, where: str, warnings: list
             f"1x1 and 3x3 strides are all usual there; give {' '.join(missing)} as its "
             "training had them, or convert the checkpoint that it was made from"
         )
-    if given.missing_pixels():
+    if given.missing_pixels() and not has_pixels:
         warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
             f"assumed, as torchvision's networks have them; else give {' '.join(missing[:3])}"
@@ -281,8 +333,11 @@ def _take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) 
         key, short = entry.keys[-1], unwrapped(entry.keys[-1])
         owner = _owner(choice, short)
         name = short.removeprefix(network.prefix) if owner == choice.name else ""
-        rule = first_rule(name, network.family.dropped) or rule_of(short, layout)
         new = rename(name)
+        rule = first_rule(new or name, network.family.dropped)
+        if rule and new:
+            name, new = new, None
+        rule = rule or rule_of(short, layout)
         if new in taken.backbone:
             raise DataError(f"{where}: two tensors for {new}; the second is {names([key])}")
         if new:
@@ -301,16 +356,19 @@ def _take(choice: Choice, entries: Sequence[Entry], where: str, explicit: bool) 
             (second if _is_large_convolution(entry) else ignored).append(key)
             taken.dropped[IGNORED] += 1
     if unknown:
+        foreign = (unwrapped(key).removeprefix(network.prefix) for key in unknown)
+        reasons = dict.fromkeys(first_rule(name, network.family.obstacles) for name in foreign)
+        why = "".join(f"; {reason} has no place here" for reason in reasons if reason)
         raise DataError(
             f"{where}: {len(unknown)} keys that neither the map nor a drop rule knows: "
-            f"{names(unknown, limit=50)}; not the network of a {layout.name} checkpoint"
+            f"{names(unknown, limit=50)}{why}; not the network of a {layout.name} checkpoint"
         )
     for path, group in groups.items():
         rule = _rule_beside(choice, path, group)
         if rule is None:
             (second if any(map(_is_large_convolution, group)) else ignored).append(path[-1])
         taken.dropped[rule or IGNORED] += 1
-    _check_shared([entry.value for entry in taken.backbone.values()], where)
+    check_shared([entry.value for entry in taken.backbone.values()], where)
     if second and not explicit:
         raise DataError(
             f"{where}: {names(second)}: convolutions beside the backbone of this {layout.name} "
@@ -378,63 +436,3 @@ def _is_large_convolution(entry: Entry) -> bool:
     return bool(
         named and is_array(entry.value) and entry.value.ndim == 4 and max(entry.value.shape[2:]) > 1
     )
-
-
-def _check_shared(values: Iterable[Any], where: str) -> None:
-    """Each tensor becomes one of its own; a file may name one storage for all of them."""
-    import torch
-
-    claimed = 0
-    held: dict[int, int] = {}
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided:
-                continue  # refused by name below
-            claimed += value.nbytes
-            held[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif is_array(value):
-            claimed += value.nbytes
-            held[id(value)] = value.nbytes
-    if claimed > 2 * sum(held.values()) + _MAX_SHARED_BYTES:
-        raise DataError(
-            f"{where}: tensors of {claimed} bytes that share {sum(held.values())}; damaged or made "
-            "to mislead"
-        )
-
-
-def _fill_statistics(backbone: dict[str, Tensor], notes: list[str]) -> int:
-    """Give every BN without statistics those it starts with (in place); their number."""
-    import torch
-
-    missing = {}
-    for key, value in backbone.items():
-        module, _, tensor = key.rpartition(".")
-        if tensor == "bias":  # only batch norms have one
-            missing[f"{module}.running_mean"] = torch.zeros_like(value)
-            missing[f"{module}.running_var"] = torch.ones_like(value)
-    backbone.update(missing)
-    notes.append(
-        f"BN statistics start at 0 and 1 ({len(missing)} tensors): in this file they are folded "
-        "into scale and bias, which is right for FrozenBN only"
-    )
-    return len(missing)
-
-
-def _to_float32(
-    backbone: dict[str, Tensor], named: Callable[[str], str], warnings: list[str]
-) -> None:
-    """Bring other floating-point types to what the engines train (in place)."""
-    import torch
-
-    for dtype, how in (
-        (torch.float16, "widened to float32 without a change of value"),
-        (torch.bfloat16, "widened to float32 without a change of value"),
-        (torch.float64, "rounded to float32"),
-    ):
-        keys = [key for key, value in backbone.items() if value.dtype == dtype]
-        backbone.update({key: backbone[key].float() for key in keys})
-        if keys:
-            warnings.append(
-                f"{len(keys)} of {len(backbone)} tensors are {dtype} in the file, {how}: "
-                f"{names(map(named, keys))}"
-            )

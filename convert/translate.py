@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convert import timm_files, verify
+from convert.beside import read_beside
 from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
 from convert.verify import Converted
@@ -39,7 +40,7 @@ def translate(
     elif given.timm_model is not None:
         found = timm_files.recognize(raw, where, given, sha256)
     else:
-        found = recognize(raw, where, given, sha256)
+        found = recognize(raw, where, given, sha256, lambda: read_beside(src))
     notes, warnings = about_objects(objects)
     found.notes.extend(notes)
     found.warnings.extend(warnings)

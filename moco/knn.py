@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     crop_px, resize_px = args.crop_px or knn_crop, 0 if args.crop_px else knn_resize
     resize_px = args.resize_px or resize_px
     crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
+    weights.spec.check_image(crop.crop_px, "--crop-px")
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, args.data, crop, args.k, args.t, device, args.workers)

@@ -1,15 +1,17 @@
 """Runs → mean, standard deviation, n and the gap to a baseline. Pure; refuses to mix what differs.
 
-A row averages runs that differ in nothing but the seed. All rows of a table come from one task on
-one dataset, one engine and one protocol (the hash of everything but seed, weights, folders and
-devices), so that a gap between two rows is the weights' doing.
+A row averages runs that differ in nothing but the seed. Where it has several pre-trainings (inits
+`moco@1`, `moco@2`, ...), the mean over the seeds of each is one value of the row. All rows of a
+table come from one task on one dataset, one engine and one protocol (the hash of everything but
+seed, weights, folders and devices), so that a gap between two rows is the weights' doing.
 
 A task is called after its file, and files of different folders may have one name (configs/coco,
 configs/lvis): what tells them apart is what they are tested on.
 """
 
+import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +21,17 @@ from benchmarks.report.records import Run
 from detection.config import keys as detection_keys
 from detection.evaluation.metrics import headline_names
 from moco.classification import config as classification_config
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 
 CONFIDENCE = 0.95
+_PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
 NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCOL}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One metric over the trials of one row: a value of each, in the order of the seeds."""
+    """One metric over the trials of one row: a value of each, in the order of `Row.units`."""
 
     values: tuple[float, ...]
 
@@ -72,7 +75,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Row:
-    """All trials of one init; a metric that no trial has is None."""
+    """All trials of one init, or of several pre-trainings; a metric that no trial has is None."""
 
     init: str
     runs: tuple[Run, ...]
@@ -80,8 +83,47 @@ class Row:
     gaps: dict[str, Gap | None]
 
     @property
+    def units(self) -> list[list[Run]]:
+        """What varies independently: runs or, where there are several, pre-trainings."""
+        return units(self.runs)
+
+    @property
     def n(self) -> int:
-        return len(self.runs)
+        return len(self.units)
+
+    @property
+    def several(self) -> bool:
+        """Whether the row has several pre-trainings."""
+        return len({run.record.init for run in self.runs}) > 1
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """One gap over resampled test images (benchmarks/report/bootstrap.py).
+
+    Attributes:
+        images: both ends of the 95% interval over the test images alone, p-value, and this
+            corrected by Holm over all such gaps of the table.
+        both: the same over runs and test images; None where a row has one run.
+    """
+
+    images: tuple[float, float, float, float]
+    both: tuple[float, float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """The gaps of a table over resampled test images.
+
+    Attributes:
+        number: of resamples.
+        gaps: by row and metric.
+        missing: row → why it has none.
+    """
+
+    number: int
+    gaps: Mapping[tuple[str, str], Resampled]
+    missing: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -92,6 +134,7 @@ class Table:
         title: the suite's name of the task where all runs are of one, else the task.
         tested_on: DATASETS.TEST of its runs; empty for a classification.
         margin: points within which two rows are called equal; None: nothing is.
+        resamples: over test images; None: that was not computed.
     """
 
     task: str
@@ -103,10 +146,23 @@ class Table:
     metrics: tuple[str, ...]
     rows: tuple[Row, ...]
     margin: float | None = None
+    resamples: Resamples | None = None
 
     @property
     def runs(self) -> tuple[Run, ...]:
         return tuple(run for row in self.rows for run in row.runs)
+
+
+def row_of(init: str) -> tuple[str, int]:
+    """Name of the row that an init is in, and the number of its pre-training; 0: the only one."""
+    found = _PRETRAINING.fullmatch(init)
+    return (found[1], int(found[2])) if found else (init, 0)
+
+
+def units(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs of one row by pre-training, or each alone where all have the same weights."""
+    groups = list(_groups(runs, lambda run: run.record.init).values())
+    return groups if len(groups) > 1 else [[run] for run in runs]
 
 
 def stems(tables: Sequence[Table]) -> list[str]:
@@ -133,7 +189,7 @@ def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
     """
     if not runs:
         raise UserError("no finished run to make a table of")
-    inits = sorted({run.record.init for run in runs})
+    inits = sorted({row_of(run.record.init)[0] for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
     groups = _groups(runs, lambda run: (run.record.task, run.tested_on))
@@ -183,12 +239,11 @@ def _table(runs: list[Run], baseline: str) -> Table:
         shown or headline_names(["bbox/"]),
         key=lambda name: order.index(name) if name in order else len(order),
     )
-    by_init = _groups(sorted(runs, key=lambda run: run.record.seed), lambda run: run.record.init)
+    ordered = sorted(runs, key=lambda run: (row_of(run.record.init)[1], run.record.seed))
+    by_init = _groups(ordered, lambda run: row_of(run.record.init)[0])
     cells: dict[str, dict[str, Cell | None]] = {}
     for init, members in by_init.items():
-        found = {name: [run.record.metrics.get(name) for run in members] for name in metrics}
-        values = {name: tuple(v for v in all_ if v is not None) for name, all_ in found.items()}
-        cells[init] = {name: Cell(v) if v else None for name, v in values.items()}
+        cells[init] = {name: _cell(units(members), name) for name in metrics}
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
         base = cells.get(baseline, {}) if init != baseline else {}
@@ -205,6 +260,14 @@ def _table(runs: list[Run], baseline: str) -> Table:
         metrics=tuple(metrics),
         rows=tuple(rows),
     )
+
+
+def _cell(units: Sequence[Sequence[Run]], metric: str) -> Cell | None:
+    """A value per unit that has one: the mean of its runs."""
+    found = ([run.record.metrics.get(metric) for run in unit] for unit in units)
+    numbers = ([value for value in values if value is not None] for values in found)
+    means = tuple(statistics.fmean(values) for values in numbers if values)
+    return Cell(means) if means else None
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:

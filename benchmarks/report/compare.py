@@ -34,7 +34,10 @@ class Change:
     @property
     def same(self) -> bool:
         """Whether both have the same seeds with the same numbers."""
-        a, b = ({r.record.seed: r.record.metrics for r in row.runs} for row in (self.a, self.b))
+        a, b = (
+            {(r.record.init, r.record.seed): r.record.metrics for r in row.runs}
+            for row in (self.a, self.b)
+        )
         return a == b
 
     @property

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import Gap, Row, Table, stems
+from benchmarks.report.aggregate import Gap, Row, Table, row_of, stems
+from benchmarks.report.isolation import isolation
 from benchmarks.report.literature import LiteratureRow, rows_for
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
@@ -132,6 +133,7 @@ class Section:
         # How many trials the paper averages; 0 where it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
+        self.resampled_head = ["", "test images", "runs and test images"]
         self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
         self.evidence_title = (
             f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
@@ -140,6 +142,7 @@ class Section:
         self.significance_title = (
             "The same gaps: corrected for their number, paired, and what this many runs can find"
         )
+        self.isolation = [str(each) for each in isolation(table)]
         self.significance_head = [
             *("", f"Holm ({len(self.significance)} gaps)", "paired by seed"),
             *("detectable gap", "runs for this gap"),
@@ -196,20 +199,41 @@ class Section:
             found.append(row)
         return found
 
+    @property
+    def resampled_title(self) -> str:
+        number = self.table.resamples.number if self.table.resamples else 0
+        return (
+            f"The same gaps over test images: {number} bootstrap resamples, the same of every row"
+        )
+
+    @property
+    def resampled_rows(self) -> list[list[Shown]]:
+        """Per gap over resampled test images its intervals and p-values."""
+        names = dict(zip(self.table.metrics, self.titles, strict=True))
+        gaps = self.table.resamples.gaps if self.table.resamples else {}
+        found = []
+        for (init, metric), each in gaps.items():
+            cells = [Shown(f"{init} {MINUS} {self.table.baseline}, {names[metric]}")]
+            for numbers in (each.images, each.both):
+                if numbers is None:
+                    cells.append(Shown("one run per row"))
+                    continue
+                low, high, *p = numbers
+                cells.append(Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0]))
+            found.append(cells)
+        return found
+
     @cached_property
     def notes(self) -> list[str]:
         """What a reader of the table has to know: few trials, missing numbers, other lengths."""
         table, found, trials = self.table, [], self.trials
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
-        apart = "pre-training (one file of weights per row) or test images"
-        if all(row.n == 1 for row in table.rows):
-            found.append(
-                f"each row is one run: no uncertainty is known, of {seeds(table)}, {apart}"
-            )
-        else:
-            known = f"standard deviations, intervals and p-values are over {seeds(table)} only"
-            found.append(f"{known}, not over {apart}")
+        found.append(uncertainty(table))
+        missing = table.resamples.missing if table.resamples else {}
+        for reason in dict.fromkeys(missing.values()):
+            which = ", ".join(init for init in missing if missing[init] == reason)
+            found.append(f"no interval over test images, {which}: {reason}")
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):
@@ -234,7 +258,7 @@ class Section:
         """Per run of a row its seed, metrics, length, time and folder."""
         return [
             [
-                Shown(str(run.record.seed), run.record.seed),
+                Shown(_trial(run), run.record.seed),
                 *(printed(run.record.metrics.get(metric)) for metric in self.table.metrics),
                 Shown(str(run.record.iterations), run.record.iterations),
                 Shown(f"{run.record.seconds:.0f} s", run.record.seconds),
@@ -354,19 +378,38 @@ def seeds(table: Table) -> str:
     return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
 
 
+def uncertainty(table: Table) -> str:
+    """One sentence: what standard deviations, intervals and p-values are over, and what not."""
+    several = [f"{row.init} ({row.n} files of weights)" for row in table.rows if row.several]
+    others = [row.init for row in table.rows if not row.several and row.init != RANDOM]
+    lacks = [] if several else ["pre-training (one file of weights per row)"]
+    if several and others:
+        lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
+    if not (table.resamples and table.resamples.gaps):
+        lacks.append("test images")
+    if all(row.n == 1 for row in table.rows):
+        missing = [seeds(table), *lacks]
+        known = f"no uncertainty is known, of {', '.join(missing[:-1])} or {missing[-1]}"
+        return f"each row is one run: {known}"
+    over = seeds(table)
+    if several:
+        over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
+    text = f"standard deviations, intervals and p-values are over {over}"
+    return f"{text} only, not over {' or '.join(lacks)}" if lacks else text
+
+
 def facts(row: Row) -> list[tuple[str, str]]:
     """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
     seconds = sum(run.record.seconds for run in row.runs)
-    sha256 = row.runs[0].record.weights_sha256
     return [
-        ("weights' sha256", sha256 or ("none: random" if row.init == RANDOM else "none")),
+        ("weights' sha256", _by_seed(row, _weights)),
         ("weights made from", _by_seed(row, lambda run: run.record.weights_source or "")),
         ("label", _by_seed(row, lambda run: run.label)),
-        ("seeds", ", ".join(str(run.record.seed) for run in row.runs)),
+        ("seeds", ", ".join(map(_trial, row.runs))),
         ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
         ("versions", _by_seed(row, lambda run: run.versions)),
         ("hardware", _by_seed(row, lambda run: run.hardware)),
-        ("time", f"{seconds:.0f} s in {row.n} run{'s' * (row.n > 1)}"),
+        ("time", f"{seconds:.0f} s in {len(row.runs)} run{'s' * (len(row.runs) > 1)}"),
         ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
     ]
 
@@ -375,11 +418,22 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f":{ord(match[0]):x}:", name)
 
 
+def _weights(run: Run) -> str:
+    random = run.record.init == RANDOM
+    return run.record.weights_sha256 or ("none: random" if random else "none")
+
+
+def _trial(run: Run) -> str:
+    """The seed and, where a row has several, the pre-training."""
+    number = row_of(run.record.init)[1]
+    return f"{run.record.seed} of pre-training {number}" if number else str(run.record.seed)
+
+
 def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
     """The text that all runs of a row have, or each text with the seeds that have it."""
     seeds: dict[str, list[str]] = {}
     for run in row.runs:
-        seeds.setdefault(text(run) or MISSING, []).append(str(run.record.seed))
+        seeds.setdefault(text(run) or MISSING, []).append(_trial(run))
     if len(seeds) == 1:
         return next(iter(seeds))
     return " / ".join(f"{t} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for t, of in seeds.items())
@@ -398,7 +452,7 @@ def _missing(row: Row, metrics: Sequence[str]) -> list[str]:
             absent = "null, no reason recorded" if metric in record.metrics else "not reported"
             reasons = (note for note in record.notes if metric in re.split(r"[\s,]+", note))
             reason = next(reasons, absent)
-            found.append(f"{row.init}, seed {record.seed}: no {title} ({reason})")
+            found.append(f"{record.init}, seed {record.seed}: no {title} ({reason})")
     return found
 
 

@@ -70,28 +70,17 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
     for image_id, rows in read_voc(path).items():
         columns = ([row[key] for row in rows] for key in ("bbox", "score", "category_id"))
         detections.add(image_id, *map(np.array, columns))
-    index = {image_id: i for i, image_id in enumerate(split.truth)}
-    truths = list(split.truth.values())
-    owner = np.concatenate([np.full(len(t.classes), i, np.int64) for i, t in enumerate(truths)])
-    boxes, difficult, classes = (
-        np.concatenate([getattr(t, name) for t in truths])
-        for name in ("boxes", "difficult", "classes")
-    )
+    matches = voc.match(detections, split.truth, len(split.classes))
+    objects = np.bincount(matches.object_classes, minlength=len(split.classes))
     recalls = np.linspace(0, 1, 101)
     curves = []
-    for number in range(len(split.classes)):
-        ids, scores, found = detections.of_class(number)
-        order = np.argsort(-scores)
-        images = np.array([index[image_id] for image_id in ids], np.int64)
-        mine = classes == number
-        if not np.any(~difficult[mine]):
-            continue
-        matches = voc.best_matches(images[order], found[order], owner[mine], boxes[mine])
-        true, false = (np.cumsum(x[:, 0]) for x in voc.count(*matches, difficult[mine]))
-        recall = true / np.count_nonzero(~difficult[mine])
-        precision = true / np.maximum(true + false, 1)
+    for number in np.flatnonzero(objects).tolist():
+        mine = matches.of_class(number)
+        true, ignored = matches.true[mine, 0], matches.ignored[mine, 0]
+        recall = np.cumsum(true) / objects[number]
+        precision = np.cumsum(true) / np.maximum(np.cumsum(~ignored), 1)
         curves.append([max(precision[recall >= r - 1e-9], default=0.0) for r in recalls])
-    metrics = voc.evaluate(detections, split.truth, split.classes, split.metadata["year"])
+    metrics = voc.summarize(matches, split.classes, split.metadata["year"])
     return recalls, np.mean(curves, axis=0), metrics["bbox/AP50"]
 
 

@@ -191,10 +191,12 @@ def _means_csv(sections: Sequence[Section]) -> str:
     names += ["baseline", "gap", "gap_low", "gap_high", "p_value"]
     names += ["p_holm", "paired_low", "paired_high", "paired_p", "paired_p_holm"]
     names += ["smallest_gap", "runs_needed", "equivalence_p", "equivalence_p_holm"]
+    names += [f"{of}_{x}" for of in ("images", "both") for x in ("low", "high", "p", "p_holm")]
     lines = []
     for section in sections:
         table = section.table
         more = {(each.row.init, each.metric): each for each in section.significance}
+        resampled = table.resamples.gaps if table.resamples else {}
         for row in table.rows:
             for metric, cell in row.cells.items():
                 numbers = (cell.n, cell.mean, cell.std) if cell else (0, None, None)
@@ -203,6 +205,9 @@ def _means_csv(sections: Sequence[Section]) -> str:
                 if found := more.get((row.init, metric)):
                     line += [found.holm, *(found.paired or (None,) * 4)]
                     line += [found.smallest, found.runs, *(found.same or ())]
+                line += [None] * (len(names) - 8 - len(line))
+                if own := resampled.get((row.init, metric)):
+                    line += [*own.images, *(own.both or ())]
                 lines.append([*line, *(None,) * (len(names) - len(line))])
     return csv_text(names, lines)
 

@@ -10,19 +10,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table
+from benchmarks.report.isolation import differences
 from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
-from moco.common.run import RunRecord
 
 POWER = 0.8  # Cohen's convention
-# Keys that are in no protocol's hash, but decide which random numbers a seed stands for.
-SAMPLING = (
-    *("MODEL.DEVICE", "DATALOADER.NUM_WORKERS", "SOLVER.REFERENCE_WORLD_SIZE"),
-    *("DEVICE", "DATA.NUM_WORKERS"),
-)
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -88,21 +84,16 @@ def significance(table: Table) -> list[Significance]:
 def unpaired(row: Row, base: Row, metric: str) -> str:
     """Why two rows of a table cannot be compared seed by seed; empty where they can.
 
-    What the table itself requires (one engine, length and protocol) is not looked at again.
+    They can where a seed stands for one initial head and one order of the data in both rows
+    (benchmarks/report/isolation.py).
     """
+    if row.several or base.several:
+        return "several pre-trainings: the mean of each is one value"
     a, b = ({run.record.seed: run.record for run in each.runs} for each in (row, base))
     if a.keys() != b.keys():
         seeds = [", ".join(map(str, sorted(each))) for each in (a, b)]
         return f"seeds {seeds[0]} / {seeds[1]}"
-    differing = [
-        f"{name} ({x!r} / {y!r}, seed {seed})"
-        for seed in sorted(a)
-        for (name, x), y in zip(
-            _sampling(a[seed]).items(), _sampling(b[seed]).values(), strict=True
-        )
-        if x != y
-    ]
-    if differing:
+    if differing := differences([(a[seed], b[seed]) for seed in sorted(a)]):
         return first_few(differing, 2)
     numbers = [run.record.metrics.get(metric) for each in (row, base) for run in each.runs]
     return "a run has no number" if None in numbers else ""
@@ -124,13 +115,13 @@ def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
     return float(interval.low), float(interval.high), float(test.pvalue)
 
 
-def holm(p_values: Mapping[int, float]) -> dict[int, float]:
+def holm(p_values: Mapping[_Key, float]) -> dict[_Key, float]:
     """Holm's step-down correction: to call what is below 0.05 real errs in 5% of all families."""
-    corrected: dict[int, float] = {}
+    corrected: dict[_Key, float] = {}
     highest = 0.0
-    for rank, (p, i) in enumerate(sorted((p, i) for i, p in p_values.items())):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p))
-        corrected[i] = highest
+    for rank, key in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[key]))
+        corrected[key] = highest
     return corrected
 
 
@@ -193,8 +184,3 @@ def _normal_gap(n: int) -> float:
     """`smallest_gap` with a known standard deviation."""
     normal = statistics.NormalDist()
     return (normal.inv_cdf((1 + CONFIDENCE) / 2) + normal.inv_cdf(POWER)) * math.sqrt(2 / n)
-
-
-def _sampling(record: RunRecord) -> dict[str, Any]:
-    gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
-    return {**{key: record.config.get(key) for key in SAMPLING}, "number of GPUs": len(gpus)}

@@ -70,7 +70,7 @@ class OurStep:
         self.optimizer.zero_grad()
         out.loss.backward()
         self.optimizer.step()
-        self.model.update([dictionary], [out.queries], images)
+        self.model.update([dictionary], [out.queries], images, 0.0)
         return out.loss.detach()
 
     def without_encoders(self, N: int, P: int, with_colors: bool) -> Callable[[], object]:
@@ -89,7 +89,7 @@ class OurStep:
             value, _ = info_nce(F.normalize(q, dim=1), F.normalize(k, dim=1), queue, T)
             value.backward()
             self.optimizer.step()
-            self.model.update([Dictionary(k, queue, keys=k)], [q], images)
+            self.model.update([Dictionary(k, queue, keys=k)], [q], images, 0.0)
             return x
 
         return rest
@@ -180,7 +180,7 @@ def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
     images = torch.arange(0)
     contenders: dict[str, Callable[[], object]] = {
         "reference": lambda: reference.momentum_update(encoder_k, encoder_q, M),
-        "ours": lambda: step.model.update([], [], images),
+        "ours": lambda: step.model.update([], [], images, 0.0),
     }
     with suppress(ImportError):
         from lightly.models.utils import update_momentum

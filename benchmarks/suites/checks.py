@@ -287,7 +287,9 @@ def _check_moco(spec: RunSpec) -> _Sound:
         )
     init = "" if spec.weights == RANDOM else spec.init
     network = cfg.MODEL
-    weights = read_initial_weights(spec.weights, network.ARCH, network.STEM, network.WIDTH, init)
+    keys = network.ARCH, network.STEM, network.WIDTH
+    weights = read_initial_weights(spec.weights, *keys, init, cfg.AUG.CROP_PX)
+    weights.spec.check_image(cfg.AUG.CROP_PX, "AUG.CROP_PX")
     with_weights(cfg, weights.spec, weights.mean, weights.std)
     if not cfg.DATA.ROOT:
         raise UserError(

@@ -23,6 +23,7 @@ from benchmarks.suites.suite import (
     Init,
     RunSpec,
     Suite,
+    row_of,
     without_places,
 )
 from moco.common.cfgnode import flatten
@@ -169,6 +170,7 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
 
     Raises:
         DataError: a file that does not exist; one line for all of them.
+        UserError: two pre-trainings of one row are the same bytes.
     """
     missing = [
         f"--init {name}={found.path}: no such file{like(str(found.path))}"
@@ -177,12 +179,17 @@ def identify(weights: Mapping[str, LocalWeights | None]) -> dict[str, Init]:
     ]
     if missing:
         raise DataError("; ".join(missing))
-    return {
+    inits = {
         name: Init(str(found.path.resolve()), sha256_file(found.path), found.origin)
         if found
         else Init(RANDOM, None)
         for name, found in weights.items()
     }
+    seen: dict[tuple[str, str | None], str] = {}
+    for name, init in inits.items():
+        if (other := seen.setdefault((row_of(name), init.sha256), name)) != name:
+            raise UserError(f"--init: {other} and {name} are the same weights, not two trainings")
+    return inits
 
 
 def requested(

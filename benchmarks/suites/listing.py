@@ -1,5 +1,6 @@
 """What a suite takes and how far it is, as tables for the terminal."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.forecast import Forecast, Measured, by_key, estimate, foresee, speed
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
-from benchmarks.suites.suite import RunSpec
+from benchmarks.suites.suite import RunSpec, row_of
 from moco.common.errors import printable
 from moco.common.progress import format_seconds
 
@@ -99,10 +100,15 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
 
     lines = ["smallest gap between two rows that Welch's test finds (p < 0.05, power 0.8):"]
     for task in dict.fromkeys(spec.task for spec in specs):
-        n = len({spec.seed for spec in specs if spec.task == task})
+        own = [spec for spec in specs if spec.task == task]
+        files = Counter(map(row_of, {spec.init for spec in own}))
+        trials = len({spec.seed for spec in own})
+        # Of several pre-trainings, the mean of each is one value.
+        n = min(number if number > 1 else trials for number in files.values())
         gap, several = smallest_gap(max(n, 2)), "s"[: n != 1]
         found = f"{'' if several else 'none; 2 find '}{gap:.2f} standard deviations"
-        lines.append(f"  {task}, {n} run{several} per row: {found}")
+        what = f"run{several}" + f" or pre-training{several}" * (max(files.values()) > 1)
+        lines.append(f"  {task}, {n} {what} per row: {found}")
         for table in (table for table in tables if table.title == task):
             std = pooled_std([row.cells[table.metrics[0]] for row in table.rows])
             if std and several:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError
 
 DETECTION, LINEAR, FINETUNE = "detection", "linear", "finetune"
@@ -84,7 +84,8 @@ class Suite:
 
     Attributes:
         baseline: the row that gaps refer to; None: `random`, where there is one.
-        inits: name → weights, where the command line names none.
+        inits: name → weights, where the command line names none. `moco@1`, `moco@2` and so on are
+            pre-trainings of the row `moco`.
     """
 
     name: str
@@ -186,7 +187,7 @@ def expand(
         for task in suite.tasks
         for name in inits
         if seed < task.trials
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in task.without)
+        and not any(fnmatch.fnmatchcase(row_of(name), pattern) for pattern in task.without)
         for engine in engines_of(task, engines)
     ]
     if not wanted:
@@ -217,6 +218,11 @@ def expand(
             )
         )
     return tuple(runs)
+
+
+def row_of(init: str) -> str:
+    """The row of the tables that an init is in."""
+    return init.partition(SEVERAL)[0]
 
 
 def run_id(

@@ -17,7 +17,7 @@ from benchmarks.suites.suite import (
 )
 from moco.common import shipped
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.command import RANDOM
+from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.pretrained import ENDINGS, init_name
@@ -45,7 +45,7 @@ _SUITE_KEYS: dict[str, Check] = {
     "title": (lambda v: isinstance(v, str), "a text"),
     "trials": TRIALS,
     "baseline": (lambda v: isinstance(v, str), "the name of an init"),
-    "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines"),
+    "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
     "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
 }
 _TASK_KEYS: dict[str, Check] = {
@@ -79,7 +79,10 @@ def load_suite(path: PathLike) -> Suite:
     names = [task.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{where}: two tasks are called {twice[0]}; give one another 'name'")
-    inits = [f"{name}={weights}" for name, weights in (tree.get("inits") or {}).items()]
+    inits = [
+        f"{name}={','.join(map(str, files)) if isinstance(files, list) else files}"
+        for name, files in (tree.get("inits") or {}).items()
+    ]
     return Suite(
         name=check(f"{where}: name", tree.get("name", path.stem), _NAMED),
         title=tree.get("title", ""),
@@ -92,26 +95,36 @@ def load_suite(path: PathLike) -> Suite:
 def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, str]:
     """`NAME=WEIGHTS`, `WEIGHTS` (whose own name is the init's) or `random`.
 
+    `NAME=WEIGHTS,WEIGHTS,...` are several pre-trainings of one row: `NAME@1`, `NAME@2` and so on.
+
     Raises:
-        UserError: an empty or unusable name, a name twice, another name for `random`.
+        UserError: an empty or unusable name, a name or a pre-training twice, another name for
+            `random`.
     """
     inits: dict[str, str] = {}
     for argument in arguments:
         name, equals, weights = argument.partition("=")
         if not equals or "://" in name:  # an address may have a = of its own
-            name, weights = init_name(argument), argument
+            name, equals, weights = init_name(argument), "", argument
         check(where, name, _NAMED)
         if not weights:
             raise UserError(
                 f"{where} {argument}: no weights; expected {name}=FILE or the word random"
             )
-        if (name == RANDOM) != (weights == RANDOM):
+        files = weights.split(",") if equals else [weights]
+        if (name == RANDOM) != (RANDOM in files):
             raise UserError(
                 f"{where} {argument}: random initialization is called random, and nothing else is"
             )
-        if name in inits:
-            raise UserError(f"{where} {argument}: {name} is given twice; one name, one file")
-        inits[name] = weights
+        numbered = [f"{name}{SEVERAL}{i}" for i in range(1, len(files) + 1)]
+        if {name, numbered[0]} & inits.keys():
+            raise UserError(f"{where} {argument}: {name} is given twice; one name, one row")
+        if len(set(files)) < len(files) or not all(files) or len(files) > MAX_TRIALS:
+            raise UserError(
+                f"{where} {argument}: expected 1 to {MAX_TRIALS} files, each of another "
+                "pre-training"
+            )
+        inits |= zip(numbered if len(files) > 1 else [name], files, strict=True)
     return inits
 
 

@@ -76,12 +76,15 @@ class Scheme:
 
     Attributes:
         first: two tensors that show that the network is in a file.
-        rename: a name in the file -> the family's own; None: no part of the backbone.
+        rename: a name in the file -> the family's own; None: no part of the backbone. Names that
+            end in "#0", "#1", … are parts of one tensor, in that order along its first dimension.
         original: the inverse of `rename`, for messages.
         own: how names of the backbone's parts begin. If `rename` does not know such a name, the
             network is another one.
         plain: what a plain state dict with these names is called; "": it is not recognized.
         without: a tensor beside `first` that only another network has, in a plain state dict.
+        says: what its code says of its networks, in the words of a family's `recognize`.
+        configured: there may be a config.json beside the file, see convert/beside.py.
     """
 
     first: tuple[str, str]
@@ -90,6 +93,8 @@ class Scheme:
     original: Callable[[str], str] = str
     plain: str = ""
     without: str = "\0"
+    says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    configured: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +126,32 @@ class Hints:
         arch: as the file records it; None: it does not.
         says: what the file, else its layout, says, in the family's words.
         asked: what the family's options say.
+        dropped: rule -> number of entries of the file; tokens: as `Family.tokens`, by their names.
         assumed_pixels: the layout whose usual pixels are assumed; "": they are known.
     """
 
     arch: Any = None
     says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     assumed_pixels: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapted:
+    """A backbone after changes that its user requested.
+
+    Attributes:
+        architecture, state: the backbone's.
+        changes: what was changed and by which rule, for people.
+        proof: architecture and state of the network that its features are compared with.
+    """
+
+    architecture: Any
+    state: dict[str, Tensor]
+    changes: tuple[str, ...]
+    proof: tuple[Any, Mapping[str, Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +178,7 @@ class Family:
         options: of the converter, for this family alone.
         lookalikes: other networks that people take for this family: what one is, and two of its
             keys after one prefix.
+        obstacles: what only other networks have, for people -> patterns of its names.
         check_trained: as `moco.modeling.soundness.check_trained`.
         in_own_shape: (the family's name, a file's tensor) -> the same numbers in the family's
             shape, where sources have them in several.
@@ -161,7 +186,8 @@ class Family:
         tokens: rules of `dropped` whose tensors take part in the source's features.
         effect: (architecture, state, the tensors of `tokens`) -> by how much features change
             without them, for people.
-        in_engines: whether the engines fine-tune it.
+        adapt: (architecture, state, values of the family's options, file's name) -> the backbone
+            after the changes that these request. Raises UserError where they do not fit.
     """
 
     name: str
@@ -180,12 +206,17 @@ class Family:
     reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
+    obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     check_trained: Callable[..., list[str]] = soundness.check_trained
     in_own_shape: Callable[[str, Tensor], Tensor] = lambda name, value: value
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
-    in_engines: bool = True
+    adapt: Callable[[Any, dict[str, Tensor], Mapping[str, Any], str], Adapted] = (
+        lambda architecture, state, asked, where: Adapted(
+            architecture, state, (), (architecture, state)
+        )
+    )
 
     def check_options(self, names: Collection[str], where: str) -> None:
         """Raise UserError for options of another family; `names`: those that were given."""

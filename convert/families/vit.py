@@ -1,10 +1,8 @@
-"""Plain vision transformers in timm's names, which are also Detectron2's for its `ViT`.
+"""Plain vision transformers, as Detectron2's `ViT` (detectron2/modeling/backbone/vit.py).
 
-MAE, MoCo v3, DINO, DINOv2 and DeiT have them. Detectron2's class has neither class token, registers
-nor final norm; they are dropped by rules. What only other transformers have (rotary or relative
-positions, gated MLPs) is in no table, so a file with it is refused by the tensor's name.
-
-Names: timm/models/vision_transformer.py (1.0) and detectron2/modeling/backbone/vit.py.
+That class has neither class token, registers nor final norm; they are dropped by rules. What only
+other transformers have (rotary or relative positions, gated MLPs) is in no table of names, so a
+file with it is refused by the tensor's name.
 """
 
 from __future__ import annotations
@@ -17,42 +15,36 @@ from typing import TYPE_CHECKING, Any
 
 from convert.families.base import (
     FAMILIES,
-    PLAIN,
-    USUAL,
+    Adapted,
     Family,
     Hints,
     Option,
-    Scheme,
     check_layer_norms,
+    first_rule,
     shape_of,
 )
-from convert.families.vit_architecture import FEATURE, ViTArchitecture
+from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
+from convert.families.vit_names import (
+    CLASS_TOKEN,
+    DROPPED,
+    FINAL_NORM,
+    REGISTERS,
+    SCHEMES,
+    known,
+)
 from moco.common.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LAYER_NORM_EPS = 1e-6  # of every project above; it is in no file
+LAYER_NORM_EPS = 1e-6  # of every project but transformers; it is in no file
 
-_TENSORS = re.compile(
-    r"pos_embed|patch_embed\.proj\.(weight|bias)|blocks\.(0|[1-9]\d{0,2})\."
-    r"((norm[12]|attn\.(qkv|proj)|mlp\.fc[12])\.(weight|bias)|ls[12]\.gamma)",
-    re.ASCII,
-)
-# Beginnings of names inside a transformer; one that `_TENSORS` and DROPPED lack is another's.
-_OWN = re.compile(
-    r"(patch_embed|blocks|pos_embed|norm_pre|rel_pos_bias|rope|rope_embed|storage_tokens|"
-    r"dist_token|attn_pool)\b"
-)
-CLASS_TOKEN, REGISTERS = "class token", "registers"
-DROPPED = {
-    CLASS_TOKEN: "cls_token",
-    REGISTERS: "register_tokens reg_token",
-    "final norm": "norm.weight norm.bias fc_norm.weight fc_norm.bias",
-    "mask token": "mask_token",
-    "head": "head.* head_dist.*",
+HEADS = {
+    "head.weight": "linear head",
+    "heads.head.weight": "linear head",
+    "head.0.weight": "MLP head",
+    "": "no head",
 }
-HEADS = {"head.weight": "linear head", "head.0.weight": "MLP head", "": "no head"}
 
 # Of names as timm has them, e.g. "vit_small_patch16_224" (timm/models/vision_transformer.py,
 # deit.py). MoCo v3's vit_small has 12, and no "_patch" in its name.
@@ -66,23 +58,56 @@ OPTIONS = (
         "attention heads of a vision transformer, which no tensor tells: ViT-B has 12, ViT-L 16; "
         "ViT-S 6, but MoCo v3's 12 (default: the source's)",
     ),
+    Option(
+        "patch_size",
+        None,
+        "resize the patches of a vision transformer to N px, e.g. 14 to the 16 that detectors need "
+        "(default: the source's)",
+    ),
+    Option(
+        "patch_rule",
+        {rule: rule for rule in PATCH_RULES},
+        "how --patch-size resizes: pseudo-inverse as FlexiViT (arXiv 2212.08013), bicubic as an "
+        f"image (default: {PATCH_RULES[0]})",
+    ),
+    Option(
+        "image_size",
+        None,
+        "interpolate the positions of a vision transformer for images of N px "
+        "(default: those of the source's patches)",
+    ),
+    Option(
+        "fold_layer_scale",
+        {"yes": True, "no": False},
+        "fold a vision transformer's LayerScale into the layers before it, for stock Detectron2: "
+        "the same features, but other parameters to fine-tune (default: no)",
+    ),
 )
-_TRANSFORMER = "a vision transformer in names that are not timm's"
+# What only another transformer has -> whose it is.
+OBSTACLES = {
+    "relative positions, as BEiT's": "*relative_position_bias_table *relative_position_index "
+    "rel_pos_bias.* *.relative_position_bias.*",
+    "queries and values whose keys have no bias, as BEiT's": "*.q_bias *.v_bias",
+    "a rotary position embedding, as DINOv3's": "rope.* rope_embed.*",
+    "a key bias that is masked, as DINOv3's": "*.bias_mask",
+    "a gated MLP": "*.w12.* *.w3.* *.weights_in.* *.weights_out.*",
+    "a LayerScale as BEiT's and data2vec's": "*.lambda_1 *.lambda_2",
+    "a distillation token": "dist_token *.distillation_token",
+}
+_TRANSFORMER = "a vision transformer in names that are not known here"
 LOOKALIKES = (
     (
         "MoCo v3's transformer with a stem of convolutions, which no detector here has",
         "patch_embed.proj.0.weight",
         "blocks.0.norm1.weight",
     ),
-    (
-        "a DINOv2 whose blocks are in chunks; its published files have them in one row",
-        "patch_embed.proj.weight",
-        "blocks.0.0.norm1.weight",
-    ),
     (_TRANSFORMER, "patch_embed.projection.weight", "layers.0.ln1.weight"),  # mmpretrain
-    (_TRANSFORMER, "conv_proj.weight", "class_token"),  # torchvision
-    (_TRANSFORMER, "embeddings.cls_token", "encoder.layer.0.layernorm_before.weight"),  # HF ViT
-    (_TRANSFORMER, "embeddings.cls_token", "encoder.layer.0.norm1.weight"),  # HF DINOv2
+    (
+        "a DINOv3 in transformers' names, whose positions are rotary, so that there is no "
+        "embeddings.position_embeddings",
+        "embeddings.patch_embeddings.weight",
+        "layer.0.norm1.weight",
+    ),
     (
         "a Swin, which is no plain vision transformer",
         "patch_embed.proj.weight",
@@ -91,11 +116,6 @@ LOOKALIKES = (
     ("CLIP's vision transformer", "class_embedding", "transformer.resblocks.0.ln_1.weight"),
     (_TRANSFORMER, "embeddings.class_embedding", "encoder.layers.0.layer_norm1.weight"),  # HF CLIP
 )
-
-
-def to_detectron2(key: str) -> str | None:
-    """The name itself where the table has it, or None."""
-    return key if _TENSORS.fullmatch(key) else None
 
 
 def recognize(
@@ -122,6 +142,11 @@ def recognize(
     if blocks != set(range(len(blocks))):
         missing = min(set(range(max(blocks))) - blocks)
         raise DataError(f"{where}: {shown(named(f'blocks.{missing}.'), 200)} is missing")
+    if "pos_embed" not in state:
+        raise DataError(
+            f"{where}: {shown(named('pos_embed'), 200)} is missing; positions that are relative "
+            "(BEiT) or rotary (DINOv3) have no place in a detector here"
+        )
     _, positions, _ = shape("pos_embed", 3)
     grid = math.isqrt(positions)
     class_position = grid * grid != positions
@@ -136,6 +161,24 @@ def recognize(
             "assumed, and vision transformers of timm often have 127.5 for both: then give --mean "
             "127.5 127.5 127.5 --std 127.5 127.5 127.5"
         )
+    said = hints.says
+    for name, size in (("patch_size", patch), ("image_size", grid * patch), ("hidden_size", width)):
+        if said.get(name, size) not in (size, [size, size]):
+            raise DataError(
+                f"{where}: config.json beside it says {name} {shown(said[name])}, but its tensors "
+                f"{size}"
+            )
+    if said.get("hidden_act", "gelu") != "gelu":
+        raise DataError(
+            f"{where}: config.json beside it says hidden_act {shown(said['hidden_act'])}, and the "
+            "networks here have gelu"
+        )
+    if "usual_eps" in said and "layer_norm_eps" not in said:
+        notes.append(
+            f"no config.json is beside the file: LayerNorm eps {said['usual_eps']:g} is assumed, "
+            "as transformers has it where a configuration does not say"
+        )
+    registers = [v for key, v in hints.tokens.items() if first_rule(key, DROPPED) == REGISTERS]
     return ViTArchitecture(
         embed_dim=width,
         depth=len(blocks),
@@ -146,7 +189,10 @@ def recognize(
         qkv_bias="blocks.0.attn.qkv.bias" in state,
         layer_scale="blocks.0.ls1.gamma" in state,
         class_position=class_position,
-        layer_norm_eps=LAYER_NORM_EPS,
+        layer_norm_eps=said.get("layer_norm_eps", said.get("usual_eps", LAYER_NORM_EPS)),
+        class_token=CLASS_TOKEN in hints.dropped,
+        registers=sum(tokens.numel() for tokens in registers) // width,
+        final_norm=FINAL_NORM in hints.dropped,
     )
 
 
@@ -203,31 +249,35 @@ def vit() -> Family:
 
         return effect_of_tokens(architecture, state, dropped)
 
+    def adapt(
+        architecture: ViTArchitecture,
+        state: dict[str, Tensor],
+        asked: Mapping[str, Any],
+        where: str,
+    ) -> Adapted:
+        from convert.families.vit_changes import adapt
+
+        return adapt(architecture, state, asked, where)
+
     return Family(
         name="vit",
-        networks="plain vision transformers in timm's names (conversion only)",
+        networks="plain vision transformers",
         architecture=ViTArchitecture,
-        schemes={
-            USUAL: Scheme(
-                ("patch_embed.proj.weight", "blocks.0.norm1.weight"),
-                to_detectron2,
-                _OWN,
-                plain=PLAIN,
-            )
-        },
+        schemes=SCHEMES,
         dropped=DROPPED,
         heads=HEADS,
-        to_detectron2=to_detectron2,
-        from_detectron2=to_detectron2,
+        to_detectron2=known,
+        from_detectron2=known,
         recognize=recognize,
         with_options=with_options,
         build=build,
         reference=reference,
         options=OPTIONS,
         lookalikes=LOOKALIKES,
+        obstacles=OBSTACLES,
         check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
         effect=effect,
-        in_engines=False,
+        adapt=adapt,
     )

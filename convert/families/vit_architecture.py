@@ -9,6 +9,8 @@ from typing import Any
 from moco.common.errors import UserError, shown
 
 FEATURE = "last_feat"  # Detectron2's name
+# How patches are resized, the default first; see convert/families/vit_changes.py.
+PATCH_RULES = ("pseudo-inverse", "bicubic")
 
 
 def key_of(field: str) -> str:
@@ -26,6 +28,8 @@ class ViTArchitecture:
         qkv_bias: whether queries, keys and values have a bias.
         layer_scale: whether blocks have LayerScale.
         class_position: whether the position embedding has a first slot, for the class token.
+        class_token, registers, final_norm: what the source has, and the backbone here has not;
+            registers are counted.
     """
 
     embed_dim: int
@@ -38,13 +42,17 @@ class ViTArchitecture:
     layer_scale: bool
     class_position: bool
     layer_norm_eps: float
+    class_token: bool = False
+    registers: int = 0
+    final_norm: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and not (type(value) is int and 1 <= value <= 2**16):
+            least = 0 if field.name == "registers" else 1
+            if field.type == "int" and not (type(value) is int and least <= value <= 2**16):
                 raise UserError(
-                    f"{field.name}: got {shown(value)}, expected a whole number, 1..65536"
+                    f"{field.name}: got {shown(value)}, expected a whole number, {least}..65536"
                 )
             if field.type == "bool" and type(value) is not bool:
                 raise UserError(f"{field.name}: got {shown(value)}, expected true or false")
@@ -62,12 +70,22 @@ class ViTArchitecture:
         return text + (", LayerScale" if self.layer_scale else "")
 
     def d2_keys(self) -> dict[str, Any]:
-        return {f"MODEL.VIT.{key_of(k)}": v for k, v in dataclasses.asdict(self).items()}
+        its = dataclasses.asdict(self)
+        for of_source in ("class_token", "registers", "final_norm"):
+            del its[of_source]
+        return {f"MODEL.VIT.{key_of(k)}": v for k, v in its.items()}
 
     def details(self) -> str:
+        slot = "with" if self.class_position else "without"
+        lacks = [
+            *(["class token"] if self.class_token else []),
+            *([f"{self.registers} registers"] if self.registers else []),
+            *(["final norm"] if self.final_norm else []),
+        ]
         return (
-            f"patches of {self.patch_size} px, positions of {self.image_size} px images, "
-            f"LayerNorm eps {self.layer_norm_eps:g}"
+            f"patches of {self.patch_size} px, positions of {self.image_size} px images {slot} a "
+            f"class slot, LayerNorm eps {self.layer_norm_eps:g}"
+            + (f", without the source's {', '.join(lacks)}" if lacks else "")
         )
 
     def lost_options(self) -> list[str]:

@@ -11,10 +11,11 @@ from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
-from detection.modeling.layer_decay import FAMILIES, family_of
+from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.registry import lookup
 from moco.engine.loggers import check_loggers
 
 _SMALLEST = {
@@ -85,16 +86,14 @@ def check_values(cfg: CfgNode) -> None:
 def _check_optimizer(cfg: CfgNode) -> None:
     """Raise UserError for an optimizer, a layer decay or a schedule that there is not."""
     solver = cfg.SOLVER
-    if solver.OPTIMIZER not in OPTIMIZERS:
-        choices = ", ".join(name for name, _ in OPTIMIZERS)
-        raise UserError(f"SOLVER.OPTIMIZER: got {solver.OPTIMIZER!r}, choices are {choices}")
+    lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
     betas = solver.BETAS
     if len(betas) != 2 or not all(_finite(beta) and 0 <= beta < 1 for beta in betas):
         raise UserError(f"SOLVER.BETAS: got {tuple(betas)}, expected two numbers from 0 to below 1")
     if not 0 < solver.LR_DECAY <= 1:
         raise UserError(f"SOLVER.LR_DECAY: got {solver.LR_DECAY}, expected above 0 and at most 1")
     if solver.LR_DECAY != 1 and family_of(cfg) is None:
-        families = ", ".join(name for name, _ in FAMILIES)
+        families = ", ".join(name for name, _ in LAYER_RULES)
         raise UserError(
             f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
             f"{cfg.MODEL.BACKBONE.NAME} are not known, only those of {families}; set it to 1.0"
@@ -116,6 +115,7 @@ def _check_optimizer(cfg: CfgNode) -> None:
 def _check_scaling(cfg: CfgNode) -> None:
     """Raise UserError for ranges of ratios, and for two ways of cropping at once."""
     given, jitter = cfg.INPUT, cfg.INPUT.LSJ
+    keeps_empty = not cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
     ranges = {
         "SEM_SEG_SCALE_RANGE": given.SEM_SEG_SCALE_RANGE,
         "LSJ.SCALE_RANGE": jitter.SCALE_RANGE,
@@ -127,6 +127,8 @@ def _check_scaling(cfg: CfgNode) -> None:
             )
     for key, on in (
         ("INPUT.CROP.ENABLED", given.CROP.ENABLED),
+        # Detectron2 looks for the masks of an image without an object.
+        ("DATALOADER.FILTER_EMPTY_ANNOTATIONS", cfg.MODEL.MASK_ON and keeps_empty),
         ("MODEL.META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"),
         ("MODEL.DENSEPOSE_ON", cfg.MODEL.get("DENSEPOSE_ON", False)),
     ):
@@ -166,12 +168,38 @@ def check_basic_blocks(cfg: CfgNode) -> None:
         )
 
 
+def check_box_head(cfg: CfgNode) -> None:
+    """Raise UserError for keys of box heads that contradict each other (asserts of Detectron2)."""
+    roi, box, cascade = (
+        cfg.MODEL[name] for name in ("ROI_HEADS", "ROI_BOX_HEAD", "ROI_BOX_CASCADE_HEAD")
+    )
+    if box.USE_FED_LOSS and not box.USE_SIGMOID_CE:
+        raise UserError(
+            "MODEL.ROI_BOX_HEAD.USE_FED_LOSS True: needs USE_SIGMOID_CE; set both, or none"
+        )
+    if roi.NAME != "CascadeROIHeads":
+        return
+    if not box.CLS_AGNOSTIC_BBOX_REG:
+        raise UserError(
+            "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG False: the stages of CascadeROIHeads move a "
+            "box without knowing its class; set it True"
+        )
+    ious, first = list(cascade.IOUS), roi.IOU_THRESHOLDS[0]
+    if len(ious) != len(cascade.BBOX_REG_WEIGHTS) or ious[:1] != [first]:
+        raise UserError(
+            f"MODEL.ROI_BOX_CASCADE_HEAD.IOUS {ious}: expected one for each of the "
+            f"{len(cascade.BBOX_REG_WEIGHTS)} BBOX_REG_WEIGHTS, the first one {first}, as "
+            "MODEL.ROI_HEADS.IOU_THRESHOLDS"
+        )
+
+
 def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[str]:
     """Notes on the data.
 
     Raises:
         DataError: the splits do not fit each other or the model; nothing is learned or measured.
-        UserError: a package is missing that cuts masks.
+        UserError: a package that cuts masks is missing, or a loss needs what the training data do
+            not say.
     """
     notes = []
     cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
@@ -188,6 +216,11 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
                 f"{first_few(test.classes)}; they must be the same in the same order"
             )
     model = cfg.MODEL
+    if model.ROI_BOX_HEAD.USE_FED_LOSS and train and "class_image_count" not in train[0].metadata:
+        raise UserError(
+            f"MODEL.ROI_BOX_HEAD.USE_FED_LOSS True: {train[0].name} does not say how many images "
+            "each class is on, as lvis_v1_train does; set it False"
+        )
     for split in train:
         for key, present, what in (
             ("MASK_ON", split.has_masks, "a mask"),

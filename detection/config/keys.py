@@ -44,6 +44,7 @@ HONORED: dict[str, Any] = {
     "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],  # px, square root of the area
     "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],  # height / width
     "MODEL.ANCHOR_GENERATOR.OFFSET": 0.0,  # of the first anchor's center, in strides, 0..1
+    "MODEL.RPN.CONV_DIMS": [-1],  # channels of each 3x3 convolution; -1 = as many as the map has
     "MODEL.RPN.IOU_THRESHOLDS": [0.3, 0.7],  # background below, foreground from
     "MODEL.RPN.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
     "MODEL.RPN.SMOOTH_L1_BETA": 0.0,  # 0 = L1
@@ -76,6 +77,20 @@ HONORED: dict[str, Any] = {
     "MODEL.ROI_BOX_HEAD.NUM_FC": 0,
     "MODEL.ROI_BOX_HEAD.FC_DIM": 1024,
     "MODEL.ROI_BOX_HEAD.NORM": "",
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": False,  # the same deltas for all classes
+    # A binary loss for every class instead of a softmax; the federated one is about the classes of
+    # a batch's regions and sampled ones, by number of images to a power (LVIS v1 has that number).
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": False,
+    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": False,
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES": 50,
+    "MODEL.ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER": 0.5,
+    # Of CascadeROIHeads: a stage for each.
+    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": (0.5, 0.6, 0.7),
+    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
+        (10.0, 10.0, 5.0, 5.0),
+        (20.0, 20.0, 10.0, 10.0),
+        (30.0, 30.0, 15.0, 15.0),
+    ),
     "MODEL.ROI_MASK_HEAD.NUM_CONV": 0,
     "MODEL.ROI_MASK_HEAD.CONV_DIM": 256,
     "MODEL.ROI_MASK_HEAD.NORM": "",
@@ -88,6 +103,20 @@ HONORED: dict[str, Any] = {
     "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": 1,  # else it is not trained on
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_RESOLUTION": 14,
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": 0,
+    "MODEL.RETINANET.NUM_CLASSES": 80,
+    "MODEL.RETINANET.IN_FEATURES": ["p3", "p4", "p5", "p6", "p7"],
+    "MODEL.RETINANET.NUM_CONVS": 4,  # of each of the two towers
+    "MODEL.RETINANET.NORM": "",
+    "MODEL.RETINANET.IOU_THRESHOLDS": [0.4, 0.5],
+    "MODEL.RETINANET.IOU_LABELS": [0, -1, 1],  # below, between, above them; -1 = not learned
+    "MODEL.RETINANET.PRIOR_PROB": 0.01,  # of every class at the start, 0..1
+    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.25,
+    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 2.0,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
+    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.1,  # 0 = L1
+    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.05,
+    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 1000,  # per map, before NMS
+    "MODEL.RETINANET.NMS_THRESH_TEST": 0.5,
     "MODEL.SEM_SEG_HEAD.NAME": "SemSegFPNHead",
     "MODEL.SEM_SEG_HEAD.IN_FEATURES": ["p2", "p3", "p4", "p5"],
     "MODEL.SEM_SEG_HEAD.NUM_CLASSES": 54,
@@ -240,10 +269,11 @@ TRANSFER: dict[str, Any] = {
 _NORMS = ("BN", "FrozenBN", "SyncBN", "naiveSyncBN")
 # The embedded engine's choices where Detectron2 has more (detection/embedded/supported.py checks).
 EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
-    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "SemanticSegmentor"),
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", "RetinaNet", "SemanticSegmentor"),
     "MODEL.BACKBONE.NAME": (
         "build_resnet_backbone",
         "build_resnet_fpn_backbone",
+        "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
         "build_convnext_fpn_backbone",
         "build_timm_fpn_backbone",
@@ -256,9 +286,17 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
     "MODEL.FPN.NORM": (*_NORMS, "GN", "LN", ""),
     "MODEL.FPN.FUSE_TYPE": ("sum", "avg"),
     "MODEL.RESNETS.STEM": ("imagenet", "cifar", "stride2"),
-    "MODEL.ROI_HEADS.NAME": ("Res5ROIHeads", "Res5ROIHeadsExtraNorm", "StandardROIHeads"),
-    "MODEL.ROI_BOX_HEAD.NORM": (*_NORMS, "GN", ""),
-    "MODEL.ROI_MASK_HEAD.NORM": (*_NORMS, "GN", ""),
+    "MODEL.ROI_HEADS.NAME": (
+        "Res5ROIHeads",
+        "Res5ROIHeadsExtraNorm",
+        "StandardROIHeads",
+        "CascadeROIHeads",
+    ),
+    "MODEL.ROI_BOX_HEAD.NORM": (*_NORMS, "GN", "LN", ""),
+    "MODEL.ROI_MASK_HEAD.NORM": (*_NORMS, "GN", "LN", ""),
+    # Detectron2 gives BN and SyncBN statistics of their own on every map there.
+    "MODEL.RETINANET.NORM": ("GN", "LN", ""),
+    "MODEL.RETINANET.IOU_LABELS": ([0, -1, 1], [0, 1]),
     "MODEL.SEM_SEG_HEAD.NORM": (*_NORMS, "GN"),
     "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
     "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
@@ -308,7 +346,12 @@ NOT_PROTOCOL = (
 ADDED_LATER = (
     "SOLVER.PRECISION",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(key for key in TRANSFER if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))),
+    *(
+        key
+        for key in TRANSFER
+        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))
+        and key not in NOT_PROTOCOL
+    ),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",
@@ -344,34 +387,9 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.RESNETS.DEFORM_NUM_GROUPS": 1,
     "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False, False, False, False],
     "MODEL.RETINANET.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.RETINANET.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
-    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.25,
-    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 2.0,
-    "MODEL.RETINANET.IN_FEATURES": ["p3", "p4", "p5", "p6", "p7"],
-    "MODEL.RETINANET.IOU_LABELS": [0, -1, 1],
-    "MODEL.RETINANET.IOU_THRESHOLDS": [0.4, 0.5],
-    "MODEL.RETINANET.NMS_THRESH_TEST": 0.5,
-    "MODEL.RETINANET.NORM": "",
-    "MODEL.RETINANET.NUM_CLASSES": 80,
-    "MODEL.RETINANET.NUM_CONVS": 4,
-    "MODEL.RETINANET.PRIOR_PROB": 0.01,
-    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.05,
-    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.1,
-    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 1000,
-    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": (
-        (10.0, 10.0, 5.0, 5.0),
-        (20.0, 20.0, 10.0, 10.0),
-        (30.0, 30.0, 15.0, 15.0),
-    ),
-    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": (0.5, 0.6, 0.7),
     "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE": "smooth_l1",
-    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": False,
-    "MODEL.ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER": 0.5,
-    "MODEL.ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES": 50,
     "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlignV2",
     "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": False,
-    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": False,
-    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": False,
     "MODEL.ROI_HEADS.IOU_LABELS": [0, 1],
     "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": True,
     "MODEL.ROI_KEYPOINT_HEAD.NAME": "KRCNNConvDeconvUpsampleHead",
@@ -381,7 +399,6 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "MODEL.ROI_MASK_HEAD.POOLER_TYPE": "ROIAlignV2",
     "MODEL.RPN.BBOX_REG_LOSS_TYPE": "smooth_l1",
     "MODEL.RPN.BOUNDARY_THRESH": -1,
-    "MODEL.RPN.CONV_DIMS": [-1],
     "MODEL.RPN.HEAD_NAME": "StandardRPNHead",
     "MODEL.RPN.IOU_LABELS": [0, -1, 1],
     "MODEL.SEM_SEG_HEAD.COMMON_STRIDE": 4,

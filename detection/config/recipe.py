@@ -26,11 +26,12 @@ from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 
 _ARCHITECTURE = "MODEL.META_ARCHITECTURE"
+_BACKBONE = "MODEL.BACKBONE.NAME"
 # A recipe has to agree with a configuration in all but one of these to be meant at all, and in the
 # architecture, where there is one.
 _IDENTITY = (
     _ARCHITECTURE,
-    "MODEL.BACKBONE.NAME",
+    _BACKBONE,
     "MODEL.ROI_HEADS.NAME",
     "MODEL.SEM_SEG_HEAD.NAME",
 )
@@ -43,6 +44,7 @@ _MODEL: dict[str, tuple[Any, ...]] = {
     "MODEL.RESNETS.DEPTH": (),
     "MODEL.RESNETS.NUM_GROUPS": (),
 }
+PAPER = "the paper"
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
@@ -84,11 +86,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One task of the paper, or of the others that `of` names: `settings` by Detectron2's keys."""
+    """One task of the paper, or of the work that `of` names: `settings` by Detectron2's keys."""
 
     name: str
-    of: str
     settings: Mapping[str, Setting]
+    of: str = PAPER
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,16 @@ def load_recipes() -> tuple[Recipe, ...]:
         for group in entry["groups"]:
             values |= _data()["groups"][group]
         values |= entry.get("values", {})
+        of, sources = entry.get("of", PAPER), _data()["sources"]
         settings = {
-            key: Setting(value, _data()["sources"][source])
-            for key, (value, source) in values.items()
+            key: Setting(value, _of(sources[source], of)) for key, (value, source) in values.items()
         }
-        recipes.append(Recipe(entry["name"], entry.get("of", "the paper"), settings))
+        recipes.append(Recipe(entry["name"], settings, of))
     return tuple(recipes)
+
+
+def _of(source: str, of: str) -> str:
+    return source.replace(f"{PAPER} is silent", f"{of} is silent")
 
 
 def _alternatives() -> dict[str, list[str]]:
@@ -177,7 +183,7 @@ def _defaults() -> dict[str, Setting]:
     """Every key that makes an experiment another one, with its default."""
     owned = (("Detectron2's", HONORED | DETECTRON2_ONLY), ("this project's", TRANSFER))
     return {
-        key: Setting(value, f"{owner} default; the paper is silent")
+        key: Setting(value, f"{owner} default; {PAPER} is silent")
         for owner, values in owned
         for key, value in values.items()
         if key not in NOT_PROTOCOL and key not in _FREE
@@ -185,12 +191,11 @@ def _defaults() -> dict[str, Setting]:
 
 
 def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
-    """Whether the recipe is about this configuration's data and kind of network."""
+    """Whether the recipe is about this configuration's data, kind of network and its family."""
     architecture = recipe.settings[_ARCHITECTURE].value
     if flat.get(_ARCHITECTURE, architecture) != architecture:
         return False
-    name = flat.get("MODEL.BACKBONE.NAME")
-    family = backbone_type(recipe.settings["MODEL.BACKBONE.NAME"].value).family
+    name, family = flat.get(_BACKBONE), backbone_type(recipe.settings[_BACKBONE].value).family
     if name in BACKBONE_TYPES and backbone_type(name).family != family:
         return False
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
@@ -217,7 +222,7 @@ def _compare(flat: Mapping[str, Any], recipe: Recipe) -> tuple[int, list[str]]:
     }
     # What a recipe does not list has to be as it always is, where the configuration has it.
     different |= {
-        key: setting
+        key: Setting(setting.value, _of(setting.source, recipe.of))
         for key, setting in _defaults().items()
         if key in flat and key not in recipe.settings and not _equal(flat[key], setting.value)
     }

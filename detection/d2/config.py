@@ -9,7 +9,7 @@ from detectron2.modeling import (
 )
 
 from convert.families.resnet_network import NUM_BLOCKS, STEMS
-from detection.config.checks import check_basic_blocks
+from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.task import add_transfer_config
 from detection.config.weights import apply_contract, apply_random, read_weights
 from detection.d2 import densepose
@@ -61,6 +61,7 @@ def check_transfer_config(cfg: CfgNode) -> None:
             choices = ", ".join(map(str, known))
             raise UserError(f"MODEL.RESNETS.{key}: got {resnets[key]}, choices are {choices}")
     check_basic_blocks(cfg)
+    check_box_head(cfg)
     for key, registry in (
         ("MODEL.META_ARCHITECTURE", META_ARCH_REGISTRY),
         ("MODEL.BACKBONE.NAME", BACKBONE_REGISTRY),

@@ -78,8 +78,8 @@ def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str
 def _large_scale_jitter(cfg: CfgNode) -> list[T.Augmentation]:
     """INPUT.LSJ in the order of ViTDet's configs (projects/ViTDet/configs/common).
 
-    Masks in run lengths are filled up with background; Detectron2's default marks what is beyond
-    the image as part of every object.
+    Deviation: masks in run lengths are filled up with background; Detectron2's default, meant for
+    labels of semantic segmentation, makes what is beyond the image part of every object.
     """
     given, flip = cfg.INPUT.LSJ, cfg.INPUT.RANDOM_FLIP
     flips = {

@@ -56,6 +56,9 @@ class ResumableLoader:
     Args:
         loader: of `detectron2.data.build_detection_train_loader`, without a collate function.
         seed: of the run; every rank samples from seeds of its own.
+
+    Attributes:
+        observe: is given every batch before the training.
     """
 
     def __init__(self, loader: Any, seed: int) -> None:
@@ -69,6 +72,7 @@ class ResumableLoader:
         self._images = _Images(inner.dataset.dataset, seeds)
         self._start: dict[str, Any] = {"done": 0, "waiting": [], "seeded": seeds is not None}
         self._now = self._start
+        self.observe: Callable[[list[Sample]], None] = lambda batch: None
 
     def state_dict(self) -> dict[str, Any]:
         """How far the newest iterator is in its order, and which images wait for partners."""
@@ -126,6 +130,7 @@ class ResumableLoader:
             waiting = [(kept.place, kept.before) for group in groups.values() for kept in group]
             raise_on_all(None)
             self._now = {**self._start, "done": item.place + 1, "waiting": waiting}
+            self.observe(batch)
             yield batch
             before = augmentation_state()
 

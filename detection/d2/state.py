@@ -18,6 +18,7 @@ from detectron2.utils import comm
 from detection.d2.loader import ResumableLoader
 from detection.engine.random_state import random_state, restore_random
 from detection.engine.resuming import WINDOW_ITERS, due, evaluation_is_missing
+from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.engine.stop import StopRequest
@@ -87,6 +88,8 @@ class CheckpointHook(HookBase):
         loader.load_state_dict(mine["data"])
         _ = self.trainer._trainer._data_loader_iter  # samples from torch's stream when it begins
         restore_random(mine["random"])
+        model = self.trainer._trainer.model
+        restore_moving_averages(getattr(model, "module", model), mine["random"])  # within DDP
         if self.done == self.trainer.max_iter:
             return  # nothing to smooth: the last line is there
         for name, values in self.resumed["recent"].items():
@@ -114,9 +117,9 @@ class CheckpointHook(HookBase):
 
     def _save(self, iteration: int, name: str | None) -> None:
         """On all ranks; under a name, or when and as Detectron2's hook does."""
-        ranks = comm.gather(
-            {"random": random_state(), "data": self.trainer._trainer.data_loader.state_dict()}
-        )
+        inner = self.trainer._trainer
+        streams = {**random_state(), **moving_averages(inner.model)}
+        ranks = comm.gather({"random": streams, "data": inner.data_loader.state_dict()})
         self.saved = iteration
         if self.inner is None:
             return

@@ -65,6 +65,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
+from detection.engine.start import StartFile, head_digests
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -74,6 +75,7 @@ from detection.engine.weights import (
 )
 from detection.evaluation.metrics import HEADLINE
 from detection.modeling.backbones import backbone_type
+from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
@@ -118,6 +120,8 @@ class Trainer(DefaultTrainer):
     def build_model(cls, cfg: CfgNode) -> nn.Module:
         model: nn.Module = super().build_model(cfg)
         set_memory_format(model, cfg)
+        if cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+            compile_focal_loss(cfg.MODEL.DEVICE)
         if cfg.SOLVER.PRECISION == "bf16":
             replace_roi_align(model)
         return model
@@ -317,12 +321,15 @@ def _train(
     gc.freeze()
     kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
     coverage = None if weights is None else load_converted(model, weights.model, kind)
+    head = head_digests(model, coverage)
     if path is not None:
         state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
         trainer.checkpoint_hook.resumed = state
         trainer.resume_or_load(resume=True)
         logger.info("resuming after iteration %d", trainer.start_iter)
     del content
+    main_folder = folder if comm.is_main_process() else None
+    trainer._trainer.data_loader.observe = StartFile(main_folder, head, trainer.start_iter).add
     trainer.checkpoint_hook.stop = stop
     try:
         with counting(lambda: trainer.checkpoint_hook.done):

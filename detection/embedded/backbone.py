@@ -31,14 +31,33 @@ class Backbone(Protocol):
     def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
 
 
+class LastLevelP6P7(nn.Module):
+    """The top of RetinaNet's pyramid: res5 (N, C', H, W) -> [(N, C, H/2, W/2), (N, C, H/4, W/4)].
+
+    Equal to detectron2/modeling/backbone/fpn.py.
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.p6 = nn.Conv2d(in_channels, channels, 3, stride=2, padding=1)
+        self.p7 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        c2_xavier_fill(self.p6)
+        c2_xavier_fill(self.p7)
+
+    def forward(self, res5: Tensor) -> list[Tensor]:
+        p6 = self.p6(res5)
+        return [p6, self.p7(F.relu(p6))]
+
+
 class FPN(nn.Module):
-    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ...}: a map for each of `in_features` and one more.
+    """(N, 3, H, W) -> {"p2": (N, C, H/4, W/4), ...}: a map for each of `in_features` and more.
 
     Equal to detectron2/modeling/backbone/fpn.py; torchvision's has other names and no fusion but
     the sum. Maps are named by their stage (res2 -> p2), layers by their stride (fpn_lateral2: 4).
 
     Args:
         fuse_type: "sum" or "avg" of what comes from above and from the side.
+        top_block: makes two more maps of res5; None: one more, the last one max-pooled.
     """
 
     def __init__(
@@ -48,6 +67,7 @@ class FPN(nn.Module):
         channels: int,
         norm: NormLayer | None,
         fuse_type: str,
+        top_block: LastLevelP6P7 | None = None,
     ) -> None:
         super().__init__()
         self.in_features, self.fuse_type = tuple(in_features), fuse_type
@@ -60,12 +80,15 @@ class FPN(nn.Module):
             c2_xavier_fill(output)
             self.add_module(f"fpn_lateral{layer}", lateral)
             self.add_module(f"fpn_output{layer}", output)
-        self.bottom_up = bottom_up
+        self.top_block, self.bottom_up = top_block, bottom_up
         stages = [int(name.removeprefix("res")) for name in in_features]
-        names = [f"p{stage}" for stage in (*stages, stages[-1] + 1)]
-        self.strides = dict(zip(names, [*strides, 2 * strides[-1]], strict=True))
+        for _ in range(2 if top_block else 1):
+            stages.append(stages[-1] + 1)
+            strides.append(2 * strides[-1])
+        names = [f"p{stage}" for stage in stages]
+        self.strides = dict(zip(names, strides, strict=True))
         self.stage_channels = dict.fromkeys(names, channels)
-        self.size_divisibility = strides[-1]
+        self.size_divisibility = bottom_up.strides[in_features[-1]]
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         features = self.bottom_up(images)
@@ -79,7 +102,10 @@ class FPN(nn.Module):
                     x = x / 2
             above = x
             maps.insert(0, self.get_submodule(f"fpn_output{layer}")(x))
-        maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
+        if self.top_block is None:
+            maps.append(F.max_pool2d(maps[-1], kernel_size=1, stride=2))
+        else:
+            maps += self.top_block(features["res5"])
         return dict(zip(self.strides, maps, strict=True))
 
 
@@ -131,6 +157,14 @@ def build_fpn(model: CfgNode, bottom_up: Backbone) -> FPN:
     fpn = model.FPN
     norm = norm_layer(fpn.NORM)
     return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
+
+
+@BACKBONES.register()
+def build_retinanet_resnet_fpn_backbone(model: CfgNode) -> FPN:
+    bottom_up, fpn = build_resnet_backbone(model), model.FPN
+    top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], fpn.OUT_CHANNELS)
+    norm = norm_layer(fpn.NORM)
+    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
 @BACKBONES.register()

@@ -33,7 +33,7 @@ def match(
         thresholds: IoU below the first is background, from the second on the best object's.
         each_object: also the boxes that overlap an object most are found, however little.
     """
-    if not len(objects):
+    if not len(objects) or not len(boxes):
         return torch.full((len(boxes),), -1, device=boxes.device)
     iou = box_iou(objects, boxes).nan_to_num_(0.0)  # (G, R); NaN where neither has an area
     return Matcher(thresholds[1], thresholds[0], allow_low_quality_matches=each_object)(iou)

@@ -6,10 +6,19 @@ from detection.embedded import convnext as convnext  # registers its backbones
 from detection.embedded import timm_backbone as timm_backbone
 from detection.embedded import vit as vit
 from detection.embedded.backbone import BACKBONES, Backbone
-from detection.embedded.model import Detector, Images, Model, Segmenter, build_sem_seg_head
+from detection.embedded.model import (
+    DenseDetector,
+    Detector,
+    Images,
+    Model,
+    Segmenter,
+    build_sem_seg_head,
+)
+from detection.embedded.retinanet import build_retinanet_head
 from detection.embedded.roi_heads import build_roi_heads
 from detection.embedded.rpn import build_rpn
 from detection.embedded.supported import check_supported
+from detection.modeling.focal_loss import compile_focal_loss
 from detection.modeling.memory_format import set_memory_format
 
 
@@ -28,6 +37,9 @@ def build_model(cfg: CfgNode) -> Model:
     images = Images(mean, std, backbone.size_divisibility, square_pad)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         model: Model = Segmenter(images, backbone, build_sem_seg_head(cfg.MODEL, backbone))
+    elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        model = DenseDetector(images, backbone, build_retinanet_head(cfg, backbone))
+        compile_focal_loss(cfg.MODEL.DEVICE)
     else:
         rpn, roi_heads = build_rpn(cfg.MODEL, backbone), build_roi_heads(cfg, backbone)
         model = Detector(images, backbone, rpn, roi_heads)

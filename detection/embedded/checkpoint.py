@@ -14,6 +14,7 @@ from torch import nn
 
 from detection.engine.random_state import State, random_state
 from detection.engine.weights import load_trained
+from detection.modeling.focal_loss import moving_averages, restore_moving_averages
 from moco.common import distributed
 from moco.common.errors import UserError
 from moco.common.files import load_torch
@@ -28,7 +29,7 @@ def save_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, iteration: int, recent: Recent
 ) -> None:
     """Write the state after `iteration`, then `last_checkpoint`; all processes wait for it."""
-    ranks = distributed.gather_objects(random_state())
+    ranks = distributed.gather_objects({**random_state(), **moving_averages(model)})
     if distributed.is_main():
         content = {
             "model": model.state_dict(),
@@ -78,4 +79,5 @@ def load_checkpoint(
     if reason:
         logger.warning("%s: resumed with other images and random numbers (%s)", path, reason)
     random = None if reason else ranks[distributed.rank()]
+    restore_moving_averages(model, random or {})
     return content["iteration"] + 1, random, content.get("recent", {})

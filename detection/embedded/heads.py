@@ -52,14 +52,30 @@ def box_head(
 
 
 class BoxPredictor(nn.Module):
-    """(R, D) -> class logits (R, K + 1), background last, and deltas (R, 4 K)."""
+    """(R, D) -> class logits (R, K + 1), background last, and deltas (R, 4 K).
 
-    def __init__(self, features: int, num_classes: int) -> None:
+    Args:
+        class_agnostic: the same deltas for all classes, (R, 4).
+        class_weights: (K,) of the federated loss, which samples classes by them; a buffer, as in
+            Detectron2. None: there is no such loss.
+    """
+
+    fed_loss_cls_weights: Tensor | None
+
+    def __init__(
+        self,
+        features: int,
+        num_classes: int,
+        *,
+        class_agnostic: bool = False,
+        class_weights: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.cls_score = nn.Linear(features, num_classes + 1)
-        self.bbox_pred = nn.Linear(features, num_classes * 4)
+        self.bbox_pred = nn.Linear(features, 4 if class_agnostic else num_classes * 4)
         normal_fill(self.cls_score, std=0.01)
         normal_fill(self.bbox_pred, std=0.001)
+        self.register_buffer("fed_loss_cls_weights", class_weights)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.cls_score(x).float(), self.bbox_pred(x).float()  # also under autocast

@@ -39,26 +39,6 @@ class FrozenBatchNorm(nn.Module):
         return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
-class ChannelLayerNorm(nn.Module):
-    """Layer norm over the channels of every pixel: (N, C, H, W) -> same.
-
-    Computed as LayerNorm in detectron2/layers/batch_norm.py; torch's own differs in the last bit.
-    """
-
-    def __init__(self, num_features: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(1, keepdim=True)
-        # The difference is taken twice, because the sum of its gradients then is as Detectron2's.
-        variance = (x - mean).pow(2).mean(1, keepdim=True)
-        x = (x - mean) / torch.sqrt(variance + self.eps)
-        return self.weight[:, None, None] * x + self.bias[:, None, None]
-
-
 class NaiveSyncBatchNorm(nn.BatchNorm2d):
     """Batch norm with the mean of the processes' statistics, on CPUs too: (N, C, H, W) -> same.
 
@@ -88,13 +68,33 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
         return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(given)
 
 
+class LayerNorm(nn.Module):
+    """Layer norm over the channels of every cell: (N, C, H, W) -> same.
+
+    Equal to LayerNorm in detectron2/layers/batch_norm.py; torch's own rounds in another order.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The difference twice: one node for both uses would add its gradients in another order.
+        mean = x.mean(1, keepdim=True)
+        var = (x - mean).pow(2).mean(1, keepdim=True)
+        x = (x - mean) / torch.sqrt(var + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
 NORMS: dict[str, NormLayer] = {
     "BN": nn.BatchNorm2d,
     "SyncBN": nn.SyncBatchNorm,
     "naiveSyncBN": NaiveSyncBatchNorm,
     "FrozenBN": FrozenBatchNorm,
     "GN": lambda channels: nn.GroupNorm(32, channels),
-    "LN": ChannelLayerNorm,
+    "LN": LayerNorm,
 }
 
 

@@ -15,9 +15,9 @@ What torchvision's own FasterRCNN, MaskRCNN and KeypointRCNN do differently, and
  8 rank proposals by sigmoid, minimum side 1e-3 px                 RPN.choose
  9 RPN localization loss smooth L1 with beta 1/9                   RPN.losses
 10 divide RPN losses by the number sampled                         RPN.losses
-11 box loss smooth L1 with beta 1/9                                RoIHeads.box_losses
+11 box loss smooth L1 with beta 1/9                                regions.box_losses
 12 background is class 0                                           RoIHeads.sample_regions
-13 drop detections under 0.01 px; offset labels in NMS             RoIHeads.choose
+13 drop detections under 0.01 px; offset labels in NMS             regions.choose
 14 do not clip boxes after rescaling                               boxes.rescale
 15 sort the sampled regions by index                               boxes.sample
 16 decode boxes in the dtype of autocast                           boxes.decode
@@ -43,7 +43,9 @@ from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import nonempty, rescale
 from detection.embedded.layers import NORMS
 from detection.embedded.masks import paste
-from detection.embedded.roi_heads import Detections, RoIHeads
+from detection.embedded.regions import Detections
+from detection.embedded.retinanet import RetinaNetHead
+from detection.embedded.roi_heads import RoIHeads
 from detection.embedded.rpn import RPN
 from detection.modeling.fcn16s import FCN16s, FCN16sHead, only_feature
 
@@ -125,8 +127,26 @@ class Detector(nn.Module):
         objects = [sample["boxes"] for sample in samples] if self.training else None
         proposals, rpn_losses = self.proposal_generator(features, image_sizes, objects)
         if self.training:
-            return {**self.roi_heads.losses(features, proposals, samples), **rpn_losses}
+            own = self.roi_heads.losses(features, proposals, samples, image_sizes)
+            return {**own, **rpn_losses}
         found = self.roi_heads.detect(features, proposals, image_sizes)
+        return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
+
+
+class DenseDetector(nn.Module):
+    """Backbone and RetinaNet's head: samples -> losses or boxes, as those of a `Detector`."""
+
+    def __init__(self, images: Images, backbone: Backbone, head: RetinaNetHead) -> None:
+        super().__init__()
+        self.images, self.backbone, self.head = images, backbone, head
+
+    def forward(self, samples: list[Sample]) -> Any:
+        samples, batch = self.images(samples)
+        features = self.backbone(batch)
+        if self.training:
+            return self.head.losses(features, samples)
+        both_sizes = [sizes(sample) for sample in samples]
+        found = self.head.detect(features, [size for size, _ in both_sizes])
         return [to_original(one, *size) for one, size in zip(found, both_sizes, strict=True)]
 
 
@@ -178,4 +198,4 @@ def build_sem_seg_head(model: CfgNode, backbone: Backbone) -> FCN16s:
     return FCN16s(head, name, keys.IGNORE_VALUE, keys.LOSS_WEIGHT)
 
 
-Model = Detector | Segmenter
+Model = Detector | DenseDetector | Segmenter

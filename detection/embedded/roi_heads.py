@@ -8,54 +8,38 @@ Shapes: N images, R regions of all images, K foreground classes, P pooled cells 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
-from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import keypoints_to_heatmap
-from torchvision.ops import batched_nms, clip_boxes_to_image
 
+from detection.datasets import read_split
 from detection.embedded.backbone import Backbone, build_res5
-from detection.embedded.boxes import Weights, decode, encode, match, sample
+from detection.embedded.boxes import decode, match, nonempty, sample
 from detection.embedded.heads import BoxPredictor, box_head, keypoint_head, mask_head
 from detection.embedded.layers import norm_layer
-from detection.embedded.masks import crop_bitmaps, crop_polygons, locate_keypoints, visible_in
+from detection.embedded.masks import locate_keypoints, visible_in
+from detection.embedded.regions import (
+    Detections,
+    RegionRules,
+    box_losses,
+    by_image,
+    choose,
+    mask_loss,
+    own_class,
+    scores,
+    with_image,
+)
 from detection.embedded.rpn import Sizes
 from detection.modeling.roi_align import roi_align
 
 # "boxes" (G, 4), "classes" (G,), and where a head learns them "masks" (a list of polygons for each
 # object, or bitmaps (G, H, W)) and "keypoints" (G, number, 3).
 Target = Mapping[str, Any]
-# "boxes" (D, 4), "scores" and "classes" (D,), "masks" (D, M, M) in 0..1, "keypoints"
-Detections = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class RegionRules:
-    """How regions are sampled, learned and chosen: the keys of MODEL.ROI_*.
-
-    Attributes:
-        iou_threshold: regions with at least this IoU with an object are foreground.
-        batch_size_per_image: regions sampled per image, of which `positive_fraction` foreground.
-        keypoint_normalizer: for each image, of the keypoint loss; None: the labeled keypoints.
-    """
-
-    num_classes: int
-    iou_threshold: float
-    batch_size_per_image: int
-    positive_fraction: float
-    bbox_reg_weights: Weights
-    smooth_l1_beta: float
-    box_reg_weight: float
-    score_thresh: float
-    nms_thresh: float
-    detections_per_image: int
-    keypoint_normalizer: float | None
-    keypoint_weight: float
 
 
 @dataclass(frozen=True)
@@ -111,7 +95,7 @@ class RoIHeads(nn.Module):
         rules: RegionRules,
         poolers: Mapping[str, Pooler],
         box_head: nn.Module,
-        box_predictor: BoxPredictor,
+        box_predictor: nn.Module,
         *,
         res5: nn.Module | None = None,
         mask_head: nn.Module | None = None,
@@ -119,21 +103,23 @@ class RoIHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.rules, self.poolers = tuple(in_features), rules, dict(poolers)
-        self.box_head, self.box_predictor, self.res5 = box_head, box_predictor, res5
+        self.box_head, self.res5 = box_head, res5
+        self.box_predictor: Any = box_predictor
         self.mask_head, self.keypoint_head = mask_head, keypoint_head
 
     def losses(
-        self, features: Mapping[str, Tensor], proposals: Sequence[Tensor], targets: Sequence[Target]
+        self,
+        features: Mapping[str, Tensor],
+        proposals: Sequence[Tensor],
+        targets: Sequence[Target],
+        image_sizes: Sizes,
     ) -> dict[str, Tensor]:
         """The loss of every head on a sample of the proposals (., 4) of each image."""
         maps = [features[name] for name in self.in_features]
         rois, classes, objects = self.sample_regions(proposals, targets)
-        pooled = self.pool_boxes(maps, rois)
-        logits, deltas = self.box_predictor(self.box_head(pooled))
+        losses, pooled = self.box_losses(maps, rois, classes, objects, targets, image_sizes)
         chosen = objects >= 0
         foreground, objects = rois[chosen], objects[chosen]
-        wanted = torch.cat([t["boxes"] for t in targets])[objects]
-        losses = self.box_losses(logits, deltas, classes, foreground[:, 1:], wanted)
         if self.mask_head is not None:
             pool = self.poolers.get("mask")
             own = pooled[chosen] if pool is None else pool(maps, foreground)
@@ -155,9 +141,7 @@ class RoIHeads(nn.Module):
     ) -> list[Detections]:
         """Boxes first; then masks and keypoints of those that are left."""
         maps = [features[name] for name in self.in_features]
-        pooled = self.pool_boxes(maps, with_image(proposals))
-        logits, deltas = self.box_predictor(self.box_head(pooled))
-        found = self.choose(logits, deltas, proposals, image_sizes)
+        found = self.detect_boxes(maps, proposals, image_sizes)
         rois = with_image([one["boxes"] for one in found])
         more = {}
         if self.mask_head is not None:
@@ -195,34 +179,35 @@ class RoIHeads(nn.Module):
             objects += [matched[chosen[0]] + first, matched[chosen[1]]]
             first += len(target["boxes"])
         index = torch.cat(objects)
-        # Background is the last class, and so what the object -1 has.
-        background = index.new_tensor([rules.num_classes])
-        classes = torch.cat([*(t["classes"] for t in targets), background])
-        return with_image(regions), classes[index], index
+        return with_image(regions), classes_of(index, targets, rules.num_classes), index
 
     def box_losses(
-        self, logits: Tensor, deltas: Tensor, classes: Tensor, boxes: Tensor, objects: Tensor
-    ) -> dict[str, Tensor]:
-        """Cross-entropy, and smooth L1 on the foreground regions / all regions.
+        self,
+        maps: Sequence[Tensor],
+        rois: Tensor,
+        classes: Tensor,
+        objects: Tensor,
+        targets: Sequence[Target],
+        image_sizes: Sizes,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The box head's losses and its maps (R, C, P, P).
 
-        Args:
-            logits: (R, K + 1).
-            deltas: (R, 4 K).
-            classes: (R,)
-            boxes: (., 4), of the foreground regions.
-            objects: (., 4), what these should become.
+        Args: see `sample_regions`, of which (R, 5), (R,) and (R,) are.
         """
-        rules = self.rules
-        (index,) = (classes < rules.num_classes).nonzero(as_tuple=True)
-        predicted = deltas.view(-1, rules.num_classes, 4)[index, classes[index]]
-        wanted = encode(objects, boxes, rules.bbox_reg_weights)
-        loss_box = smooth_l1_loss(predicted, wanted, rules.smooth_l1_beta, reduction="sum")
-        # The mean over no region would be NaN.
-        loss_cls = F.cross_entropy(logits, classes) if len(classes) else logits.sum() * 0.0
-        return {
-            "loss_cls": loss_cls,
-            "loss_box_reg": loss_box / max(len(classes), 1) * rules.box_reg_weight,
-        }
+        pooled = self.pool_boxes(maps, rois)
+        predicted = self.box_predictor(self.box_head(pooled))
+        wanted = torch.cat([t["boxes"] for t in targets])
+        weights = self.box_predictor.fed_loss_cls_weights
+        return box_losses(self.rules, predicted, rois, classes, objects, wanted, weights), pooled
+
+    def detect_boxes(
+        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
+    ) -> list[Detections]:
+        """Boxes, scores and classes of each image."""
+        pooled = self.pool_boxes(maps, with_image(proposals))
+        logits, deltas = self.box_predictor(self.box_head(pooled))
+        boxes = decode(deltas, torch.cat(list(proposals)), self.rules.bbox_reg_weights)
+        return choose(self.rules, scores(self.rules, logits), boxes, proposals, image_sizes)
 
     def keypoint_loss(
         self, heatmaps: Tensor, keypoints: Tensor, boxes: Tensor, num_images: int
@@ -241,59 +226,104 @@ class RoIHeads(nn.Module):
         normalizer = len(index) if nominal is None else nominal * num_images
         return loss / normalizer * self.rules.keypoint_weight
 
-    def choose(
-        self, logits: Tensor, deltas: Tensor, proposals: Sequence[Tensor], image_sizes: Sizes
-    ) -> list[Detections]:
-        """Boxes above the threshold, NMS within each class, the best of each image, best first.
 
-        Args: logits (R, K + 1); deltas (R, 4 K).
-        """
-        rules = self.rules
-        numbers = [len(boxes) for boxes in proposals]
-        decoded = decode(deltas, torch.cat(list(proposals)), rules.bbox_reg_weights)
-        all_boxes = decoded.view(-1, rules.num_classes, 4).split(numbers)
-        all_scores = F.softmax(logits, dim=-1).split(numbers)
-        found = []
-        for boxes, scores, size in zip(all_boxes, all_scores, image_sizes, strict=True):
-            finite = torch.isfinite(boxes).all(dim=(1, 2)) & torch.isfinite(scores).all(dim=1)
-            boxes, scores = clip_boxes_to_image(boxes[finite], size), scores[finite, :-1]
-            chosen = scores > rules.score_thresh
-            classes = chosen.nonzero()[:, 1]
-            boxes, scores = boxes[chosen], scores[chosen]
-            keep = batched_nms(boxes, scores, classes, rules.nms_thresh)
-            keep = keep[: rules.detections_per_image]
-            found.append({"boxes": boxes[keep], "scores": scores[keep], "classes": classes[keep]})
-        return found
+class CascadeRoIHeads(RoIHeads):
+    """Cascade R-CNN (arXiv 1712.00726): box heads in stages, each on the boxes of the one before.
 
+    Equal to detectron2/modeling/roi_heads/cascade_rcnn.py. Masks and keypoints are learned on the
+    sampled proposals and found in the last stage's boxes.
 
-def with_image(boxes: Sequence[Tensor]) -> Tensor:
-    """Boxes (., 4) of each image -> regions (R, 5) of all: number of the image, and box."""
-    return torch.cat([F.pad(own, (1, 0), value=float(image)) for image, own in enumerate(boxes)])
-
-
-def own_class(masks: Tensor, classes: Tensor) -> Tensor:
-    """Of a mask for every class (R, K, M, M) that of the class (R,): (R, M, M)."""
-    return masks[torch.arange(len(masks), device=masks.device), classes]
-
-
-def mask_loss(logits: Tensor, classes: Tensor, masks: Sequence[Any], boxes: Tensor) -> Tensor:
-    """Binary cross-entropy of the class's mask, over the foreground regions.
-
-    Args: logits (R, K, M, M); classes (R,); the object's mask in R boxes (R, 4) (see Target).
+    Args:
+        stages: of every stage its rules, which differ in IoU threshold and weights of the deltas.
+        box_heads, box_predictors: of every stage; deltas are (R, 4).
     """
-    if not len(logits):
-        return logits.sum() * 0
-    crop = crop_bitmaps if isinstance(masks[0], Tensor) else crop_polygons
-    wanted = crop(masks, boxes, logits.shape[-1]).float()
-    return F.binary_cross_entropy_with_logits(own_class(logits, classes), wanted)
+
+    def __init__(
+        self,
+        in_features: Sequence[str],
+        stages: Sequence[RegionRules],
+        poolers: Mapping[str, Pooler],
+        box_heads: Sequence[nn.Module],
+        box_predictors: Sequence[BoxPredictor],
+        **heads: nn.Module,
+    ) -> None:
+        modules = nn.ModuleList(box_heads), nn.ModuleList(box_predictors)
+        super().__init__(in_features, stages[0], poolers, *modules, **heads)
+        self.stages = tuple(stages)
+
+    def run_stage(self, number: int, pooled: Tensor) -> tuple[Tensor, Tensor]:
+        """(R, C, P, P) -> logits (R, K + 1) and deltas (R, 4)."""
+        if pooled.requires_grad:  # the losses add up in the heads; the maps get their mean
+            pooled.register_hook(lambda gradient: gradient * (1.0 / len(self.stages)))
+        predicted: tuple[Tensor, Tensor] = self.box_predictor[number](
+            self.box_head.get_submodule(str(number))(pooled)
+        )
+        return predicted
+
+    def box_losses(
+        self,
+        maps: Sequence[Tensor],
+        rois: Tensor,
+        classes: Tensor,
+        objects: Tensor,
+        targets: Sequence[Target],
+        image_sizes: Sizes,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        wanted = torch.cat([t["boxes"] for t in targets])
+        first = pooled = self.pool_boxes(maps, rois)
+        losses: dict[str, Tensor] = {}
+        boxes: list[Tensor] = []
+        for number, rules in enumerate(self.stages):
+            if number:
+                rois, objects = match_regions(boxes, targets, rules.iou_threshold)
+                classes = classes_of(objects, targets, rules.num_classes)
+                pooled = self.pool_boxes(maps, rois)
+            predicted = self.run_stage(number, pooled)
+            weights = self.box_predictor[number].fed_loss_cls_weights
+            own = box_losses(rules, predicted, rois, classes, objects, wanted, weights)
+            losses |= {f"{name}_stage{number}": loss for name, loss in own.items()}
+            moved = decode(predicted[1].detach(), rois[:, 1:], rules.bbox_reg_weights)
+            boxes = [own[nonempty(own)] for own in by_image(moved, rois, image_sizes)]
+        return losses, first
+
+    def detect_boxes(
+        self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
+    ) -> list[Detections]:
+        """The mean of the stages' scores, and the last one's boxes."""
+        rois, of_stages = with_image(proposals), []
+        for number, rules in enumerate(self.stages):
+            logits, deltas = self.run_stage(number, self.pool_boxes(maps, rois))
+            of_stages.append(scores(rules, logits))
+            boxes = decode(deltas, rois[:, 1:], rules.bbox_reg_weights)
+            # Empty ones stay: a region's scores have to be in the same row in every stage.
+            rois = with_image(by_image(boxes, rois, image_sizes))
+        mean = sum(of_stages[1:], of_stages[0]) * (1.0 / len(self.stages))
+        return choose(self.rules, mean, boxes, proposals, image_sizes)
 
 
-def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
-    """MODEL.ROI_HEADS and the heads that are on."""
-    model, roi, box = cfg.MODEL, cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
-    mask, points = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD
+def classes_of(objects: Tensor, targets: Sequence[Target], num_classes: int) -> Tensor:
+    """Classes (R,) of the batch's objects with these indices (R,); of -1 the background's."""
+    # Background is the last class, and so what the object -1 has.
+    background = objects.new_tensor([num_classes])
+    return torch.cat([*(t["classes"] for t in targets), background])[objects]
+
+
+def match_regions(
+    boxes: Sequence[Tensor], targets: Sequence[Target], iou_threshold: float
+) -> tuple[Tensor, Tensor]:
+    """Boxes (., 4) of each image -> all as regions (R, 5), which of the batch's objects (R,)."""
+    objects, first = [], 0
+    for own, target in zip(boxes, targets, strict=True):
+        matched = match(target["boxes"], own, (iou_threshold,) * 2, each_object=False)
+        objects.append(torch.where(matched < 0, matched, matched + first))
+        first += len(target["boxes"])
+    return with_image(boxes), torch.cat(objects)
+
+
+def build_rules(cfg: CfgNode) -> RegionRules:
+    roi, box, points = cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD, cfg.MODEL.ROI_KEYPOINT_HEAD
     nominal = points.NUM_KEYPOINTS * roi.BATCH_SIZE_PER_IMAGE * roi.POSITIVE_FRACTION
-    rules = RegionRules(
+    return RegionRules(
         num_classes=roi.NUM_CLASSES,
         iou_threshold=roi.IOU_THRESHOLDS[0],
         batch_size_per_image=roi.BATCH_SIZE_PER_IMAGE,
@@ -301,32 +331,72 @@ def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
         bbox_reg_weights=tuple(box.BBOX_REG_WEIGHTS),
         smooth_l1_beta=box.SMOOTH_L1_BETA,
         box_reg_weight=box.BBOX_REG_LOSS_WEIGHT,
+        sigmoid=box.USE_SIGMOID_CE,
+        federated_classes=box.FED_LOSS_NUM_CLASSES,
         score_thresh=roi.SCORE_THRESH_TEST,
         nms_thresh=roi.NMS_THRESH_TEST,
         detections_per_image=cfg.TEST.DETECTIONS_PER_IMAGE,
         keypoint_normalizer=None if points.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS else nominal,
         keypoint_weight=points.LOSS_WEIGHT,
     )
+
+
+def build_box_predictor(cfg: CfgNode, features: int) -> BoxPredictor:
+    """The federated loss samples a class by the number of its training images, to a power."""
+    box, weights = cfg.MODEL.ROI_BOX_HEAD, None
+    if box.USE_FED_LOSS:
+        counts = read_split(cfg.DATASETS.TRAIN[0], cfg).metadata["class_image_count"]
+        images = [count["image_count"] for count in sorted(counts, key=lambda count: count["id"])]
+        weights = torch.tensor(images).float() ** box.FED_LOSS_FREQ_WEIGHT_POWER
+    return BoxPredictor(
+        features,
+        cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+        class_agnostic=box.CLS_AGNOSTIC_BBOX_REG,
+        class_weights=weights,
+    )
+
+
+def build_box_head(box: CfgNode, channels: int) -> tuple[nn.Sequential, int]:
+    """MODEL.ROI_BOX_HEAD, and the number of its features."""
+    conv_dims, fc_dims = [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC
+    return box_head(channels, box.POOLER_RESOLUTION, conv_dims, fc_dims, norm_layer(box.NORM))
+
+
+def build_roi_heads(cfg: CfgNode, backbone: Backbone) -> RoIHeads:
+    """MODEL.ROI_HEADS and the heads that are on."""
+    model, roi, box = cfg.MODEL, cfg.MODEL.ROI_HEADS, cfg.MODEL.ROI_BOX_HEAD
+    mask, points, rules = model.ROI_MASK_HEAD, model.ROI_KEYPOINT_HEAD, build_rules(cfg)
     strides = tuple(backbone.strides[name] for name in roi.IN_FEATURES)
     poolers = {
         name: Pooler(own.POOLER_RESOLUTION, strides, own.POOLER_SAMPLING_RATIO)
         for name, own in (("box", box), ("mask", mask), ("keypoint", points))
     }
     channels = backbone.stage_channels[roi.IN_FEATURES[0]]
-    heads: dict[str, nn.Module] = {}
-    if roi.NAME == "StandardROIHeads":
-        conv_dims, fc_dims = [box.CONV_DIM] * box.NUM_CONV, [box.FC_DIM] * box.NUM_FC
-        norm = norm_layer(box.NORM)
-        head, features = box_head(channels, box.POOLER_RESOLUTION, conv_dims, fc_dims, norm)
+    others: dict[str, nn.Module] = {}
+    box_heads: list[nn.Module] = []
+    predictors: list[BoxPredictor] = []
+    cascade, stages = model.ROI_BOX_CASCADE_HEAD, [rules]
+    if roi.NAME == "CascadeROIHeads":
+        stages = [
+            replace(rules, iou_threshold=iou, bbox_reg_weights=tuple(weights))
+            for iou, weights in zip(cascade.IOUS, cascade.BBOX_REG_WEIGHTS, strict=True)
+        ]
+    if roi.NAME in ("StandardROIHeads", "CascadeROIHeads"):
+        for _ in stages:
+            head, features = build_box_head(box, channels)
+            box_heads.append(head)
+            predictors.append(build_box_predictor(cfg, features))
     else:
         del poolers["mask"]
-        heads["res5"] = build_res5(model, channels)
-        channels = features = 8 * model.RESNETS.RES2_OUT_CHANNELS
-        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    predictor = BoxPredictor(features, roi.NUM_CLASSES)
+        others["res5"] = build_res5(model, channels)
+        channels = 8 * model.RESNETS.RES2_OUT_CHANNELS
+        box_heads.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+        predictors.append(build_box_predictor(cfg, channels))
     if model.MASK_ON:
         dims, norm = [mask.CONV_DIM] * (mask.NUM_CONV + 1), norm_layer(mask.NORM)
-        heads["mask_head"] = mask_head(channels, roi.NUM_CLASSES, dims, norm)
+        others["mask_head"] = mask_head(channels, roi.NUM_CLASSES, dims, norm)
     if model.KEYPOINT_ON:
-        heads["keypoint_head"] = keypoint_head(channels, points.NUM_KEYPOINTS, points.CONV_DIMS)
-    return RoIHeads(roi.IN_FEATURES, rules, poolers, head, predictor, **heads)
+        others["keypoint_head"] = keypoint_head(channels, points.NUM_KEYPOINTS, points.CONV_DIMS)
+    if roi.NAME == "CascadeROIHeads":
+        return CascadeRoIHeads(roi.IN_FEATURES, stages, poolers, box_heads, predictors, **others)
+    return RoIHeads(roi.IN_FEATURES, rules, poolers, box_heads[0], predictors[0], **others)

@@ -43,24 +43,60 @@ def grid_anchors(cell: Tensor, stride: int, offset: float, size: tuple[int, int]
     return (torch.stack((x, y, x, y), dim=-1).reshape(-1, 1, 4) + cell).reshape(-1, 4)
 
 
-class RPNHead(nn.Module):
-    """3x3 convolution, then objectness and deltas by 1x1, the same for all maps."""
+@dataclass(frozen=True)
+class Anchors:
+    """Anchors of every feature map.
 
-    def __init__(self, channels: int, num_anchors: int) -> None:
+    Attributes:
+        cells: (A, 4) of one cell for each map.
+        offset: of the first anchor's center from the corner of the image, in strides, [0, 1).
+    """
+
+    cells: tuple[Tensor, ...]
+    strides: tuple[int, ...]
+    offset: float
+
+    def __call__(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """(G, 4) for each map (N, C, H, W)."""
+        return [
+            grid_anchors(cell.to(x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
+            for cell, stride, x in zip(self.cells, self.strides, maps, strict=True)
+        ]
+
+
+def by_anchor(outputs: Tensor, size: int) -> Tensor:
+    """(N, A * size, H, W) -> (N, G, size) in single precision, in the order of the anchors."""
+    outputs = outputs.view(len(outputs), -1, size, *outputs.shape[-2:])
+    return outputs.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
+
+
+class RPNHead(nn.Module):
+    """3x3 convolutions with ReLU, then objectness and deltas by 1x1, the same for all maps.
+
+    Args:
+        conv_dims: output channels of each 3x3 convolution; -1: as many as it gets.
+    """
+
+    def __init__(self, channels: int, num_anchors: int, conv_dims: Sequence[int]) -> None:
         super().__init__()
-        self.conv = conv(channels, channels, 3)
+        hidden = nn.Sequential()
+        for number, dim in enumerate(conv_dims):
+            out_channels = channels if dim == -1 else dim
+            hidden.add_module(f"conv{number}", conv(channels, out_channels, 3))
+            channels = out_channels
+        # A single one has no number in its name.
+        self.conv = hidden if len(hidden) > 1 else hidden[0]
         self.objectness_logits = conv(channels, num_anchors, 1)
         self.anchor_deltas = conv(channels, num_anchors * 4, 1)
-        for layer in (self.conv, self.objectness_logits, self.anchor_deltas):
+        for layer in (*hidden, self.objectness_logits, self.anchor_deltas):
             normal_fill(layer, std=0.01)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """(N, C, H, W) -> logits (N, G) and deltas (N, G, 4), in the order of the anchors."""
-        N, _, H, W = features.shape
-        hidden = F.relu(self.conv(features))
-        logits = self.objectness_logits(hidden).permute(0, 2, 3, 1).flatten(1)
-        deltas = self.anchor_deltas(hidden).view(N, -1, 4, H, W)
-        return logits.float(), deltas.permute(0, 3, 4, 1, 2).flatten(1, -2).float()
+        for layer in self.conv if isinstance(self.conv, nn.Sequential) else [self.conv]:
+            features = F.relu(layer(features))
+        logits = by_anchor(self.objectness_logits(features), 1).squeeze(-1)
+        return logits, by_anchor(self.anchor_deltas(features), 4)
 
 
 @dataclass(frozen=True)
@@ -91,29 +127,19 @@ class RPN(nn.Module):
     """Feature maps -> proposals per image, best first, and the losses when there are objects.
 
     Args:
-        in_features: names of the feature maps; cells (A, 4), strides: one for each of them.
-        offset: of the first anchor's center from the corner of the image, in strides, [0, 1).
+        in_features: names of the feature maps; anchors: of these.
     """
 
     def __init__(
         self,
         in_features: Sequence[str],
         rpn_head: RPNHead,
-        cells: Sequence[Tensor],
-        strides: Sequence[int],
-        offset: float,
+        anchors: Anchors,
         rules: ProposalRules,
     ) -> None:
         super().__init__()
-        self.in_features, self.rpn_head, self.rules = tuple(in_features), rpn_head, rules
-        self.cells, self.strides, self.offset = list(cells), list(strides), offset
-
-    def anchors(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """(G, 4) for each map."""
-        return [
-            grid_anchors(cell.to(x.device), stride, self.offset, (x.shape[-2], x.shape[-1]))
-            for cell, stride, x in zip(self.cells, self.strides, maps, strict=True)
-        ]
+        self.in_features, self.rpn_head = tuple(in_features), rpn_head
+        self.anchors, self.rules = anchors, rules
 
     def forward(
         self,
@@ -201,21 +227,26 @@ class RPN(nn.Module):
         return proposals
 
 
-def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
-    """MODEL.RPN and ANCHOR_GENERATOR."""
-    rpn, anchors, names = model.RPN, model.ANCHOR_GENERATOR, list(model.RPN.IN_FEATURES)
+def build_anchors(model: CfgNode, names: Sequence[str], backbone: Backbone) -> Anchors:
+    """MODEL.ANCHOR_GENERATOR on the feature maps of these names."""
+    keys = model.ANCHOR_GENERATOR
     # One list serves all maps, or each has its own.
     sizes, ratios = (
         [*values] * (len(names) if len(values) == 1 else 1)
-        for values in (anchors.SIZES, anchors.ASPECT_RATIOS)
+        for values in (keys.SIZES, keys.ASPECT_RATIOS)
     )
-    cells = [cell_anchors(s, r) for s, r in zip(sizes, ratios, strict=True)]
+    cells = tuple(cell_anchors(s, r) for s, r in zip(sizes, ratios, strict=True))
+    return Anchors(cells, tuple(backbone.strides[name] for name in names), keys.OFFSET)
+
+
+def build_rpn(model: CfgNode, backbone: Backbone) -> RPN:
+    """MODEL.RPN and ANCHOR_GENERATOR."""
+    rpn, names = model.RPN, list(model.RPN.IN_FEATURES)
+    anchors, channels = build_anchors(model, names, backbone), backbone.stage_channels[names[0]]
     return RPN(
         names,
-        RPNHead(backbone.stage_channels[names[0]], len(cells[0])),
-        cells,
-        [backbone.strides[name] for name in names],
-        anchors.OFFSET,
+        RPNHead(channels, len(anchors.cells[0]), rpn.CONV_DIMS),
+        anchors,
         ProposalRules(
             iou_thresholds=tuple(rpn.IOU_THRESHOLDS),
             batch_size_per_image=rpn.BATCH_SIZE_PER_IMAGE,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.checks import check_basic_blocks
+from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
@@ -31,14 +31,17 @@ def check_supported(cfg: CfgNode) -> None:
     maps = check_backbone(cfg)
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         _check_segmenter(cfg, maps)
+    elif cfg.MODEL.META_ARCHITECTURE == "RetinaNet":
+        _check_anchors(cfg, maps, "RETINANET")
+        _check_retinanet(cfg)
     else:
-        _check_anchors(cfg, maps)
+        _check_anchors(cfg, maps, "RPN")
         _check_roi_heads(cfg, maps)
 
 
-def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
-    names = list(cfg.MODEL.RPN.IN_FEATURES)
-    require_maps("MODEL.RPN.IN_FEATURES", names, maps)
+def _check_anchors(cfg: CfgNode, maps: Sequence[str], head: str) -> None:
+    names = list(cfg.MODEL[head].IN_FEATURES)
+    require_maps(f"MODEL.{head}.IN_FEATURES", names, maps)
     for name in ("SIZES", "ASPECT_RATIOS"):
         value = cfg.MODEL.ANCHOR_GENERATOR[name]
         lengths = {len(part) if isinstance(part, list | tuple) else 0 for part in value}
@@ -49,19 +52,34 @@ def _check_anchors(cfg: CfgNode, maps: Sequence[str]) -> None:
             )
 
 
+def _check_retinanet(cfg: CfgNode) -> None:
+    for part in ("MASK_ON", "KEYPOINT_ON"):
+        if cfg.MODEL[part]:
+            raise UserError(f"MODEL.{part} True: RetinaNet has boxes only; set it False")
+    thresholds, labels = list(cfg.MODEL.RETINANET.IOU_THRESHOLDS), cfg.MODEL.RETINANET.IOU_LABELS
+    _check_thresholds("RETINANET", thresholds, len(labels) - 1)
+
+
+def _check_thresholds(part: str, thresholds: Sequence[float], number: int) -> None:
+    if len(thresholds) != number or list(thresholds) != sorted(thresholds):
+        raise UserError(
+            f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
+        )
+
+
 def _check_roi_heads(cfg: CfgNode, maps: Sequence[str]) -> None:
     model, name = cfg.MODEL, cfg.MODEL.ROI_HEADS.NAME
     for part, number in (("RPN", 2), ("ROI_HEADS", 1)):
-        thresholds = list(model[part].IOU_THRESHOLDS)
-        if len(thresholds) != number or thresholds != sorted(thresholds):
-            raise UserError(
-                f"MODEL.{part}.IOU_THRESHOLDS {thresholds}: expected {number}, the lower one first"
-            )
+        _check_thresholds(part, list(model[part].IOU_THRESHOLDS), number)
+    dims = list(model.RPN.CONV_DIMS)
+    if not dims or any(dim != -1 and dim < 1 for dim in dims):
+        raise UserError(f"MODEL.RPN.CONV_DIMS {dims}: expected -1 or channels for each convolution")
+    check_box_head(cfg)
     names = list(model.ROI_HEADS.IN_FEATURES)
     require_maps("MODEL.ROI_HEADS.IN_FEATURES", names, maps)
     if names != maps[maps.index(names[0]) :][: len(names)]:
         raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: expected maps in a row")
-    if name != "StandardROIHeads":
+    if name not in ("StandardROIHeads", "CascadeROIHeads"):
         if names != ["res4"]:
             raise UserError(f"MODEL.ROI_HEADS.IN_FEATURES {names}: {name} needs ['res4']")
         if model.KEYPOINT_ON:

@@ -42,7 +42,14 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
-from detection.engine.weights import EngineResult, load_converted, load_trained, read_trained
+from detection.engine.start import StartFile, head_digests
+from detection.engine.weights import (
+    Coverage,
+    EngineResult,
+    load_converted,
+    load_trained,
+    read_trained,
+)
 from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
@@ -114,7 +121,7 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
             kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
             coverage = load_converted(model, job.weights.model, kind) if job.weights else None
             iterations = cfg.SOLVER.MAX_ITER
-            trainer = Trainer(cfg, model, stop)
+            trainer = Trainer(cfg, model, stop, coverage)
             with closing(trainer.log), counting(lambda: trainer.done):
                 metrics = trainer.train(trainer.resume() if job.resume else None)
         if job.visualize and distributed.is_main():
@@ -131,8 +138,11 @@ def _connected(device: str) -> AbstractContextManager[None]:
 class Trainer:
     """Owns what a run needs from iteration to iteration: model, optimizer, schedule, log."""
 
-    def __init__(self, cfg: CfgNode, model: Model, stop: StopRequest) -> None:
+    def __init__(
+        self, cfg: CfgNode, model: Model, stop: StopRequest, coverage: Coverage | None = None
+    ) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
+        self.head = head_digests(model, coverage)
         self.parallel = distributed.data_parallel(model)
         self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)
@@ -172,6 +182,7 @@ class Trainer:
         self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
+        self.first = StartFile(self.folder if distributed.is_main() else None, self.head, start)
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)
@@ -205,6 +216,7 @@ class Trainer:
             samples = next(batches)
         except DataError as error:
             raise self.unreadable(iteration - 1, error) from error
+        self.first.add(samples)
         data_time = time.perf_counter() - start
         factor = self.schedule(iteration / self.max_iter)
         set_learning_rate(self.optimizer, factor)

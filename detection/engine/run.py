@@ -1,7 +1,7 @@
 """One run of a task in its folder: description, record, and what is printed at its end."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
 from detection.engine.processes import Job, Processes
 from detection.engine.resuming import iterations_before
+from detection.engine.start import read_start
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
@@ -120,6 +121,8 @@ def run_in_folder(task: Task, options: Options, description: str, *, overwrite: 
             write_record(results, _failed(task, error, folder.path, time.monotonic() - start))
             raise
         record = _done(task, result)
+        if not options.eval_only:
+            record = replace(record, start=read_start(folder.path))
         path = write_record(results, record)
     print(f"{task.test.name}: {headline(record.metrics)}")
     if options.eval_only:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNTRACKED = "num_batches_tracked"
+UNTRACKED = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor], path: PathLike
         UserError: naming the first tensors that do not fit.
     """
     # Buffers of the image normalization are in models saved by older Detectron2.
-    ignored = re.compile(rf"{_UNTRACKED}|^pixel_(mean|std)$")
+    ignored = re.compile(rf"{UNTRACKED}|^pixel_(mean|std)$")
     found = {name: value for name, value in tensors.items() if not ignored.search(name)}
     missing, unknown = _load(model, found, str(path))
-    problems = [f"{name} is missing" for name in missing if _UNTRACKED not in name]
+    problems = [f"{name} is missing" for name in missing if UNTRACKED not in name]
     problems += [f"{name} is unknown" for name in unknown]
     if problems:
         raise UserError(f"{path} does not fit this detector: {first_few(problems)}")
@@ -166,7 +166,7 @@ def check_coverage(
     if different:
         raise UserError(f"after loading MODEL.WEIGHTS these tensors differ: {first_few(different)}")
     rest = sorted(
-        name for name in state if name not in set(targets.values()) and _UNTRACKED not in name
+        name for name in state if name not in set(targets.values()) and UNTRACKED not in name
     )
     # What its files could have, and no more: roi_heads.res5.norm is a new BN.
     own = family_named(kind.family).from_detectron2

@@ -22,10 +22,19 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.evaluation.matches import (
+    COCO,
+    THRESHOLDS,
+    Matches,
+    MatchFile,
+    join,
+    write_matches,
+)
 from detection.evaluation.predictions import Row, coco_rows, write_coco
 from moco.common.errors import UserError
 
 COCO_KEYPOINTS = 17
+RECALLS = np.linspace(0, 1, 101)
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
 # The field of a result that each kind compares.
@@ -69,11 +78,16 @@ class _InstanceResults:
         write_coco(self.folder, self.split, self.rows)
         with _quiet():
             truth = self._truth()
-            return {
+            metrics = {
                 f"{kind}/{name}": value
                 for kind in self.kinds
                 for name, value in self._evaluate(truth, kind).items()
             }
+        self._write_matches(truth)
+        return metrics
+
+    def _write_matches(self, truth: Any) -> None:
+        """Only of COCO's metric: LVIS's leaves categories out image by image."""
 
     def _truth(self) -> Any:
         raise NotImplementedError
@@ -96,6 +110,7 @@ class COCOEvaluator(_InstanceResults):
     """COCO's metric; `oks_sigmas`: one per keypoint, empty: COCO's own 17."""
 
     oks_sigmas: Sequence[float] = ()
+    matches: dict[str, Matches] = field(default_factory=dict)
 
     def _truth(self) -> Any:
         return _coco_classes()[0](self.json_file)
@@ -111,27 +126,29 @@ class COCOEvaluator(_InstanceResults):
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
+        self.matches[kind] = _matches(evaluation)
         # (T, R, K, A, M), -1 where undefined
         precision = np.asarray(evaluation.eval["precision"])
 
-        def mean(part: Any) -> float:
-            defined = part[part > -1]
-            return float(np.mean(defined) * 100) if defined.size else float("nan")
-
         # Slices as in pycocotools' and Detectron2's summaries, so that numpy adds in their order.
         index, last = params.areaRngLbl.index, [len(params.maxDets) - 1]
-        values = {"AP": mean(precision[:, :, :, [index("all")], last])}
+        values = {"AP": _mean(precision[:, :, :, [index("all")], last])}
         for threshold in (0.5, 0.75):
             at = precision[np.where(threshold == np.asarray(params.iouThrs))[0]]
-            values[f"AP{threshold * 100:.0f}"] = mean(at[:, :, :, [index("all")], last])
+            values[f"AP{threshold * 100:.0f}"] = _mean(at[:, :, :, [index("all")], last])
         for area in areas:
-            values[f"AP{area[0]}"] = mean(precision[:, :, :, [index(area)], last])
+            values[f"AP{area[0]}"] = _mean(precision[:, :, :, [index(area)], last])
         if len(self.class_names) > 1:
             contiguous = {dataset_id: own for own, dataset_id in self.category_ids.items()}
             for k, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
-                values[f"AP-{name}"] = mean(precision[:, :, k, 0, -1])
+                values[f"AP-{name}"] = _mean(precision[:, :, k, 0, -1])
         return values
+
+    def _write_matches(self, truth: Any) -> None:
+        if self.matches:
+            images = tuple(map(str, sorted(truth.getImgIds())))
+            write_matches(self.folder, MatchFile(COCO, images, self.matches))
 
 
 @dataclass
@@ -170,6 +187,62 @@ def _coco_classes() -> tuple[Any, Any]:
     from pycocotools.cocoeval import COCOeval
 
     return COCO, COCOeval
+
+
+def _matches(evaluation: Any) -> Matches:
+    """What the metric found, for objects of all sizes and the most detections per image."""
+    params = evaluation.params
+    everything = list(params.areaRng[params.areaRngLbl.index("all")])
+    number = {image_id: i for i, image_id in enumerate(params.imgIds)}
+    by_class: dict[int, list[Any]] = {category_id: [] for category_id in params.catIds}
+    for found in evaluation.evalImgs:
+        if found is not None and list(found["aRng"]) == everything:
+            by_class[found["category_id"]].append(found)
+    parts = []
+    for _, images in sorted(by_class.items()):
+        images.sort(key=lambda found: number[found["image_id"]])
+        numbers = np.array([number[found["image_id"]] for found in images], dtype=np.int64)
+        scores = np.array([score for found in images for score in found["dtScores"]])
+        order = np.argsort(-scores, kind="mergesort")
+        # To pycocotools, a match with the object of id 0 is none; hotcoco says so apart.
+        matched = _flags([f.get("dtMatched", f["dtMatches"]) for f in images])[order]
+        ignored = _flags([found["dtIgnore"] for found in images])[order]
+        objects = [np.count_nonzero(~np.asarray(f["gtIgnore"]).astype(bool)) for f in images]
+        detections = np.repeat(numbers, [len(found["dtScores"]) for found in images])[order]
+        part = {"images": detections, "scores": scores[order], "true": matched & ~ignored}
+        parts.append({**part, "ignored": ignored, "object_images": np.repeat(numbers, objects)})
+    return join(parts)
+
+
+def _flags(parts: Sequence[Any]) -> Any:
+    """(T, d) of each image → bool (D, T)."""
+    arrays = [np.asarray(part).astype(bool).reshape(THRESHOLDS, -1) for part in parts]
+    return np.concatenate([np.empty((THRESHOLDS, 0), bool), *arrays], axis=1).T
+
+
+def summarize(matches: Matches) -> dict[str, float]:
+    """AP, AP50 and AP75 of objects of all sizes, bitwise those of `COCOEvaluator`; NaN of none.
+
+    The 101-point interpolation is pycocotools' (`COCOeval.accumulate`).
+    """
+    objects = np.bincount(matches.object_classes)
+    precision = np.full((THRESHOLDS, len(RECALLS), len(objects)), -1.0)  # (T, R, K)
+    for class_id in np.flatnonzero(objects).tolist():
+        mine = matches.of_class(class_id)
+        true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
+        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)
+        recall = tp / objects[class_id]
+        envelope = np.maximum.accumulate((tp / (fp + tp + np.spacing(1)))[::-1], axis=0)[::-1]
+        for t in range(THRESHOLDS):
+            at = np.searchsorted(recall[:, t], RECALLS, side="left")
+            precision[t, :, class_id] = np.append(envelope[:, t], 0.0)[at]
+    return {"AP": _mean(precision), "AP50": _mean(precision[[0]]), "AP75": _mean(precision[[5]])}
+
+
+def _mean(precision: Any) -> float:
+    """0..100 over what is defined; NaN of nothing."""
+    defined = precision[precision > -1]
+    return float(np.mean(defined) * 100) if defined.size else float("nan")
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from detection.datasets.base import Record
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.base import EVALUATORS, Metric, Prediction
+from detection.evaluation.matches import VOC, Matches, MatchFile, join, write_matches
 from detection.evaluation.predictions import Row, voc_rows, write_voc
 
 Array = NDArray[np.float64]
@@ -33,7 +34,7 @@ Bools = NDArray[np.bool_]
 
 IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 # The same expression as Detectron2's, for the same rounding: 0.30000000000000004 and so on.
-_RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
+RECALL_POINTS = np.arange(0.0, 1.1, 0.1)
 _MEANS = ("bbox/AP", "bbox/AP50", "bbox/AP75")
 DETECTRON2_MEANS = tuple(f"{name}_detectron2" for name in _MEANS)
 
@@ -109,7 +110,10 @@ class VOCEvaluator:
 
     def evaluate(self) -> dict[str, float]:
         write_voc(self.folder, self.split, self.class_names, self._rows)
-        return evaluate(self._detections, self.truth, self.class_names, self.year)
+        matches = match(self._detections, self.truth, len(self.class_names))
+        stored = MatchFile(f"{VOC}{self.year}", tuple(self.truth), {"bbox": matches})
+        write_matches(self.folder, stored)
+        return summarize(matches, self.class_names, self.year)
 
 
 @EVALUATORS.register()
@@ -140,28 +144,46 @@ def evaluate(
     as NaN once something is detected as it. Where there is one, its own means are added
     (`DETECTRON2_MEANS`).
     """
+    return summarize(match(detections, ground_truth, len(class_names)), class_names, year)
+
+
+def match(
+    detections: VOCDetections, ground_truth: Mapping[str, GroundTruth], num_classes: int
+) -> Matches:
+    """Which detections are right, at every threshold; images in the order of `ground_truth`."""
     image_index = {image_id: index for index, image_id in enumerate(ground_truth)}
     truths = list(ground_truth.values())
     boxes = np.concatenate([truth.boxes for truth in truths] + [np.empty((0, 4))])
     classes = np.concatenate([truth.classes for truth in truths] + [np.empty(0, np.int64)])
     difficult = np.concatenate([truth.difficult for truth in truths] + [np.empty(0, bool)])
     owner = np.repeat(np.arange(len(truths)), [len(truth.classes) for truth in truths])
-
-    curve = ap_11_points if year == 2007 else ap_area
-    ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
-    for class_id in range(len(class_names)):
+    parts = []
+    for class_id in range(num_classes):
         ids, scores, found = detections.of_class(class_id)
         mine, order = classes == class_id, np.argsort(-scores)
-        images = np.array([image_index[image_id] for image_id in ids], dtype=np.int64)
-        matches = best_matches(images[order], found[order], owner[mine], boxes[mine])
-        counts = count(*matches, difficult[mine])
-        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in counts)  # (D, T)
+        images = np.array([image_index[image_id] for image_id in ids], dtype=np.int64)[order]
+        best = best_matches(images, found[order], owner[mine], boxes[mine])
+        true, false = count(*best, difficult[mine])
+        part = {"images": images, "scores": scores[order], "true": true, "ignored": ~true & ~false}
+        parts.append({**part, "object_images": owner[mine & ~difficult]})
+    return join(parts)
+
+
+def summarize(matches: Matches, class_names: Sequence[str], year: int) -> dict[str, float]:
+    """The metrics that `evaluate` returns."""
+    curve = ap_11_points if year == 2007 else ap_area
+    ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
+    objects = np.bincount(matches.object_classes, minlength=len(class_names))
+    for class_id in range(len(class_names)):
+        mine = matches.of_class(class_id)
+        true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
+        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)
         with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
-            recall = tp / np.float64(np.count_nonzero(~difficult[mine]))
+            recall = tp / np.float64(objects[class_id])
         precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)
         ap[class_id] = [curve(*rows) for rows in zip(recall.T, precision.T, strict=True)]
     ap *= 100
-    present = np.isin(np.arange(len(class_names)), classes[~difficult])
+    present = objects > 0
     metrics = dict(zip(_MEANS, _means(ap[present]), strict=True))
     if not present.all():
         metrics |= zip(DETECTRON2_MEANS, _means(ap), strict=True)
@@ -243,7 +265,7 @@ def count(best: Ints, overlap: Array, truth_difficult: Bools) -> tuple[Bools, Bo
 def ap_11_points(recall: Array, precision: Array) -> float:
     """VOC 2007: mean over recall 0, .1, … 1 of the highest precision at that recall or above."""
     ap = 0.0
-    for point in _RECALL_POINTS:
+    for point in RECALL_POINTS:
         reached = recall >= point
         ap += (precision[reached].max() if reached.any() else 0.0) / 11.0
     return float(ap)

@@ -13,7 +13,7 @@ from fvcore.common.registry import Registry
 
 from convert.families.resnet_architecture import NUM_BLOCKS
 
-FAMILIES = Registry("FAMILIES")
+LAYER_RULES = Registry("LAYER_RULES")
 
 _STAGE = re.compile(r"\.(?:res|stages\.)(\d)\.(?:blocks\.)?(\d+)?")
 
@@ -21,7 +21,7 @@ _STAGE = re.compile(r"\.(?:res|stages\.)(\d)\.(?:blocks\.)?(\d+)?")
 def family_of(cfg: CfgNode) -> str | None:
     """The family that has a rule here, by MODEL.BACKBONE.NAME: `build_vit_sfp_backbone` → `vit`."""
     parts = cfg.MODEL.BACKBONE.NAME.split("_")
-    return next((part for part in parts if part in FAMILIES), None)
+    return next((part for part in parts if part in LAYER_RULES), None)
 
 
 def layer_of(name: str, cfg: CfgNode) -> tuple[int, int]:
@@ -30,11 +30,11 @@ def layer_of(name: str, cfg: CfgNode) -> tuple[int, int]:
     Raises:
         KeyError: the backbone is of no family that has a rule.
     """
-    layer: tuple[int, int] = FAMILIES.get(family_of(cfg))(name, cfg)
+    layer: tuple[int, int] = LAYER_RULES.get(family_of(cfg))(name, cfg)
     return layer
 
 
-@FAMILIES.register()
+@LAYER_RULES.register()
 def vit(name: str, cfg: CfgNode) -> tuple[int, int]:
     """Embeddings, each block, and the rest: `get_vit_lr_decay_rate` in detectron2's vit.py."""
     last = cfg.MODEL.VIT.DEPTH + 1
@@ -46,7 +46,7 @@ def vit(name: str, cfg: CfgNode) -> tuple[int, int]:
     return (int(block[1]) + 1 if block and ".residual." not in name else last), last
 
 
-@FAMILIES.register()
+@LAYER_RULES.register()
 def resnet(name: str, cfg: CfgNode) -> tuple[int, int]:
     """SparK's rule: `lr_factor_func` in keyu-tian/SparK, downstream_d2/lr_decay.py.
 
@@ -56,7 +56,7 @@ def resnet(name: str, cfg: CfgNode) -> tuple[int, int]:
     return _by_stages(name, NUM_BLOCKS[cfg.MODEL.RESNETS.DEPTH], first_stage=2)
 
 
-@FAMILIES.register()
+@LAYER_RULES.register()
 def convnext(name: str, cfg: CfgNode) -> tuple[int, int]:
     """The official rule, by timm's names: `get_num_layer_layer_wise` in facebookresearch/ConvNeXt,
     object_detection/mmcv_custom/layer_decay_optimizer_constructor.py.

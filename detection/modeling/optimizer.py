@@ -39,9 +39,8 @@ def AdamW(groups: list[dict[str, Any]], solver: CfgNode) -> "Optimizer":  # noqa
 
 def build_optimizer(cfg: CfgNode, model: "nn.Module") -> "Optimizer":
     """SOLVER.OPTIMIZER on the trainable parameters of a detector that is not wrapped yet."""
-    optimizer: Optimizer = OPTIMIZERS.get(cfg.SOLVER.OPTIMIZER)(
-        parameter_groups(cfg, model), cfg.SOLVER
-    )
+    build = OPTIMIZERS.get(cfg.SOLVER.OPTIMIZER)
+    optimizer: Optimizer = build(parameter_groups(cfg, model), cfg.SOLVER)
     return optimizer
 
 

@@ -71,7 +71,9 @@ def main(
         from moco.engine.loop import train
 
         model = cfg.MODEL
-        weights = read(args.checkpoint, model.ARCH, model.STEM, model.WIDTH, args.init)
+        weights = read(
+            args.checkpoint, model.ARCH, model.STEM, model.WIDTH, args.init, cfg.AUG.CROP_PX
+        )
         for note in weights.notes if main_process else ():
             print(f"note: {note}", flush=True)
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)

@@ -15,7 +15,7 @@ from moco.common.files import PathLike
 from moco.engine import config as common_config
 
 if TYPE_CHECKING:
-    from moco.modeling.encoder import EncoderSpec
+    from moco.modeling.archs import Spec
 
 # As common_config.PLACES_AND_SPEED.
 PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
@@ -92,12 +92,12 @@ def load_classify_cfg(
 
 
 def with_weights(
-    cfg: CfgNode, spec: "EncoderSpec", mean: Sequence[float], std: Sequence[float]
+    cfg: CfgNode, spec: "Spec", mean: Sequence[float], std: Sequence[float]
 ) -> CfgNode:
     """The keys that were left to the weights, filled in: network, mean and std."""
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH = spec.arch, spec.stem, float(spec.width)
+    cfg.MODEL.update(spec.model_keys())
     cfg.AUG.MEAN = tuple(cfg.AUG.MEAN) or tuple(mean)
     cfg.AUG.STD = tuple(cfg.AUG.STD) or tuple(std)
     cfg.freeze()

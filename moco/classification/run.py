@@ -4,6 +4,7 @@
 size in pixels, C classes.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,16 @@ from moco.classification.data import crop_and_flip, open_labeled
 from moco.common import distributed
 from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
+from moco.common.run import DIGITS, FIRST_BATCHES
 from moco.data.augment import apply_colors
-from moco.data.views import Batch, Position, Views
+from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop, outputs
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.encoder import HEAD, ResNet, build_backbone, load_backbone
+from moco.modeling.encoder import HEADS, Encoder, build_backbone, load_backbone, set_head
 
 TOP = 5
 
@@ -63,13 +65,21 @@ class Classification(Training[ClassifyPlan, Step]):
         distributed.agree(len(sets.val), f"number of val images in {cfg.DATA.ROOT}")
         crops, aug = (cfg.EVAL.CROP_PX, cfg.EVAL.RESIZE_PX, cfg.AUG.CROP_PX), cfg.AUG
         self._crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
+        weights.spec.check_image(aug.CROP_PX, "AUG.CROP_PX")
+        weights.spec.check_image(self._crop.crop_px, "EVAL.CROP_PX")
         solver = scale_to_batch(cfg, random=weights.state is None)
         torch.manual_seed(cfg.SEED)
         model = build_classifier(weights, len(sets.classes), protocol)
+        scratch = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if weights.state is None or name.startswith(HEADS)
+        }
+        self._head = {name: sha256_state({name: scratch[name]})[:DIGITS] for name in scratch}
         if cfg.SOLVER.COMPILE:
             model.compile()
         super().__init__(cfg, solver, weights.spec, model, sets.train)
-        self.model: ResNet
+        self.model: Encoder
         self.kind = self.verb = protocol.kind
         self._metrics = tuple(f"{self.kind}/{name}" for name in ("top1", "top5"))
         self.evaluated, self.recorded = self._metrics[0], {name: name for name in self._metrics}
@@ -159,13 +169,21 @@ class Classification(Training[ClassifyPlan, Step]):
             "weights_sha256": weights.sha256,
             "weights_source": weights.source,
             "notes": [size, *weights.notes, *self.notes],
+            "start": {"head": self._head, "batches": self._first_batches()},
         }
 
+    def _first_batches(self) -> list[str]:
+        """A digest of each: the images' places and labels; their views follow from the seed."""
+        stop = min(FIRST_BATCHES, self.total_steps)
+        steps = positions_of_steps(self.images, self.batch_size, self.cfg.SEED, 0, stop)
+        texts = (f"{at} {self._labels[[i for _, i in at]].tolist()}" for at in steps)
+        return [hashlib.sha256(text.encode()).hexdigest()[:DIGITS] for text in texts]
 
-def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> ResNet:
-    """The network with a new fully-connected layer `fc`: images (N, 3, H, W) → logits (N, C).
 
-    With a frozen protocol, only `fc` has gradients.
+def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protocol) -> Encoder:
+    """The network with a new fully-connected layer: images (N, 3, H, W) → logits (N, C).
+
+    With a frozen protocol, only that has gradients.
     """
     if weights.state is None:
         model = build_backbone(weights.spec)
@@ -176,7 +194,7 @@ def build_classifier(weights: InitialWeights, num_classes: int, protocol: Protoc
     if protocol.head_std is not None:
         nn.init.normal_(head.weight, std=protocol.head_std)
         nn.init.zeros_(head.bias)
-    model.fc = head  # type: ignore[assignment]
+    set_head(model, head)
     return model
 
 
@@ -185,7 +203,7 @@ def fingerprint(model: nn.Module) -> dict[str, str]:
     return {
         name: sha256_state({name: tensor})
         for name, tensor in model.state_dict().items()
-        if not name.startswith(HEAD)
+        if not name.startswith(HEADS)
     }
 
 

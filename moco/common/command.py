@@ -14,6 +14,7 @@ from moco.common.cfgnode import split_assignments
 
 NAME = "moco-transfer"  # of the console command
 RANDOM = "random"  # weights: a random initialization
+SEVERAL = "@"  # `moco@2`: the second pre-training of the row `moco`
 AUTO = "auto"  # resume from the newest checkpoint in OUTPUT_DIR
 # Flags that every training has.
 VALUES: dict[tuple[str, ...], str] = {

@@ -21,7 +21,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,6 +58,9 @@ _CATALOG = {  # those of Detectron's names that are not their addresses
 }
 ORIGIN = ".origin.txt"  # ending of a file beside a copy
 _HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)/([^@#?\\]+)(?:@([\w./-]+))?", re.ASCII)
+
+# What a repository of the Hub says of its network, downloaded with the weights where it exists.
+BESIDE = ("config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,12 @@ class Hub:
             try:
                 path = Path(get(filename=file, **self._where()))
                 # …/snapshots/<commit>/<file>
-                return path, f"hf://{self.repo}/{file}@{path.parents[file.count('/')].name}"
+                commit = path.parents[file.count("/")].name
+                for name in BESIDE:
+                    beside = str(PurePosixPath(file).with_name(name))
+                    with suppress(hub.errors.EntryNotFoundError, OSError, ValueError):
+                        get(filename=beside, **self._where() | {"revision": commit})
+                return path, f"hf://{self.repo}/{file}@{commit}"
             except hub.errors.EntryNotFoundError as error:
                 last = error
             except (OSError, ValueError) as error:

@@ -36,6 +36,9 @@ from moco.common.shipped import CHECKOUT, ROOT
 SCHEMA = 1
 RECORD_NAME = "run.json"
 METRICS_NAME = "metrics.json"
+START_NAME = "start.json"  # detection/engine/start.py
+FIRST_BATCHES = 8  # in `RunRecord.start`
+DIGITS = 16  # of a SHA-256 there: enough where nobody means to deceive
 EVENT_FILES = "events.out.tfevents.*"  # tensorboard's
 LOGGERS_NAME = "loggers.json"  # ids of the run at its loggers
 LOCK_NAME = ".lock"
@@ -96,7 +99,7 @@ class RunFolder:
             return
         if not self._overwrite:
             check_unused(self.path)
-        for name in (RECORD_NAME, METRICS_NAME, LOGGERS_NAME, EVENT_FILES):
+        for name in (RECORD_NAME, METRICS_NAME, START_NAME, LOGGERS_NAME, EVENT_FILES):
             for earlier in self.path.glob(name):
                 earlier.unlink()
 
@@ -184,6 +187,10 @@ class RunRecord:
         coverage: which tensors came from the weights and which from initialization, or None.
         notes: what a reader of the number has to know, one sentence each.
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
+        start: what a fine-tuning or linear classification started from, or None: `head`, name →
+            digest of every tensor that no file of weights gave, and `batches`, a digest of each of
+            the first ones (detection/engine/start.py, moco/classification/run.py). Records of
+            earlier versions have none.
         schema: version of this format.
     """
 
@@ -204,6 +211,7 @@ class RunRecord:
     coverage: dict[str, Any] | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
     recipe: dict[str, Any] | None = None
+    start: dict[str, Any] | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -326,6 +334,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_integer(value)
 
 
+def _is_named_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
 _Check = tuple[str, Callable[[Any], bool]]
 _NAME: _Check = ("text", lambda value: _is_text(value) and value != "")
 _TEXT_OR_NULL: _Check = ("text or null", lambda value: value is None or _is_text(value))
@@ -346,11 +358,13 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
     **dict.fromkeys([("seed",), ("iterations",)], _INTEGER),
     ("seconds",): ("a number", _is_number),
     **dict.fromkeys([("config",), ("provenance",), ("metrics",)], _MAPPING),
-    **dict.fromkeys([("coverage",), ("recipe",)], _MAPPING_OR_NULL),
+    **dict.fromkeys([("coverage",), ("recipe",), ("start",)], _MAPPING_OR_NULL),
     ("notes",): _TEXTS,
     ("config", "DATASETS.TEST"): _TEXTS,
     ("recipe", "label"): _TEXT_OR_NULL,
     ("recipe", "deviations"): _TEXTS,
+    ("start", "head"): ("a mapping to texts", _is_named_texts),
+    ("start", "batches"): _TEXTS,
     ("provenance", "versions"): _MAPPING,
     ("provenance", "git"): _NAME,
     ("provenance", "hardware"): _MAPPING,

@@ -26,8 +26,8 @@ from moco.data.opencv import BRIGHTNESS, CONTRAST, GRAYSCALE, HUE, LUMA, SATURAT
 CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
 # Columns of a view's color parameters. ORDER is an index into ORDERS, -1 for no jitter; the next
-# four are indexed by BRIGHTNESS..HUE; GRAY is 0 or 1; SIGMA_PX is 0 for no blur.
-ORDER, FACTORS, GRAY, SIGMA_PX, NUM_PARAMS = 0, 1, 5, 6, 7
+# four are indexed by BRIGHTNESS..HUE; GRAY and SOLARIZE are 0 or 1; SIGMA_PX is 0 for no blur.
+ORDER, FACTORS, GRAY, SIGMA_PX, SOLARIZE, NUM_PARAMS = 0, 1, 5, 6, 7, 8
 CHUNK_VALUES = 3 * 224 * 224  # pixel values that are worked on at a time on a CPU
 
 
@@ -36,7 +36,7 @@ class Augmentation:
     """What is sampled for a view. The operations' meaning is torchvision's.
 
     Attributes:
-        gray_first: v1's order: gray, jitter. Otherwise v2's: jitter, gray, blur.
+        gray_first: v1's order: gray, jitter. Otherwise v2's: jitter, gray, blur, solarize.
         jitter: strengths of brightness, contrast, saturation (factor in 1 ± s) and hue (shift of
             ± s of the circle).
         crop_scale: range of the crop's share of the area. crop_ratio: of its width / height.
@@ -52,6 +52,7 @@ class Augmentation:
     gray_prob: float
     blur_prob: float
     blur_sigma_px: tuple[float, float]
+    solarize_prob: float = 0.0
 
 
 # The paper, sec. 3.3, after InstDisc (arXiv 1805.01978): RandomResizedCrop(224, (.2, 1)),
@@ -72,6 +73,12 @@ V1 = Augmentation(
 # ColorJitter(.4, .4, .4, .1) with p = .8, RandomGrayscale(.2), GaussianBlur(.1, 2.) with p = .5,
 # RandomHorizontalFlip.
 V2 = replace(V1, gray_first=False, jitter_prob=0.8, jitter=(0.4, 0.4, 0.4, 0.1), blur_prob=0.5)
+# MoCo v3 (arXiv 2104.02057; main_moco.py), after BYOL: its two views differ in blur and
+# solarization; for ViTs, crops are from 8% of the area.
+V3 = (
+    replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=1.0),
+    replace(V2, jitter=(0.4, 0.4, 0.2, 0.1), blur_prob=0.1, solarize_prob=0.2),
+)
 
 
 def draw_box(
@@ -111,7 +118,9 @@ def draw_colors(rng: Random, aug: Augmentation) -> list[float]:
     gray = float(u[6] < aug.gray_prob)
     low, high = aug.blur_sigma_px
     sigma = low + (high - low) * u[8] if u[7] < aug.blur_prob else 0.0
-    return [order, *factors, hue, gray, sigma]
+    # Only where it can happen: without it, a seed's other numbers stay what they always were.
+    solarized = aug.solarize_prob > 0 and rng.random() < aug.solarize_prob
+    return [order, *factors, hue, gray, sigma, float(solarized)]
 
 
 class View(NamedTuple):
@@ -123,7 +132,7 @@ class View(NamedTuple):
 
 
 def draw_view(rng: Random, size: tuple[int, int], aug: Augmentation) -> View:
-    """One view of an image of `size` (W, H); always the same number of calls of `rng`."""
+    """One view of an image of `size` (W, H); always as many calls of `rng` for an `aug`."""
     box = draw_box(rng, size, aug.crop_scale, aug.crop_ratio)
     return View(box, rng.random() < aug.flip_prob, draw_colors(rng, aug))
 
@@ -167,6 +176,7 @@ def apply_colors(
     if pixels.device.type == "cpu" and opencv.AVAILABLE:
         factors = [view[FACTORS:GRAY] for view in views]
         sigmas = [view[SIGMA_PX] for view in views]
+        solarized = [bool(view[SOLARIZE]) for view in views]
         to_normal = itertools.repeat(opencv.normalization_map(mean, std))
         work = (
             opencv.color_view,
@@ -174,6 +184,7 @@ def apply_colors(
             sequences,
             factors,
             sigmas,
+            solarized,
             to_normal,
             out.numpy(),
         )
@@ -182,6 +193,7 @@ def apply_colors(
                 pass
         return out
     blurred = [view[SIGMA_PX] > 0 for view in views]
+    solarized = [bool(view[SOLARIZE]) for view in views]
     sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
     factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
     normalization = [torch.tensor(values, device=out.device) for values in (mean, std)]
@@ -192,6 +204,7 @@ def apply_colors(
         x = out[part].copy_(pixels[part]).div_(255)
         _jitter(x, sequences[part], factor_columns[:, part])
         _apply(gaussian_blur, x, [n for n, yes in enumerate(blurred[part]) if yes], sigma_px[part])
+        _apply(solarize, x, [n for n, yes in enumerate(solarized[part]) if yes])
         normalize(x, *normalization)
     return out
 
@@ -333,6 +346,11 @@ def _convolve_on_cpu(x: Tensor, half: Tensor) -> None:
         torch.mul(shifted[R], weights[0], out=x)
         for i in range(1, R + 1):
             x.addcmul_(shifted[R - i] + shifted[R + i], weights[i])
+
+
+def solarize(x: Tensor) -> None:
+    """Values from a half on are inverted, as PIL's from 128 of 255, in place."""
+    torch.minimum(x, 1 - x, out=x)
 
 
 def normalize(x: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:

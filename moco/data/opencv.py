@@ -34,15 +34,17 @@ def color_view(
     operations: Sequence[int],
     factors: Sequence[float],
     sigma_px: float,
+    solarized: bool,
     normalization: Map,
     out: Array,
 ) -> None:
-    """Colors, blur and normalization of one view (3, P, P), into `out` (3, P, P).
+    """Colors, blur, solarization and normalization of one view (3, P, P), into `out` (3, P, P).
 
     Args:
         operations: in their order, see `augment.operations`.
         factors: indexed by them; the last one is the hue's shift.
         sigma_px: of the blur; 0 for none.
+        solarized: whether it is, see `augment.solarize`.
         normalization: see `normalization_map`.
     """
     x: Array = cv2.merge(list(pixels)).astype(np.float32)  # (P, P, 3)
@@ -67,10 +69,12 @@ def color_view(
         if factor > 1:  # otherwise a mean of values in 0..1
             x, waiting = _mapped(x, waiting), _SAME
             np.clip(x, 0, 1, out=x)
-    x = _mapped(x, normalization @ waiting)
+    x = _mapped(x, waiting if solarized else normalization @ waiting)
     if sigma_px:  # leaves the normalization as it is: the weights' sum is 1
         side = 2 * math.ceil(3 * sigma_px) + 1
         x = cv2.GaussianBlur(x, (side, side), sigma_px, borderType=cv2.BORDER_REPLICATE)
+    if solarized:
+        x = _mapped(np.minimum(x, 1 - x), normalization)
     cv2.split(x, list(out))
 
 

@@ -42,6 +42,7 @@ class Views(torch.utils.data.Dataset[Batch]):
     Args:
         images: the dataset.
         aug: what to draw; `seed`: with an item the only source of randomness.
+        second: what to draw for view 1, with crops of the same side; None: `aug`.
         skip_bad: put another image in the place of one that cannot be decoded, chosen by
             (seed, index); otherwise the batch is incomplete. (An exception raised in a
             worker would reach the training process as a traceback in a string.)
@@ -55,9 +56,11 @@ class Views(torch.utils.data.Dataset[Batch]):
         seed: int,
         skip_bad: bool = False,
         cache_bytes: int = 0,
+        second: Augmentation | None = None,
     ) -> None:
         self._images = images
-        self._aug, self._seed, self._skip_bad = aug, seed, skip_bad
+        self._augs = (aug, second or aug)
+        self._seed, self._skip_bad = seed, skip_bad
         self._cache: dict[int, Tensor] = {}
         self._cache_bytes = cache_bytes
 
@@ -69,7 +72,7 @@ class Views(torch.utils.data.Dataset[Batch]):
         wanted: dict[Position, dict[int, list[int]]] = {}  # rows of each view of each image
         for row, (epoch, index, view) in enumerate(items):
             wanted.setdefault((epoch, index), {}).setdefault(view, []).append(row)
-        P = self._aug.crop_px
+        P = self._augs[0].crop_px
         pixels = torch.empty(len(items), 3, P, P, dtype=torch.uint8)
         colors: list[list[float]] = [[]] * len(items)
         bad: list[str] = []
@@ -81,7 +84,7 @@ class Views(torch.utils.data.Dataset[Batch]):
             rng = _generator(self._seed, epoch, index, _VIEWS)
             # All views of an image come from one stream: those before a wanted one are drawn too.
             for view in range(max(views) + 1):
-                drawn = draw_view(rng, (W, H), self._aug)
+                drawn = draw_view(rng, (W, H), self._augs[view])
                 if view in views:
                     crop = crop_view(image, drawn, P)
                     for row in views[view]:

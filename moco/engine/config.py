@@ -76,7 +76,8 @@ def common_cfg() -> CfgNode:
 
     cfg.MODEL = CfgNode()
     # resnet10 (one basic block per stage), resnet18, resnet34, resnet50, resnet101 or
-    # resnext50_32x8d (the paper's RX50).
+    # resnext50_32x8d (the paper's RX50); vit_micro (for a CPU), vit_tiny, vit_small or vit_base,
+    # with MoCo v3's 12 heads, patches of 16 px and positions for images of AUG.CROP_PX.
     cfg.MODEL.ARCH = "resnet50"
     # imagenet: 7x7 stride 2 + max-pool. stride2: 3x3 stride 2. cifar: 3x3 stride 1.
     cfg.MODEL.STEM = "imagenet"
@@ -95,16 +96,17 @@ def common_cfg() -> CfgNode:
     cfg.SOLVER.BASE_LR = 0.03
     # Length of the run in passes over the data, >= 1; --extend makes a finished run longer.
     cfg.SOLVER.MAX_EPOCHS = 200
-    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. exponential:
-    # times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500). Others can be
-    # registered in moco.engine.schedule.SCHEDULES.
+    # step: times GAMMA at each milestone. cosine: half a cosine from BASE_LR to 0. warmup_cosine:
+    # one from the end of the warm-up on, at each step (MoCo v3). exponential: times GAMMA after
+    # every DECAY_EVERY_ITERS steps (the paper's IG-1B: 0.9, 62500). Others can be registered in
+    # moco.engine.schedule.SCHEDULES.
     cfg.SOLVER.SCHEDULE = "step"
     cfg.SOLVER.MILESTONES_EPOCHS = (120, 160)
     cfg.SOLVER.DECAY_EVERY_ITERS = 62500
-    # sgd (sec. 4, Training) or lars, for large batches (moco/engine/lars.py). Others can be
-    # registered in moco.engine.optim.OPTIMIZERS.
+    # sgd (sec. 4, Training), lars, for large batches (moco/engine/lars.py), or adamw, for vision
+    # transformers. Others can be registered in moco.engine.optim.OPTIMIZERS.
     cfg.SOLVER.OPTIMIZER = "sgd"
-    # Of the optimizer, 0 <= momentum < 1.
+    # Of sgd and lars, 0 <= momentum < 1.
     cfg.SOLVER.MOMENTUM = 0.9
     # Of all trained parameters, with lars not of biases and norms; >= 0.
     cfg.SOLVER.WEIGHT_DECAY = 1e-4

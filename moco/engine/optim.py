@@ -27,6 +27,14 @@ def sgd(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
 
 
 @OPTIMIZERS.register()
+def adamw(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
+    """AdamW with torch's betas (0.9, 0.999); weight decay on all parameters, as MoCo v3 has it."""
+    import torch
+
+    return torch.optim.AdamW(parameters, solver.BASE_LR, weight_decay=solver.WEIGHT_DECAY)
+
+
+@OPTIMIZERS.register()
 def lars(parameters: Iterable["Tensor"], solver: "CfgNode") -> "Optimizer":
     """Rates scaled by layer, for large batches; see `moco.engine.lars.LARS`."""
     from moco.engine.lars import LARS

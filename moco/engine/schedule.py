@@ -42,6 +42,18 @@ def cosine(solver: CfgNode, length: Length) -> Factor:
 
 
 @SCHEDULES.register()
+def warmup_cosine(solver: CfgNode, length: Length) -> Factor:
+    """Half a cosine to 0 that begins where the warm-up ends (MoCo v3), a value for each step.
+
+    Deviation: in the official code the step after i warm-up steps has the rate i / WARMUP_ITERS, so
+    that the first one does nothing; here it is (i + 1) / WARMUP_ITERS, as in all schedules.
+    """
+    warmup, total = solver.WARMUP_ITERS, length.total_steps
+    rest = max(1, total - warmup)
+    return lambda step: 0.5 * (1.0 + math.cos(math.pi * max(0, step - warmup) / rest))
+
+
+@SCHEDULES.register()
 def exponential(solver: CfgNode, length: Length) -> Factor:
     """Times GAMMA after every DECAY_EVERY_ITERS steps (the paper's IG-1B)."""
     gamma, every = solver.GAMMA, solver.DECAY_EVERY_ITERS

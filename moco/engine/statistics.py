@@ -18,8 +18,8 @@ def mean_statistics(model: nn.Module) -> Iterator[Tensor]:
 
     All processes enter together. Gives each process's own, (W, B), which training continues with.
     """
-    buffers = _buffers(model)
-    rows = distributed.gather_rows(torch.cat([buffer.flatten() for buffer in buffers])[None])
+    own = [buffer.flatten() for buffer in _buffers(model)]
+    rows = distributed.gather_rows(torch.cat(own or [torch.empty(0)])[None])
     # Equal ones, as of a frozen network, stay as they are: a mean would round.
     set_statistics(model, rows[0] if bool((rows == rows[0]).all()) else rows.mean(dim=0))
     yield rows

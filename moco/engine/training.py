@@ -25,7 +25,8 @@ from moco.engine.device import autocast, pick_device, with_speed
 from moco.engine.loader import batch_loader
 from moco.engine.optim import OPTIMIZERS
 from moco.engine.schedule import LearningRate, Length
-from moco.modeling.encoder import EncoderSpec, contiguous_last_stages
+from moco.modeling.archs import Spec
+from moco.modeling.encoder import contiguous_last_stages
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Training(ABC, Generic[P, S]):
         self,
         cfg: CfgNode,
         solver: CfgNode,
-        spec: EncoderSpec,
+        spec: Spec,
         model: nn.Module,
         images: Images,
         max_iters: int = 0,

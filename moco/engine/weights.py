@@ -11,7 +11,7 @@ from moco.common.command import RANDOM
 from moco.common.errors import UserError
 from moco.common.pretrained import without_ending
 from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
-from moco.modeling.archs import ARCHS, EncoderSpec
+from moco.modeling.archs import ARCHS, VITS, Spec, spec_of
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,10 @@ class InitialWeights:
     """A backbone with its input, and what a file has beside it."""
 
     init: str  # name in a table
-    spec: EncoderSpec
-    state: dict[str, Tensor] | None = None  # without a head, torchvision's names; None: random
-    # Head, key encoder and queue as far as the file has them, by a mechanism's names.
+    spec: Spec
+    # Without a head, torchvision's or timm's names; None: random.
+    state: dict[str, Tensor] | None = None
+    # Heads, key encoder and queue as far as the file has them, by a mechanism's names.
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     mean: tuple[float, ...] = IMAGENET_MEAN  # what pixels of 0..1 are normalized by, RGB
     std: tuple[float, ...] = IMAGENET_STD
@@ -33,14 +34,17 @@ class InitialWeights:
     seed: int = 0
 
 
-def random_weights(arch: str, stem: str, width: float, init: str) -> InitialWeights:
+def random_weights(
+    arch: str, stem: str, width: float, init: str, image_size: int
+) -> InitialWeights:
     """What the word `random` means; `""` and 0 for stem, width, init: `imagenet`, 1, `random`."""
     if not arch:
         raise UserError(
             f"MODEL.ARCH is not set; {RANDOM} weights need a network, e.g. -a resnet50 "
-            f"(choices are {', '.join(ARCHS)})"
+            f"(choices are {', '.join((*ARCHS, *VITS))})"
         )
-    return InitialWeights(init or RANDOM, EncoderSpec(arch, stem or "imagenet", width or 1.0))
+    spec = spec_of(arch, stem or "imagenet", width or 1.0, image_size)
+    return InitialWeights(init or RANDOM, spec)
 
 
 def init_name(path: Path) -> str:

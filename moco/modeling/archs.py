@@ -37,6 +37,25 @@ ARCHS: dict[str, Arch] = {
     # RX50 of table 1, ResNeXt-50-32x8d.
     "resnext50_32x8d": Arch(True, (3, 4, 6, 3), groups=32, width_per_group=8),
 }
+
+
+class ViTArch(NamedTuple):
+    """A plain vision transformer with a class token and MLPs four times as wide as its tokens."""
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+    patch_size: int = 16  # px
+
+
+# MoCo v3's have 12 heads at every width (facebookresearch/moco-v3 vits.py; vit_tiny: MAE-Lite,
+# arXiv 2205.14443), where other projects' have one for 64 channels. vit_micro fits a CPU.
+VITS: dict[str, ViTArch] = {
+    "vit_micro": ViTArch(128, 4, 4),
+    "vit_tiny": ViTArch(192, 12, 12),
+    "vit_small": ViTArch(384, 12, 12),
+    "vit_base": ViTArch(768, 12, 12),
+}
 STEMS = ("imagenet", "stride2", "cifar")
 MIN_STEM_CHANNELS = 8
 
@@ -62,7 +81,7 @@ class EncoderSpec:
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHS:
-            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(ARCHS)}")
+            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join((*ARCHS, *VITS))}")
         if self.stem not in STEMS:
             raise UserError(f"stem: got {self.stem!r}, choices are {', '.join(STEMS)}")
         if not (self.width > 0 and (64 * self.width).is_integer() and 64 * self.width >= 8):
@@ -110,3 +129,101 @@ class EncoderSpec:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint; `EncoderSpec(**d)` reads them back."""
         return asdict(self)
+
+    def model_keys(self) -> dict[str, Any]:
+        """Its keys under MODEL."""
+        return {"ARCH": self.arch, "STEM": self.stem, "WIDTH": float(self.width)}
+
+    def check_image(self, side_px: int, key: str) -> None:
+        """It takes images of any size."""
+
+
+@dataclass(frozen=True)
+class ViTSpec:
+    """Which vision transformer.
+
+    Attributes:
+        arch: a name in `VITS`.
+        image_size: side in px of the images that its position embedding is for.
+
+    Raises:
+        UserError: unknown name, or images that are no whole number of patches.
+    """
+
+    arch: str
+    image_size: int = 224
+
+    def __post_init__(self) -> None:
+        if self.arch not in VITS:
+            raise UserError(f"arch: got {self.arch!r}, choices are {', '.join(VITS)}")
+        patch = VITS[self.arch].patch_size
+        if self.image_size < patch or self.image_size % patch:
+            raise UserError(
+                f"AUG.CROP_PX: got {self.image_size}, expected a multiple of the {patch} px of "
+                f"{self.arch}'s patches"
+            )
+
+    @classmethod
+    def of_shape(
+        cls, embed_dim: int, depth: int, num_heads: int, patch_size: int, image_size: int
+    ) -> "ViTSpec":
+        """The spec of a vision transformer with these numbers.
+
+        Raises:
+            UserError: there is none.
+        """
+        for name, arch in VITS.items():
+            if arch == (embed_dim, depth, num_heads, patch_size):
+                return cls(name, image_size)
+        known = ", ".join(
+            f"{name} ({a.depth} blocks, width {a.embed_dim}, {a.num_heads} heads)"
+            for name, a in VITS.items()
+        )
+        raise UserError(
+            f"a ViT of {depth} blocks, width {embed_dim}, {num_heads} heads, patches of "
+            f"{patch_size} px; known are {known}, of patches of 16 px"
+        )
+
+    @property
+    def feature_dim(self) -> int:
+        """Dimension of the class token."""
+        return VITS[self.arch].embed_dim
+
+    @property
+    def name(self) -> str:
+        """As `EncoderSpec.name`."""
+        return self.arch
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `EncoderSpec.to_dict`."""
+        return asdict(self)
+
+    def model_keys(self) -> dict[str, Any]:
+        """Its keys under MODEL."""
+        return {"ARCH": self.arch}
+
+    def check_image(self, side_px: int, key: str) -> None:
+        """Raise UserError, naming `key`, unless images are of the size that it is for."""
+        if side_px != self.image_size:
+            raise UserError(
+                f"{key}: got {side_px}, but the position embedding of this {self.arch} is for "
+                f"images of {self.image_size} px; set {self.image_size}"
+            )
+
+
+Spec = EncoderSpec | ViTSpec
+
+
+def spec_of(arch: str, stem: str, width: float, image_size: int) -> Spec:
+    """The network of MODEL.ARCH, STEM and WIDTH, for images of AUG.CROP_PX.
+
+    Raises:
+        UserError: see `EncoderSpec` and `ViTSpec`, or a stem or width of a vision transformer.
+    """
+    if arch not in VITS:
+        return EncoderSpec(arch, stem, width)
+    if (stem, width) != ("imagenet", 1.0):
+        raise UserError(
+            f"MODEL.STEM {stem}, MODEL.WIDTH {width:g}: {arch} has neither; they are for ResNets"
+        )
+    return ViTSpec(arch, image_size)

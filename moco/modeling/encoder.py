@@ -1,4 +1,5 @@
-"""The encoder: a ResNet and a head that projects its pooled features to C dimensions (sec. 3.3).
+"""The encoder: a ResNet (or a ViT, moco/modeling/vit.py) and a head that projects its features to C
+dimensions (sec. 3.3).
 
 Class and parameter names are torchvision's, so its tools and everybody's converters read the
 checkpoints.
@@ -6,18 +7,20 @@ checkpoints.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from moco.modeling.archs import ARCHS, Arch, EncoderSpec
+from moco.modeling.archs import ARCHS, Arch, EncoderSpec, Spec, ViTSpec
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
+from moco.modeling.synced_bn import SyncedBatchNorm2d
+from moco.modeling.vit import ViT
 
 NormLayer = Callable[[int], nn.Module]
-HEAD = "fc."  # projection head or classifier
+HEADS = ("fc.", "head.")  # projection head or classifier, of a ResNet and of a ViT
 # Side of the last stage's maps, as a part of the image's.
 STRIDES = {"imagenet": 32, "stride2": 16, "cifar": 8}
 COUNTER = ".num_batches_tracked"  # only a BN with momentum None reads it
@@ -28,6 +31,8 @@ class ResNet(TorchvisionResNet):
 
     Its `__init__` fixes 64 channels and the stem, so the modules are made here.
     """
+
+    head_name: ClassVar[str] = "fc"
 
     def __init__(self, spec: EncoderSpec, norm_layer: NormLayer) -> None:
         nn.Module.__init__(self)
@@ -52,63 +57,79 @@ class ResNet(TorchvisionResNet):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.layer4.register_forward_pre_hook(_as_weights)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Identity()
+        self.fc: nn.Module = nn.Identity()
+        self.feature_dim = spec.feature_dim
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # torchvision's initialization
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def build_backbone(spec: EncoderSpec, norm_layer: NormLayer = nn.BatchNorm2d) -> ResNet:
-    """A randomly initialized ResNet without head: images (N, 3, H, W) → features (N, D)."""
-    return ResNet(spec, norm_layer)
+Encoder = ResNet | ViT
 
 
-def load_backbone(spec: EncoderSpec, state: Mapping[str, Tensor]) -> ResNet:
-    """A ResNet without head, in evaluation mode, that has the tensors of `state`.
+def build_backbone(spec: Spec, norm_layer: NormLayer = nn.BatchNorm2d) -> Encoder:
+    """A randomly initialized network without head: images (N, 3, H, W) → features (N, D)."""
+    return ViT(spec) if isinstance(spec, ViTSpec) else ResNet(spec, norm_layer)
+
+
+def set_head(encoder: Encoder, head: nn.Module) -> None:
+    """Features (N, D) leave the encoder through `head`: `fc` of a ResNet, `head` of a ViT."""
+    setattr(encoder, encoder.head_name, head)
+
+
+def load_backbone(spec: Spec, state: Mapping[str, Tensor]) -> Encoder:
+    """A network without head, in evaluation mode, that has the tensors of `state`.
 
     Args:
-        state: the whole of an encoder; its head `fc` is left out, and batch counters that it does
-            not have start at 0.
+        state: the whole of an encoder; its head is left out, and batch counters that it does not
+            have start at 0.
 
     Raises:
         RuntimeError: another network's tensors.
     """
     backbone = build_backbone(spec)
     counters = {k: v for k, v in backbone.state_dict().items() if k.endswith(COUNTER)}
-    tensors = {name: x for name, x in state.items() if not name.startswith(HEAD)}
+    tensors = {name: x for name, x in state.items() if not name.startswith(HEADS)}
     backbone.load_state_dict(counters | tensors)
     return backbone.eval()
 
 
-def build_encoder(spec: EncoderSpec, dim: int, mlp: bool, bn_splits: int = 1) -> ResNet:
-    """A ResNet whose `fc` is the projection head: images (N, 3, H, W) → (N, dim), unnormalized.
+def build_encoder(spec: Spec, dim: int, mlp: bool, bn_splits: int = 1) -> Encoder:
+    """A network with a projection head: images (N, 3, H, W) → (N, dim), unnormalized.
 
     Args:
         dim: output dimension C.
         mlp: a hidden layer of the features' width and a ReLU before the last layer (MoCo v2);
             named `fc.0` and `fc.2` as in the official code.
-        bn_splits: groups in which BN sees the batch (`GroupedBatchNorm2d`).
+        bn_splits: groups in which BN sees this process's part of the batch (`GroupedBatchNorm2d`);
+            0: BN sees the batch of all processes (`SyncedBatchNorm2d`).
     """
-    norm = nn.BatchNorm2d if bn_splits == 1 else partial(GroupedBatchNorm2d, num_groups=bn_splits)
-    encoder = ResNet(spec, norm)
+    grouped = partial(GroupedBatchNorm2d, num_groups=bn_splits)
+    norm: NormLayer = {0: SyncedBatchNorm2d, 1: nn.BatchNorm2d}.get(bn_splits, grouped)
+    encoder = build_backbone(spec, norm)
     features = spec.feature_dim
     last = nn.Linear(features, dim)
-    encoder.fc = (
-        nn.Sequential(nn.Linear(features, features), nn.ReLU(), last)  # type: ignore[assignment]
-        if mlp
-        else last
-    )
+    hidden = (nn.Linear(features, features), nn.ReLU()) if mlp else ()
+    set_head(encoder, nn.Sequential(*hidden, last) if mlp else last)
     return encoder
 
 
-def contiguous_last_stages(
-    model: nn.Module, spec: EncoderSpec, num_images: int, crop_px: int
-) -> None:
+def zero_init_residual(encoder: Encoder) -> None:
+    """Every block of a ResNet starts as the identity: the scale of its last BN is 0."""
+    for module in encoder.modules():
+        if isinstance(module, Bottleneck | BasicBlock):
+            last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
+            nn.init.zeros_(last.weight)
+
+
+def contiguous_last_stages(model: nn.Module, spec: Spec, num_images: int, crop_px: int) -> None:
     """Return the last stages of ResNets in channels_last to (N, C, H, W) where that is faster.
 
     A CPU brings the weights into an order of its own for every product, which takes it longer from
     channels_last; where there are many more weights than values in the maps that decides.
     """
+    if isinstance(spec, ViTSpec):
+        return
     side = -(-crop_px // STRIDES[spec.stem])
     values = num_images * spec.feature_dim * side**2
     for encoder in model.modules():

@@ -1,4 +1,4 @@
-"""Checks of a ResNet's weights: damaged, misnamed, never trained, or overflowing.
+"""Checks of weights: damaged, misnamed, never trained, or overflowing.
 
 The checks of the converter and of every other command that reads a checkpoint. Tensors have
 torchvision's names; `named` turns them into those of the file, for messages.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from moco.modeling.encoder import EncoderSpec
+    from moco.modeling.archs import Spec
 
 Triple = tuple[float, float, float]
 
@@ -41,14 +41,22 @@ _LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
 _SHORT_NAME = re.compile(r"(?:resnet|res|rn|r)[-_]?(\d+)", re.IGNORECASE)
 
 
-def read_spec(state: Mapping[Any, Any]) -> "EncoderSpec":
+def read_spec(state: Mapping[Any, Any]) -> "Spec":
     """The network that a checkpoint of this project says it holds.
 
     Raises DataError: the record is missing or damaged.
     """
-    from moco.modeling.encoder import EncoderSpec
+    from moco.modeling.archs import VITS, EncoderSpec, ViTSpec
 
     encoder = _part(state, "encoder")
+    if encoder.get("arch") in tuple(VITS):
+        size = encoder.get("image_size")
+        if type(size) is not int:
+            raise _damaged("encoder.image_size", size, "a whole number")
+        try:
+            return ViTSpec(encoder["arch"], size)
+        except UserError as error:
+            raise DataError(f"a damaged record of its encoder ({error})") from error
     arch, stem, width = (encoder.get(name) for name in ("arch", "stem", "width"))
     for name, value in (("arch", arch), ("stem", stem)):
         if not isinstance(value, str):
@@ -199,12 +207,14 @@ def check_features(features: "Tensor", failed: str) -> None:
         )
 
 
-def check_network(network: "torch.nn.Module", where: str) -> None:
+def check_network(
+    network: "torch.nn.Module", where: str, size_px: tuple[int, int] = IMAGE_SIZE_PX
+) -> None:
     """Show a network (in evaluation mode) the fixed image; see `check_features`."""
     import torch
 
     with torch.inference_mode():
-        check_features(network(fixed_image()), where)
+        check_features(network(fixed_image(size_px)), where)
 
 
 def _part(state: Mapping[Any, Any], name: str) -> Any:

@@ -6,7 +6,7 @@ size in pixels, W processes.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +25,28 @@ from moco.data.images import Images, labeled_sets, open_images
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
-from moco.engine.config import ADDED_KEYS
 from moco.engine.device import set_up_torch
 from moco.engine.evaluation import CenterCrop
 from moco.engine.knn import evaluate
 from moco.engine.statistics import mean_statistics
 from moco.engine.training import Evaluation, Plan, Step, Training, print_notes
 from moco.engine.weights import InitialWeights
-from moco.modeling.encoder import COUNTER, HEAD, EncoderSpec, build_encoder, load_backbone
+from moco.modeling.archs import Spec, spec_of
+from moco.modeling.encoder import (
+    COUNTER,
+    HEADS,
+    build_encoder,
+    load_backbone,
+    zero_init_residual,
+)
 from moco.modeling.mechanisms import MECHANISMS
 from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Mechanism
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
-from moco.pretraining.config import MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
+from moco.modeling.vit import ViT
+from moco.pretraining.config import ADDED_KEYS, MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
 
 QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
+PREDICTOR, HEAD = "predictor.", tuple(QUERY + head for head in HEADS)
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
 
 
@@ -68,6 +76,7 @@ class PretrainStep(Step):
     dictionaries: list[Dictionary]
     queries: list[Tensor]
     images: Tensor
+    progress: float
 
 
 class Pretraining(Training[PretrainPlan, PretrainStep]):
@@ -109,7 +118,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.model: Mechanism
         moco, knn, aug = cfg.MOCO, cfg.KNN, cfg.AUG
         self.notes = scaling
-        if moco.MECHANISM != "end_to_end" and moco.K > len(images):
+        if moco.MECHANISM in ("momentum_queue", "memory_bank") and moco.K > len(images):
             self.notes.append(
                 f"MOCO.K {moco.K} exceeds the {len(images)} images: a query meets keys of its own "
                 "image, and they count as negatives; a smaller K or more images teach more"
@@ -126,7 +135,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             labeled_sets(cfg.DATA.KNN_ROOT)
             crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
             self._center_crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
-        self._aug = augmentation_from(cfg)
+        self._aug, self._second = augmentations_from(cfg)
         self._passes: list[Pass] = [Pass(0, 1 if model.needs_key_view else None)]
         if moco.SYMMETRIC:  # each view is query once and key once
             self._passes.append(Pass(1, 0))
@@ -135,13 +144,15 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 
     def start(self) -> None:
         if self._weights is not None:
+            self._weights.spec.check_image(self.cfg.AUG.CROP_PX, "AUG.CROP_PX")
             mean, std = self.cfg.AUG.MEAN, self.cfg.AUG.STD
             self._start = load_weights(self.model, self._weights, mean, std)
             print_notes(self._start.notes)
 
     def views(self) -> Views:
         skip_bad = self.cfg.DATA.BAD_IMAGES == "skip"
-        return Views(self.images, self._aug, self.cfg.SEED, skip_bad, self.cache_bytes())
+        seed, cache = self.cfg.SEED, self.cache_bytes()
+        return Views(self.images, self._aug, seed, skip_bad, cache, self._second)
 
     def plan(self, step: int, positions: list[Position]) -> PretrainPlan:
         rank, world = distributed.rank(), distributed.world_size()
@@ -178,12 +189,13 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                 total += torch.stack([out.loss.detach(), out.accuracy / passes]) / parts
             dictionaries.append(dictionary)
             queries.append(torch.cat(of_pass))
-        return PretrainStep(total[0], total[1], dictionaries, queries, plan.images)
+        progress = (plan.step + 1) / self.total_steps
+        return PretrainStep(total[0], total[1], dictionaries, queries, plan.images, progress)
 
     def update(self, step: PretrainStep) -> None:
         """The optimizer's step, then the mechanism's: key encoder, queue or bank."""
         super().update(step)
-        self.model.update(step.dictionaries, step.queries, step.images)
+        self.model.update(step.dictionaries, step.queries, step.images, step.progress)
 
     def evaluate(self) -> Evaluation | None:
         """kNN with the query encoder, if there is data for it."""
@@ -277,28 +289,33 @@ def load_weights(
 ) -> Start:
     """Put a file's weights into a mechanism of the same network that has just been built.
 
-    The head is taken if it has the run's shape, the key encoder if the head was, the queue if the
-    key encoder was: a queue of keys means something beside its own encoder only. Without its own
-    weights the key encoder starts as a copy of the query encoder.
+    The head is taken if it has the run's shape, the key encoder and the prediction head if the head
+    was, the queue if the key encoder was: a queue of keys means something beside its own encoder
+    only. Without its own weights the key encoder starts as a copy of the query encoder.
     """
     assert weights.state is not None
     state = model.state_dict()
     given = {**weights.beside, **{QUERY + name: x for name, x in weights.state.items()}}
+    given = {name: x for name, x in given.items() if not name.endswith(COUNTER)}
     names = {name for name in state if not name.endswith(COUNTER)}
     query, key = ({name for name in names if name.startswith(start)} for start in (QUERY, KEY))
-    head = {name for name in query if name.startswith(QUERY + HEAD)}
+    head = {name for name in query if name.startswith(HEAD)}
+    predictor = {name for name in names if name.startswith(PREDICTOR)}
 
     def fits(wanted: set[str]) -> bool:
         shapes = {name: given[name].shape for name in wanted & given.keys()}
         return bool(wanted) and shapes == {name: state[name].shape for name in wanted}
 
-    has_head = fits(head) and not any(n.startswith(QUERY + HEAD) for n in given.keys() - head)
+    has_head = fits(head) and not any(n.startswith(HEAD) for n in given.keys() - head)
     has_key = model.has_key_encoder and has_head and fits(key)
     has_queue = has_key and fits(QUEUE & names)
-    parts = ((has_head, head), (has_key, key), (has_queue, QUEUE))
+    has_predictor = has_head and fits(predictor)
+    parts = ((has_head, head), (has_key, key), (has_queue, QUEUE), (has_predictor, predictor))
     taken = (query - head).union(*(part for has, part in parts if has))
     loaded = {name: given[name] for name in taken}
     missing = [] if has_head else ["the head"]
+    if predictor and not has_predictor:
+        missing.append("the prediction head")
     if "queue" in state and not has_queue:
         missing.append("the queue")
     if model.has_key_encoder and not has_key:
@@ -329,20 +346,24 @@ def open_pretraining_images(cfg: CfgNode, folder: Path) -> Images:
     return images
 
 
-def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, EncoderSpec]:
+def _build(cfg: CfgNode, num_images: int, world_size: int) -> tuple[Mechanism, Spec]:
     """The mechanism with encoders whose BN has this process's share of the groups."""
-    moco = cfg.MOCO
-    spec = EncoderSpec(cfg.MODEL.ARCH, cfg.MODEL.STEM, cfg.MODEL.WIDTH)
+    moco, model = cfg.MOCO, cfg.MODEL
+    spec = spec_of(model.ARCH, model.STEM, model.WIDTH, cfg.AUG.CROP_PX)
     splits = moco.BN_SPLITS // (world_size * cfg.SOLVER.ACCUMULATE)
     encoder = build_encoder(spec, moco.DIM, moco.MLP, splits)
+    if model.ZERO_INIT_RESIDUAL:
+        zero_init_residual(encoder)
+    if isinstance(encoder, ViT) and model.FREEZE_PATCH_EMBED:
+        encoder.patch_embed.requires_grad_(False)
     build = lookup(MECHANISMS, moco.MECHANISM, "MOCO.MECHANISM")
     return build(cfg, encoder, num_images), spec
 
 
-def augmentation_from(cfg: CfgNode) -> Augmentation:
-    """The keys under AUG."""
+def augmentations_from(cfg: CfgNode) -> tuple[Augmentation, Augmentation]:
+    """The keys under AUG, for the first and the second view."""
     aug = cfg.AUG
-    return Augmentation(
+    first = Augmentation(
         gray_first=aug.KIND == "v1",
         crop_px=aug.CROP_PX,
         crop_scale=tuple(aug.CROP_SCALE),
@@ -353,4 +374,7 @@ def augmentation_from(cfg: CfgNode) -> Augmentation:
         gray_prob=aug.GRAY_PROB,
         blur_prob=aug.BLUR_PROB,
         blur_sigma_px=tuple(aug.BLUR_SIGMA_PX),
+        solarize_prob=aug.SOLARIZE_PROB,
     )
+    others = {"blur_prob": aug.BLUR_PROB_2, "solarize_prob": aug.SOLARIZE_PROB_2}
+    return first, replace(first, **{name: p for name, p in others.items() if p != -1})

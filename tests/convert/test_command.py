@@ -128,7 +128,8 @@ def test_the_flags_are_these() -> None:
     flags = {flag for a in convert_to_d2.build_parser()._actions for flag in a.option_strings}
     expected = (
         "-h --help --inspect --to --encoder --mean --std --scale --channel-order --stride-in-1x1 "
-        "--stem --num-heads --overwrite --debug"
+        "--stem --num-heads --patch-size --patch-rule --image-size --fold-layer-scale "
+        "--overwrite --debug"
     )
     assert flags == set(expected.split())
 

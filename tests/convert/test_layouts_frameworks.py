@@ -294,13 +294,6 @@ def test_look_alikes_are_refused_where_they_are_named(name: str, timm: Any) -> N
         recognize(checkpoint, "a.file")
 
 
-def test_torchvisions_transformer_is_refused() -> None:
-    with torch.device("meta"):
-        net = models.vit_b_16()
-    with pytest.raises(DataError, match="vision transformer"):
-        recognize(net.state_dict(), "a.file")
-
-
 def test_mmpretrains_deep_stem_is_refused() -> None:
     """mmpretrain@ee7f2e8 mmpretrain/models/backbones/resnet.py:577, ResNetV1d."""
     checkpoint = layouts_frameworks.mmpretrain(published=True).checkpoint

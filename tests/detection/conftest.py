@@ -152,7 +152,8 @@ def write_layouts(root: Path) -> Path:
     from tests.oracles.tiny_voc_seg import write_voc_seg
 
     lvis = root / "of_lvis"  # apart, because LVIS shares COCO's folder of images
-    write_lvis(lvis, {"train": 4, "val": 2})
+    for version in ("v0.5", "v1"):
+        write_lvis(lvis, {"train": 4, "val": 2}, version=version)
     others = root / "of_all_others"
     write_voc(others / "VOC2007", {"trainval": 3, "test": 3}, names=VOC_NAMES)
     write_voc(others / "VOC2012", {"trainval": 3}, names=VOC_NAMES)

@@ -2,7 +2,8 @@
 
     python -m tests.golden.regenerate_mechanisms NAME
 
-writes NAME_20_steps.json beside this file (queue, end_to_end, memory_bank, memory_bank_nce). To be
+writes NAME_20_steps.json beside this file (queue, end_to_end, memory_bank, memory_bank_nce,
+moco_v3, moco_v3_vit). To be
 run only when a change of the numbers is meant, and committed on its own.
 """
 
@@ -14,16 +15,18 @@ import torch
 from fvcore.common.config import CfgNode
 
 from moco.engine.schedule import LearningRate, Length
-from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.archs import EncoderSpec, ViTSpec
+from moco.modeling.encoder import build_encoder
 from moco.modeling.mechanisms.base import Mechanism
 from moco.modeling.mechanisms.end_to_end import EndToEnd
 from moco.modeling.mechanisms.memory_bank import MemoryBank
+from moco.modeling.mechanisms.moco_v3 import MoCoV3
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import shuffle_plan
 from tests.oracles.training import train_step
 
 FOLDER = Path(__file__).parent
-NAMES = ("queue", "end_to_end", "memory_bank", "memory_bank_nce")
+NAMES = ("queue", "end_to_end", "memory_bank", "memory_bank_nce", "moco_v3", "moco_v3_vit")
 STEPS, N, K, G, SCENES = 20, 12, 40, 3, 24  # 12 does not divide 40
 
 
@@ -33,7 +36,12 @@ def golden(name: str) -> Path:
 
 
 def build(name: str) -> Mechanism:
-    """A narrow ResNet-10 under the mechanism."""
+    """A narrow ResNet-10 (or the smallest ViT) under the mechanism."""
+    if name.startswith("moco_v3"):
+        vit = name.endswith("vit")
+        spec = ViTSpec("vit_micro", 16) if vit else EncoderSpec("resnet10", "stride2", 0.125)
+        encoder = build_encoder(spec, 8, mlp=False)
+        return MoCoV3(encoder, 8, 16, 0.9, 0.2, 3 if vit else 2, predictor_norm=vit)
     encoder = build_encoder(EncoderSpec("resnet10", "stride2", 0.125), 8, mlp=True, bn_splits=G)
     if name == "queue":
         return MomentumQueue(encoder, dim=8, K=K, m=0.9, T=0.2)
@@ -55,7 +63,7 @@ def losses(name: str) -> list[float]:
         torch.set_default_dtype(torch.float32)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4)
-    base = 0.0005 if name.endswith("nce") else 0.1
+    base = {"memory_bank_nce": 0.0005, "moco_v3_vit": 0.01}.get(name, 0.1)
     keys = {"BASE_LR": base, "SCHEDULE": "cosine", "LR_UPDATE": "iter", "WARMUP_ITERS": 4}
     rate = LearningRate(CfgNode(keys), Length(STEPS, steps_per_epoch=5))
     scenes = torch.randn(SCENES, 3, 16, 16, dtype=torch.float64)
@@ -67,7 +75,9 @@ def losses(name: str) -> list[float]:
         optimizer.param_groups[0]["lr"] = rate(step)
         plan = shuffle_plan(N, G, seed=0, step=step) if model.needs_key_view else None
         x_k = x_k if model.needs_key_view else x_k[:0]
-        out = train_step(model, optimizer, x_q, x_k, plan, images.tolist(), step)
+        out = train_step(
+            model, optimizer, x_q, x_k, plan, images.tolist(), step, progress=(step + 1) / STEPS
+        )
         curve.append(out.loss.item())
     return curve
 

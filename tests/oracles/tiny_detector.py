@@ -86,6 +86,22 @@ FPN_MASK = {
     "MODEL.ROI_MASK_HEAD.CONV_DIM": 12,
     "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": 6,
 }
+CASCADE = {
+    **FPN_MASK,
+    "MODEL.ROI_HEADS.NAME": "CascadeROIHeads",
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": True,
+}
+RETINANET = {
+    **FPN,
+    "MODEL.META_ARCHITECTURE": "RetinaNet",
+    "MODEL.BACKBONE.NAME": "build_retinanet_resnet_fpn_backbone",
+    "MODEL.RESNETS.OUT_FEATURES": ["res3", "res4", "res5"],
+    "MODEL.FPN.IN_FEATURES": ["res3", "res4", "res5"],
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[16, 20], [32, 40], [64, 80], [128, 160], [256, 320]],
+    "MODEL.RETINANET.NUM_CLASSES": 5,
+    "MODEL.RETINANET.NUM_CONVS": 2,
+    "MODEL.RETINANET.SCORE_THRESH_TEST": 0.3,
+}
 KEYPOINTS = {
     **FPN,
     "MODEL.KEYPOINT_ON": True,

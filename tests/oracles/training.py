@@ -23,6 +23,7 @@ def train_step(
     images: Sequence[int] | None = None,
     step: int = 0,
     parallel: torch.nn.Module | None = None,
+    progress: float = 0.0,
 ) -> StepOutput:
     """Loss, gradients, and both updates.
 
@@ -31,6 +32,7 @@ def train_step(
             Mechanisms without key views are given an empty `x_k`.
         images: (N,) numbers of the images; 0 to N - 1 if not given.
         parallel: `data_parallel(model)`, with several processes.
+        progress: share of the run that is done with this step.
     """
     N, n = len(x_q), len(x_q) // world_size()
     mine = slice(rank() * n, (rank() + 1) * n)
@@ -43,7 +45,7 @@ def train_step(
     optimizer.zero_grad()
     out.loss.backward()
     optimizer.step()
-    model.update([dictionary], [out.queries], numbers)
+    model.update([dictionary], [out.queries], numbers, progress)
     return out
 
 

@@ -87,18 +87,22 @@ def check_backbone(cfg: CfgNode) -> list[str]:
 
 
 def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:
-    side = cfg.MODEL.BACKBONE.SQUARE_PAD
+    side, given = cfg.MODEL.BACKBONE.SQUARE_PAD, cfg.INPUT
     if not kind.pyramid:
         raise UserError(
             f"MODEL.BACKBONE.SQUARE_PAD {side}: only backbones with a pyramid pad images to a "
             f"square, and {cfg.MODEL.BACKBONE.NAME} has none; set it to 0"
         )
-    longest = max(cfg.INPUT.MAX_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TEST)
-    if side < longest:
-        raise UserError(
-            f"MODEL.BACKBONE.SQUARE_PAD {side}: images have up to {longest} px; set "
-            f"INPUT.MAX_SIZE_TRAIN and MAX_SIZE_TEST to at most {side}"
-        )
+    train = "LSJ.SIZE" if given.LSJ.ENABLED else "MAX_SIZE_TRAIN"
+    for key, longest in (
+        (train, given.LSJ.SIZE if given.LSJ.ENABLED else given.MAX_SIZE_TRAIN),
+        ("MAX_SIZE_TEST", given.MAX_SIZE_TEST),
+    ):
+        if longest > side:
+            raise UserError(
+                f"MODEL.BACKBONE.SQUARE_PAD {side}: images have up to {longest} px; set "
+                f"INPUT.{key} to at most {side}"
+            )
 
 
 def maps_of_four_stages(cfg: CfgNode) -> list[str]:

@@ -21,7 +21,8 @@ def _stages(cfg: CfgNode) -> list[str]:
     return given
 
 
-def _pyramid(cfg: CfgNode) -> list[str]:
+def _pyramid(cfg: CfgNode, above: int = 1) -> list[str]:
+    """Maps of MODEL.FPN.IN_FEATURES, and so many above them."""
     from convert.families.resnet_network import STAGES
 
     names = list(cfg.MODEL.FPN.IN_FEATURES)
@@ -31,7 +32,17 @@ def _pyramid(cfg: CfgNode) -> list[str]:
         raise UserError(f"MODEL.FPN.IN_FEATURES {names}: expected stages in a row, as res2, res3")
     if cfg.MODEL.RESNETS.RES5_DILATION != 1 and "res5" in names:
         raise UserError("MODEL.RESNETS.RES5_DILATION: a pyramid needs maps of half the size; set 1")
-    return [f"p{stage + 2}" for stage in (*stages, stages[-1] + 1)]
+    return [f"p{stage + 2}" for stage in range(stages[0], stages[-1] + 1 + above)]
+
+
+def _retinanet_pyramid(cfg: CfgNode) -> list[str]:
+    names = list(cfg.MODEL.FPN.IN_FEATURES)
+    if names[-1:] != ["res5"]:
+        raise UserError(
+            f"MODEL.FPN.IN_FEATURES {names}: {cfg.MODEL.BACKBONE.NAME} makes its top maps of res5, "
+            "which has to be the last one"
+        )
+    return _pyramid(cfg, above=2)
 
 
 def _dilated(cfg: CfgNode) -> list[str]:
@@ -56,6 +67,12 @@ def build_resnet_fpn_backbone() -> BackboneType:
     return BackboneType(
         DEFAULT_FAMILY, ("backbone.bottom_up.",), _pyramid, _num_parts, pyramid=True
     )
+
+
+@BACKBONE_TYPES.register()
+def build_retinanet_resnet_fpn_backbone() -> BackboneType:
+    """The same with two more maps, by convolutions of res5 (RetinaNet)."""
+    return BackboneType(DEFAULT_FAMILY, ("backbone.bottom_up.",), _retinanet_pyramid, _num_parts)
 
 
 @BACKBONE_TYPES.register()

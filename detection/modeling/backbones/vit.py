@@ -73,13 +73,14 @@ def freeze(net: nn.Module, freeze_at: int) -> None:
 
 
 def _maps(cfg: CfgNode) -> list[str]:
-    keys, depth = cfg.MODEL.VIT, architecture(cfg.MODEL).depth
-    patch, blocks, window = keys.PATCH_SIZE, list(keys.GLOBAL_BLOCKS), keys.WINDOW_SIZE
+    keys, depth, patch = cfg.MODEL.VIT, cfg.MODEL.VIT.DEPTH, cfg.MODEL.VIT.PATCH_SIZE
+    blocks, window = list(keys.GLOBAL_BLOCKS), keys.WINDOW_SIZE
     if patch < 4 or patch & (patch - 1):
         raise UserError(
             f"MODEL.VIT.PATCH_SIZE {patch}: a pyramid halves from map to map, which needs patches "
             "of 4, 8, 16 or another power of two px; convert the weights to such patches"
         )
+    architecture(cfg.MODEL)
     if depth < len(SCALES):
         raise UserError(f"MODEL.VIT.DEPTH {depth}: expected at least {len(SCALES)} blocks")
     if any(type(block) is not int or not 0 <= block < depth for block in blocks):

@@ -1,13 +1,13 @@
-"""What the paper's three mechanisms (Fig. 2) have in common: queries meet a contrastive dictionary.
+"""What the paper's three mechanisms (Fig. 2) and MoCo v3 have in common.
 
-They differ in how the keys are maintained and how the key encoder is updated. One step is, for all
-of them:
+Queries meet a contrastive dictionary. They differ in how the keys are maintained and how the key
+encoder is updated. One step is, for all of them:
 
     dictionary = model.dictionary(batch)      # what the queries are compared with
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
     out.loss.backward()
     optimizer.step()
-    model.update([dictionary], [out.queries], images)
+    model.update([dictionary], [out.queries], images, progress)
 
 N images of all processes, n of this one, C dimension, K negatives.
 """
@@ -47,7 +47,7 @@ class Dictionary(NamedTuple):
     Attributes:
         positive: (n, C), the key of each query.
         negatives: (C, K).
-        own: (n,) column of each query's own key among the negatives, which is left out; None
+        own: (n,) column of each query's own key among the negatives, where it is no negative; None
             where it is not among them.
         keys: (N, C) the keys encoded in this step by all processes, None where none are.
     """
@@ -100,13 +100,18 @@ class Mechanism(nn.Module, ABC):
         """Loss of some or all of this process's queries (n, 3, H, W) and their dictionary."""
 
     def update(
-        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+        self,
+        dictionaries: Sequence[Dictionary],
+        queries: Sequence[Tensor],
+        images: Tensor,
+        progress: float,
     ) -> None:
         """The end of a step: what the dictionary becomes. All processes call it together.
 
         Args:
             dictionaries: of each pass over the batch; queries: (n, C) of each pass.
             images: (N,), as in `KeyBatch`.
+            progress: share of the run that is done with this step, 0..1.
         """
 
     def gathered_state(self) -> dict[str, Tensor]:
@@ -131,6 +136,14 @@ def encode_keys(encoder: nn.Module, batch: KeyBatch, like: Tensor) -> Tensor:
     """Keys (n, C) of unit length of this process's key views, in the order of the plan."""
     parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
     return unit_rows(torch.cat(parts), like)
+
+
+def follow(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
+    """`f_k = m f_k + (1 - m) f_q` for the parameters (eq. 2).
+
+    BN's running statistics are no parameters: each encoder keeps its own, as in the official code.
+    """
+    torch._foreach_lerp_(list(key_encoder.parameters()), list(query_encoder.parameters()), 1 - m)
 
 
 def in_bf16(device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from fvcore.common.registry import Registry
 if TYPE_CHECKING:
     from torch import nn
 
+    from moco.modeling.encoder import Encoder
     from moco.modeling.mechanisms.base import Mechanism
 
 MECHANISMS = Registry("MECHANISMS")
@@ -32,6 +33,17 @@ def end_to_end(cfg: CfgNode, encoder: "nn.Module", num_images: int) -> "Mechanis
     from moco.modeling.mechanisms.end_to_end import EndToEnd
 
     return EndToEnd(encoder, cfg.MOCO.T, cfg.MOCO.SHARED_ENCODER)
+
+
+@MECHANISMS.register()
+def moco_v3(cfg: CfgNode, encoder: "Encoder", num_images: int) -> "Mechanism":
+    """MoCo v3: the batch is the dictionary, a key encoder with momentum MOCO.M; MOCO.MLP_DIM."""
+    from moco.modeling.archs import VITS
+    from moco.modeling.mechanisms.moco_v3 import MoCoV3
+
+    moco, vit = cfg.MOCO, cfg.MODEL.ARCH in VITS
+    layers = 3 if vit else 2
+    return MoCoV3(encoder, moco.DIM, moco.MLP_DIM, moco.M, moco.T, layers, predictor_norm=vit)
 
 
 @MECHANISMS.register()

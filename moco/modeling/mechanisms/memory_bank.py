@@ -101,7 +101,11 @@ class MemoryBank(Mechanism):
 
     @torch.no_grad()
     def update(
-        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+        self,
+        dictionaries: Sequence[Dictionary],
+        queries: Sequence[Tensor],
+        images: Tensor,
+        progress: float,
     ) -> None:
         """The entries of the batch's images follow their queries."""
         gathered, images = gather_queries(queries), images.cpu()

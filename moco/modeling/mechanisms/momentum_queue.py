@@ -18,6 +18,7 @@ from moco.modeling.mechanisms.base import (
     Mechanism,
     StepOutput,
     encode_keys,
+    follow,
     in_bf16,
     own_rows,
 )
@@ -68,23 +69,17 @@ class MomentumQueue(Mechanism):
 
     @torch.no_grad()
     def update(
-        self, dictionaries: Sequence[Dictionary], queries: Sequence[Tensor], images: Tensor
+        self,
+        dictionaries: Sequence[Dictionary],
+        queries: Sequence[Tensor],
+        images: Tensor,
+        progress: float,
     ) -> None:
         """The key encoder follows, the keys replace the oldest in the queue."""
-        self._follow_query_encoder()
+        follow(self.encoder_k, self.encoder_q, self.m)
         for dictionary in dictionaries:
             assert dictionary.keys is not None
             self._enqueue(dictionary.keys)
-
-    def _follow_query_encoder(self) -> None:
-        """`f_k = m f_k + (1 - m) f_q` for the parameters (eq. 2).
-
-        BN's running statistics are no parameters: each encoder keeps its own, as in the official
-        code.
-        """
-        torch._foreach_lerp_(
-            list(self.encoder_k.parameters()), list(self.encoder_q.parameters()), 1 - self.m
-        )
 
     def _enqueue(self, keys: Tensor) -> None:
         """Overwrite the oldest N <= K columns, continuing at column 0 after the last."""

@@ -10,6 +10,7 @@ from scipy import integrate, stats
 
 from benchmarks.make_table import main
 from benchmarks.report.aggregate import Cell, aggregate
+from benchmarks.report.content import uncertainty
 from benchmarks.report.significance import (
     equivalence,
     holm,
@@ -51,11 +52,18 @@ def test_pairs_are_of_runs_that_differ_in_their_weights_alone():
     fewer = rows(*runs("random", A), *runs("moco", B[:3], MOCO))
     assert unpaired(*fewer, "bbox/AP") == "seeds 0, 1, 2 / 0, 1, 2, 3"
     workers = runs("moco", B, MOCO, config={**CONFIG, "DATALOADER.NUM_WORKERS": 2})
-    assert "DATALOADER.NUM_WORKERS (2 / None, seed 0)" in unpaired(
+    assert "DATALOADER.NUM_WORKERS 2 / None (seeds 0, 1, 2, 3)" in unpaired(
         *rows(*runs("random", A), *workers), "bbox/AP"
     )
     gpus = runs("moco", B, MOCO, provenance={"hardware": {"gpus": ["V100", "V100"]}})
-    assert "GPUs (2 / 0" in unpaired(*rows(*runs("random", A), *gpus), "bbox/AP")
+    assert "GPUs 2 / 0" in unpaired(*rows(*runs("random", A), *gpus), "bbox/AP")
+    for start, why in (
+        (None, "initial head"),
+        ({"head": {"rpn.conv.weight": "2f"}, "batches": ["a0", "a1"]}, "rpn.conv.weight"),
+        ({"head": {"rpn.conv.weight": "1f"}, "batches": ["a0", "a2"]}, "batch 2"),
+    ):
+        other = runs("moco", B, MOCO, start=start)
+        assert why in unpaired(*rows(*runs("random", A), *other), "bbox/AP")
     absent = run(init="moco", seed=3, weights_sha256=MOCO, metrics={"bbox/AP": None})
     found = rows(*runs("random", A), *runs("moco", B[:3], MOCO), absent)
     assert "no number" in unpaired(*found, "bbox/AP")
@@ -173,6 +181,63 @@ def test_in_every_format(folder, tmp_path, capsys):
     for margin in ("0", "-1", "nan", "101"):
         with pytest.raises(UserError, match="--margin"):
             main([str(folder), "--margin", margin])
+
+
+def test_pre_trainings_are_values_of_a_row(tmp_path):
+    """Three files, the mean of two runs each; the other row has one file."""
+    members = [
+        run(init="one", seed=s, weights_sha256="e" * 64, metrics={"bbox/AP": ap})
+        for s, ap in enumerate(A)
+    ]
+    for number, values in enumerate(((20.0, 22.0), (24.0, 24.0), (20.0, 20.0)), 1):
+        members += runs(f"moco@{number}", values, f"{number}" * 64)
+    [table] = aggregate(members, "one")
+    row = next(row for row in table.rows if row.init == "moco")
+    assert row.cells["bbox/AP"].values == (21.0, 24.0, 20.0) and row.n == 3 and row.several
+    expected = stats.ttest_ind((21.0, 24.0, 20.0), A, equal_var=False).pvalue
+    assert row.gaps["bbox/AP"].p_value == pytest.approx(expected)
+    [found] = significance(table)
+    assert found.n == 3 and "pre-trainings" in found.unpaired
+    said = uncertainty(table)
+    assert "moco (3 files" in said and "pre-training of one (one file" in said
+    assert "test images" in said and "fine-tuning seeds" in said
+    random = [
+        replace(each, record=replace(each.record, init="random", weights_sha256=None))
+        for each in members[:4]
+    ]
+    assert "one file" not in uncertainty(aggregate([*random, *members[4:]])[0])
+    with pytest.raises(UserError, match="baseline"):
+        aggregate(members, "moco@1")
+
+
+def test_simulated_error_rate_over_pre_trainings():
+    """Files differ by 1, runs of one file by 0.2: with runs as values, equal methods differ."""
+    random = np.random.default_rng(0)
+    files = random.normal(size=(1000, 2, 3, 1))
+    values = files + 0.2 * random.normal(size=(1000, 2, 3, 4))
+
+    def rate(x):
+        return np.mean(stats.ttest_ind(x[:, 0], x[:, 1], axis=1, equal_var=False).pvalue < 0.05)
+
+    assert rate(values.mean(axis=3)) < 0.055 < 0.2 < rate(values.reshape(1000, 2, 12))
+
+
+def test_against_statsmodels():
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    weightstats = pytest.importorskip("statsmodels.stats.weightstats")
+    power = pytest.importorskip("statsmodels.stats.power")
+    p = [0.011, 0.02, 0.004, 0.3, 0.02]
+    corrected = multitest.multipletests(p, method="holm")[1]
+    assert list(holm(dict(enumerate(p))).values()) != []
+    assert [holm(dict(enumerate(p)))[i] for i in range(5)] == pytest.approx(corrected)
+    tost = weightstats.ttost_ind(B, A, -5, 5, usevar="unequal")[0]
+    assert equivalence(Cell(B), Cell(A), 5.0) == pytest.approx(tost)
+    test = weightstats.DescrStatsW(np.subtract(B, A))
+    assert paired(Cell(B), Cell(A))[2] == pytest.approx(test.ttest_mean(0)[1])
+    assert paired(Cell(B), Cell(A))[:2] == pytest.approx(test.tconfint_mean(0.05))
+    # With many runs Welch's power is the pooled test's.
+    pooled = power.TTestIndPower().solve_power(nobs1=40, alpha=0.05, power=0.8)
+    assert smallest_gap(40) == pytest.approx(pooled, rel=0.01)
 
 
 @pytest.mark.parametrize("trials", [1, 2])

@@ -20,6 +20,7 @@ from benchmarks.suites.suite import Init, RunSpec
 from benchmarks.suites.suite_file import load_suite, with_options
 from moco.common.errors import UserError
 from moco.common.pretrained import locate
+from tests.benchmarks.report.fake_runs import csv_rows
 from tests.benchmarks.suites.fake_trainer import ITERATIONS, FakePrograms
 from tests.benchmarks.suites.lab import Lab, kept
 from tests.oracles.file_server import file_server
@@ -51,6 +52,23 @@ def test_more_trials_and_inits_come_on_top(lab):
     (lab.path / "new.pth").write_text("other weights")
     lab.run("--trials", "2", "--init", f"new={lab.path / 'new.pth'}")
     lab.assert_once(12)
+
+
+def test_several_pre_trainings_are_one_row(lab, capsys):
+    lab.with_tables = True
+    (lab.path / "second.pth").write_text("weights of another pre-training")
+    lab.inits = ["--init", "random", "--init", f"mine={lab.path}/mine.pth,{lab.path}/second.pth"]
+    assert "2 runs or pre-trainings per row" in dry_run(lab, capsys, "--trials", "3")
+    lab.run("--trials", "3", "--baseline", "mine")
+    lab.assert_once(2 * 3 * 3)
+    printed = capsys.readouterr().out
+    assert "mine (2 files of weights)" in printed and "not over test images" in printed
+    assert {path.name for path in (lab.out / "inits").iterdir()} == {"mine@1.pth", "mine@2.pth"}
+    rows = csv_rows((lab.out / "tables" / "table.csv").read_text())
+    assert {(row["init"], row["n"]) for row in rows} == {("random", "3"), ("mine", "2")}
+    (lab.path / "second.pth").write_text((lab.path / "mine.pth").read_text())
+    with pytest.raises(UserError, match="mine@1 and mine@2 are the same weights"):
+        lab.run("--output", str(lab.path / "other"))
 
 
 def test_weights_at_another_place_on_another_machine(lab):

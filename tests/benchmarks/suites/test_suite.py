@@ -23,6 +23,7 @@ from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
+NOT_THE_PAPERS = ("smoke", "variants")
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
 INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}
@@ -200,9 +201,24 @@ def test_inits_of_the_command_line():
     }
 
 
+def test_several_pre_trainings_of_a_row(folder):
+    several = {"moco@1": "a.pth", "moco@2": "b.pth", "moco@3": "c.pth"}
+    assert parse_inits(["moco=a.pth,b.pth,c.pth", "x=d.pth"]) == {**several, "x": "d.pth"}
+    suite = load_suite(write(folder, inits={"moco": ["a.pth", "b.pth", "c.pth"]}))
+    assert suite.inits == several
+    inits = {name: Init(f"/{name}", name * 10) for name in ("moco@1", "moco@2", "x")}
+    tasks = [{"config": "task.yaml", "without": ["moco"]}]
+    specs = runs(load_suite(write(folder, tasks=tasks)), inits=inits, trials=1)
+    assert [spec.init for spec in specs] == ["x"]
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["a=1", "a=2"], *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x"))],
+    [
+        *(["a=1", "a=2"], ["a=1,2", "a=3"], ["a=3", "a=1,2"]),
+        *([one] for one in ("x=random", "random=x", "=x", "a/b=x", "mine.pth=x")),
+        *([one] for one in ("x=1,1", "x=1,", "x=1,random", "random=random,random")),
+    ],
 )
 def test_inits_that_cannot_be(arguments):
     with pytest.raises(UserError, match=f"^--init.*{arguments[-1].partition('=')[0]}"):
@@ -249,7 +265,7 @@ def test_there_is_a_suite_of_each_data_set_and_one_of_all():
     single = {
         (task.config, task.program)
         for path in SUITES
-        if path.stem not in ("smoke", "paper")
+        if path.stem not in (*NOT_THE_PAPERS, "paper")
         for task in load_suite(path).tasks
     }
     paper = load_suite(ROOT / "configs" / "suites" / "paper.yaml")
@@ -278,7 +294,7 @@ def table_key(task: SuiteTask) -> tuple[str, tuple[str, ...]]:
 def test_trials_are_the_papers(path):
     """As many as a number of its tables is the mean of; one where it does not say."""
     suite, tables = load_suite(path), paper_tables()
-    for task in suite.tasks if suite.name != "smoke" else ():
+    for task in suite.tasks if suite.name not in NOT_THE_PAPERS else ():
         assert task.trials == max(tables[table_key(task)]), task.name
 
 

@@ -94,6 +94,7 @@ def keys_of(result: RecipeCheck) -> list[str]:
 
 
 VOC_24K = ROOT / "configs" / "voc" / "faster_rcnn_R_50_C4_24k.yaml"
+SPARK = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x_SparK.yaml"
 FPN_1X = ROOT / "configs" / "coco" / "mask_rcnn_R_50_FPN_1x.yaml"
 
 
@@ -191,6 +192,18 @@ def test_absent_keys_are_deviations_and_no_accident(path):
         result = check(rest, None)
         assert keys_of(result) == expected
         assert all(": got nothing, " in line for line in result.deviations)
+
+
+def test_a_recipe_of_others_cites_them_and_never_the_paper():
+    spark = check(resolved(SPARK), None)
+    assert spark.label == "as in SparK (R50-FPN 4conv1fc, 1x)"
+    sources = {setting.source for setting in recipe_of(spark).settings.values()}
+    assert not [source for source in sources if "the paper" in source or "official MoCo" in source]
+    line = check(resolved(SPARK, SOLVER__BETAS=(0.9, 0.95)), None).deviations[0]
+    assert line.endswith("expected [0.9, 0.999] (this project's default; SparK is silent)")
+    # The paper's own with another optimizer is still the paper's task, and deviates from it.
+    adamw = check(resolved(FPN_1X, SOLVER__OPTIMIZER="AdamW"), None)
+    assert (adamw.recipe, keys_of(adamw)) == ("Table 5a", ["SOLVER.OPTIMIZER"])
 
 
 def test_every_citation_is_used():

@@ -15,6 +15,7 @@ from detection.config.task import (
     resolved_config,
 )
 from detection.embedded.supported import check_supported
+from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
 from moco.common.errors import DataError, UserError
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
@@ -75,10 +76,10 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
     assert not forbidden & set(flat)
     assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
-    frozen = "frozen_bn" in path.name
-    has_bn = not frozen and "ConvNeXt" not in path.name
-    assert flat["TEST.PRECISE_BN.ENABLED"] is has_bn
-    assert flat["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "naiveSyncBN")
+    if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
+        frozen = "frozen_bn" in path.name
+        assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
+        assert flat["MODEL.RESNETS.NORM"] == ("FrozenBN" if frozen else "naiveSyncBN")
     header = path.read_text().split("\n_BASE_")[0]
     assert re.search("Table|ppendix A", header) or "Not in the paper" in header
     assert f"--config-file {path.relative_to(ROOT)}" in header
@@ -275,8 +276,8 @@ def test_several_processes_without_a_gpu_need_the_cpu(small_config, voc_folder, 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("MODEL.META_ARCHITECTURE", "RetinaNet"),
-        ("MODEL.ROI_HEADS.NAME", "CascadeROIHeads"),
+        ("MODEL.META_ARCHITECTURE", "PanopticFPN"),
+        ("MODEL.ROI_HEADS.NAME", "RROIHeads"),
         ("MODEL.RESNETS.NORM", "GN"),
         ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR"),
         ("MODEL.RESNETS.RES5_DILATION", "4"),

@@ -130,7 +130,7 @@ def test_test_time_augmentation_that_detectron2_has_not(arguments, voc_folder, t
     ("name", "key", "value", "recipe"),
     [
         ("COCO-Detection/faster_rcnn_R_50_FPN_1x", "MODEL.RESNETS.DEPTH", 50, True),
-        ("COCO-Detection/retinanet_R_50_FPN_1x", "MODEL.META_ARCHITECTURE", "RetinaNet", False),
+        ("COCO-Detection/retinanet_R_50_FPN_1x", "MODEL.META_ARCHITECTURE", "RetinaNet", True),
         ("COCO-Detection/faster_rcnn_R_101_FPN_3x", "MODEL.RESNETS.DEPTH", 101, False),
         ("Misc/cascade_mask_rcnn_R_50_FPN_1x", "MODEL.ROI_HEADS.NAME", "CascadeROIHeads", False),
     ],

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from detection.engine import resuming
+from detection.engine.start import read_start
 from detection.train_net import main
 from moco.common.errors import Preempted
 from moco.common.files import load_torch
@@ -182,6 +183,7 @@ def test_stopped_and_resumed_bitwise_identically(
     with every_iteration():
         assert main(arguments(folder, flags=("--resume",), workers=workers)) == 0
     assert_same(folder, straight(workers))
+    assert read_start(folder) == read_start(straight(workers)) is not None
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +235,24 @@ def test_from_a_periodic_checkpoint_in_bf16(arguments, straight, tmp_path):
     )
     assert same(resumed, whole) and not same(whole["model"], fp32["model"])
     assert read_record(again / "run.json").config["SOLVER.PRECISION"] == "bf16"
+
+
+def test_from_a_periodic_checkpoint_of_adamw(arguments, tmp_path):
+    """Its moments and step, the rate of every layer, and the place on the cosine."""
+    keys = ("SOLVER.OPTIMIZER", "AdamW", "SOLVER.LR_DECAY", 0.8, "SOLVER.BASE_LR", 1e-3)
+    keys += ("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.CHECKPOINT_PERIOD", 3)
+    begun, again = tmp_path / "begun", tmp_path / "again"
+    assert main(arguments(begun, *keys)) == 0
+    again.mkdir()
+    for file in ("model_0000002.pth", "config.yaml"):
+        (again / file).write_bytes((begun / file).read_bytes())
+    (again / "last_checkpoint").write_text("model_0000002.pth")
+    assert main(arguments(again, *keys, flags=("--resume",))) == 0
+    resumed, whole = (load_torch(folder / "model_final.pth") for folder in (again, begun))
+    assert same(resumed, whole)
+    state = whole["trainer"]["_trainer"]["optimizer"]
+    assert all(float(one["step"]) == 6 for one in state["state"].values())
+    assert len({group["initial_lr"] for group in state["param_groups"]}) == 6
 
 
 def test_an_older_checkpoint_replaces_what_came_after_it(arguments, straight, tmp_path, capsys):

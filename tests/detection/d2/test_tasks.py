@@ -13,17 +13,22 @@ from detection.train_net import main
 from moco.common.cfgnode import load_cfg
 from moco.common.run import RunRecord, read_record
 from tests.detection.conftest import ROOT, task_files
-from tests.oracles.small_tasks import assert_same_run
+from tests.oracles.small_tasks import assert_same_run, run
 
 RPN = ("proposal_generator.rpn_head",)
 NEW_C4 = (*RPN, "roi_heads.box_predictor", "roi_heads.res5.norm")
 NEW_FPN = (*RPN, "backbone.fpn_lateral", "backbone.fpn_output", "roi_heads.box_head",
            "roi_heads.box_predictor")  # fmt: skip
 NEW_FPN_MASK = (*NEW_FPN, "roi_heads.mask_head")
+NEW_RETINANET = (
+    *("backbone.fpn_lateral", "backbone.fpn_output", "backbone.top_block"),
+    *("head.cls_subnet", "head.bbox_subnet", "head.cls_score", "head.bbox_pred"),
+)
 NEW_FCN = ("sem_seg_head.head.convs", "sem_seg_head.head.predictor")
 # Task → the layers that start at random. Everything else comes from the weights.
 NEW_LAYERS = {
     "voc/faster_rcnn_R_50_C4_24k": NEW_C4,
+    "voc/faster_rcnn_R_50_C4_24k_lr0.1": NEW_C4,
     "voc/faster_rcnn_R_50_C4_9k": NEW_C4,
     "voc/faster_rcnn_R_50_dilated_C5_24k": (
         *RPN, "backbone.reduce", "roi_heads.box_head", "roi_heads.box_predictor",
@@ -32,13 +37,21 @@ NEW_LAYERS = {
     "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_C4_2x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_1x_SparK": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_6x": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_1x_4conv1fc": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_2x_4conv1fc": NEW_FPN_MASK,
+    "coco/retinanet_R_50_FPN_90k": NEW_RETINANET,
+    "coco/retinanet_R_50_FPN_180k": NEW_RETINANET,
+    "coco/retinanet_R_50_FPN_12k": NEW_RETINANET,
     "coco/keypoint_rcnn_R_50_FPN_2x": (*NEW_FPN, "roi_heads.keypoint_head"),
     "coco/densepose_rcnn_R_50_FPN_s1x": (
         *NEW_FPN, "roi_heads.densepose_head", "roi_heads.densepose_predictor",
     ),
     "lvis/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_1x_v1": NEW_FPN_MASK,
+    "lvis/mask_rcnn_R_50_FPN_1x_v1_4conv1fc": NEW_FPN_MASK,
     "lvis/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
     "lvis/mask_rcnn_R_50_FPN_1x_frozen_bn": NEW_FPN_MASK,
     "lvis/mask_rcnn_R_50_FPN_2x_frozen_bn": NEW_FPN_MASK,
@@ -49,6 +62,7 @@ NEW_LAYERS = {
 METRICS = {
     "voc/faster": {"bbox/AP", "bbox/AP50", "bbox/AP75"},
     "coco/mask": {"bbox/AP", "bbox/AP50", "bbox/AP75", "segm/AP", "segm/AP50", "segm/AP75"},
+    "coco/retinanet": {"bbox/AP", "bbox/AP50", "bbox/AP75"},
     "coco/keypoint": {"bbox/AP", "keypoints/AP", "keypoints/AP50", "keypoints/AP75"},
     "coco/densepose": {"bbox/AP", "densepose/AP", "densepose/AP50", "densepose/AP75"},
     "lvis": {"bbox/AP", "segm/AP", "segm/AP50", "segm/AP75", "segm/APr", "segm/APc", "segm/APf"},
@@ -56,7 +70,9 @@ METRICS = {
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
 # ConvNeXt's are in parity/test_convnext.py, with weights of their own.
-PAPER_TASKS = [path for path in task_files() if "_small" not in path and "ConvNeXt" not in path]
+PAPER_TASKS = [
+    path for path in task_files() if not path.endswith("_small") and "ConvNeXt" not in path
+]
 
 
 # Parameters in millions at full width, which the runs below do not have.
@@ -66,8 +82,14 @@ PARAMETERS = {
     "voc/fcn16s": 28.8,
     "coco/mask_rcnn_R_50_C4": 36.0,
     "coco/mask_rcnn_R_50_FPN": 44.4,
+    "coco/mask_rcnn_R_50_FPN_1x_SparK": 45.7,  # four convolutions for one of two layers of the head
+    "coco/mask_rcnn_R_50_FPN_1x_4conv1fc": 45.7,
+    "coco/mask_rcnn_R_50_FPN_2x_4conv1fc": 45.7,
+    "coco/retinanet": 38.0,
     "coco/keypoint": 59.2,
     "lvis/mask_rcnn_R_50_FPN": 50.6,
+    "lvis/mask_rcnn_R_50_FPN_1x_v1": 50.4,
+    "lvis/mask_rcnn_R_50_FPN_1x_v1_4conv1fc": 51.8,
     "cityscapes/mask_rcnn": 44.0,
     "cityscapes/fcn16s": 28.8,
 }
@@ -87,7 +109,7 @@ def test_the_model_at_full_width(task, detectron2):
 
     cfg = load_cfg(transfer_defaults(), ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "cpu"])
     model = build_model(with_process_norms(cfg, 1))
-    (expected,) = [number for part, number in PARAMETERS.items() if part in task]
+    expected = PARAMETERS[max((part for part in PARAMETERS if part in task), key=len)]
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(expected, abs=0.1)
     assert all(p.requires_grad for p in model.parameters())
 
@@ -135,6 +157,32 @@ def test_both_engines_give_the_same_run(task, task_run, detectron2):
     assert_same_run(theirs, ours)
     for field in ("metrics", "coverage", "config_sha256", "recipe"):
         assert getattr(their_record, field) == getattr(our_record, field)
+
+
+@pytest.mark.detectron2
+@pytest.mark.slow
+@pytest.mark.parametrize("cascade", [False, True], ids=["standard", "cascade"])
+def test_both_engines_have_the_same_federated_loss(
+    cascade, narrow_r50_file, data_of, tmp_path, detectron2
+):
+    """The classes that it samples come from the training split; evaluated again from the file."""
+    task = "lvis/mask_rcnn_R_50_FPN_1x_v1"
+    data_of(task)
+    keys = {"USE_SIGMOID_CE": True, "USE_FED_LOSS": True, "FED_LOSS_NUM_CLASSES": 9}
+    opts = [item for key, value in keys.items() for item in (f"MODEL.ROI_BOX_HEAD.{key}", value)]
+    if cascade:
+        opts += ["MODEL.ROI_HEADS.NAME", "CascadeROIHeads"]
+        opts += ["MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG", True]
+    folders = {engine: tmp_path / engine for engine in ("detectron2", "embedded")}
+    for engine, folder in folders.items():
+        record = run(task, narrow_r50_file, folder, engine, *opts)
+        assert main(["--engine", engine, "--eval-only", "--resume", "OUTPUT_DIR", str(folder)]) == 0
+        again = read_record(folder / "inference" / "run.json")
+        assert again.metrics == record.metrics
+    assert_same_run(*folders.values())
+    state = torch.load(folder / "model_final.pth", weights_only=True)["model"]
+    name = f"roi_heads.box_predictor.{'2.' if cascade else ''}fed_loss_cls_weights"
+    assert state[name].pow(2).round().int().tolist() == [1 + i % 5 for i in range(1, 1204)]
 
 
 @pytest.mark.slow

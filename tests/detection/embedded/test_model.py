@@ -28,9 +28,9 @@ R10 = {
 
 REFUSED = [
     # A value that the engine does not have; the message names the choices.
-    (tiny.NARROW_R50, "META_ARCHITECTURE", "RetinaNet", "GeneralizedRCNN, SemanticSegmentor"),
+    (tiny.NARROW_R50, "META_ARCHITECTURE", "PanopticFPN", "GeneralizedRCNN, RetinaNet"),
     (tiny.NARROW_R50, "KEYPOINT_ON", True, "StandardROIHeads"),
-    (tiny.NARROW_R50, "FPN.NORM", "LN", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, ''"),
+    (tiny.NARROW_R50, "FPN.NORM", "LN2", "BN, FrozenBN, SyncBN, naiveSyncBN, GN, LN, ''"),
     (tiny.NARROW_R50, "RESNETS.DEPTH", 26, "10, 18, 34, 50, 101, 152"),
     (tiny.NARROW_R50, "ROI_HEADS.IN_FEATURES", ["res5"], "res4"),
     (tiny.NARROW_R50, "ANCHOR_GENERATOR.SIZES", [[32], [64]], "one list"),
@@ -57,6 +57,16 @@ REFUSED = [
     (tiny.FPN, "RPN.IOU_THRESHOLDS", [0.7, 0.3], "expected 2"),
     (tiny.FPN, "ROI_HEADS.IOU_THRESHOLDS", [0.4, 0.5], "expected 1"),
     (tiny.FPN, "ROI_BOX_HEAD.NUM_FC", 0, "NUM_FC 0"),
+    (tiny.FPN, "RPN.CONV_DIMS", [256, 0], "RPN.CONV_DIMS [256, 0]"),
+    (tiny.FPN, "ROI_HEADS.NAME", "CascadeROIHeads", "CLS_AGNOSTIC_BBOX_REG False"),
+    (tiny.FPN, "ROI_BOX_HEAD.USE_FED_LOSS", True, "USE_SIGMOID_CE"),
+    (tiny.CASCADE, "ROI_BOX_CASCADE_HEAD.IOUS", (0.5, 0.6), "ROI_BOX_CASCADE_HEAD.IOUS"),
+    (tiny.CASCADE, "ROI_BOX_CASCADE_HEAD.IOUS", (0.6, 0.6, 0.7), "the first one 0.5"),
+    (tiny.RETINANET, "RETINANET.IOU_LABELS", [0, 1], "RETINANET.IOU_THRESHOLDS"),
+    (tiny.RETINANET, "RETINANET.NORM", "BN", "GN, LN, ''"),
+    (tiny.RETINANET, "RETINANET.IN_FEATURES", ["p2"], "p3, p4, p5, p6, p7"),
+    (tiny.RETINANET, "FPN.IN_FEATURES", ["res3", "res4"], "FPN.IN_FEATURES"),
+    (tiny.RETINANET, "MASK_ON", True, "MASK_ON True"),
     (tiny.FCN, "INPUT.RANDOM_FLIP", "vertical", "horizontal, none"),
     (tiny.FCN, "SEM_SEG_HEAD.IN_FEATURES", ["res4"], "res5"),
     (tiny.FCN, "RESNETS.RES5_DILATION", 1, "IN_FEATURES"),
@@ -244,8 +254,11 @@ def test_frozen_batch_norm_ignores_the_batch_and_learns_nothing():
 
 @pytest.mark.parametrize(
     "keys",
-    [R10, tiny.C4_MASK, tiny.DILATED_C5, tiny.FPN_MASK, tiny.KEYPOINTS, tiny.FCN],
-    ids=["r10", "c4-mask", "dilated-c5", "fpn-mask", "keypoints", "fcn16s"],
+    [
+        *(R10, tiny.C4_MASK, tiny.DILATED_C5, tiny.FPN_MASK, tiny.KEYPOINTS, tiny.FCN),
+        *(tiny.CASCADE, tiny.RETINANET),
+    ],
+    ids=["r10", "c4-mask", "dilated-c5", "fpn-mask", "keypoints", "fcn16s", "cascade", "retinanet"],
 )
 def test_mixed_precision_stays_close_to_full_precision(keys):
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ from detection.embedded import trainer
 from detection.embedded.model import Detector
 from detection.embedded.trainer import Trainer
 from detection.engine.processes import Job
+from detection.engine.start import read_start
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
@@ -143,16 +144,25 @@ def test_learns_what_it_is_shown(voc, tmp_path):
     assert "total_loss" in (tmp_path / "log.txt").read_text()
 
 
+ADAMW = {
+    "SOLVER.OPTIMIZER": "AdamW",
+    "SOLVER.BASE_LR": 1e-3,
+    "SOLVER.LR_DECAY": 0.8,
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR",
+    "INPUT.LSJ.ENABLED": True,
+    "INPUT.LSJ.SIZE": 96,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_resumed_run_equals_a_straight_one(precision, voc, tmp_path):
+@pytest.mark.parametrize("own", [{}, {"SOLVER.PRECISION": "bf16"}, ADAMW])
+def test_a_resumed_run_equals_a_straight_one(own, voc, tmp_path):
     """Evaluation and PreciseBN on the way leave the training alone; what a kill cut off is redone.
 
     Killed before the evaluation that is due at the last checkpoint.
     """
     straight, out = tmp_path / "straight", tmp_path / "run"
-    keys = {"SOLVER.CHECKPOINT_PERIOD": 2, "TEST.EVAL_PERIOD": 4, **PRECISE_BN}
-    keys["SOLVER.PRECISION"] = precision
+    keys = {"SOLVER.CHECKPOINT_PERIOD": 2, "TEST.EVAL_PERIOD": 4, **PRECISE_BN, **own}
     expected = run(voc, straight, keys)
     assert checkpoints(straight) == ["0000001", "0000003", "0000005", "final"]
     with patch.object(Trainer, "evaluate", killed), pytest.raises(KeyboardInterrupt):
@@ -161,6 +171,7 @@ def test_a_resumed_run_equals_a_straight_one(precision, voc, tmp_path):
     torch.manual_seed(99)
     resumed = run(voc, out, {**keys, "DATALOADER.NUM_WORKERS": 1}, resume=True)
     assert resumed.metrics == expected.metrics
+    assert read_start(out) == read_start(straight) is not None
     assert lines_without_times(out) == lines_without_times(straight)
     assert_same_state(final(out), final(straight))
 

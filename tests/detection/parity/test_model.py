@@ -45,6 +45,58 @@ UNUSUAL_KEYPOINTS = {
     "MODEL.ROI_KEYPOINT_HEAD.NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS": False,
     "MODEL.ROI_KEYPOINT_HEAD.POOLER_SAMPLING_RATIO": 2,
 }
+# The heads of ViTDet: layer norm, an RPN of two convolutions, four of them in the box head.
+LAYER_NORM = {
+    **tiny.FPN_MASK,
+    "MODEL.FPN.NORM": "LN",
+    "MODEL.RPN.CONV_DIMS": [-1, 24],
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": 8,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.ROI_BOX_HEAD.NORM": "LN",
+    "MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG": True,
+    "MODEL.ROI_MASK_HEAD.NORM": "LN",
+}
+CONV_BN = {
+    **tiny.FPN_MASK,
+    "MODEL.RPN.CONV_DIMS": [24],
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": 8,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.ROI_BOX_HEAD.NORM": "BN",
+    "MODEL.ROI_MASK_HEAD.NORM": "BN",
+}
+UNUSUAL_CASCADE = {
+    **tiny.CASCADE,
+    **{key: value for key, value in tiny.KEYPOINTS.items() if "KEYPOINT" in key},
+    "MODEL.ROI_HEADS.NUM_CLASSES": 1,
+    "MODEL.ROI_HEADS.IOU_THRESHOLDS": [0.4],
+    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": (0.4, 0.45),
+    "MODEL.ROI_BOX_CASCADE_HEAD.BBOX_REG_WEIGHTS": ((5.0, 6.0, 3.0, 4.0), (9.0, 8.0, 7.0, 6.0)),
+    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": True,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+}
+SIGMOID = {**tiny.NARROW_R50, "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": True}
+UNUSUAL_RETINANET = {
+    **tiny.RETINANET,
+    "MODEL.FPN.NORM": "LN",
+    "MODEL.RPN.IN_FEATURES": ["p3"],
+    "MODEL.RETINANET.IN_FEATURES": ["p4", "p5", "p7"],
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[20, 30, 50]],
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.5]],
+    "MODEL.RETINANET.NUM_CONVS": 1,
+    "MODEL.RETINANET.NORM": "LN",
+    "MODEL.RETINANET.IOU_THRESHOLDS": [0.45],
+    "MODEL.RETINANET.IOU_LABELS": [0, 1],
+    "MODEL.RETINANET.PRIOR_PROB": 0.2,
+    "MODEL.RETINANET.FOCAL_LOSS_ALPHA": 0.6,
+    "MODEL.RETINANET.FOCAL_LOSS_GAMMA": 1.5,
+    "MODEL.RETINANET.BBOX_REG_WEIGHTS": (2.0, 3.0, 0.5, 0.7),
+    "MODEL.RETINANET.SMOOTH_L1_LOSS_BETA": 0.0,
+    "MODEL.RETINANET.TOPK_CANDIDATES_TEST": 7,
+    "MODEL.RETINANET.NMS_THRESH_TEST": 0.3,
+    "TEST.DETECTIONS_PER_IMAGE": 4,
+}
 # Every key that changes a number of the model, away from its default.
 UNUSUAL = {
     **tiny.NARROW_R50,
@@ -122,6 +174,13 @@ ARCHITECTURES = {
         "INPUT.MAX_SIZE_TEST": 200,
     },
     "r50-fcn16s": tiny.FCN,
+    "r50-c4-sigmoid": SIGMOID,
+    "r50-fpn-layer-norm": LAYER_NORM,
+    "r50-fpn-4conv1fc": CONV_BN,
+    "r50-cascade-mask": tiny.CASCADE,
+    "r50-cascade-unusual": UNUSUAL_CASCADE,
+    "r50-retinanet": tiny.RETINANET,
+    "r50-retinanet-unusual": UNUSUAL_RETINANET,
     "vit-sfp": tiny.VIT_SFP,
     "vit-sfp-unusual": UNUSUAL_VIT,
     "vit-fpn-mask": tiny.VIT_FPN,
@@ -252,7 +311,13 @@ def test_every_quantity(keys):
         assert all(len(answer["sem_seg"].argmax(dim=0).unique()) > 1 for answer in answers)
         return
     assert sum(len(answer["scores"]) for answer in answers) > len(answers)
-    wanted = {"loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"}
+    boxes = {"loss_cls", "loss_box_reg"}
+    if keys["MODEL.ROI_HEADS.NAME"] == "CascadeROIHeads":
+        stages = range(len(keys.get("MODEL.ROI_BOX_CASCADE_HEAD.IOUS", "123")))
+        boxes = {f"{name}_stage{number}" for name in boxes for number in stages}
+    wanted = {*boxes, "loss_rpn_cls", "loss_rpn_loc"}
+    if keys.get("MODEL.META_ARCHITECTURE") == "RetinaNet":
+        wanted = boxes
     if keys.get("MODEL.MASK_ON"):
         wanted |= {"loss_mask"}
         shares = torch.cat([answer["masks"].float().mean(dim=(1, 2)) for answer in answers])

@@ -10,8 +10,10 @@ import torch
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.processes import Job
+from detection.engine.start import read_start
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
+from tests.oracles import small_tasks
 from tests.oracles import tiny_detector as tiny
 from tests.oracles.tiny_voc import write_voc
 
@@ -34,6 +36,22 @@ KEYS: dict[str, Any] = {
     "SOLVER.BIAS_LR_FACTOR": 2.0,
     "SEED": 42,
 }
+
+
+ADAMW = {
+    "SOLVER.OPTIMIZER": "AdamW",
+    "SOLVER.BASE_LR": 1e-3,
+    "SOLVER.WEIGHT_DECAY": 0.05,
+    "SOLVER.LR_DECAY": 0.7,
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR",
+    "SOLVER.BASE_LR_END": 1e-5,
+    "SOLVER.STEPS": (),
+    "INPUT.LSJ.ENABLED": True,
+    "INPUT.LSJ.SIZE": 96,
+}
+
+
+JITTER = ("INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", 96, "INPUT.LSJ.SCALE_RANGE", [0.3, 3.0])
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +88,23 @@ def logged(folder):
         },
         {"MODEL.CHANNELS_LAST": True},
         {"SOLVER.PRECISION": "bf16"},
+        ADAMW,
+        {
+            **ADAMW,
+            "SOLVER.PRECISION": "bf16",
+            "SOLVER.CLIP_GRADIENTS.ENABLED": True,
+            "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
+        },
     ],
-    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16"],
+    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16", "adamw", "adamw-bf16"],
 )
 def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
     theirs = run_engine("detectron2", voc, tmp_path / "d2", keys)
     ours = run_engine("embedded", voc, tmp_path / "embedded", keys)
     folders = tmp_path / "d2", tmp_path / "embedded"
+    starts = [read_start(folder) for folder in folders]
+    assert starts[0] == starts[1] and len(starts[0]["batches"]) == 8
     expected, actual = (load_torch(folder / "model_final.pth") for folder in folders)
     assert actual["iteration"] == expected["iteration"] == 7
     assert set(actual["model"]) == set(expected["model"])
@@ -86,7 +113,7 @@ def test_a_whole_run(keys, voc, tmp_path):
     for name in ("total_loss", "loss_cls", "loss_box_reg", "loss_rpn_cls", "loss_rpn_loc"):
         assert np.isclose(their_log[name], our_log[name], rtol=1e-6)
     # With other groups Detectron2 logs the rate of the largest one.
-    if "SOLVER.WEIGHT_DECAY_BIAS" not in keys:
+    if not {"SOLVER.WEIGHT_DECAY_BIAS", "SOLVER.LR_DECAY"} & set(keys):
         assert their_log["lr"] == our_log["lr"]
     assert theirs.metrics == ours.metrics
     predictions = [
@@ -99,6 +126,19 @@ def test_a_whole_run(keys, voc, tmp_path):
         trained = {**keys, "MODEL.WEIGHTS": tmp_path / other / "model_final.pth"}
         out = tmp_path / f"{engine}-reads-{other}"
         assert run_engine(engine, voc, out, trained, eval_only=True).metrics == ours.metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masks", ["polygon", "bitmask"])
+def test_five_steps_of_sparks_recipe_under_jitter(masks, narrow_r50_file, data_of, tmp_path):
+    """With masks that are cut, and objects that are lost."""
+    pytest.importorskip("shapely")
+    task = "coco/mask_rcnn_R_50_FPN_1x_SparK"
+    data_of(task)
+    keys = (*JITTER, "INPUT.MASK_FORMAT", masks, "SOLVER.MAX_ITER", 5, "SOLVER.WARMUP_ITERS", 1)
+    for engine in ("detectron2", "embedded"):
+        small_tasks.run(task, narrow_r50_file, tmp_path / engine, engine, *keys)
+    small_tasks.assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
 
 
 @pytest.mark.parametrize("engine", ["detectron2", "embedded"])
@@ -125,21 +165,29 @@ def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkey
         assert set(formats) == {wanted}
 
 
-def test_learning_rates_of_a_long_schedule():
+@pytest.mark.parametrize("keys", [{}, ADAMW, {**ADAMW, "SOLVER.WARMUP_METHOD": "constant"}])
+def test_learning_rates_of_a_long_schedule(keys):
     from detectron2.solver import build_lr_scheduler
 
     from detection.embedded.solver import build_schedule, set_learning_rate
 
-    keys = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
-    cfg = tiny.task(keys)
+    length = {"SOLVER.MAX_ITER": 240, "SOLVER.STEPS": (180, 220), "SOLVER.WARMUP_ITERS": 17}
+    cfg = tiny.task({**keys, **length})
     solver = cfg.SOLVER
-    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
-    ours = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=solver.BASE_LR)
-    ours.param_groups[0]["initial_lr"] = solver.BASE_LR
+    layers = [solver.BASE_LR * solver.LR_DECAY**k for k in range(3)]
+    theirs, ours = (
+        torch.optim.SGD(
+            [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in layers]
+        )
+        for _ in range(2)
+    )
+    for group in ours.param_groups:
+        group["initial_lr"] = group["lr"]
     scheduler = build_lr_scheduler(cfg, theirs)
     schedule = build_schedule(solver)
     for iteration in range(solver.MAX_ITER):
         set_learning_rate(ours, schedule(iteration / solver.MAX_ITER))
-        assert ours.param_groups[0]["lr"] == theirs.param_groups[0]["lr"], iteration
+        for expected, actual in zip(theirs.param_groups, ours.param_groups, strict=True):
+            assert actual["lr"] == expected["lr"], iteration
         theirs.step()
         scheduler.step()

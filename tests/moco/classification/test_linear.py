@@ -108,6 +108,21 @@ def test_a_run_separates_colors_and_leaves_the_network_as_it_was(straight, pretr
     assert (straight / "last_checkpoint").read_text() == "checkpoint_0002.pth.tar"
 
 
+def test_what_it_starts_from_is_the_seeds(straight, labeled, pretrained, tmp_path):
+    """A resumed run and other weights start equally, another seed does not."""
+    start = read_record(straight / "run.json").start
+    assert set(start["head"]) == {"fc.weight", "fc.bias"} and len(start["batches"]) == 6
+    arguments = words(tmp_path / "seed", labeled, pretrained, SEED=7)
+    main(arguments)
+    other = read_record(tmp_path / "seed" / "run.json").start
+    assert other["head"]["fc.weight"] != start["head"]["fc.weight"]
+    assert other["batches"] != start["batches"]
+    main(words(tmp_path / "random", labeled, "random"))
+    random = read_record(tmp_path / "random" / "run.json").start
+    assert start["head"].items() <= random["head"].items() and "conv1.weight" in random["head"]
+    assert start["batches"] == random["batches"]
+
+
 @pytest.mark.parametrize("name", ["conv1.weight", "bn1.running_var", "bn1.num_batches_tracked"])
 def test_a_changed_network_is_found(labeled, pretrained, tmp_path, monkeypatch, name):
     """One unit in the last place of one value of one tensor, after the third step."""

@@ -9,9 +9,11 @@ import torch
 from moco.common import distributed
 from moco.common.errors import UserError
 from moco.engine.checkpoint import list_checkpoints, load_checkpoint
-from moco.modeling.encoder import EncoderSpec, build_encoder
+from moco.modeling.archs import EncoderSpec, ViTSpec
+from moco.modeling.encoder import build_encoder
 from moco.modeling.mechanisms.end_to_end import EndToEnd
 from moco.modeling.mechanisms.memory_bank import MemoryBank
+from moco.modeling.mechanisms.moco_v3 import MoCoV3
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import exchange_plan, shuffle_plan
 from moco.pretrain import main
@@ -22,7 +24,10 @@ from tests.oracles.training import train_step
 pytestmark = pytest.mark.slow  # starts processes
 
 N, G, M, STEPS = 16, 4, 30, 4  # 4 groups of 4, on 1, 2 or 4 processes
-MECHANISMS = ("queue", "queue_unshuffled", "end_to_end", "two_encoders", "bank", "bank_nce")
+MECHANISMS = (
+    *("queue", "queue_unshuffled", "end_to_end", "two_encoders", "bank", "bank_nce"),
+    *("moco_v3", "moco_v3_vit"),
+)
 
 
 def collectives():
@@ -73,6 +78,11 @@ def build(name):
     """The mechanism with this process's share of the G groups; the same weights everywhere."""
     torch.manual_seed(0)
     spec = EncoderSpec("resnet10", "stride2", 0.125)
+    if name.startswith("moco_v3"):
+        vit = name.endswith("vit")
+        together = int(distributed.world_size() == 1)  # 0: BN of all processes' batch
+        encoder = build_encoder(ViTSpec("vit_micro", 16) if vit else spec, 8, False, together)
+        return MoCoV3(encoder, 8, 16, 0.9, 0.2, 3 if vit else 2, predictor_norm=vit).double()
     encoder = build_encoder(spec, 8, False, G // distributed.world_size())
     if name.startswith("queue"):
         return MomentumQueue(encoder, 8, K=20, m=0.9, T=0.2).double()
@@ -195,6 +205,10 @@ def runs(images, tiny, tmp_path_factory):
         )
     }
     run_on(2, command, opts("both_ways", **both_ways), connect=False)
+    v3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 16, "MOCO__BN_SPLITS": 1, "AUG__KIND": "v3"}
+    v3 |= {"MOCO__SYMMETRIC": True, "MOCO__MLP_DIM": 32}
+    main(opts("one_v3", **v3))
+    run_on(2, command, opts("v3", **v3), connect=False)
     return folder, received
 
 
@@ -207,11 +221,11 @@ def last_state(folder):
     return load_checkpoint(list_checkpoints(folder)[-1])["state_dict"]
 
 
-@pytest.mark.parametrize("name", ["parts", "index", "all_to_all", "four", "both_ways"])
+@pytest.mark.parametrize("name", ["parts", "index", "all_to_all", "four", "both_ways", "v3"])
 def test_the_command_on_several_processes_or_in_parts_is_one_run(runs, name):
     """Float32, so equal to rounding: parts of a batch, two and four processes."""
     folder, _ = runs
-    reference = folder / ("one_both_ways" if name == "both_ways" else "one")
+    reference = folder / {"both_ways": "one_both_ways", "v3": "one_v3"}.get(name, "one")
     assert losses(folder / name) == pytest.approx(losses(reference), abs=1e-4)
     one, other = last_state(reference), last_state(folder / name)
     for key, value in one.items():
@@ -235,5 +249,5 @@ def test_bytes_that_shuffling_moves(runs):
         # Each of the steps ends an epoch, after which the statistics of BN are gathered and saved.
         assert by_index["gather"] == steps * (n * dim + statistics) * 4
     for exchanged in received["all_to_all"]:
-        assert 0 < exchanged["exchange"] <= steps * n * (crop + 7 * 4)
-        assert exchanged["exchange"] % (crop + 7 * 4) == 0
+        assert 0 < exchanged["exchange"] <= steps * n * (crop + 8 * 4)
+        assert exchanged["exchange"] % (crop + 8 * 4) == 0

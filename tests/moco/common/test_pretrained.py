@@ -182,6 +182,14 @@ def test_the_hub(
     check_same(read.state, state)
 
 
+def test_what_the_hub_says_of_a_network_comes_with_it(hub: Served) -> None:
+    folder, _, _ = HUB_FILE.rpartition("/")
+    hub.files[f"{folder.replace('main', COMMIT)}/config.json"] = b"{}"
+    found = locate("hf://user/repo/model.safetensors")
+    assert found.path.with_name("config.json").exists()
+    assert not found.path.with_name("preprocessor_config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("code", "named"),
     [

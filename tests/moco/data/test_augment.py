@@ -6,11 +6,21 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.functional as TF
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms import RandomResizedCrop
 
 from moco.data import augment
-from moco.data.augment import V1, V2, apply_colors, crop_view, draw_box, draw_colors, draw_view
+from moco.data.augment import (
+    NUM_PARAMS,
+    V1,
+    V2,
+    V3,
+    apply_colors,
+    crop_view,
+    draw_box,
+    draw_colors,
+    draw_view,
+)
 
 FACTORS = torch.tensor([0.6, 0.9, 1.0, 1.4])
 
@@ -110,6 +120,7 @@ def test_blur_on_a_gpu_equals_that_on_a_cpu():
         ("blur", 0.1, 0, 0),
         ("blur", 1.0, 3, 0.7),
         ("blur", 2.0, 3, 0.7),
+        ("solarize", None, 0, 0),
     ],
 )
 def test_each_operation_equals_pils(name, value, largest, mean):
@@ -120,6 +131,9 @@ def test_each_operation_equals_pils(name, value, largest, mean):
     if name == "grayscale":
         augment.grayscale(ours)
         theirs = TF.to_grayscale(image, 3)
+    elif name == "solarize":
+        augment.solarize(ours)
+        theirs = ImageOps.solarize(image)
     elif name == "blur":
         augment.gaussian_blur(ours, torch.full((1, 1, 1, 1), value))
         theirs = image.filter(ImageFilter.GaussianBlur(value))
@@ -154,8 +168,8 @@ def test_a_seeds_draws_stay_the_same():
     """What a seed means: other numbers would make earlier runs unrepeatable."""
     rng = Random(0)
     for aug, box, colors in (
-        (V1, (8, 2, 41, 40), [11, 0.680561, 0.947337, 1.08871, 0.330409, 0, 0]),
-        (V2, (2, 3, 36, 32), [-1, 1.041014, 1.165249, 1.037953, 0.062893, 0, 0]),
+        (V1, (8, 2, 41, 40), [11, 0.680561, 0.947337, 1.08871, 0.330409, 0, 0, 0]),
+        (V2, (2, 3, 36, 32), [-1, 1.041014, 1.165249, 1.037953, 0.062893, 0, 0, 0]),
     ):
         view = augment.draw_view(rng, (60, 40), aug)
         assert (view.box, view.flip) == (box, False)
@@ -183,9 +197,12 @@ def test_probabilities_and_ranges_of_colors():
     sigmas = drawn[drawn[:, augment.SIGMA_PX] > 0, augment.SIGMA_PX]
     assert (sigmas.min(), sigmas.max()) == pytest.approx((0.1, 2.0), abs=0.01)
     assert all(draw_colors(rng, V1)[augment.ORDER] >= 0 for _ in range(100))
+    views = np.array([[draw_colors(rng, view) for view in V3] for _ in range(4000)])
+    assert (views[:, :, augment.SIGMA_PX] > 0).mean(0) == pytest.approx([1, 0.1], abs=0.02)
+    assert views[:, :, augment.SOLARIZE].mean(0) == pytest.approx([0, 0.2], abs=0.02)
 
 
-@pytest.mark.parametrize("aug", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("aug", [V1, V2, V3[1]], ids=["v1", "v2", "v3"])
 def test_views_equal_the_official_operations_on_pil(aug):
     """The same draws through PIL, in the order of main_moco.py: equal up to PIL's whole numbers."""
     aug = dataclasses.replace(aug, crop_px=32, blur_prob=0.0)
@@ -193,7 +210,7 @@ def test_views_equal_the_official_operations_on_pil(aug):
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     image = coarse.resize((90, 70), Image.Resampling.BICUBIC)
     N = 40
-    pixels, params = torch.empty(N, 2, 3, 32, 32, dtype=torch.uint8), torch.empty(N, 2, 7)
+    pixels, params = torch.empty(N, 2, 3, 32, 32, dtype=torch.uint8), torch.empty(N, 2, NUM_PARAMS)
     for n in range(N):
         draw_views(Random(n), torch.from_numpy(np.array(image)), aug, pixels[n], params[n])
     pixels, params = pixels.flatten(0, 1), params.flatten(0, 1)
@@ -208,7 +225,7 @@ def test_views_equal_the_official_operations_on_pil(aug):
 
 def official_colors(x, params, aug):
     image = TF.to_pil_image(x)
-    order, *factors, hue, gray, _ = params
+    order, *factors, hue, gray, _, solarized = params
     if aug.gray_first and gray:
         image = TF.to_grayscale(image, 3)
     for op in augment.ORDERS[int(order)] if order >= 0 else ():
@@ -216,13 +233,15 @@ def official_colors(x, params, aug):
         image = adjust(image, [*factors, hue][op])
     if not aug.gray_first and gray:
         image = TF.to_grayscale(image, 3)
+    if solarized:
+        image = ImageOps.solarize(image)
     return TF.to_tensor(image)
 
 
 def test_crops_equal_pils_antialiased_resize():
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     aug = dataclasses.replace(V1, crop_px=24, flip_prob=0.0)
-    pixels, params = torch.empty(2, 3, 24, 24, dtype=torch.uint8), torch.empty(2, 7)
+    pixels, params = torch.empty(2, 3, 24, 24, dtype=torch.uint8), torch.empty(2, NUM_PARAMS)
     draw_views(Random(5), torch.from_numpy(image), aug, pixels, params)
     rng = Random(5)
     for view in range(2):
@@ -240,7 +259,7 @@ def test_flip():
     for probability in (0.0, 1.0):
         aug = dataclasses.replace(V1, crop_px=16, flip_prob=probability)
         views[probability] = torch.empty(2, 3, 16, 16, dtype=torch.uint8)
-        draw_views(Random(0), image, aug, views[probability], torch.empty(2, 7))
+        draw_views(Random(0), image, aug, views[probability], torch.empty(2, NUM_PARAMS))
     assert torch.equal(views[1.0], views[0.0].flip(-1))
     assert views[0.0][0, 0, 0, 0] < views[0.0][0, 0, 0, -1]
 
@@ -275,7 +294,7 @@ def test_views_that_are_left_as_they_are():
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("aug", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("aug", [V1, V2, V3[1]], ids=["v1", "v2", "v3"])
 def test_opencv_equals_the_operations_of_a_gpu(monkeypatch, aug, threads):
     """Every order, gray or not, with and without blur, factors below and above 1."""
     pytest.importorskip("cv2")
@@ -287,6 +306,7 @@ def test_opencv_equals_the_operations_of_a_gpu(monkeypatch, aug, threads):
     params[:, augment.ORDER] = torch.arange(96) % 24
     params[:, augment.GRAY] = (torch.arange(96) >= 72).float()
     params[::5, augment.SIGMA_PX] = torch.linspace(0.1, 2, 20)
+    assert params[:, augment.SOLARIZE].any() == (aug == V3[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     found = apply_colors(pixels, params, aug)
     monkeypatch.setattr(augment.opencv, "AVAILABLE", False)

@@ -43,6 +43,7 @@ def test_exponential_of_the_papers_billion_images():
             [1 / 3, 2 / 3, 0.5, 0.5, 0.25, 0.25, 0.125],
         ),
         (4, {"MILESTONES_EPOCHS": ()}, [1] * 4),
+        (6, {"SCHEDULE": "warmup_cosine", "WARMUP_ITERS": 2}, [0.5, 1, 1, 0.853553, 0.5, 0.146447]),
     ],
 )
 def test_as_a_list(steps, keys, expected):

@@ -31,7 +31,7 @@ class Prototypes(Mechanism):
         loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T)
         return StepOutput(loss, accuracy, q.detach())
 
-    def update(self, dictionaries, queries, images):
+    def update(self, dictionaries, queries, images, progress):
         self.steps += 1
 
 
@@ -54,7 +54,8 @@ def test_a_mechanism_from_outside_trains(toy, images, tiny, tmp_path):
     assert not any(name.startswith("module.encoder_k") for name in state)
 
 
-def test_the_three_of_the_paper():
-    assert {name for name, _ in MECHANISMS} == {"momentum_queue", "end_to_end", "memory_bank"}
+def test_those_of_the_paper_and_moco_v3():
+    papers = {"momentum_queue", "end_to_end", "memory_bank"}
+    assert {name for name, _ in MECHANISMS} == papers | {"moco_v3"}
     with pytest.raises(UserError, match=r"MOCO\.MECHANISM.*simclr"):
         lookup(MECHANISMS, "simclr", "MOCO.MECHANISM")

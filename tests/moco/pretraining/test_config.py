@@ -1,6 +1,7 @@
 """Keys of pre-training: the recipes, what is refused, and scaling to another batch."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,9 +10,8 @@ import torch
 
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-from moco.data.augment import V1, V2
+from moco.data.augment import V1, V2, V3
 from moco.engine.device import pick_device
-from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.pretrain import parse_args
 from moco.pretraining.config import (
     check_processes,
@@ -19,7 +19,7 @@ from moco.pretraining.config import (
     load_pretrain_cfg,
     scale_to_batch,
 )
-from moco.pretraining.run import augmentation_from
+from moco.pretraining.run import _build, augmentations_from
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "pretrain"
 RECIPES = sorted(CONFIGS.glob("*.yaml"))
@@ -42,9 +42,9 @@ def test_recipes_have_names():
 def test_every_recipe_loads_and_builds_and_says_what_to_expect(path):
     loaded = cfg("", path)
     with torch.device("meta"):
-        spec = EncoderSpec(loaded.MODEL.ARCH, loaded.MODEL.STEM, loaded.MODEL.WIDTH)
-        encoder = build_encoder(spec, loaded.MOCO.DIM, loaded.MOCO.MLP, loaded.MOCO.BN_SPLITS)
-    assert encoder.state_dict()["conv1.weight"].shape[0] == 64 * loaded.MODEL.WIDTH
+        model, _ = _build(loaded, 10, world_size=1)
+    if loaded.MODEL.ARCH.startswith("resnet"):
+        assert model.encoder_q.conv1.weight.shape[0] == 64 * loaded.MODEL.WIDTH
     head = path.read_text().split("\n\n")[0]
     labels = re.findall(r"^# (Source|Command|Expected|Cost): +\S", head, flags=re.MULTILINE)
     assert labels == ["Source", "Command", "Expected", "Cost"]
@@ -105,10 +105,37 @@ def test_learning_rates_of_the_papers_large_batches(name, iters, schedule):
     assert (solver.SCHEDULE, solver.GAMMA, solver.DECAY_EVERY_ITERS) == schedule
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "decay", "warmup_epochs", "m", "T"),
+    [
+        ("r50_in1m_100ep", 0.6, 1e-6, 10, 0.99, 1.0),
+        ("r50_in1m_300ep", 0.3, 1e-6, 10, 0.99, 1.0),
+        ("r50_in1m_1000ep", 0.3, 1.5e-6, 10, 0.996, 1.0),
+        ("vit_s_in1m_300ep", 1.5e-4, 0.1, 40, 0.99, 0.2),
+        ("vit_b_in1m_300ep", 1.5e-4, 0.1, 40, 0.99, 0.2),
+    ],
+)
+def test_recipes_of_moco_v3_are_those_of_its_commands(name, rate, decay, warmup_epochs, m, T):
+    """The official CONFIG.md: the rate is for 256 images; ImageNet has 312 steps of 4096."""
+    loaded = cfg("", CONFIGS / f"moco_v3_{name}.yaml")
+    solver, notes = scale_to_batch(loaded)
+    assert solver.BASE_LR == pytest.approx(rate * 4096 / 256) and notes == []
+    assert solver.WARMUP_ITERS == warmup_epochs * (1_281_167 // 4096)
+    assert (solver.WEIGHT_DECAY, loaded.MOCO.M, loaded.MOCO.T) == (decay, m, T)
+    assert name.endswith(f"_{solver.MAX_EPOCHS}ep") and loaded.MOCO.SYMMETRIC
+    vit = name.startswith("vit")
+    assert solver.OPTIMIZER == ("adamw" if vit else "lars")
+    assert (loaded.MODEL.FREEZE_PATCH_EMBED, loaded.MODEL.ZERO_INIT_RESIDUAL) == (vit, not vit)
+    assert loaded.AUG.CROP_SCALE == (0.08 if vit else 0.2, 1.0)
+
+
 def test_augmentations_are_the_published_ones():
-    assert augmentation_from(cfg("")) == V1
-    assert augmentation_from(cfg("", CONFIGS / "moco_v2_r50_in1m_200ep.yaml")) == V2
-    assert augmentation_from(cfg("AUG.KIND v2")) == V2
+    assert augmentations_from(cfg("")) == (V1, V1)
+    assert augmentations_from(cfg("", CONFIGS / "moco_v2_r50_in1m_200ep.yaml")) == (V2, V2)
+    assert augmentations_from(cfg("AUG.KIND v2")) == (V2, V2)
+    assert augmentations_from(cfg("", CONFIGS / "moco_v3_r50_in1m_100ep.yaml")) == V3
+    vit = tuple(replace(view, crop_scale=(0.08, 1.0)) for view in V3)
+    assert augmentations_from(cfg("", CONFIGS / "moco_v3_vit_b_in1m_300ep.yaml")) == vit
     aug = cfg("AUG.KIND v2 AUG.HUE 0.3").AUG  # keys that are set win over the kind's
     assert (aug.HUE, aug.BLUR_PROB, aug.JITTER_PROB) == (0.3, 0.5, 0.8)
 
@@ -124,6 +151,15 @@ def test_augmentations_are_the_published_ones():
         ("MOCO.LOSS nce", "MOCO.LOSS"),
         ("MOCO.MECHANISM memory_bank MOCO.SYMMETRIC True", "MOCO.SYMMETRIC"),
         ("MOCO.MECHANISM simclr", "MOCO.MECHANISM: got 'simclr'"),
+        ("MOCO.MECHANISM moco_v3", "MOCO.K: got 65536"),
+        ("MOCO.MECHANISM moco_v3 MOCO.K 256", "MOCO.BN_SPLITS: got 8"),
+        ("MOCO.MECHANISM moco_v3 MOCO.K 256 SOLVER.ACCUMULATE 2", "SOLVER.ACCUMULATE: got 2"),
+        ("MODEL.ARCH vit_small MODEL.WIDTH 2", "MODEL.WIDTH 2: vit_small"),
+        ("MODEL.ARCH vit_small MODEL.STEM cifar", "MODEL.STEM cifar"),
+        ("MODEL.ARCH vit_small AUG.CROP_PX 100", "AUG.CROP_PX: got 100"),
+        ("MODEL.FREEZE_PATCH_EMBED True", "MODEL.FREEZE_PATCH_EMBED: resnet50"),
+        ("AUG.BLUR_PROB_2 1.5", "AUG.BLUR_PROB_2: got 1.5"),
+        ("AUG.SOLARIZE_PROB -1", "AUG.SOLARIZE_PROB: got -1"),
         ("MOCO.BANK_MOMENTUM 1", "MOCO.BANK_MOMENTUM: got 1.0"),
         ("MOCO.M 1.0", "MOCO.M: got 1.0"),
         ("MOCO.T 0", "MOCO.T: got 0.0"),
@@ -134,7 +170,7 @@ def test_augmentations_are_the_published_ones():
         ("SOLVER.SCHEDULE linear", "SOLVER.SCHEDULE: got 'linear'.* cosine"),
         ("SOLVER.OPTIMIZER adam", "SOLVER.OPTIMIZER: got 'adam'.* lars"),
         ("MODEL.ARCH resnet51", "MODEL.ARCH: got 'resnet51'.* resnet10"),
-        ("AUG.KIND v3", "AUG.KIND: got 'v3'"),
+        ("AUG.KIND v4", "AUG.KIND: got 'v4'"),
         ("AUG.CROP_SCALE (0.5,0.2)", "AUG.CROP_SCALE"),
         ("AUG.CROP_SCALE (0.5,)", "AUG.CROP_SCALE"),
         ("AUG.HUE 0.6", "AUG.HUE: got 0.6"),
@@ -186,7 +222,8 @@ def test_nothing_to_scale(reference):
     "opts, world_size, key",
     [
         ("", 3, "SOLVER.BATCH_SIZE: got 256"),
-        ("MOCO.BN_SPLITS 1", 2, "MOCO.BN_SPLITS: got 1"),
+        ("MOCO.BN_SPLITS 2", 4, "MOCO.BN_SPLITS: got 2"),
+        ("MOCO.BN_SPLITS 1 SOLVER.ACCUMULATE 2", 1, "MOCO.BN_SPLITS: got 1"),
         ("SOLVER.ACCUMULATE 3", 1, "MOCO.BN_SPLITS: got 8"),
         ("SOLVER.ACCUMULATE 4", 4, "MOCO.BN_SPLITS: got 8"),
     ],
@@ -199,6 +236,10 @@ def test_what_processes_cannot_share(opts, world_size, key):
 @pytest.mark.parametrize("world_size, parts", [(1, 1), (8, 1), (2, 4), (1, 8)])
 def test_what_processes_can_share(world_size, parts):
     check_processes(cfg(f"SOLVER.ACCUMULATE {parts}"), world_size)
+
+
+def test_bn_of_the_whole_batch_is_for_any_number_of_processes():
+    check_processes(cfg("MOCO.BN_SPLITS 1"), 4)
 
 
 def test_devices(monkeypatch):

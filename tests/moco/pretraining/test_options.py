@@ -17,6 +17,10 @@ from moco.pretrain import main
 from tests.oracles.training import metrics, newest
 
 BANK = {"MOCO__MECHANISM": "memory_bank"}
+V3 = {"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1, "MOCO__SYMMETRIC": True}
+V3 |= {"MOCO__MLP_DIM": 32, "AUG__KIND": "v3", "SOLVER__SCHEDULE": "warmup_cosine"}
+VIT = {"MODEL__ARCH": "vit_micro", "MODEL__STEM": "imagenet", "MODEL__WIDTH": 1}
+VIT |= {"MODEL__FREEZE_PATCH_EMBED": True, "SOLVER__OPTIMIZER": "adamw", "SOLVER__BASE_LR": 0.001}
 
 
 @pytest.fixture
@@ -182,6 +186,33 @@ def test_when_the_key_encoder_is_the_query_encoder(train, keys, equal):
     assert torch.equal(q, weights["module.encoder_k.conv1.weight"]) == equal
 
 
+def test_the_patch_projection_stays_and_the_momentum_rises(train):
+    """Frozen weights are not even decayed; at the end of the run m is 1: keys' encoders stay."""
+    start, _ = train("start", **{**VIT, **V3, "SOLVER__BASE_LR": 0, "SOLVER__MAX_ITERS": 1})
+    state, _ = train("run", SOLVER__MAX_ITERS=3, SOLVER__WEIGHT_DECAY=0.5, **VIT | V3)
+    first, last = ({n.removeprefix("module."): x for n, x in s["state_dict"].items()}
+                   for s in (start, state))  # fmt: skip
+    for name in ("patch_embed.proj.weight", "patch_embed.proj.bias", "pos_embed"):
+        for encoder in "qk":
+            whole = f"encoder_{encoder}.{name}"
+            assert torch.equal(first[whole], last[whole]), whole
+    moved = "blocks.0.attn.qkv.weight"
+    assert not torch.equal(first[f"encoder_q.{moved}"], last[f"encoder_q.{moved}"])
+    assert {name.split(".")[0] for name in last} == {"encoder_q", "encoder_k", "predictor"}
+    once, _ = train("once", SOLVER__MAX_ITERS=1, MOCO__M=0.0, **VIT | V3)
+    weights = once["state_dict"]
+    key, query = (weights[f"module.encoder_{e}.{moved}"] for e in "kq")
+    assert torch.equal(key, first[f"encoder_k.{moved}"]) and not torch.equal(key, query)
+
+
+def test_a_resnets_blocks_start_as_the_identity(train):
+    keys = {"MODEL__ZERO_INIT_RESIDUAL": True, "SOLVER__BASE_LR": 0, "SOLVER__MAX_ITERS": 1}
+    state = train("run", **keys)[0]["state_dict"]
+    for encoder in "qk":
+        assert not state[f"module.encoder_{encoder}.layer1.0.bn2.weight"].any()
+        assert state[f"module.encoder_{encoder}.layer1.0.bn1.weight"].all()
+
+
 @pytest.mark.parametrize("mlp", [False, True])
 def test_heads(train, mlp):
     state, _ = train("run", MOCO__MLP=mlp, SOLVER__MAX_ITERS=1)
@@ -198,6 +229,8 @@ def test_heads(train, mlp):
         BANK,
         {"SOLVER__PRECISION": "bf16", "SOLVER__CHANNELS_LAST": True, "AUG__KIND": "v2"},
         {"SOLVER__PRECISION": "fp16"},
+        {"MODEL__ZERO_INIT_RESIDUAL": True, "SOLVER__OPTIMIZER": "lars", **V3},
+        {**VIT, **V3},
     ],
     ids=lambda keys: str(next(iter(keys.values()))),
 )

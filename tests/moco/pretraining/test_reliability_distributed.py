@@ -33,6 +33,10 @@ MECHANISMS = {
     "queue": {},
     "end_to_end": {"MOCO__MECHANISM": "end_to_end", "MOCO__K": 8},
     "memory_bank": {"MOCO__MECHANISM": "memory_bank", "MOCO__K": 12},
+    "moco_v3": {
+        **{"MOCO__MECHANISM": "moco_v3", "MOCO__K": 8, "MOCO__BN_SPLITS": 1},
+        **{"MOCO__SYMMETRIC": True, "MOCO__MLP_DIM": 32},
+    },
 }
 
 
@@ -172,7 +176,7 @@ class TestResume:
 class TestOtherProcesses:
     """Row 8."""
 
-    @pytest.mark.parametrize("mechanism", ["queue", "memory_bank"])
+    @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
     @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
     def test_goes_on_with_the_same_batch_if_asked(
         self, words, straight, tmp_path, mechanism, before, after

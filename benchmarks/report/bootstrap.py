@@ -1,0 +1,277 @@
+"""Bootstrap over the test images, and over seeds and images: how a gap varies with what it is
+measured on.
+
+AP is computed again from the runs' match records (detection/evaluation/matches.py) for test sets
+that are sampled from the test images with replacement, the same ones for every run (paired
+bootstrap: Everingham et al., "The PASCAL Visual Object Classes Challenge: A Retrospective", 2015,
+section 3.5; Efron and Tibshirani, "An Introduction to the Bootstrap").
+
+B resamples, I images, D detections and N true ones of a class, T IoU thresholds, R recalls.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
+from benchmarks.report.records import Run
+from benchmarks.report.significance import holm, unpaired
+from detection.evaluation import coco, voc
+from detection.evaluation.matches import (
+    COCO,
+    KINDS,
+    MATCHES_NAME,
+    THRESHOLDS,
+    VOC,
+    Matches,
+    read_matches,
+)
+from moco.common.errors import DataError, UserError
+
+SEED = 0  # a report of the same runs says the same
+SAME_AP = 2e-6  # records have AP rounded to 1e-6
+METRICS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}  # name → thresholds
+_CHUNK_NUMBERS = 4_000_000  # of an intermediate array
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class RowSamples:
+    """A row on resampled test images.
+
+    Attributes:
+        images: ids of all test images.
+        values: metric → (n, B), of the row's n runs, or of the means of its n pre-trainings.
+    """
+
+    images: tuple[str, ...]
+    values: dict[str, Array]
+
+
+def over_images(table: Table, number: int) -> Resamples:
+    """The gaps of all rows to the baseline on `number` resampled sets of test images."""
+    base = next((row for row in table.rows if row.init == table.baseline), None)
+    if base is None or not table.metrics[0].startswith(KINDS):
+        return Resamples(number, {}, {})
+    samples: dict[str, RowSamples] = {}
+    missing = {}
+    for row in (base, *(row for row in table.rows if row is not base)):
+        try:
+            samples[row.init] = found = row_samples(row, table.metrics, number)
+        except UserError as error:
+            missing[row.init] = str(error)
+            continue
+        if base.init in samples and found.images != samples[base.init].images:
+            missing[row.init] = "other test images than the baseline's"
+    images, both = {}, {}
+    for row, metric in itertools.product(table.rows, table.metrics):
+        gap, pair = row.gaps[metric], [samples.get(each.init) for each in (row, base)]
+        if gap is None or {row.init, base.init} & missing.keys():
+            continue
+        values = [own.values[metric] for own in pair if own and metric in own.values]
+        if len(values) == 2:
+            a, b = values
+            images[row.init, metric] = image_interval(a.mean(axis=0) - b.mean(axis=0))
+            pairs = not unpaired(row, base, metric)
+            if interval := two_level(a, b, gap.value, paired=pairs):
+                both[row.init, metric] = interval
+    holm_images, holm_both = (holm({k: v[2] for k, v in p.items()}) for p in (images, both))
+    gaps = {
+        key: Resampled(
+            (*found, holm_images[key]), (*both[key], holm_both[key]) if key in both else None
+        )
+        for key, found in images.items()
+    }
+    return Resamples(number, gaps, missing)
+
+
+def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
+    """AP of every run of a row on the resampled test images.
+
+    Raises:
+        UserError: a run without match records, or with those of another evaluation.
+    """
+    units = [[_run_samples(run, metrics, number) for run in unit] for unit in row.units]
+    runs = [samples for unit in units for samples in unit]
+    if len({samples.images for samples in runs}) > 1:
+        raise UserError("its runs were not tested on the same images")
+    values = {
+        name: np.stack([np.mean([own.values[name] for own in unit], axis=0) for unit in units])
+        for name in runs[0].values
+        if all(name in samples.values for samples in runs)
+    }
+    return RowSamples(runs[0].images, values)
+
+
+def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
+    path, seed = run.folder / "inference" / MATCHES_NAME, f"seed {run.record.seed}"
+    if not path.is_file():
+        raise UserError(f"a run has no match records (inference/{MATCHES_NAME}) in its folder")
+    try:
+        stored = read_matches(path)
+    except DataError as error:
+        raise UserError(f"the match records of {seed} cannot be read") from error
+    counts = image_counts(len(stored.images), number)
+    values: dict[str, Array] = {}
+    for kind, matches in stored.kinds.items():
+        names = [name for name in METRICS if f"{kind}/{name}" in metrics]
+        own = average_precision(stored.metric, matches) if names else {}
+        for name in names:
+            noted = run.record.metrics.get(f"{kind}/{name}")
+            if noted is None or not abs(noted - own[name]) <= SAME_AP:
+                raise UserError(f"the match records of {seed} are of another {kind}/{name}")
+        found = resample(stored.metric, matches, counts) if names else {}
+        values |= {f"{kind}/{name}": found[name] for name in names}
+    return RowSamples(stored.images, values)
+
+
+def average_precision(metric: str, matches: Matches) -> dict[str, float]:
+    """AP, AP50 and AP75, 0..100, by the code of the evaluators: bitwise their numbers."""
+    if metric == COCO:
+        return coco.summarize(matches)
+    classes = range(int(max(matches.object_classes, default=-1)) + 1)
+    year = int(metric.removeprefix(VOC))
+    found = voc.summarize(matches, [f"{c}" for c in classes], year)
+    return {name: found[f"bbox/{name}"] for name in METRICS}
+
+
+@lru_cache(1)
+def image_counts(images: int, number: int) -> Ints:
+    """(B, I): how often each image is in each resample; the same for all runs."""
+    random = np.random.default_rng(SEED)
+    sampled = (random.integers(0, images, images) for _ in range(number))
+    return np.stack([np.bincount(own, minlength=images).astype(np.int32) for own in sampled])
+
+
+def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
+    """AP, AP50 and AP75 on resampled test images: (B,) each, 0..100, NaN without an object.
+
+    Equal to `average_precision` of the images repeated as often as they count, but for rounding.
+    Precision counts at true detections only: between two of them it falls. A class that has no
+    object in a resample is in none of its means.
+
+    Args:
+        counts: (B, I).
+    """
+    recalls = {COCO: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
+    B = len(counts)
+    total, classes = np.zeros((THRESHOLDS, B)), np.zeros(B)
+    for class_id in np.unique(matches.object_classes).tolist():
+        mine = matches.of_class(class_id)
+        owners = matches.object_images[matches.object_classes == class_id]
+        size = max(_CHUNK_NUMBERS // max(mine.stop - mine.start, len(owners), 1), 1)
+        for start in range(0, B, size):
+            part = slice(start, min(start + size, B))
+            weights = np.ascontiguousarray(counts[part].T)  # (I, b)
+            objects = weights[owners].sum(axis=0)  # (b,)
+            flags = matches.true[mine], matches.ignored[mine]
+            total[:, part] += _class_ap(matches.images[mine], *flags, weights, objects, recalls)
+            classes[part] += objects > 0
+    with np.errstate(invalid="ignore"):
+        per_threshold = 100 * total / classes  # (T, B)
+    return {name: per_threshold[which].mean(axis=0) for name, which in METRICS.items()}
+
+
+def _class_ap(
+    images: NDArray[Any],
+    true: NDArray[np.bool_],
+    ignored: NDArray[np.bool_],
+    weights: Ints,
+    objects: Ints,
+    recalls: Array | None,
+) -> Array:
+    """AP 0..1 of one class, (T, b); 0 where it has no object."""
+    of_images = weights[images]  # (D, b)
+    ranks = np.cumsum(of_images, axis=0, dtype=np.int32)
+    found = np.zeros((THRESHOLDS, len(objects)))
+    wanted = None if recalls is None else _wanted(recalls, objects)
+    for t in range(THRESHOLDS):
+        at, out = np.flatnonzero(true[:, t]), np.flatnonzero(ignored[:, t])
+        if not len(at):
+            continue
+        own, seen = of_images[at], ranks[at]  # (N, b)
+        if len(out):
+            left_out = np.cumsum(of_images[out], axis=0, dtype=np.int32)
+            before = np.searchsorted(out, at)
+            seen[before > 0] -= left_out[before[before > 0] - 1]
+        tp = np.cumsum(own, axis=0, dtype=np.int32)
+        precision = tp / np.maximum(seen, 1)
+        envelope = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        if wanted is None:
+            found[t] = (own * envelope).sum(axis=0) / np.maximum(objects, 1)
+            continue
+        # The envelope where the 1st, 2nd, … object of each resample is found, one after the other.
+        steps = np.append(np.repeat(envelope.T.ravel(), own.T.ravel()), 0.0)
+        reached = wanted <= tp[-1]  # (R, b)
+        places = np.cumsum(tp[-1], dtype=np.int64) - tp[-1] + wanted - 1
+        found[t] = np.where(reached, steps[np.where(reached, places, -1)], 0.0).mean(axis=0)
+    return found
+
+
+def _wanted(recalls: Array, objects: Ints) -> Ints:
+    """(R, b): how many objects have to be found to reach each recall, as floats compare."""
+    number = np.maximum(objects, 1)
+    wanted = np.ceil(recalls[:, None] * number).astype(np.int64)
+    wanted -= (wanted - 1) / number >= recalls[:, None]
+    wanted += wanted / number < recalls[:, None]
+    return np.maximum(wanted, 1)
+
+
+def image_interval(gaps: Array) -> tuple[float, float, float]:
+    """95% interval of a gap over resamples (B,), and the two-sided p-value of no gap.
+
+    Percentiles; the p-value is twice the share of resamples on the other side of 0.
+    """
+    gaps = gaps[np.isfinite(gaps)]
+    ends = np.quantile(gaps, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    other = 1 + min(np.count_nonzero(gaps <= 0), np.count_nonzero(gaps >= 0))
+    return float(ends[0]), float(ends[1]), min(1.0, 2 * other / (len(gaps) + 1))
+
+
+def two_level(a: Array, b: Array, gap: float, *, paired: bool) -> tuple[float, float, float] | None:
+    """95% interval and p-value of a gap over runs and test images.
+
+    Runs are sampled first, then images: replicate r is a mean of sampled runs, all on the images of
+    resample r. Of n runs n − 1 are sampled, which makes the variance of their mean unbiased (Rao
+    and Wu, 1988). So few runs have no percentiles to speak of; the interval is the gap ± t times
+    the replicates' standard deviation, with Satterthwaite's degrees of freedom, where only the runs
+    have few.
+
+    Args:
+        a: (n, B), the runs of a row on the resamples.
+        b: of the baseline on the same ones; its n may differ, but of pairs.
+        gap: of the means on the test images themselves.
+        paired: the n runs of both are pairs, sampled together.
+
+    Returns:
+        None: a row has one run, or nothing varies.
+    """
+    from scipy import stats
+
+    if min(len(a), len(b)) < 2:
+        return None
+    random = np.random.default_rng(SEED)
+    parts = [a - b] if paired else [a, -b]
+    replicates = np.zeros(a.shape[1])
+    variances = []  # of the means over runs, each with its degrees of freedom
+    for part in parts:
+        n, B = part.shape
+        chosen = random.integers(0, n, (n - 1, B))
+        replicates += np.take_along_axis(part, chosen, axis=0).mean(axis=0)
+        variances.append((part.mean(axis=1).var(ddof=1) / n, n - 1))
+    variance = float(np.nanvar(replicates, ddof=1))
+    if variance == 0:
+        return None
+    of_runs = sum(v**2 / degrees for v, degrees in variances)
+    freedom = variance**2 / of_runs if of_runs > 0 else math.inf
+    error = math.sqrt(variance)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return gap - half, gap + half, float(2 * stats.t.sf(abs(gap) / error, freedom))

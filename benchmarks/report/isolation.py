@@ -1,0 +1,125 @@
+"""Whether two rows of a table differ in their weights alone: what their records prove of it.
+
+A table's rows have one engine, one protocol (the hash of every key but seed, weights, folders and
+devices, and of the data) and one length. Here is compared what else decides a number: the initial
+values of all tensors that no weights gave, the first batches, and the devices.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report.aggregate import Row, Table
+from moco.common.errors import first_few
+from moco.common.run import RunRecord
+
+# Keys that are in no protocol's hash, but decide which random numbers a seed stands for, or the
+# last bits of what is computed from them.
+SAMPLING = (
+    *("MODEL.DEVICE", "MODEL.CHANNELS_LAST"),
+    *("DATALOADER.NUM_WORKERS", "SOLVER.REFERENCE_WORLD_SIZE", "DEVICE", "DATA.NUM_WORKERS"),
+)
+# Keys that belong to a file of weights: its input contract.
+CONTRACT = (
+    *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1"),
+)
+MAX_NAMED = 3  # differences
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """Of a row and the baseline.
+
+    Attributes:
+        proof: what is equal; empty where something differs or is not recorded.
+        differs: that, in words.
+    """
+
+    row: str
+    base: str
+    proof: tuple[str, ...]
+    differs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.differs:
+            found = first_few(list(self.differs), MAX_NAMED)
+            return f"not shown that only the weights of {self.row} and {self.base} differ: {found}"
+        return f"only the weights of {self.row} and {self.base} differ: {'; '.join(self.proof)}"
+
+
+def isolation(table: Table) -> list[Isolation]:
+    """Of every row but the baseline."""
+    base = next((row for row in table.rows if row.init == table.baseline), None)
+    return [_compare(row, base) for row in table.rows if base is not None and row is not base]
+
+
+def _compare(row: Row, base: Row) -> Isolation:
+    of_seed = {run.record.seed: run.record for run in base.runs}
+    seeds = {run.record.seed for run in row.runs}
+    pairs = [(r.record, of_seed[r.record.seed]) for r in row.runs if r.record.seed in of_seed]
+    differs = [f"only one of them has seed {seed}" for seed in sorted(seeds ^ of_seed.keys())]
+    differs += differences(pairs)
+    if differs or not pairs:
+        return Isolation(row.init, base.init, (), tuple(differs))
+    first = pairs[0][0]
+    heads = [{k: v for k, v in _head(a).items() if k in _head(b)} for a, b in pairs]
+    batches = [(a.start or {})["batches"] for a, _ in pairs]
+    contract = [
+        f"{key} {x!r} / {y!r}"
+        for key in CONTRACT
+        if (x := first.config.get(key)) != (y := pairs[0][1].config.get(key))
+    ]
+    one = f"{len(batches[0])} first batches (sha256 {_hash(batches)}) and the initial values of "
+    one += f"{len(heads[0])} tensors that no weights gave (sha256 {_hash(heads)})"
+    proof = [
+        f"equal configuration and data (sha256 {first.config_sha256[:10]})",
+        f"equal {one} in seed{'s'[: len(seeds) > 1]} {', '.join(map(str, sorted(seeds)))}",
+    ]
+    proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
+    return Isolation(row.init, base.init, tuple(proof), ())
+
+
+def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
+    """What runs of equal seeds and one protocol differ in besides the weights, or do not record."""
+    seeds: dict[str, list[str]] = {}
+    for a, b in pairs:
+        for text in _differences(a, b):
+            seeds.setdefault(text, []).append(str(a.seed))
+    return [f"{t} (seed{'s'[: len(of) > 1]} {', '.join(of)})" for t, of in seeds.items()]
+
+
+def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
+    for (name, x), y in zip(_sampling(a).items(), _sampling(b).values(), strict=True):
+        if x != y:
+            yield f"{name} {x!r} / {y!r}"
+    for what in ("head", "batches"):
+        if not all((record.start or {}).get(what) for record in (a, b)):
+            yield f"no digests of the {'initial head' if what == 'head' else 'first batches'}"
+            return
+    heads = _head(a), _head(b)
+    names = [name for name, digest in heads[0].items() if heads[1].get(name, digest) != digest]
+    # Of random weights every tensor starts from scratch.
+    for (mine, others), record in ((heads, a), (heads[::-1], b)):
+        names += sorted(mine.keys() - others.keys()) if record.weights_sha256 else []
+    if names:
+        yield f"initial values of {first_few(names, MAX_NAMED)}"
+    mine, others = ((record.start or {})["batches"] for record in (a, b))
+    if mine != others:
+        equal = [x == y for x, y in zip(mine, others, strict=False)]
+        number = equal.index(False) if False in equal else len(equal)
+        yield f"batch {number + 1} of the first ones"
+
+
+def _head(record: RunRecord) -> dict[str, str]:
+    found: dict[str, str] = (record.start or {})["head"]
+    return found
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:10]
+
+
+def _sampling(record: RunRecord) -> dict[str, Any]:
+    gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
+    return {**{key: record.config.get(key) for key in SAMPLING}, "number of GPUs": len(gpus)}

@@ -1,0 +1,83 @@
+"""What a training starts from, as digests: tensors that no file of weights gave, first batches.
+
+Two runs whose digests agree differ in nothing before their first step but the weights. Both engines
+write them into OUTPUT_DIR while they train; the run record takes them from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from detection.engine.weights import UNTRACKED, Coverage
+from moco.common.files import atomic_write_json, sha256_state
+from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_STRIDE_PX = 8
+
+
+class StartFile:
+    """Writes `OUTPUT_DIR/start.json` during the first batches: `head` and `batches`.
+
+    Args:
+        folder: OUTPUT_DIR; None on all processes but the main one.
+        head: from `head_digests`.
+        done: iterations that are done. A resumed training continues the file of its first process;
+            where there is none, nothing is written, because its first batches were not seen.
+    """
+
+    def __init__(self, folder: Path | None, head: Mapping[str, str], done: int = 0) -> None:
+        self._path = folder / START_NAME if folder else None
+        self._content: dict[str, Any] = {"head": dict(head), "batches": []}
+        if done and folder is not None:
+            before = read_start(folder)
+            if before is None or len(before["batches"]) < min(done, FIRST_BATCHES):
+                self._path = None
+            else:
+                self._content = {**before, "batches": before["batches"][:done]}
+
+    def add(self, batch: Sequence[Mapping[str, Any]]) -> None:
+        """Take the next batch: samples with `image` (C, H, W) uint8 and `image_id`."""
+        if self._path is not None and len(self._content["batches"]) < FIRST_BATCHES:
+            self._content["batches"].append(batch_digest(batch))
+            atomic_write_json(self._path, self._content)
+
+
+def read_start(folder: Path) -> dict[str, Any] | None:
+    """What `StartFile` wrote into a run's folder; None: nothing."""
+    path = folder / START_NAME
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
+    """Name → digest of every tensor that starts from scratch; with random weights, of all.
+
+    Args:
+        model: before its first step.
+        coverage: what came from the weights; None: nothing.
+    """
+    state = model.state_dict()
+    names = coverage.left_at_init if coverage else [n for n in state if UNTRACKED not in n]
+    return {name: sha256_state({name: state[name]})[:DIGITS] for name in names}
+
+
+def batch_digest(batch: Sequence[Mapping[str, Any]]) -> str:
+    """Digest of a batch: its images' ids in their order, their sizes, and every eighth pixel.
+
+    A pixel is the sum of its channels, because their order belongs to the weights; it tells which
+    way an image was resized, cropped and flipped.
+    """
+    digest = hashlib.sha256()
+    for sample in batch:
+        image = sample["image"]
+        name = sample.get("image_id", Path(sample["file_name"]).name)
+        digest.update(f"{name} {tuple(image.shape)}\n".encode())
+        pixels = image[:, ::_STRIDE_PX, ::_STRIDE_PX].long().sum(dim=0)
+        digest.update(pixels.numpy().tobytes())
+    return digest.hexdigest()[:DIGITS]

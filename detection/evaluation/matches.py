@@ -1,0 +1,170 @@
+"""What AP is made of, image by image: `inference/matches.npz` beside a run's predictions.
+
+From it the AP is computed again exactly, without model, images and annotations, and for any other
+set of the test images (benchmarks/report/bootstrap.py).
+
+The file holds plain arrays: `metric`, `images` and, for each kind (bbox, segm, keypoints), the
+fields of `Matches`, the flags of the thresholds as bits.
+
+D: detections, T: IoU thresholds, G: objects that count, I: images.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moco.common.errors import DataError
+from moco.common.files import atomic_write
+from moco.common.limits import Implausible, open_zip
+
+MATCHES_NAME = "matches.npz"
+THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
+COCO, VOC = "coco", "voc_"  # VOC and the year of its metric
+KINDS = ("bbox", "segm", "keypoints")
+MAX_BYTES = 1 << 29  # of all arrays: 20 million detections
+MAX_IMAGES = 200_000
+_TYPES = {"classes": "<u2", "images": "<u4", "scores": "<f8", "true": "<u2", "ignored": "<u2"}
+_OBJECT_TYPES = {"object_classes": "<u2", "object_images": "<u4"}
+_BITS = 1 << np.arange(THRESHOLDS, dtype=np.uint16)
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The detections of one kind, class by class, each class in the order of its ranks.
+
+    Attributes:
+        classes: (D,) contiguous ids, ascending.
+        images: (D,) indices of images.
+        scores: (D,) in 0..1, as the metric ranks them.
+        true: (D, T), whether it is the detection of an object.
+        ignored: (D, T), whether it counts neither as right nor as wrong: it is of a difficult
+            object or of a crowd.
+        object_classes, object_images: (G,) of the objects that count.
+    """
+
+    classes: NDArray[np.integer]
+    images: NDArray[np.integer]
+    scores: NDArray[np.float64]
+    true: NDArray[np.bool_]
+    ignored: NDArray[np.bool_]
+    object_classes: NDArray[np.integer]
+    object_images: NDArray[np.integer]
+
+    def of_class(self, class_id: int) -> slice:
+        """The places of its detections."""
+        return slice(*np.searchsorted(self.classes, [class_id, class_id + 1]).tolist())
+
+
+@dataclass(frozen=True)
+class MatchFile:
+    """What is stored of one evaluation.
+
+    Attributes:
+        metric: `coco`, or `voc_2007` and `voc_2012`.
+        images: ids of all test images, in the order that `Matches.images` counts.
+    """
+
+    metric: str
+    images: tuple[str, ...]
+    kinds: Mapping[str, Matches]
+
+
+def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
+    """Matches from those of each class, in the order of their ids.
+
+    Args:
+        parts: per class `images`, `scores`, `true`, `ignored` and `object_images`.
+    """
+
+    def whole(name: str, empty: Any) -> Any:
+        return np.concatenate([empty, *(part[name] for part in parts)])
+
+    flags, ids = np.empty((0, THRESHOLDS), bool), np.empty(0, np.int64)
+    counts = ([len(part[name]) for part in parts] for name in ("scores", "object_images"))
+    classes, object_classes = (np.repeat(np.arange(len(parts)), number) for number in counts)
+    return Matches(
+        classes=classes,
+        images=whole("images", ids),
+        scores=whole("scores", np.empty(0)),
+        true=whole("true", flags),
+        ignored=whole("ignored", flags),
+        object_classes=object_classes,
+        object_images=whole("object_images", ids),
+    )
+
+
+def write_matches(folder: Path, content: MatchFile) -> None:
+    """Write `folder/matches.npz`."""
+    arrays: dict[str, Any] = {"metric": np.array([content.metric])}
+    arrays["images"] = np.array(content.images, dtype=str)
+    for kind, matches in content.kinds.items():
+        for name, dtype in (_TYPES | _OBJECT_TYPES).items():
+            array = getattr(matches, name)
+            array = array @ _BITS if array.ndim == 2 else array
+            arrays[f"{kind}.{name}"] = array.astype(dtype)
+    atomic_write(folder / MATCHES_NAME, lambda file: np.savez_compressed(file, **arrays))
+
+
+def read_matches(path: Path) -> MatchFile:
+    """Read what `write_matches` wrote, or what somebody else says that it did.
+
+    Raises:
+        DataError: unreadable, no such file of matches, or larger than any.
+    """
+    try:
+        with open(path, "rb") as file, open_zip(file) as archive:
+            parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if sum(info.file_size for info in parts.values()) > MAX_BYTES:
+                raise Implausible(f"arrays of more than {MAX_BYTES} bytes")
+            arrays = {name: _array(archive.read(info)) for name, info in parts.items()}
+        [metric], images = arrays["metric"].tolist(), arrays["images"]
+        if metric not in (COCO, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
+            raise ValueError("its metric or its images")
+        if len(images) > MAX_IMAGES:
+            raise Implausible(f"{len(images)} images, at most {MAX_IMAGES}")
+        kinds = {
+            kind: _matches({name: arrays[f"{kind}.{name}"] for name in _TYPES | _OBJECT_TYPES})
+            for kind in KINDS
+            if f"{kind}.scores" in arrays
+        }
+        for matches in kinds.values():
+            for numbers in (matches.images, matches.object_images):
+                if np.any(numbers >= len(images)):
+                    raise ValueError("an image that is not among its images")
+        return MatchFile(metric, tuple(images.tolist()), kinds)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # whatever a damaged archive may raise
+        raise DataError(f"{path}: not a file of matches, or damaged ({error})") from error
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """One dimension of numbers or texts in NumPy's format, without objects."""
+    stream = io.BytesIO(content)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array in another version of its format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if len(shape) != 1 or dtype.kind not in "fuU":
+        raise ValueError(f"an array of {len(shape)} dimensions of {dtype}")
+    if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        raise ValueError("an array that is not as long as it says")
+    return np.frombuffer(content, dtype, offset=stream.tell())
+
+
+def _matches(arrays: Mapping[str, NDArray[Any]]) -> Matches:
+    """Raise ValueError where they do not fit together."""
+    for types in (_TYPES, _OBJECT_TYPES):
+        if len({len(arrays[name]) for name in types}) != 1:
+            raise ValueError("arrays of different lengths")
+        if wrong := [name for name, dtype in types.items() if arrays[name].dtype != dtype]:
+            raise ValueError(f"the type of {wrong[0]}")
+    if np.any(np.diff(arrays["classes"].astype(np.int64)) < 0):
+        raise ValueError("classes that are not in order")
+    flags = {name: (arrays[name][:, None] & _BITS) > 0 for name in ("true", "ignored")}
+    return Matches(**{**arrays, **flags})

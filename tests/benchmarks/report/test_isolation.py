@@ -1,0 +1,69 @@
+"""Only the weights differ: shown by the records of two rows, or what differs is named."""
+
+import pytest
+
+from benchmarks.make_table import main, make_tables
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.isolation import isolation
+from benchmarks.report.records import collect
+from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
+from tests.benchmarks.report.test_aggregate import MOCO, runs
+
+EVERY = {"backbone.stem": "0b", "rpn.conv": "1f"}
+
+
+def start(seed=0, **changes):
+    return {"head": {"rpn.conv": "1f"}, "batches": [f"b{seed}", "c"], **changes}
+
+
+def shown(moco, base=None):
+    [table] = aggregate([*(base or runs("random", (1.0, 2.0), start=start(head=EVERY))), *moco])
+    [found] = isolation(table)
+    return found
+
+
+def test_the_proof():
+    """Of the random row every tensor starts from scratch; compared are those of both."""
+    own = {"MODEL.WEIGHTS": "x", "INPUT.FORMAT": "BGR"}
+    found = shown(runs("moco", (3.0, 4.0), MOCO, start=start(), config={**CONFIG, **own}))
+    assert not found.differs
+    for text in ("only the weights", "c" * 10, "1 tensors", "seeds 0, 1", "2 first batches"):
+        assert text in str(found)
+    assert "INPUT.FORMAT 'BGR' / None" in str(found)  # not the weights' tensors, but their pixels
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"start": None}, "initial head"),
+        ({"start": {"head": {}, "batches": ["b0"]}}, "initial head"),
+        ({"start": {"head": {"rpn.conv": "1f"}}}, "first batches"),
+        ({"start": start(head={"rpn.conv": "2f"})}, "rpn.conv"),
+        ({"start": start(head={"rpn.conv": "1f", "rpn.new": "1"})}, "rpn.new"),
+        ({"start": start(seed=1)}, "batch 1"),
+        ({"start": start(batches=["b0"])}, "batch 2"),
+        ({"config": {**CONFIG, "MODEL.CHANNELS_LAST": True}}, "MODEL.CHANNELS_LAST True / None"),
+    ],
+)
+def test_what_differs_is_named(changes, named):
+    found = shown(runs("moco", (3.0, 4.0), MOCO, **{"start": start(), **changes}))
+    assert not found.proof and "not shown" in str(found) and named in str(found)
+
+
+def test_seeds_without_a_partner_are_named():
+    found = shown(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
+    assert found.differs == ("only one of them has seed 2",)
+
+
+def test_in_the_report_and_in_a_bundle(tmp_path):
+    write_pair(tmp_path / "runs", {"random": [11.0, 12.0], "moco": [13.0, 15.0]}, task="t")
+    write_run(tmp_path / "runs" / "x", task="t", init="x", start=None, weights_sha256="d" * 64)
+    made = report(tmp_path / "runs")
+    for renderer, text in rendered(made).items():
+        if renderer != "tex":
+            assert "only the weights of moco and random differ" in text, renderer
+            assert "not shown that only the weights of x and random differ" in text, renderer
+    bundle = tmp_path / "b.zip"
+    main([str(tmp_path / "runs"), "--bundle", str(bundle)])
+    [table] = make_tables(collect([bundle]))
+    assert [str(each) for each in isolation(table)] == made.sections[0].isolation

@@ -1,0 +1,181 @@
+"""Vision transformers in the embedded engine: refusals, weights, windows, frozen and checkpointed
+blocks. Equality with Detectron2 is in tests/detection/parity/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from convert.contract import InputContract
+from convert.families.vit_network import Block, from_windows, into_windows, relative_positions
+from convert.verify import target_tensors
+from detection.config.task import default_task
+from detection.config.weights import apply_contract
+from detection.embedded.build import build_model
+from detection.embedded.model import stack
+from detection.embedded.vit import build_vit
+from detection.engine.weights import load_converted
+from detection.modeling.backbones import backbone_type
+from detection.modeling.backbones.vit import architecture, ends_of_quarters
+from moco.common.errors import UserError
+from tests.oracles import tiny_detector as tiny
+
+VIT = "MODEL.VIT."
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "value", "says"),
+    [
+        (tiny.VIT_SFP, "VIT.PATCH_SIZE", 14, "4, 8, 16"),
+        (tiny.VIT_SFP, "VIT.NUM_HEADS", 5, "num_heads"),
+        (tiny.VIT_SFP, "VIT.DEPTH", 3, "at least 4"),
+        (tiny.VIT_SFP, "VIT.GLOBAL_BLOCKS", [4], r"0\.\.3"),
+        (tiny.VIT_SFP, "VIT.WINDOW_SIZE", -1, "0 or more"),
+        (tiny.VIT_SFP, "VIT.DROP_PATH", 1.0, "less than 1"),
+        (tiny.VIT_SFP, "FPN.NORM", "", "set LN"),
+        (tiny.VIT_SFP, "ROI_HEADS.NAME", "Res5ROIHeads", "StandardROIHeads"),
+        (tiny.VIT_SFP, "RPN.IN_FEATURES", ["res4"], "p2, p3"),
+        (tiny.VIT_SFP, "BACKBONE.FREEZE_AT", 6, "to 5"),
+        (tiny.VIT_SFP, "BACKBONE.SQUARE_PAD", 256, "INPUT.MAX_SIZE_TRAIN"),
+        (tiny.VIT_FPN, "VIT.EMBED_DIM", 40, "multiple of 32"),
+        (tiny.NARROW_R50, "BACKBONE.SQUARE_PAD", 2000, "pyramid"),
+        (tiny.NARROW_R50, "BACKBONE.FREEZE_AT", 6, "to 5"),
+    ],
+)
+def test_what_is_refused_names_the_key(base: dict, key: str, value: Any, says: str) -> None:
+    with pytest.raises(UserError, match=rf"(?s)MODEL\.{key.partition('.')[0]}.*{says}"):
+        build_model(tiny.task({**base, f"MODEL.{key}": value}))
+
+
+def file_for(keys: dict[str, Any]) -> dict[str, Tensor]:
+    """Random tensors as a converted file for this task has them."""
+    generator = torch.Generator().manual_seed(0)
+    contract = contract_for(keys)
+    shapes = {name: x.shape for name, x in target_tensors(contract).items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def contract_for(keys: dict[str, Any]) -> InputContract:
+    fields = vars(architecture(tiny.task(keys).MODEL))
+    pixels = {"pixel_mean": [1.0, 2.0, 3.0], "pixel_std": [4.0, 5.0, 6.0], "channel_order": "RGB"}
+    return InputContract.of(
+        **pixels,
+        family="vit",
+        architecture=fields,
+        source="a test",
+        source_sha256="0" * 64,
+        encoder="single",
+    )
+
+
+@pytest.mark.parametrize("pyramid", [tiny.VIT_SFP, tiny.VIT_FPN], ids=["sfp", "fpn"])
+def test_no_tensor_lands_in_a_pyramid_as_wide_as_the_transformer(pyramid: dict) -> None:
+    """256 channels everywhere, where a name's end and a shape would fit other layers, too."""
+    wide = {"MODEL.VIT.EMBED_DIM": 256, "MODEL.FPN.OUT_CHANNELS": 256, "MODEL.FPN.NORM": "LN"}
+    keys = {**pyramid, **wide}
+    kind = backbone_type(keys["MODEL.BACKBONE.NAME"])
+    model, tensors = build_model(tiny.task(keys)), file_for(keys)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    coverage = load_converted(model, tensors, kind)
+    after = model.state_dict()
+    assert coverage.loaded == len(tensors)
+    for name, x in tensors.items():
+        assert torch.equal(after[f"backbone.net.{name}"], x)
+    rest = set(after) - {f"backbone.net.{name}" for name in tensors}
+    assert any(name.endswith(".norm.weight") and len(after[name]) == 256 for name in rest)
+    assert all(torch.equal(before[name], after[name]) for name in rest)
+    # Relative positions are no part of a file; whatever is one has to be there.
+    assert "backbone.net.blocks.0.attn.rel_pos_h" in coverage.left_at_init
+    final = {"norm.weight": torch.ones(256), "norm.bias": torch.ones(256)}
+    with pytest.raises(UserError, match=r"no place for norm\.weight"):
+        load_converted(model, {**tensors, **final}, kind)
+    del tensors["blocks.3.mlp.fc2.bias"]
+    with pytest.raises(UserError, match=r"at random: backbone\.net\.blocks\.3\.mlp\.fc2\.bias"):
+        load_converted(model, tensors, kind)
+
+
+def test_the_contract_describes_the_network_or_names_a_task_that_can() -> None:
+    changes = {f"{VIT}LAYER_SCALE": True, f"{VIT}LAYER_NORM_EPS": 1e-12, f"{VIT}QKV_BIAS": False}
+    contract = contract_for({**tiny.VIT_SFP, **changes})
+    cfg = default_task()
+    with pytest.raises(UserError, match=r"BACKBONE\.NAME build_resnet_backbone.*ViT_Ti_small"):
+        apply_contract(cfg, contract, ())
+    cfg.MODEL.BACKBONE.NAME = "build_vit_fpn_backbone"
+    apply_contract(cfg, contract, ())
+    assert architecture(cfg.MODEL) == contract.architecture
+    wrong = f"{VIT}EMBED_DIM"
+    cfg.merge_from_list([wrong, 768])
+    with pytest.raises(UserError, match=rf"{wrong}: the task file is for a ViT of width 768"):
+        apply_contract(cfg, contract, {wrong}, {wrong})
+
+
+def test_windows_are_cut_and_joined() -> None:
+    x = torch.randn(2, 7, 11, 3)
+    windows = into_windows(x, 4)
+    assert windows.shape == (2 * 2 * 3, 4, 4, 3)
+    assert torch.equal(windows[4], torch.nn.functional.pad(x[0, 4:, 4:8], (0, 0, 0, 0, 0, 1)))
+    assert torch.equal(from_windows(windows, (7, 11)), x)
+
+
+@pytest.mark.parametrize(("window", "reached"), [(3, 9), (0, 36)])
+def test_attention_reaches_its_window_or_the_whole_map(window: int, reached: int) -> None:
+    block = Block(architecture(tiny.task(tiny.VIT_SFP).MODEL), window)
+    x = torch.randn(1, 6, 6, 32)
+    changed = x.clone()
+    changed[0, 4, 1, 0] += 10  # of all channels, the norm would take it away
+    with torch.no_grad():
+        places = (block(x) != block(changed)).any(dim=-1)
+    assert int(places.sum()) == reached
+    assert bool(places[0, 3:, :3].all())
+
+
+def test_relative_positions_by_hand() -> None:
+    table = torch.arange(5.0)[:, None]  # of the distances -2 .. 2
+    expected = torch.tensor([[2.0, 1.0, 0.0], [3.0, 2.0, 1.0], [4.0, 3.0, 2.0]])
+    assert torch.equal(relative_positions(table, 3)[..., 0], expected)
+    wider = relative_positions(table, 5)[..., 0]
+    assert torch.equal(wider.diagonal(), torch.full((5,), 2.0))
+    torch.testing.assert_close(wider, (4 - wider).T)  # as the table, odd around its middle
+
+
+def test_ends_of_quarters() -> None:
+    assert ends_of_quarters(12) == (2, 5, 8, 11)
+    assert ends_of_quarters(24) == (5, 11, 17, 23)
+    assert ends_of_quarters(5) == (0, 1, 2, 4)
+
+
+def test_checkpointed_blocks_have_the_same_gradients() -> None:
+    samples = tiny.images([(101, 133), (90, 64)], seed=2)
+    gradients = []
+    for checkpointed in (False, True):
+        keys = {**tiny.VIT_FPN, "MODEL.MASK_ON": False, f"{VIT}CHECKPOINT_BLOCKS": checkpointed}
+        torch.manual_seed(0)
+        model = build_model(tiny.task(keys))
+        calls: list[int] = []
+        count = calls.append
+        model.backbone.net.blocks[1].mlp.register_forward_hook(lambda *_, add=count: add(1))
+        torch.manual_seed(1)
+        sum(model(samples).values()).backward()
+        assert len(calls) == 1 + checkpointed
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(torch.equal(x, gradients[1][name]) for name, x in gradients[0].items())
+    assert gradients[0]["backbone.net.pos_embed"].abs().sum() > 0
+
+
+def test_frozen_parts_do_not_learn() -> None:
+    for freeze_at, frozen in ((0, set()), (1, {"embed"}), (3, {"embed", "0", "1"})):
+        cfg = tiny.task({**tiny.VIT_SFP, "MODEL.BACKBONE.FREEZE_AT": freeze_at})
+        for name, parameter in build_vit(cfg.MODEL).named_parameters():
+            part = "embed" if "embed" in name else name.split(".")[1]
+            assert parameter.requires_grad == (part not in frozen), name
+
+
+def test_images_are_padded_to_a_square() -> None:
+    images = [torch.ones(3, 20, 30), torch.ones(3, 40, 10)]
+    assert stack(images, 32, 64).shape == (2, 3, 64, 64)
+    assert stack(images, 32, 70).shape == (2, 3, 96, 96)
+    padded = stack(images[:1], 32, 64)
+    assert padded.sum() == images[0].sum()

@@ -1,0 +1,87 @@
+"""What a run starts from: equal for equal seeds, whatever the weights; other seeds differ."""
+
+import json
+
+import pytest
+import torch
+
+from detection.config.engines import find_engine
+from detection.config.task import load_task
+from detection.engine.processes import Job
+from detection.engine.start import StartFile, batch_digest, head_digests, read_start
+from detection.engine.weights import Coverage
+from moco.common.run import FIRST_BATCHES, RunFolder, read_record, write_record
+from tests.benchmarks.report.fake_runs import record
+from tests.detection.parity.test_trainer import KEYS
+from tests.oracles.tiny_voc import write_voc
+
+
+def batch(number, channels=slice(None)):
+    image = torch.arange(3 * 16 * 24).reshape(3, 16, 24).add(number)[channels].to(torch.uint8)
+    return [{"image": image, "image_id": number, "file_name": "x/1.jpg"}]
+
+
+def test_a_batch_is_its_images_however_their_channels_are_ordered():
+    assert batch_digest(batch(1)) == batch_digest(batch(1, [2, 1, 0])) != batch_digest(batch(2))
+    [sample] = batch(1)
+    flipped = {**sample, "image": sample["image"].flip(2)}
+    assert batch_digest([flipped]) != batch_digest([sample])
+    assert batch_digest([sample] * 2) != batch_digest([sample])
+
+
+def test_the_head_is_what_no_file_gave():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    every = head_digests(model, None)
+    assert set(every) == {n for n in model.state_dict() if "num_batches" not in n}
+    assert head_digests(model, Coverage(1, ("0.bias",))) == {"0.bias": every["0.bias"]}
+    model[0].bias.data[0] += 1e-6
+    changed = head_digests(model, None)
+    assert {name for name in every if every[name] != changed[name]} == {"0.bias"}
+
+
+def test_a_resumed_run_continues_the_file(tmp_path):
+    straight, resumed = tmp_path / "a", tmp_path / "b"
+    first, part = StartFile(straight, {"x": "1"}), StartFile(resumed, {"x": "1"})
+    for number in range(FIRST_BATCHES + 3):
+        first.add(batch(number))
+    for number in range(5):  # killed after 5 iterations; its checkpoint is of 3
+        part.add(batch(number))
+    part = StartFile(resumed, {"x": "2"}, done=3)
+    for number in range(3, FIRST_BATCHES + 1):
+        part.add(batch(number))
+    assert read_start(straight) == read_start(resumed)
+    assert len(read_start(straight)["batches"]) == FIRST_BATCHES
+    unseen = StartFile(tmp_path / "c", {}, done=3)
+    unseen.add(batch(3))
+    StartFile(None, {}).add(batch(0))
+    assert read_start(tmp_path / "c") is None
+
+
+def test_records_with_and_without_it(tmp_path):
+    start = {"head": {"x": "1"}, "batches": ["2"]}
+    assert read_record(write_record(tmp_path, record(start=start))).start == start
+    path = write_record(tmp_path, record())
+    fields = json.loads(path.read_text())
+    del fields["start"]
+    path.write_text(json.dumps(fields))
+    assert read_record(path).start is None
+    for wrong in ([], {"head": {"x": 1}}, {"batches": "2"}):
+        with pytest.raises(ValueError, match="start"):
+            record(start=wrong)
+
+
+@pytest.mark.slow
+def test_equal_seeds_start_equally(tmp_path):
+    voc = write_voc(tmp_path / "voc", {"train": 10, "val": 2})
+    starts = {}
+    for name, keys in {"a": {}, "b": {}, "c": {"SEED": 43}}.items():
+        more = {"DATASETS.VOC_DIR": voc, "OUTPUT_DIR": tmp_path / name, "SOLVER.STEPS": ()}
+        every = {**KEYS, **more, "SOLVER.MAX_ITER": 2, **keys}
+        opts = [str(item) for pair in every.items() for item in pair]
+        with RunFolder(tmp_path / name):
+            find_engine("embedded").run(Job(load_task(None, opts, "embedded").cfg))
+        starts[name] = read_start(tmp_path / name)
+    assert starts["a"] == starts["b"] and len(starts["a"]["batches"]) == 2
+    assert starts["a"]["batches"] != starts["c"]["batches"]
+    differing = {n for n, digest in starts["a"]["head"].items() if digest != starts["c"]["head"][n]}
+    assert "roi_heads.box_predictor.cls_score.weight" in differing

@@ -1,0 +1,163 @@
+"""Tiny checkpoints of vision transformers in the layouts of the projects that write them.
+
+Networks are timm's or torchvision's own classes, nested as the project nests them; the code that
+writes each dict is cited beside it. Nothing here shares a table with convert/.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.vision_transformer import VisionTransformer
+
+from tests.oracles.layouts_lightning import lightning_module, write_lightning
+
+WIDTH, DEPTH, HEADS, MLP, PATCH, IMAGE = 24, 2, 3, 48, 4, 16
+
+
+def randomize(net: nn.Module, seed: int) -> nn.Module:
+    """No parameter as initialization left it (in place)."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return net
+
+
+def timm_vit(seed: int, width: int = WIDTH, heads: int = HEADS, **others: Any) -> nn.Module:
+    """timm's own class, which facebookresearch's projects copied."""
+    from timm.models.vision_transformer import VisionTransformer as Timm
+
+    settings = {"num_classes": 0, "mlp_ratio": MLP / WIDTH, "depth": DEPTH, **others}
+    net = Timm(img_size=IMAGE, patch_size=PATCH, embed_dim=width, num_heads=heads, **settings)
+    return randomize(net, seed)
+
+
+def torchvision_vit(seed: int, width: int = WIDTH, heads: int = HEADS) -> VisionTransformer:
+    """torchvision's own class."""
+    net = VisionTransformer(IMAGE, PATCH, DEPTH, heads, width, MLP, num_classes=5)
+    randomize(net, seed)
+    return net.eval()
+
+
+def _under(start: str, **parts: nn.Module) -> dict[str, Tensor]:
+    state = nn.ModuleDict(parts).state_dict()
+    return {start + key: value for key, value in state.items()}
+
+
+def ibot(width: int, heads: int) -> dict[str, Any]:
+    """bytedance/ibot@564f363 main_ibot.py, train_ibot: only the student is under DDP."""
+    student, teacher = (timm_vit(seed, width, heads) for seed in (0, 1))
+    student.register_parameter("masked_embed", nn.Parameter(torch.randn(1, width)))
+    head = nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(width, 8)), "last_layer": nn.Linear(8, 4)})
+    return {
+        "student": _under("module.", backbone=student, head=head),
+        "teacher": _under("", backbone=teacher, head=head),
+        "optimizer": torch.optim.AdamW(student.parameters()).state_dict(),
+        "epoch": 5,
+        "args": {"arch": "vit_small"},
+        "ibot_loss": {"center": torch.zeros(1, 4), "center2": torch.zeros(1, 1, 4)},
+        "fp16_scaler": {"scale": 65536.0},
+    }
+
+
+def msn(width: int, heads: int) -> dict[str, Any]:
+    """facebookresearch/msn@db0d572 src/msn_train.py, save_checkpoint and init_model."""
+    nets = [timm_vit(seed, width, heads) for seed in (0, 1)]
+    for net in nets:
+        net.fc = nn.Sequential()
+        for name in ("fc1", "fc2", "fc3"):
+            net.fc.add_module(name, nn.Linear(width, width))
+    encoder, target = (_under("", module=net) for net in nets)
+    return {
+        "encoder": encoder,
+        "opt": torch.optim.AdamW(nets[0].parameters()).state_dict(),
+        "prototypes": torch.randn(8, 4),
+        "target_encoder": target,
+        "epoch": 5,
+        "loss": 1.0,
+        "batch_size": 32,
+        "world_size": 1,
+        "lr": 1e-3,
+        "temperature": 0.1,
+    }
+
+
+def chunked(state: dict[str, Tensor], size: int = 1) -> dict[str, Tensor]:
+    """Names of facebookresearch/dinov2@02eb93a models/vision_transformer.py, BlockChunk."""
+    new = {}
+    for key, value in state.items():
+        start, word, rest = key.partition("blocks.")
+        number = rest.split(".")[0]
+        new[f"{start}blocks.{int(number) // size}.{rest}" if word else key] = value
+    return new
+
+
+def dinov2(width: int, heads: int, *, in_chunks: bool) -> dict[str, Any]:
+    """facebookresearch/dinov2@02eb93a dinov2/train/train.py, do_test."""
+    net = timm_vit(1, width, heads, init_values=1e-5)
+    net.register_parameter("mask_token", nn.Parameter(torch.zeros(1, width)))
+    state = _under("", backbone=net, dino_head=nn.Linear(4, 4), ibot_head=nn.Linear(4, 4))
+    return {"teacher": chunked(state) if in_chunks else state}
+
+
+def solo_mae(width: int, heads: int) -> dict[str, Any]:
+    """vturrisi/solo-learn@9187ea3 solo/methods/mae.py in Lightning's dict."""
+    decoder = nn.ModuleDict({"decoder_embed": nn.Linear(4, 4), "decoder_pred": nn.Linear(4, 4)})
+    decoder.register_parameter("mask_token", nn.Parameter(torch.ones(1, 1, 4)))
+    parts = {"backbone": timm_vit(0, width, heads), "classifier": nn.Linear(4, 4)}
+    state = _under("", **parts, decoder=decoder)
+    return {"state_dict": state, "pytorch-lightning_version": "2.1.2", "epoch": 5}
+
+
+def lightly(kind: str, width: int, heads: int, path: Path) -> None:
+    """A checkpoint of a LightningModule of lightly's with its real backbones.
+
+    lightly-ai/lightly benchmarks/imagenet/vitb16/{dino,ibot,mae}.py and
+    examples/pytorch_lightning/msn.py.
+    """
+    from lightly.models import modules
+    from lightly.models.modules.masked_autoencoder import MAEBackbone, MAEDecoder
+
+    def linear() -> nn.Module:
+        return nn.Linear(4, 4)
+
+    def masked(seed: int) -> nn.Module:
+        net = modules.MaskedVisionTransformerTIMM(vit=timm_vit(seed, width, heads))
+        return randomize(net, seed)
+
+    def masked_torchvision(seed: int) -> nn.Module:
+        vit = torchvision_vit(seed, width, heads)
+        return randomize(modules.MaskedVisionTransformerTorchvision(vit=vit), seed)
+
+    parts: dict[str, nn.Module] = {
+        "dino": lambda: {
+            "backbone": masked(0),
+            "projection_head": linear(),
+            "student_backbone": masked(1),
+            "student_projection_head": linear(),
+        },
+        "ibot": lambda: {
+            "teacher_backbone": masked(0),
+            "student_backbone": masked(1),
+            "student_head": linear(),
+            "student_cls_head": linear(),
+            "teacher_patch_head": linear(),
+            "cls_criterion": linear(),
+        },
+        "mae": lambda: {
+            "backbone": randomize(MAEBackbone.from_vit(torchvision_vit(0, width, heads)), 0),
+            "decoder": MAEDecoder(17, 1, 1, width, 8, 8, 48),
+            "online_classifier": linear(),
+        },
+        "msn example": lambda: {
+            "backbone": masked_torchvision(0),
+            "projection_head": linear(),
+            "anchor_backbone": masked_torchvision(1),
+            "anchor_projection_head": linear(),
+        },
+    }[kind]()
+    write_lightning(lightning_module(parts), path)
