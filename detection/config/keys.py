@@ -5,6 +5,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -236,6 +237,12 @@ TRANSFER: dict[str, Any] = {
     "DATASETS.COCO_TRAIN_ROOT": "",
     "DATASETS.COCO_TEST_JSON": "",
     "DATASETS.COCO_TEST_ROOT": "",
+    # Which training images are used; empty: all. 10%: one of five subsets of a tenth, by the seed;
+    # 10%.3: the third. tune: all but a tenth, which is tested on instead of DATASETS.TEST. See
+    # detection/datasets/parts.py.
+    "DATASETS.PART": "",
+    # A file of published subsets, as Unbiased Teacher's COCO_supervision.txt, for DATASETS.PART.
+    "DATASETS.PART_INDEX": "",
     # Side of the square crops that semantic segmentation trains on, px; 0 = the whole image.
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
@@ -261,6 +268,9 @@ TRANSFER: dict[str, Any] = {
     "SOLVER.LR_DECAY": 1.0,
     # Weight decay of position embeddings and of layer scale, with AdamW; 0 or more.
     "SOLVER.WEIGHT_DECAY_EMBED": 0.0,
+    # The grid that the learning rate was chosen from, as `run_suite --tune` sets it: what it names
+    # is not a part of the protocol, the grid is.
+    "SOLVER.TUNED": "",
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -322,6 +332,7 @@ NOT_PROTOCOL = (
     "DATASETS.COCO_TRAIN_ROOT",
     "DATASETS.COCO_TEST_JSON",
     "DATASETS.COCO_TEST_ROOT",
+    "DATASETS.PART_INDEX",
     "SOLVER.CHECKPOINT_PERIOD",
     "SOLVER.REFERENCE_WORLD_SIZE",
     "LOG.LOGGERS",
@@ -345,6 +356,8 @@ NOT_PROTOCOL = (
 # protocol, so that a record from before there was the key has the same one.
 ADDED_LATER = (
     "SOLVER.PRECISION",
+    "SOLVER.TUNED",
+    "DATASETS.PART",
     "MODEL.BACKBONE.SQUARE_PAD",
     *(
         key
@@ -412,6 +425,11 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "VERSION": 2,
     "VIS_PERIOD": 0,
 }
+
+
+def tuned_keys(grid: str) -> list[str]:
+    """The keys that a grid has values of, as SOLVER.TUNED names it."""
+    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:
