@@ -195,7 +195,7 @@ def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
     architecture = recipe.settings[_ARCHITECTURE].value
     if flat.get(_ARCHITECTURE, architecture) != architecture:
         return False
-    name, family = flat.get(_BACKBONE), backbone_type(recipe.settings[_BACKBONE].value).family
+    name, family = flat.get(_BACKBONE, ""), backbone_type(recipe.settings[_BACKBONE].value).family
     if name in BACKBONE_TYPES and backbone_type(name).family != family:
         return False
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
