@@ -10,7 +10,7 @@ Shapes: N images, C channels, H W pixels or cells.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,8 @@ class ConvNeXt(nn.Module):
     """
 
     size_divisibility = 32
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
 
     def __init__(
         self,

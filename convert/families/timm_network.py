@@ -36,11 +36,14 @@ class TimmFeatures(nn.Module):
     """
 
     size_divisibility = 32
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
 
     def __init__(self, name: str, drop_path: float = 0.0) -> None:
         super().__init__()
         indices, channels = probe(name)
-        self.net = _create(name, indices, **({"drop_path_rate": drop_path} if drop_path else {}))
+        options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+        self.net = _create(name, indices, **options)
         self.strides = dict(zip(FEATURES, STRIDES, strict=True))
         self.stage_channels = dict(zip(FEATURES, channels, strict=True))
 
@@ -129,10 +132,10 @@ class LoadedByTimm(nn.Module):
         for feature in FEATURES:
             self.add_module(feature, nn.Identity())
 
-    def load_state_dict(self, state: Mapping[str, Any], **_: Any) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
         """Take tensors by the names of `TimmFeatures`."""
         usual = {own: key for key, own in own_names(self.name).items()}
-        tensors = {usual[own]: value for own, value in state.items()}
+        tensors = {usual[own]: value for own, value in state_dict.items()}
         self.net = _create(self.name, probe(self.name)[0], tensors)
 
     def forward(self, x: Tensor) -> list[Tensor]:
