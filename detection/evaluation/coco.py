@@ -147,7 +147,6 @@ class COCOEvaluator(_InstanceResults):
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
-        self.matches[kind] = _matches(evaluation)
         # (T, R, K, A, M), -1 where undefined
         precision = np.asarray(evaluation.eval["precision"])
 
@@ -164,6 +163,7 @@ class COCOEvaluator(_InstanceResults):
             for k, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
                 values[f"AP-{name}"] = _mean(precision[:, :, k, 0, -1])
+        self.matches[kind] = _matches(evaluation)
         return values
 
     def _write_matches(self, truth: Any) -> None:
@@ -214,6 +214,9 @@ def _matches(evaluation: Any) -> Matches:
     """What the metric found, for objects of all sizes and the most detections per image."""
     params = evaluation.params
     everything = list(params.areaRng[params.areaRngLbl.index("all")])
+    if _coco_package() == "hotcoco":  # comparing takes it less time than handing out all sizes
+        params.areaRng, params.areaRngLbl = [everything], ["all"]
+        evaluation.evaluate()
     number = {image_id: i for i, image_id in enumerate(params.imgIds)}
     by_class: dict[int, list[Any]] = {category_id: [] for category_id in params.catIds}
     for found in evaluation.evalImgs:
@@ -237,8 +240,8 @@ def _matches(evaluation: Any) -> Matches:
 
 def _flags(parts: Sequence[Any]) -> Any:
     """(T, d) of each image → bool (D, T)."""
-    arrays = [np.asarray(part).astype(bool).reshape(THRESHOLDS, -1) for part in parts]
-    return np.concatenate([np.empty((THRESHOLDS, 0), bool), *arrays], axis=1).T
+    rows = ([x for part in parts for x in part[t]] for t in range(THRESHOLDS))
+    return np.array([np.array(row, dtype=bool) for row in rows]).T
 
 
 def summarize(matches: Matches) -> dict[str, float]:
