@@ -21,8 +21,11 @@ from torch.utils._pytree import tree_leaves
 from moco.common import distributed
 
 TIMEOUT_SECONDS = 300.0
-SUM, GATHER = "all-reduce", "all-gather"
-OPERATORS = {"allreduce_": SUM, "_allgather_base_": GATHER, "allgather_": GATHER}
+SUM, GATHER, BROADCAST = "all-reduce", "all-gather", "broadcast"
+OPERATORS = {
+    **{"allreduce_": SUM, "_allgather_base_": GATHER, "allgather_": GATHER},
+    "broadcast_": BROADCAST,
+}
 SKIPPED = 2  # first steps: DistributedDataParallel arranges its buckets in the first backward pass
 FIT_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
 
@@ -31,7 +34,7 @@ class Collective(NamedTuple):
     """One call.
 
     Attributes:
-        kind: SUM or GATHER.
+        kind: SUM, GATHER or BROADCAST.
         nbytes: of its result, the same on all processes.
     """
 

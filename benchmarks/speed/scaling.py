@@ -17,6 +17,7 @@ import yaml
 from torch import nn
 
 from benchmarks.speed.collectives import (
+    BROADCAST,
     GATHER,
     SKIPPED,
     SUM,
@@ -36,7 +37,6 @@ from moco.common.distributed import usable_cores
 from moco.modeling.encoder import EncoderSpec, build_encoder
 
 FLOAT, DOUBLE, MIB = 4, 8, 1 << 20
-BROADCAST = "broadcast"
 BUCKETS = (1 * MIB, 25 * MIB)  # DistributedDataParallel's first one, and the others
 LOSSES = 4  # of a Faster R-CNN
 DIM, K, IMAGE = 128, 65536, 3 * 224 * 224  # the paper's recipe

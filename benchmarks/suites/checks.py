@@ -260,8 +260,24 @@ def _detector_bytes(task: "Task") -> int:
     cfg = task.cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # shapes alone
-    with torch.device("meta"):
+    with torch.device("meta"), _without_initialization():
         return _saved_bytes(find_engine(task.engine).build_model(cfg))
+
+
+def _without_initialization() -> AbstractContextManager[Any]:
+    """While active, random numbers are not sampled: on meta, torch would import its compiler."""
+    from torch.overrides import TorchFunctionMode
+
+    class Without(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            named = kwargs or {}
+            if func.__name__ in ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"):
+                return args[0] if args else named["tensor"]
+            return func(*args, **named)
+
+    return Without()
 
 
 def _saved_bytes(model: "nn.Module") -> int:

@@ -16,8 +16,6 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
-from torchvision.models.detection.roi_heads import keypoints_to_heatmap
-from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from detection.embedded.backbone import Backbone, build_res5
 from detection.embedded.boxes import Weights, decode, encode, match, sample
@@ -231,6 +229,8 @@ class RoIHeads(nn.Module):
 
         Args: the object's keypoints (R, number, 3) in boxes (R, 4).
         """
+        from torchvision.models.detection.roi_heads import keypoints_to_heatmap
+
         cells, valid = keypoints_to_heatmap(keypoints, boxes, heatmaps.shape[-1])
         (index,) = valid.flatten().nonzero(as_tuple=True)
         if not len(index):
@@ -248,6 +248,8 @@ class RoIHeads(nn.Module):
 
         Args: logits (R, K + 1); deltas (R, 4 K).
         """
+        from torchvision.ops import batched_nms, clip_boxes_to_image
+
         rules = self.rules
         numbers = [len(boxes) for boxes in proposals]
         decoded = decode(deltas, torch.cat(list(proposals)), rules.bbox_reg_weights)
