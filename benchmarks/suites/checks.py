@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -317,7 +318,7 @@ def _check_moco(spec: RunSpec) -> _Sound:
         )
     steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
     called = f"{cfg.TASK or spec.program}_{weights.spec.name}"
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"), _without_initialization():  # shapes alone
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
     return _Sound(steps, (), called, written)
