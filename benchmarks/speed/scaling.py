@@ -197,13 +197,15 @@ def resnet50() -> nn.Module:
     return build_encoder(EncoderSpec("resnet50"), DIM, mlp=True)
 
 
-def pretraining_runs(setting: Setting) -> dict[int, tuple[Counted, Step]]:
+def pretraining_runs(
+    setting: Setting, processes: Sequence[int] = PROCESSES
+) -> dict[int, tuple[Counted, Step]]:
     """Counted and on paper, by W: ResNet-18, 4 images of 32 px per process."""
     write_images(setting.scratch / "images", 64, seed=0)
     n, size = 4, {"MODEL.ARCH": "resnet18", "AUG.CROP_PX": 32, "DATA.NUM_WORKERS": 0}
     encoder = build_encoder(EncoderSpec("resnet18"), DIM, mlp=True)
     found = {}
-    for W in PROCESSES:
+    for W in processes:
         keys = size | {"DATA.ROOT": setting.scratch / "images", "SOLVER.BATCH_SIZE": W * n}
         keys |= {
             "SOLVER.REFERENCE_BATCH_SIZE": W * n,
