@@ -5,10 +5,12 @@ but without it is unfinished. Nothing is read from logs.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report.bundle import read_bundle, suite_task
 from detection.evaluation.metrics import HEADLINE
@@ -100,6 +102,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
         DataError: a damaged bundle.
     """
     found: dict[Path, tuple[RunRecord, str | None] | None] = {}
+    configs: dict[frozenset[str], Mapping[str, Any]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
@@ -108,7 +111,7 @@ def collect(paths: Sequence[PathLike]) -> Results:
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
-            found[folder] = _read_run(folder) if has_record else None
+            found[folder] = _read_run(folder, configs) if has_record else None
     if not found:
         raise UserError(
             f"no runs below {', '.join(map(str, paths))}; expected folders with a {RECORD_NAME}, "
@@ -135,8 +138,29 @@ def collect(paths: Sequence[PathLike]) -> Results:
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
-def _read_run(folder: Path) -> tuple[RunRecord, str | None]:
-    return read_record(folder / RECORD_NAME), suite_task(folder, Path.is_file)
+def _read_run(
+    folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]
+) -> tuple[RunRecord, str | None]:
+    record = _sharing_config(read_record(folder / RECORD_NAME), configs)
+    return record, suite_task(folder, Path.is_file)
+
+
+def _sharing_config(
+    record: RunRecord, configs: dict[frozenset[str], Mapping[str, Any]]
+) -> RunRecord:
+    """The record with its config as what differs from the first one with the same keys.
+
+    Configs are most of a record's memory, and those of a suite differ in few values.
+    """
+    first = configs.setdefault(frozenset(record.config), record.config)
+    if first is record.config:
+        return record
+    own = {
+        key: value
+        for key, value in record.config.items()
+        if (type(value), value) != (type(first[key]), first[key])
+    }
+    return replace(record, config=ChainMap(own, first))
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

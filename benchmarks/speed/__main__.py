@@ -9,6 +9,7 @@
     python -m benchmarks.speed detection                           the engines, the evaluators
     python -m benchmarks.speed finetune                            both engines in bf16
     python -m benchmarks.speed startup                             commands that read or check
+    python -m benchmarks.speed scaling                             1 to 512 GPUs, on paper
     python -m benchmarks.speed gpu                                 what only a GPU can run
 
 Both sides run in turn, so that what else the machine does meets both; the smallest CPU time of
@@ -29,9 +30,12 @@ from moco.common.errors import UserError, run_cli
 
 if TYPE_CHECKING:
     from benchmarks.speed.measure import Setting
-    from benchmarks.speed.results import Result, Run
+    from benchmarks.speed.results import Result, Run, Table
 
-SUITES = ("pretrain", "precision", "input", "convert", "detection", "finetune", "startup", "gpu")
+SUITES = (
+    *("pretrain", "precision", "input", "convert", "detection", "finetune", "startup", "scaling"),
+    "gpu",
+)
 MIN_ROUNDS = 5
 
 
@@ -64,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
     from benchmarks.speed.measure import Setting, description, present
-    from benchmarks.speed.results import page, text
+    from benchmarks.speed.results import Result, Table, page, text
     from moco.common.files import atomic_write_text
 
     goals = importlib.import_module(f"benchmarks.speed.{args.suite}").GOALS
@@ -75,14 +79,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds = 1 if args.quick else args.rounds
     with tempfile.TemporaryDirectory() as scratch:
         setting = Setting(Path(scratch), rounds, args.quick, args.images)
-        results = measure({name: goals[name] for name in names}, setting)
-    print(text(results))
+        found = measure({name: goals[name] for name in names}, setting)
+    results = [one for one in found if isinstance(one, Result)]
+    tables = [one for one in found if isinstance(one, Table)]
+    print(text(results, tables))
     if args.output:
         output = Path(args.output)
         data = output.with_suffix(".json")
         content = json.loads(data.read_text()) if data.exists() else {}
         rows = [dataclasses.asdict(result) for result in results]
         content[args.suite] = {"facts": description(rounds), "quick": args.quick, "results": rows}
+        if tables:
+            content[args.suite]["tables"] = [dataclasses.asdict(table) for table in tables]
         content = {name: content[name] for name in SUITES if name in content}
         atomic_write_text(data, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         atomic_write_text(output, page(content))
@@ -93,8 +101,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
 
 
-def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Result]":
-    """The rows of these goals, with progress on the terminal."""
+def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Result | Table]":
+    """The rows and tables of these goals, with progress on the terminal."""
     import torch
 
     from benchmarks.speed.measure import present
@@ -102,7 +110,7 @@ def measure(runs: "Mapping[str, Run | None]", setting: "Setting") -> "list[Resul
 
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True
-    results: list[Result] = []
+    results: list[Result | Table] = []
     start = time.monotonic()
     for name, run in runs.items():
         print(f"{time.monotonic() - start:4.0f} s  {name} ...", flush=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from benchmarks.speed import reference, step
 from benchmarks.speed.measure import Setting, interleaved
 from benchmarks.speed.results import Result, Run, compare
-from benchmarks.speed.shuffle import received_bytes, scaling
+from benchmarks.speed.shuffle import received_bytes
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 from moco.modeling.loss import info_nce
 
@@ -81,11 +81,10 @@ def shuffle(setting: Setting) -> list[Result]:
     found = received_bytes(2, n, size.P, step.DIM, size.K, setting.scratch)
     mib = {way: number / 2**20 for way, number in found.bytes.items()}
     sizes = f"2 processes of {n} images"
-    rows = [
+    return [
         compare(goal, mib, way, "official", sizes, differs=not found.equal[way])
         for goal, way in (("shuffle", "index"), ("shuffle all_to_all", "all_to_all"))
     ]
-    return rows + scaling()
 
 
 GOALS: dict[str, Run | None] = {

@@ -100,7 +100,20 @@ class Result:
         return [f"{self.spec['what']}: {self.spec[key]}" for key in keys if key in self.spec]
 
 
-Run = Callable[[Setting], list[Result]]
+@dataclass(frozen=True)
+class Table:
+    """Further numbers of a section, which are compared with nothing."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        table = tabulate(self.rows, self.headers, tablefmt="github", disable_numparse=True)
+        return f"### {self.title}\n\n{table}\n"
+
+
+Run = Callable[[Setting], Sequence[Result | Table]]
 
 
 def compare(
@@ -155,18 +168,19 @@ def quantity(number: float | None, spec: Mapping[str, Any]) -> str:
     return f"{number:.3g} s" if number >= 0.9995 else f"{number * 1000:.3g} ms"
 
 
-def text(results: Sequence[Result]) -> str:
+def text(results: Sequence[Result], tables: Sequence[Table] = ()) -> str:
     """For a terminal."""
     cells = [["\n".join(textwrap.wrap(cell, 40)) for cell in result.cells()] for result in results]
     table = tabulate(cells, HEADERS, tablefmt="grid", disable_numparse=True)
-    return "\n".join([table, *_notes(results)])
+    return "\n".join([table, *_notes(results), *(f"\n{each.markdown()}" for each in tables)])
 
 
 def page(content: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown.
 
     Args:
-        content: by suite "facts", a list of texts, "quick" and "results", rows as dictionaries.
+        content: by suite "facts", a list of texts, "quick", "results", rows as dictionaries, and
+            "tables", also as dictionaries, if there are any.
     """
     parts = [HEAD]
     for suite, of in content.items():
@@ -181,6 +195,7 @@ def page(content: Mapping[str, Mapping[str, Any]]) -> str:
         parts.append("".join(f"- {note}\n" for note in _notes(measured)))
         if estimates:
             parts += ["### Estimated on paper, not measured\n", _table(estimates)]
+        parts += [Table(**table).markdown() for table in of.get("tables", ())]
         if missing := [row for row in results if row.value is None]:
             parts += ["### Not measured yet\n", _table(missing)]
             parts.append("".join(f"- {note}\n" for note in _notes(missing)))

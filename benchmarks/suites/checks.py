@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -263,8 +264,24 @@ def _detector_bytes(task: "Task") -> int:
     cfg = task.cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # shapes alone
-    with torch.device("meta"):
+    with torch.device("meta"), _without_initialization():
         return _saved_bytes(find_engine(task.engine).build_model(cfg))
+
+
+def _without_initialization() -> AbstractContextManager[Any]:
+    """While active, random numbers are not sampled: on meta, torch would import its compiler."""
+    from torch.overrides import TorchFunctionMode
+
+    class Without(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            named = kwargs or {}
+            if func.__name__ in ("normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"):
+                return args[0] if args else named["tensor"]
+            return func(*args, **named)
+
+    return Without()
 
 
 def _saved_bytes(model: "nn.Module") -> int:
@@ -306,7 +323,7 @@ def _check_moco(spec: RunSpec) -> _Sound:
         )
     steps = cfg.SOLVER.MAX_EPOCHS * (len(sets.train) // batch)
     called = f"{cfg.TASK or spec.program}_{weights.spec.name}"
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"), _without_initialization():  # shapes alone
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
     return _Sound(steps, (), called, written)

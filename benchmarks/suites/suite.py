@@ -8,8 +8,9 @@ import ast
 import fnmatch
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,10 @@ def expand(
             f"suite {suite.name}: nothing to run for {', '.join(inits) or 'no init'}; "
             "give --init NAME=FILE or --init random"
         )
-    runs = []
+    runs, keys_of = [], cache(task_keys)  # a file is read once, not for each of its runs
     for seed, task, name, engine in wanted:
         sha256, digest = inits[name].sha256, (data or {}).get(task.name, "")
-        digits = run_id(task, name, sha256, engine, seed, version, digest)
+        digits = run_id(task, name, sha256, engine, seed, version, digest, keys_of)
         size = min(gpus or task.gpus, available)
         runs.append(
             RunSpec(
@@ -240,12 +241,17 @@ def run_id(
     seed: int,
     version: str,
     data: str = "",
+    keys_of: Callable[[SuiteTask, str], dict[str, Any]] | None = None,
 ) -> str:
-    """The first 10 hex digits of the hash of everything that makes a run's numbers."""
+    """The first 10 hex digits of the hash of everything that makes a run's numbers.
+
+    Args:
+        keys_of: `task_keys`, or what remembers them.
+    """
     content = {
         "task": task.name,  # two tasks may differ in a folder of data alone
         "program": task.program,
-        "config": task_keys(task, init),
+        "config": (keys_of or task_keys)(task, init),
         "weights": sha256 or RANDOM,
         "engine": engine,
         "seed": seed,

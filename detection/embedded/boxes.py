@@ -1,25 +1,28 @@
 """Boxes as pure functions: coding, matching, sampling, rescaling; equal to Detectron2's.
 
 Coding and matching are torchvision's; its sampler returns masks, which lose the order of drawing.
+torchvision is imported where a step needs it: to build a network without it takes half the time.
 
 Shapes: R boxes (x1, y1, x2, y2) in pixels, G objects, K foreground classes.
 """
 
 import torch
 from torch import Tensor
-from torchvision.models.detection._utils import BoxCoder, Matcher
-from torchvision.ops import box_iou, clip_boxes_to_image
 
 Weights = tuple[float, float, float, float]  # of dx, dy, dw, dh
 
 
 def encode(boxes: Tensor, references: Tensor, weights: Weights) -> Tensor:
     """Deltas (R, 4) that lead from references (R, 4) to boxes (R, 4)."""
+    from torchvision.models.detection._utils import BoxCoder
+
     return BoxCoder(weights).encode_single(boxes, references)
 
 
 def decode(deltas: Tensor, references: Tensor, weights: Weights) -> Tensor:
     """Deltas (R, 4 K) from references (R, 4) -> boxes (R, 4 K); in fp32 also under autocast."""
+    from torchvision.models.detection._utils import BoxCoder
+
     return BoxCoder(weights).decode_single(deltas.float(), references)
 
 
@@ -35,6 +38,9 @@ def match(
     """
     if not len(objects) or not len(boxes):
         return torch.full((len(boxes),), -1, device=boxes.device)
+    from torchvision.models.detection._utils import Matcher
+    from torchvision.ops import box_iou
+
     iou = box_iou(objects, boxes).nan_to_num_(0.0)  # (G, R); NaN where neither has an area
     return Matcher(thresholds[1], thresholds[0], allow_low_quality_matches=each_object)(iou)
 
@@ -59,5 +65,7 @@ def nonempty(boxes: Tensor, min_side_px: float = 0.0) -> Tensor:
 
 def rescale(boxes: Tensor, from_size: tuple[int, int], to_size: tuple[int, int]) -> Tensor:
     """(R, 4) boxes in an image of `from_size` (height, width) -> clipped boxes in `to_size`."""
+    from torchvision.ops import clip_boxes_to_image
+
     scale_y, scale_x = to_size[0] / from_size[0], to_size[1] / from_size[1]
     return clip_boxes_to_image(boxes * boxes.new_tensor([scale_x, scale_y] * 2), to_size)

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
-from torchvision.ops import roi_align
 
 Polygons = Sequence[NDArray[np.float64]]  # of one object: x0, y0, x1, y1, ... each
 
@@ -62,6 +60,8 @@ def boxes_of_bitmaps(bitmaps: Tensor) -> Tensor:
 
 def crop_bitmaps(objects: Sequence[Tensor], boxes: Tensor, size: int) -> Tensor:
     """The bitmaps (H, W) of R objects cut to their boxes (R, 4): (R, M, M) bool."""
+    from torchvision.ops import roi_align
+
     crops = [
         roi_align(bitmap[None, None].float(), [box[None]], size, aligned=True)[0]
         for bitmap, box in zip(objects, boxes, strict=True)
@@ -105,6 +105,8 @@ def locate_keypoints(heatmaps: Tensor, boxes: Tensor) -> Tensor:
 
     The share is that of a softmax over the map, the peak itself taken after interpolation.
     """
+    from torchvision.models.detection.roi_heads import heatmaps_to_keypoints
+
     points, peaks = heatmaps_to_keypoints(heatmaps, boxes)
     shares = 1 / (heatmaps - peaks[:, :, None, None]).exp().sum(dim=(2, 3))
     return torch.cat([points[:, :, :2], shares[:, :, None]], dim=2)

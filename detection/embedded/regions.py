@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor
-from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from detection.embedded.boxes import Weights, encode
 from detection.embedded.masks import crop_bitmaps, crop_polygons
@@ -121,6 +120,8 @@ def choose(
 
     Args: scores (R, K + 1); boxes (R, 4 K) or (R, 4); R are the proposals of all images.
     """
+    from torchvision.ops import batched_nms, clip_boxes_to_image
+
     numbers, num_classes = [len(own) for own in proposals], rules.num_classes
     all_boxes = boxes.view(len(boxes), -1, 4).expand(-1, num_classes, -1).split(numbers)
     found = []
@@ -138,6 +139,8 @@ def choose(
 
 def by_image(boxes: Tensor, rois: Tensor, image_sizes: Sizes) -> list[Tensor]:
     """Boxes (R, 4), one for each region (R, 5) -> (., 4) of each image, clipped to it."""
+    from torchvision.ops import clip_boxes_to_image
+
     return [
         clip_boxes_to_image(boxes[rois[:, 0] == image], size)
         for image, size in enumerate(image_sizes)

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from fvcore.nn import sigmoid_focal_loss_jit, smooth_l1_loss
 from torch import Tensor, nn
-from torchvision.ops import batched_nms
 
 from convert.families.resnet_network import NormLayer
 from detection.embedded.backbone import Backbone
@@ -148,6 +147,8 @@ class RetinaNetHead(nn.Module):
         self, scores: Sequence[Tensor], deltas: Sequence[Tensor], anchors: Sequence[Tensor]
     ) -> Detections:
         """Of one image. Args: of each map scores (G, K), deltas (G, 4), anchors (G, 4)."""
+        from torchvision.ops import batched_nms
+
         rules, parts = self.rules, []
         for own, moved, boxes in zip(scores, deltas, anchors, strict=True):
             likely = own > rules.score_thresh

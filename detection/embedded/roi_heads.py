@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
-from torchvision.models.detection.roi_heads import keypoints_to_heatmap
 
 from detection.datasets import read_split
 from detection.embedded.backbone import Backbone, build_res5
@@ -216,6 +215,8 @@ class RoIHeads(nn.Module):
 
         Args: the object's keypoints (R, number, 3) in boxes (R, 4).
         """
+        from torchvision.models.detection.roi_heads import keypoints_to_heatmap
+
         cells, valid = keypoints_to_heatmap(keypoints, boxes, heatmaps.shape[-1])
         (index,) = valid.flatten().nonzero(as_tuple=True)
         if not len(index):

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from fvcore.nn import smooth_l1_loss
 from torch import Tensor, nn
-from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from detection.embedded.backbone import Backbone
 from detection.embedded.boxes import Weights, decode, encode, match, nonempty, sample
@@ -203,6 +202,8 @@ class RPN(nn.Module):
         Raises:
             FloatingPointError: in training, boxes or logits that are not finite.
         """
+        from torchvision.ops import batched_nms, clip_boxes_to_image
+
         rules = self.rules
         before, after = rules.pre_nms_topk[self.training], rules.post_nms_topk[self.training]
         best_logits, best_boxes, levels = [], [], []

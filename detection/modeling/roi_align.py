@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import ops
 
 PIXELS_PER_CELL = 1500  # of the map, up to which the products, which visit all, are the faster way
 CHUNK_REGIONS = 32  # at a time in the gradient, which needs (32, C, P, W) numbers for them
@@ -28,6 +27,8 @@ def roi_align(
     if features.dtype == torch.bfloat16 and features.device.type == "cpu" and small and len(rois):
         found: Tensor = _RoIAlign.apply(features, rois, size, spatial_scale, sampling_ratio)
         return found
+    from torchvision import ops
+
     return ops.roi_align(features, rois, size, spatial_scale, sampling_ratio, aligned=True)
 
 
@@ -38,6 +39,8 @@ class _RoIAlign(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(rois)
         ctx.shape, ctx.scale, ctx.sampling_ratio = features.shape, scale, sampling_ratio
+        from torchvision import ops
+
         pooled = ops.roi_align(features.float(), rois, size, scale, sampling_ratio, aligned=True)
         return pooled.to(features.dtype)
 

@@ -203,7 +203,7 @@ class RunRecord:
     weights_source: str | None
     seed: int
     config_sha256: str
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     provenance: dict[str, Any]
     iterations: int
     seconds: float
@@ -342,7 +342,7 @@ _Check = tuple[str, Callable[[Any], bool]]
 _NAME: _Check = ("text", lambda value: _is_text(value) and value != "")
 _TEXT_OR_NULL: _Check = ("text or null", lambda value: value is None or _is_text(value))
 _INTEGER: _Check = ("an integer of at most 64 bits", _is_integer)
-_MAPPING: _Check = ("a mapping", lambda value: isinstance(value, dict))
+_MAPPING: _Check = ("a mapping", lambda value: isinstance(value, Mapping))
 _MAPPING_OR_NULL: _Check = ("a mapping or null", lambda value: isinstance(value, dict | None))
 _TEXTS: _Check = (
     "a list of texts",

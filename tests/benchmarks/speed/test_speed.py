@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,12 +14,22 @@ import torch
 from PIL import Image
 
 from benchmarks.speed import __main__ as command
-from benchmarks.speed import convert, detection, finetune, precision, pretrain, reference, startup
+from benchmarks.speed import (
+    convert,
+    detection,
+    finetune,
+    precision,
+    pretrain,
+    reference,
+    scaling,
+    startup,
+)
 from benchmarks.speed import input as input_pipeline
 from benchmarks.speed import step as steps
-from benchmarks.speed.measure import interleaved
+from benchmarks.speed.collectives import GATHER, SUM, Collective
+from benchmarks.speed.measure import Setting, interleaved
 from benchmarks.speed.results import Result, page, suites
-from benchmarks.speed.shuffle import Machine, Model, received_bytes
+from benchmarks.speed.shuffle import received_bytes
 from moco.common.errors import UserError
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.shuffle_bn import shuffle_plan
@@ -76,33 +87,55 @@ def test_bytes_of_two_processes_by_hand(tmp_path):
     sent_by_first = 4 * 16 * 4 + 8 + statistics + 8 * 4  # queue, pointer, BN, permutation
     assert found.bytes["official"] == 2 * image * 4 + 2 * keys + sent_by_first / 2
     assert found.bytes["index"] == keys
-    # The formula on paper, but for what only the second process receives.
-    model = Model(0, key_bytes=4 * 4, image_bytes=4 * image, buffer_bytes=0)
-    assert model.exchanged_bytes(False, 2, 2) == found.bytes["index"]
-    official = model.exchanged_bytes(True, 2, 2)
-    assert official == found.bytes["official"] - sent_by_first / 2
+    assert scaling.received(Collective(GATHER, 2 * keys), 2) == found.bytes["index"]
     plan = shuffle_plan(4, 2, seed=0, step=0).view(2, 2)
     moved = sum(int((plan[rank] // 2 != rank).sum()) for rank in range(2))
     assert moved and found.bytes["all_to_all"] == keys + moved / 2 * image
 
 
-def test_scaling_by_hand():
-    """100 images/s, 1 kB/s: 10 images take 0.1 s, keys 9.. bytes, no gradients."""
-    machine = Machine(100, 1000, latency_seconds=0.0, backward_share=0.5)
-    model = Model(gradient_bytes=0, key_bytes=2, image_bytes=7, buffer_bytes=30)
-    assert model.exchanged_bytes(False, 2, 10) == 20
-    assert model.exchanged_bytes(True, 2, 10) == 70 + 40 + 30
-    assert machine.efficiency(False, 2, 10, model) == pytest.approx(0.1 / 0.12)
-    assert machine.efficiency(True, 2, 10, model) == pytest.approx(0.1 / 0.24)
-    # 100 bytes of gradients take 0.1 s beside the backward pass of 0.05 s.
-    busy = Model(gradient_bytes=100, key_bytes=0)
-    assert machine.efficiency(False, 2, 10, busy) == pytest.approx(0.1 / 0.15)
+def test_a_collective_by_hand():
+    """8 processes in two machines: 1 s fixed, 2 s a hop, 3 s between machines; 4 bytes/s."""
+    link = scaling.Link(100.0, 4.0, (1.0, 2.0, 3.0), None, per_machine=4)
+    assert scaling.received(Collective(SUM, 800), 8) == 1400
+    # A ring of sums goes round twice: 14 hops, 2 of them between the machines.
+    assert link.time(Collective(SUM, 800), 8) == 1 + 12 * 2 + 2 * 3 + 1400 / 4
+    assert link.time(Collective(GATHER, 800), 8) == 1 + 6 * 2 + 1 * 3 + 700 / 4
+    assert link.time(Collective(SUM, 800), 4) == 1 + 6 * 2 + 1200 / 100  # one machine
+    assert link.time(Collective(SUM, 800), 1) == 0
+    crowded = link._replace(cores=2)
+    assert crowded.time(Collective(SUM, 800), 4) == 2 * link.time(Collective(SUM, 800), 4)
+    tree = link._replace(tree_seconds=(0.0, 0.5, 0.5), tree_share=1.0)
+    assert tree.time(Collective(SUM, 8), 8) == 2 * (3 * 0.5 + 1 * 0.5) + 2 * 8 / 4
+
+
+def test_a_step_hides_the_gradients_behind_the_backward_pass():
+    link = scaling.Link(1.0, math.inf, (0.0, 0.0, 0.0), None)
+    step = scaling.Step([Collective(SUM, 6)], [Collective(GATHER, 4)])  # 6 s and 2 s of 2 processes
+    assert step.seconds(20.0, link, 2) == 20 + 2
+    assert step.seconds(4.0, link, 2) == 4 + (6 - 2) + 2
+
+
+def test_the_local_link_is_found_from_its_times():
+    times = {nbytes: 2 * 3e-4 + nbytes / 5e8 for nbytes in (4096, 65536, 1 << 20)}
+    link = scaling.local_link(times)
+    assert link.seconds[1] == pytest.approx(3e-4)
+    assert link.bytes_per_second == pytest.approx(5e8)
+    assert link._replace(cores=9).time(Collective(SUM, 4096), 2) == pytest.approx(times[4096])
 
 
 def test_papers_goal_of_scaling():
-    machine, model = Machine(), Model()
-    assert machine.efficiency(False, 64, 64, model) >= 0.9
-    assert machine.efficiency(True, 64, 16, model) <= 0.3
+    compute = 64 / scaling.A100.images_per_second
+    step = scaling.pretraining_step(scaling.resnet50(), 64, 64)
+    assert compute / step.seconds(compute, scaling.A100.link, 64) >= 0.9
+
+
+@pytest.mark.slow
+def test_counted_collectives_are_those_on_paper(tmp_path):
+    """Two processes; `differs` says that their number or bytes are others."""
+    torch.set_num_threads(1)
+    counted, step = scaling.pretraining_runs(Setting(tmp_path, 1, True), (2,))[2]
+    assert scaling.totals(counted.collectives) == scaling.totals(step.all)
+    assert len(counted.seconds) == len(counted.collectives) and min(counted.seconds) > 0
 
 
 def test_interleaved_times_each_side_in_turn():
@@ -168,16 +201,30 @@ def test_the_page_is_rendered_from_its_data():
 def test_estimates_and_what_was_not_measured_are_apart():
     rows = [("momentum", 1.0, 3.0), ("estimate 64", 99.0, 33.0), ("gpu_colors", None, None)]
     results = [{"goal": goal, "ours": a, "reference": b} for goal, a, b in rows]
-    text = page({"pretrain": {"facts": [], "quick": False, "results": results}})
-    measured, estimated, missing = re.split("^### .*$", text, flags=re.M)
-    for part, what in ((measured, "momentum"), (estimated, "64 GPUs"), (missing, "needs a GPU")):
+    table = {"title": "Hours", "headers": ["images"], "rows": [["all of them"]]}
+    suite = {"facts": [], "quick": False, "results": results, "tables": [table]}
+    measured, estimated, hours, missing = re.split(
+        "^### .*$", page({"pretrain": suite}), flags=re.M
+    )
+    text = measured + estimated + hours + missing
+    parts = ((measured, "momentum"), (estimated, "64 GPUs"), (hours, "all of them"))
+    for part, what in (*parts, (missing, "needs a GPU")):
         assert what in part and text.count(what) == 1
 
 
 def test_every_goal_has_its_measurement_and_every_row_its_goal():
-    for suite in (pretrain, precision, input_pipeline, convert, detection, finetune, startup):
+    for suite in (
+        pretrain,
+        precision,
+        input_pipeline,
+        convert,
+        detection,
+        finetune,
+        startup,
+        scaling,
+    ):
         specs = suites()[suite.__name__.rpartition(".")[2]]["goals"]
-        measured = {key.split()[0] for key in specs} - {"lightly", "estimate", "hotcoco"}
+        measured = {key.split()[0] for key in specs} - {"lightly", "hotcoco", "communication"}
         assert measured == set(suite.GOALS)
         assert all(key.islower() for key in specs), "a page's reader knows no codes"
 

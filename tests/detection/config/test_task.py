@@ -75,9 +75,11 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     flat = flatten(read_yaml(path))
     forbidden = {"MODEL.WEIGHTS", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT"}
     assert not forbidden & set(flat)
-    assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
+    frozen_at = {"1x_frozen": 5, "frozen_to_res4": 4}
+    expected = next((n for end, n in frozen_at.items() if path.stem.endswith(end)), 0)
+    assert flat["MODEL.BACKBONE.FREEZE_AT"] == expected
     if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
-        frozen, synchronized = "frozen_bn" in path.name, "SparK" in path.name
+        frozen = "frozen_bn" in path.name
         assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
         tuned = ("naiveSyncBN", "SyncBN")  # as the official release, or as a recipe of others
         assert flat["MODEL.RESNETS.NORM"] in (("FrozenBN",) if frozen else tuned)
