@@ -6,6 +6,7 @@
     ... --dry-run     list the runs and the hours that they take, check everything, start nothing
     ... --status      how far a running suite is, from another shell
     ... --serve       the tables so far and the progress on a page for the browser
+    ... --tune        choose the learning rate of every init from one grid first
 
 Everything is checked before the first run starts. Interrupted at any moment, the same command
 continues; several may work on one folder. A run that fails does not stop the others, and is in no
@@ -13,6 +14,7 @@ number.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +44,10 @@ from benchmarks.suites.runs import DONE, FAILED, Run, State
 from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
 from benchmarks.suites.suite import RunSpec, Suite, expand, row_of
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
+from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
+from detection.evaluation.metrics import headline_names
 from moco.common.command import program
-from moco.common.errors import UserError, printable, run_cli
+from moco.common.errors import NumericError, UserError, first_few, printable, run_cli
 from moco.common.shipped import resolve
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
@@ -59,16 +63,67 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     args = build_parser().parse_args(argv)
     suite = load_suite(resolve(args.suite))
     folder = SuiteFolder(args.output or Path("output", suite.name))
+    grids = SuiteFolder(Path(f"{folder.path}-tuning"))  # beside it: the grids have no table
     if args.status:
-        status(folder)
+        for each in (grids, folder) if args.tune and grids.path.is_dir() else (folder,):
+            status(each)
         if args.serve is not None:
             serve(folder, args)
-    else:
-        run(suite, folder, args, programs or Programs())
+        return
+    stated = parse_stated(args.seconds_per_iteration)
+    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
+    programs = programs or Programs()
+    if args.tune:
+        suite = tune(suite, grids, args, programs)
+    run(suite, folder, args, programs)
 
 
-def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs) -> None:
+def tune(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: Programs) -> Suite:
+    """Run every grid, and return the suite with its tuned tasks.
+
+    With `--dry-run` the tuned tasks have the values of the untuned ones, as long as there are none.
+
+    Raises:
+        UserError: as `run`; a run of a grid failed of something else than its learning rate; all of
+            an init did.
+    """
+    if args.engine == "each":
+        raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
+    suite_of_grids, points = grid_suite(suite)
+    run(suite_of_grids, folder, args, programs, tables=False)
+    found: dict[tuple[str, str], float] = {}
+    undone = []
+    for spec in folder.read()[1] if folder.path.is_dir() else ():
+        each = folder.run(spec)
+        record = each.record()
+        if record is not None and record.status == "done":
+            value = record.metrics[headline_names(record.metrics)[0]]
+            found[spec.task, spec.init] = math.nan if value is None else value
+        elif diverged(each):
+            found[spec.task, spec.init] = math.nan
+        else:
+            undone.append(spec.title)
+    if undone or not found:
+        if args.dry_run:
+            return with_tuned(suite, {})
+        raise SuiteFailed(f"the grid is not complete: {first_few(undone)}; see above")
+    choices = choose(suite, points, found)
+    print(describe(choices), flush=True)
+    return with_tuned(suite, choices)
+
+
+def run(
+    suite: Suite,
+    folder: SuiteFolder,
+    args: argparse.Namespace,
+    programs: Programs,
+    *,
+    tables: bool = True,
+) -> None:
     """Check, run, report; with `--dry-run` only check and list.
+
+    Args:
+        tables: whether there is something to compare; else a training that diverges is a result.
 
     Raises:
         UserError: something that a run would fail of, before anything has started.
@@ -90,8 +145,6 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
         if not weights:
             return
     inits = identify(programs.locate(weights))
-    stated = parse_stated(args.seconds_per_iteration)
-    suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.data_before())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
@@ -111,10 +164,11 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
         open_ = [spec for spec in specs if not folder.run(spec).state().settled]
         if open_:
             print(disk_line(open_, findings.checkpoints, keep, folder.path))
-        from benchmarks.make_table import tables_so_far
+        if tables:
+            from benchmarks.make_table import tables_so_far
 
-        tables = tables_so_far(results_of([folder.run(spec) for spec in specs]), None)
-        print(f"\n{detectable(specs, tables)}")
+            so_far = tables_so_far(results_of([folder.run(spec) for spec in specs]), None)
+            print(f"\n{detectable(specs, so_far)}")
         print("\nchecked every task, dataset and weights file; nothing was started")
         return
     folder.agree(content, specs)
@@ -126,7 +180,8 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
         return folder.run(spec, partial(programs.command, own, path, machines[spec.gpus]))
 
     runs, baseline = [make_run(spec) for spec in specs], args.baseline or suite.baseline
-    refresh = partial(refresh_tables, folder.tables, runs, baseline, lock=folder.lock)
+    shown = runs if tables else []
+    refresh = partial(refresh_tables, folder.tables, shown, baseline, lock=folder.lock)
     with Live(suite.title or suite.name, runs, refresh, args.serve) as live:
         states = Scheduler(
             runs,
@@ -142,9 +197,20 @@ def run(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: P
             for each in runs:
                 if states[each.name].kind == DONE:
                     remove_checkpoints(each.folder, args.keep, done=True)
-        write_tables(folder, runs, baseline)
+        if tables:
+            write_tables(folder, runs, baseline)
         live.finish(folder.tables / PAGE_NAME)
+    if not tables:
+        runs = [each for each in runs if not diverged(each)]
     raise_failures(runs, states)
+
+
+def diverged(each: Run) -> bool:
+    """Whether its training ended because a loss was not finite."""
+    record = each.record()
+    if record is None or record.status != "failed" or not record.notes:
+        return False
+    return record.notes[-1].startswith(f"{NumericError.__name__}:")
 
 
 def make_executor(name: str, options: Options) -> Executor:
@@ -333,6 +399,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dry-run", action="store_true", help="list the runs, check everything, start nothing")
     add("--status", action="store_true", help="how far the suite in DIR is")
     add_serve(parser)
+    grid = (
+        "before, train every task of detection from every init with the same grid of learning "
+        "rates, shortened and without the test images; the best of each init is one more row"
+    )
+    add("--tune", action="store_true", help=grid)
     add("--retry-failed", action="store_true", help="try runs that failed before once more")
     keep = (
         "checkpoints that stay: the final one of each run (default), its last two, or all; "

@@ -130,11 +130,18 @@ def convert_file(
     )
 
 
-def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None = None) -> Converted:
+def convert_in_memory(
+    src: PathLike,
+    raw: Any = None,
+    objects: set[str] | None = None,
+    timm_model: str | None = None,
+) -> Converted:
     """What `convert_file` would write, without a file: the same recognition, contract and proof.
 
-    `raw`, `objects`: what `read_file` gave for `src`, when it is already open. The notes say what
-    was done. Raises UserError or DataError, in one line.
+    `raw`, `objects`: what `read_file` gave for `src`, when it is already open; `timm_model`: see
+    `convert.sources.Given`. The notes say what was done.
+
+    Raises UserError or DataError, in one line.
     """
     from convert import translate, verify
 
@@ -142,7 +149,8 @@ def convert_in_memory(src: PathLike, raw: Any = None, objects: set[str] | None =
     objects = set() if objects is None else objects
     raw = read_file(src, objects) if raw is None else raw
     try:
-        found, converted = translate.translate(src, raw, Given(), objects)
+        given = Given(timm_model=timm_model)
+        found, converted = translate.translate(src, raw, given, objects)
     except UserError as error:
         if "; give --" not in str(error):
             raise
@@ -231,6 +239,13 @@ def build_parser() -> argparse.ArgumentParser:
         else:
             parser.add_argument(option.flag, choices=option.choices, help=option.help)
     parser.add_argument(
+        "--timm-model",
+        metavar="NAME",
+        help="take the file for this network of timm, which may be any with maps of strides 4 to "
+        "32, e.g. regnety_004 or regnety_004.tag; its mean and std are timm's of that tag "
+        "(extra: timm)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace any file of OUTPUT's name"
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -269,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=args.mean and [value * scale for value in args.mean],
         std=args.std and [value * scale for value in args.std],
         channel_order=args.channel_order,
+        timm_model=args.timm_model,
         **options,
     )
     print(report.text())

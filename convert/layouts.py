@@ -177,6 +177,14 @@ _VISSL: dict[str, Any] = {
 }
 
 
+# The networks and marks of files that may have an average beside the model.
+_EMA_FIRST: tuple[dict[str, str], dict[str, Any]] = (
+    {"ema": "model_ema/", "model": "model/"},
+    {"model_ema": ...},
+)
+_ONE_MODEL: tuple[dict[str, str], dict[str, Any]] = ({"single": "model/"}, {})
+
+
 def _mm(name: str, has: tuple[str, ...] = (), **networks: str) -> Layout:
     """A training checkpoint of mmcv's or mmengine's runner: choice of --encoder -> prefix."""
     dropped = {}
@@ -613,18 +621,48 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     # pytorch/vision@017e9b9 references/classification/train.py, main() (the dict; EMA is what
     # --test-only evaluates), utils.py, ExponentialMovingAverage; pixels: presets.py.
-    Layout(
-        "torchvision references",
-        {"ema": "model_ema/", "model": "model/"},
-        {"EMA counter": "n_averaged*"},
-        marks={"lr_scheduler": ..., "args": ..., "model_ema": ...},
-        epoch_offset=1,
+    *(
+        Layout(
+            "torchvision references",
+            networks,
+            {"EMA counter": "n_averaged*"},
+            marks={"lr_scheduler": ..., "args": ..., **marks},
+            scheme=scheme,
+            epoch_offset=1,
+        )
+        for scheme in (USUAL, "torchvision")
+        for networks, marks in (_EMA_FIRST, _ONE_MODEL)
     ),
-    Layout(
-        "torchvision references",
-        {"single": "model/"},
-        marks={"lr_scheduler": ..., "args": ...},
-        epoch_offset=1,
+    # facebookresearch/ConvNeXt@048efce utils.py:447 (the dict, also ConvNeXt-V2's), models/
+    # convnext.py:55 (the names), main.py, --imagenet_default_mean_and_std (the pixels).
+    *(
+        Layout(
+            "facebookresearch/ConvNeXt",
+            networks,
+            marks=marks,
+            scheme="official",
+            epoch_offset=1,
+        )
+        for networks, marks in (_EMA_FIRST, _ONE_MODEL, ({"single": ""}, {}))
+    ),
+    # keyu-tian/SparK@a63e386 pretrain/utils/misc.py:146 (the dict), spark.py:33-77 (the names),
+    # utils/imagenet.py:70 (the pixels): a ResNet of timm's, or a ConvNeXt in the official names.
+    # What it saves without decoder is a plain state dict.
+    *(
+        Layout(
+            "keyu-tian/SparK",
+            {"single": "module/sparse_encoder.sp_cnn."},
+            {
+                "decoder": "dense_decoder.* densify_*",
+                "mask tokens": "mask_tokens.*",
+                "pixels": "imn_m imn_s norm_black",
+                "training record": "config",
+            },
+            marks={"is_pretrain": True},
+            scheme=scheme,
+            epoch_offset=1,
+        )
+        for scheme in (USUAL, "official")
     ),
     # ---
     # torchvision/models/resnet.py: net.state_dict(), with or without fc.
@@ -635,6 +673,8 @@ LAYOUTS: tuple[Layout, ...] = (
         note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
         "anti-aliased and caffe-style networks have the same ones",
     ),
+    # torchvision/models/convnext.py, as above.
+    Layout("torchvision", {"single": ""}, scheme="torchvision"),
     # detectron2 tools/convert-torchvision-to-d2.py, so detectron2://ImageNetPretrained/torchvision/;
     # its docstring gives colors, mean, std and the stride's place.
     Layout("detectron2/torchvision", **_D2_LAYOUT, marks={"__author__": "torchvision"}),

@@ -9,15 +9,6 @@ from pathlib import Path
 from convert.families.base import families
 from moco.common.errors import DataError
 
-_CONVNEXT = "a ConvNeXt"
-# Networks of no family here: what one is, and two of its keys after one prefix. They are asked
-# after the families' own; the first row that fits is taken.
-OTHER_NETWORKS = (
-    (_CONVNEXT, "stem.0.weight", "stages.0.blocks.0.conv_dw.weight"),  # timm
-    (_CONVNEXT, "downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),  # facebookresearch
-    (_CONVNEXT, "features.0.0.weight", "features.1.0.layer_scale"),  # torchvision
-    (_CONVNEXT, "embeddings.patch_embeddings.weight", "encoder.stages.0.layers.0.dwconv.weight"),
-)
 # Keys of whole detectors: torchvision's and DETR's wrap their backbone as `body`.
 _DETECTRON2 = re.compile(
     r"proposal_generator\.|roi_heads\.|sem_seg_head\.|backbone\.(stem|bottom_up)\."
@@ -30,7 +21,7 @@ def other_network(keys: Collection[str]) -> str | None:
     """What the owner of these names of a flattened file is called that no family has, or None."""
     keys = {key.replace("/", ".") for key in keys}
     known = [row for family in families() for row in family.lookalikes]
-    for what, first, second in (*known, *OTHER_NETWORKS):
+    for what, first, second in known:
         prefixes = {key.removesuffix(first) for key in keys if f".{key}".endswith(f".{first}")}
         if any(prefix + second in keys for prefix in prefixes):
             return what

@@ -64,8 +64,8 @@ def own_record(raw: Mapping[Any, Any]) -> Recorded:
         arch=spec.arch,
         says=says,
         channel_order=order,
-        mean=_to_255(mean),
-        std=_to_255(std),
+        mean=to_255(mean),
+        std=to_255(std),
     )
 
 
@@ -77,7 +77,7 @@ def timm_arguments(raw: Mapping[Any, Any]) -> Recorded:
         values = args.get(name) if isinstance(args, Mapping) else None
         if isinstance(values, list | tuple) and len(values) == 3:
             try:
-                found[name] = _to_255(values)
+                found[name] = to_255(values)
             except (TypeError, ValueError, OverflowError) as error:
                 raise DataError(f"args.{name} is not three numbers") from error
     return Recorded(mean=found.get("mean"), std=found.get("std"))
@@ -163,6 +163,7 @@ def _triple(text: str) -> Triple | None:
     return (first, second, third)
 
 
-def _to_255(values: Any) -> Triple:
+def to_255(values: Any) -> Triple:
+    """Three numbers of 0..1 as of pixels 0..255."""
     red, green, blue = (round(float(value) * 255, 6) for value in values)
     return (red, green, blue)

@@ -103,7 +103,8 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
     """The whole command that fine-tunes a detector from a converted file."""
     config, its_keys, data = contract.architecture.example_task()
     keys = contract.d2_keys()
-    others = "".join(f"{k} {keys[k]} " for k, value in its_keys.items() if keys[k] != value)
+    differ = (key for key, value in its_keys.items() if keys[key] != value)
+    others = "".join(f"{key} {shlex.quote(str(keys[key]))} " for key in differ)
     train = program("train", _script("detection/train_net.py"))
     return (
         f"{train} --config-file {shown(config)} {data}"

@@ -40,6 +40,7 @@ class Given:
         encoder: one of the layout's networks, e.g. "query", "key", "teacher".
         mean, std: 0..255 in the order of `channel_order`.
         channel_order: "RGB" or "BGR"; a mean and std that are not given stay with their colors.
+        timm_model: the network is timm's of this name, with or without a tag.
         options: values of the family's own options, by their names.
     """
 
@@ -47,6 +48,7 @@ class Given:
     mean: Triple | None = None
     std: Triple | None = None
     channel_order: str | None = None
+    timm_model: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -151,6 +153,8 @@ def recognize(
     notes += taken.notes
     warnings += taken.warnings
     backbone, keys = join(taken.backbone, where, notes)
+    own = network.family.in_own_shape
+    backbone = {name: own(name, value) for name, value in backbone.items()}
     named = _names_in_file(network, keys)
     filled = fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
     if recorded.note:

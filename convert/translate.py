@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from convert import verify
+from convert import timm_files, verify
 from convert.beside import read_beside
 from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
@@ -37,6 +37,8 @@ def translate(
     if is_converted(raw):
         earlier = verify.read_converted(src, raw)
         found = from_contract(earlier.model, earlier.contract, where, given)
+    elif given.timm_model is not None:
+        found = timm_files.recognize(raw, where, given, sha256)
     else:
         found = recognize(raw, where, given, sha256, lambda: read_beside(src))
     notes, warnings = about_objects(objects)

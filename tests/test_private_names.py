@@ -34,8 +34,6 @@ PRIVATE = (
     ("detectron2.engine.hooks.PreciseBN", "_data_iter", "detection/d2/precise_bn.py"),
     # overridden: files are read without unpickling what is in them
     ("detectron2.checkpoint.DetectionCheckpointer", "_load_file", "detection/d2/checkpoint.py"),
-    # the base class by which Detectron2 chooses parameters without weight decay
-    ("torch.nn.modules.batchnorm", "_NormBase", "detection/embedded/solver.py"),
     # the unpickler that is written in Python, whose every step can be replaced
     ("pickle", "_Unpickler", "moco/common/unpickler.py"),
     # overridden: what two of its steps call to make an object

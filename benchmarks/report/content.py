@@ -36,6 +36,7 @@ from benchmarks.report.style import (
     format_runs,
     is_strong,
 )
+from detection.config.keys import tuned_keys
 from detection.evaluation.metrics import titles
 from moco.common.command import RANDOM
 
@@ -234,6 +235,7 @@ class Section:
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
+        found += tuned(table)
         for row in table.rows:
             found += _missing(row, table.metrics)
         if differing := _versions(table.runs):
@@ -396,6 +398,22 @@ def uncertainty(table: Table) -> str:
         over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
     text = f"standard deviations, intervals and p-values are over {over}"
     return f"{text} only, not over {' or '.join(lacks)}" if lacks else text
+
+
+def tuned(table: Table) -> list[str]:
+    """What was chosen for each row of a tuned task, and from which grid."""
+    grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
+    if not grid:
+        return []
+    chosen = [
+        f"{row.init} "
+        + ", ".join(f"{row.runs[0].record.config[key]:g}" for key in tuned_keys(grid))
+        for row in table.rows
+    ]
+    return [
+        f"chosen for each row on held-out training images, by one run of each point of {grid}: "
+        f"{'; '.join(chosen)}; the rows of the untuned task are in a table of their own"
+    ]
 
 
 def facts(row: Row) -> list[tuple[str, str]]:

@@ -230,6 +230,7 @@ def _protocol(program: str) -> Any:
 
 def _check_detection(spec: RunSpec) -> _Sound:
     from detection.config.task import load_task
+    from detection.datasets.parts import TUNE
     from detection.engine.processes import Processes, check_processes
     from detection.train_net import choose_engine
 
@@ -244,7 +245,9 @@ def _check_detection(spec: RunSpec) -> _Sound:
         for note in task.notes
         if not note.startswith(("MODEL.WEIGHTS", "weights "))
     ]
-    called = f"{task.name} on {task.test.name}"
+    # Points of a grid are in no table.
+    tuning = task.cfg.DATASETS.PART == TUNE
+    called = f"{task.name}{spec.task * tuning} on {task.test.name}"
     iterations = int(task.cfg.SOLVER.MAX_ITER)
     number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
     written = Checkpoints(_detector_bytes(task), number)

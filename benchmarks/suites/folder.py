@@ -212,6 +212,11 @@ def requested(
             "program": task.program,
             "keys": without_places(dict(task.overrides)),
             "random_keys": without_places(dict(task.random_overrides)),
+            **(
+                {"init_keys": own}
+                if (own := {i: dict(p) for i, p in task.init_overrides.items()})
+                else {}
+            ),
             "engines": list(task.engines),
             "without": list(task.without),
         }
@@ -238,7 +243,9 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
     Raises:
         UserError: the first thing in which it differs.
     """
-    old, new = flatten(before), flatten(now)
+    # A whole task may be new, as the tuned ones are; what is in a task may not change.
+    known = {name: task for name, task in now["tasks"].items() if name in before["tasks"]}
+    old, new = flatten(before), flatten({**now, "tasks": known})
     for key in dict.fromkeys((*new, *old)):
         part, was, is_ = key.partition(".")[0], old.get(key), new.get(key)
         if part not in now or was == is_:

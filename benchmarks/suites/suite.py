@@ -9,7 +9,7 @@ import fnmatch
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ DETECTRON2, EMBEDDED, MOCO = "detectron2", "embedded", "moco"
 DETECTION_ENGINES = (DETECTRON2, EMBEDDED)
 # What a run sets by itself; neither a suite nor the command line may.
 SET_PER_RUN = ("OUTPUT_DIR", "SEED", "MODEL.WEIGHTS")
+# What the grid of `--tune` may vary.
+TUNABLE = ("SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY", "SOLVER.LR_DECAY", "MODEL.VIT.DROP_PATH")
 # Keys that say where data is or what computes: not what makes a number. Whatever is listed here is
 # not in a run's id, so that a suite can be continued on another machine; what is in the folders is.
 PLACES = (
@@ -44,7 +46,8 @@ class SuiteTask:
         config: the task's YAML file.
         program: `detection` (train_net), `linear` or `finetune` (moco.linear, moco.finetune).
         overrides: `KEY VALUE` pairs on top of the file; `random_overrides` only for random
-            initialization (a network that the weights would otherwise tell).
+            initialization (a network that the weights would otherwise tell); `init_overrides`: for
+            one init, by its name.
         gpus: the size of the group that the task is meant for.
         engines: which detection engines can run it.
         without: patterns of inits that this task is not run for.
@@ -59,6 +62,7 @@ class SuiteTask:
     program: str
     overrides: tuple[tuple[str, str], ...] = ()
     random_overrides: tuple[tuple[str, str], ...] = ()
+    init_overrides: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     gpus: int = 1
     engines: tuple[str, ...] = DETECTION_ENGINES
     without: tuple[str, ...] = ()
@@ -69,7 +73,8 @@ class SuiteTask:
 
     def keys(self, init: str) -> tuple[tuple[str, str], ...]:
         """The overrides of a run from `init`."""
-        return self.overrides + (self.random_overrides if init == RANDOM else ())
+        special = self.random_overrides if init == RANDOM else ()
+        return (*self.overrides, *special, *self.init_overrides.get(init, ()))
 
     def seconds_of(self, gpus: int) -> float | None:
         """What is stated for a run on this many GPUs, per iteration."""
@@ -86,6 +91,7 @@ class Suite:
         baseline: the row that gaps refer to; None: `random`, where there is one.
         inits: name → weights, where the command line names none. `moco@1`, `moco@2` and so on are
             pre-trainings of the row `moco`.
+        tune: what the file says of the grid of `--tune`; None: benchmarks/suites/tuning.yaml's.
     """
 
     name: str
@@ -93,6 +99,7 @@ class Suite:
     tasks: tuple[SuiteTask, ...]
     baseline: str | None
     inits: dict[str, str]
+    tune: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from benchmarks.suites.suite import (
     DETECTION_ENGINES,
     PROGRAMS,
     SET_PER_RUN,
+    TUNABLE,
     Suite,
     SuiteTask,
 )
@@ -32,6 +33,17 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _is_grid(value: Any) -> bool:
+    def are_numbers(axis: Any) -> bool:
+        return isinstance(axis, list) and bool(axis) and all(type(v) in (int, float) for v in axis)
+
+    if not isinstance(value, Mapping) or not set(value) <= {"share", "values"}:
+        return False
+    share, axes = value.get("share", 1), flatten(value.get("values", {}))
+    fits = all(key in TUNABLE and are_numbers(axis) for key, axis in axes.items())
+    return type(share) in (int, float) and 0 < share <= 1 and fits
+
+
 TRIALS: Check = (lambda v: type(v) is int and 1 <= v <= MAX_TRIALS, f"1 to {MAX_TRIALS}")
 SECONDS: Check = (lambda v: type(v) in (int, float) and 0 < v < 1e6, "seconds above 0")
 _PAIRS: Check = (lambda v: isinstance(v, Mapping), "KEY: VALUE lines")
@@ -46,6 +58,7 @@ _SUITE_KEYS: dict[str, Check] = {
     "trials": TRIALS,
     "baseline": (lambda v: isinstance(v, str), "the name of an init"),
     "inits": (lambda v: isinstance(v, Mapping), "NAME: weights lines, or NAME: [weights, ...]"),
+    "tune": (_is_grid, f"share: 0 to 1, and values: KEY: numbers for {', '.join(TUNABLE)}"),
     "tasks": (lambda v: isinstance(v, list) and len(v) > 0, "a list of at least one task"),
 }
 _TASK_KEYS: dict[str, Check] = {
@@ -89,6 +102,7 @@ def load_suite(path: PathLike) -> Suite:
         tasks=tasks,
         baseline=tree.get("baseline"),
         inits=parse_inits(inits, where),
+        tune=tree.get("tune"),
     )
 
 

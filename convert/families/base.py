@@ -180,6 +180,8 @@ class Family:
             keys after one prefix.
         obstacles: what only other networks have, for people -> patterns of its names.
         check_trained: as `moco.modeling.soundness.check_trained`.
+        in_own_shape: (the family's name, a file's tensor) -> the same numbers in the family's
+            shape, where sources have them in several.
         image_size: height and width, px, of the image that proves a conversion.
         tokens: rules of `dropped` whose tensors take part in the source's features.
         effect: (architecture, state, the tensors of `tokens`) -> by how much features change
@@ -206,6 +208,7 @@ class Family:
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     check_trained: Callable[..., list[str]] = soundness.check_trained
+    in_own_shape: Callable[[str, Tensor], Tensor] = lambda name, value: value
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
@@ -259,6 +262,32 @@ def shape_of(
     if len(dims) != count or 0 in dims:
         raise DataError(f"{name} has shape {list(dims)}, expected {count} dimensions")
     return dims
+
+
+def check_layer_norms(
+    state: Mapping[str, Tensor],
+    where: str,
+    named: Callable[[str], str] = str,
+    *,
+    pattern: str,
+    **_: Any,
+) -> list[str]:
+    """Raise DataError where every LayerNorm is as initialization left it, at scale 1 and shift 0.
+
+    `pattern`: of the names of their scales. Returns no warnings.
+    """
+    norms = [key.removesuffix(".weight") for key in state if re.search(pattern, key)]
+    if all(
+        bool((state[f"{norm}.weight"] == 1).all())
+        and f"{norm}.bias" in state
+        and not bool(state[f"{norm}.bias"].any())
+        for norm in norms
+    ):
+        raise DataError(
+            f"{where}: all {len(norms)} layer norms have the scale and shift of initialization: "
+            "this network was never trained"
+        )
+    return []
 
 
 def first_rule(key: str, rules: Mapping[str, str]) -> str | None:

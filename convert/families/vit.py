@@ -13,7 +13,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import FAMILIES, Adapted, Family, Hints, Option, first_rule, shape_of
+from convert.families.base import (
+    FAMILIES,
+    Adapted,
+    Family,
+    Hints,
+    Option,
+    check_layer_norms,
+    first_rule,
+    shape_of,
+)
 from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
 from convert.families.vit_names import (
     CLASS_TOKEN,
@@ -218,27 +227,6 @@ def with_options(
     return architecture
 
 
-def check_trained(
-    state: Mapping[str, Tensor], where: str, named: Callable[[str], str] = str, **_: Any
-) -> list[str]:
-    """Raise DataError where every LayerNorm is as initialization left it, at scale 1 and shift 0.
-
-    Returns no warnings.
-    """
-    norms = [key.removesuffix(".weight") for key in state if re.search(r"norm[12]\.weight$", key)]
-    if all(
-        bool((state[f"{norm}.weight"] == 1).all())
-        and f"{norm}.bias" in state
-        and not bool(state[f"{norm}.bias"].any())
-        for norm in norms
-    ):
-        raise DataError(
-            f"{where}: all {len(norms)} layer norms have the scale and shift of initialization: "
-            "this network was never trained"
-        )
-    return []
-
-
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
@@ -287,7 +275,7 @@ def vit() -> Family:
         options=OPTIONS,
         lookalikes=LOOKALIKES,
         obstacles=OBSTACLES,
-        check_trained=check_trained,
+        check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
         effect=effect,

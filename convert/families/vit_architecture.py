@@ -13,9 +13,19 @@ FEATURE = "last_feat"  # Detectron2's name
 PATCH_RULES = ("pseudo-inverse", "bicubic")
 
 
-def key_of(field: str) -> str:
-    """What a field of the architecture is called below MODEL.VIT."""
-    return "PRETRAIN_IMAGE_SIZE" if field == "image_size" else field.upper()
+# Fields of the architecture -> their keys below MODEL.VIT. The other fields are about the source.
+KEYS = {
+    "embed_dim": "EMBED_DIM",
+    "depth": "DEPTH",
+    "num_heads": "NUM_HEADS",
+    "mlp_dim": "MLP_DIM",
+    "patch_size": "PATCH_SIZE",
+    "image_size": "PRETRAIN_IMAGE_SIZE",
+    "qkv_bias": "QKV_BIAS",
+    "layer_scale": "LAYER_SCALE",
+    "class_position": "CLASS_POSITION",
+    "layer_norm_eps": "LAYER_NORM_EPS",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +81,7 @@ class ViTArchitecture:
 
     def d2_keys(self) -> dict[str, Any]:
         its = dataclasses.asdict(self)
-        for of_source in ("class_token", "registers", "final_norm"):
-            del its[of_source]
-        return {f"MODEL.VIT.{key_of(k)}": v for k, v in its.items()}
+        return {f"MODEL.VIT.{key}": its[name] for name, key in KEYS.items()}
 
     def details(self) -> str:
         slot = "with" if self.class_position else "without"

@@ -5,6 +5,7 @@
 """
 
 import math
+import re
 from typing import Any
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
@@ -185,6 +186,20 @@ TRANSFER: dict[str, Any] = {
     # Side of the square that images are padded to, px, also in evaluation; 0: as far as the
     # backbone needs. For backbones with a pyramid.
     "MODEL.BACKBONE.SQUARE_PAD": 0,
+    # ConvNeXt: blocks and channels of the four stages, LayerScale (V1), global response
+    # normalization (V2) and LayerNorm's epsilon. Set by the weights' contract.
+    "MODEL.CONVNEXT.DEPTHS": [3, 3, 9, 3],
+    "MODEL.CONVNEXT.DIMS": [96, 192, 384, 768],
+    "MODEL.CONVNEXT.LAYER_SCALE": True,
+    "MODEL.CONVNEXT.GRN": False,
+    "MODEL.CONVNEXT.LAYER_NORM_EPS": 1e-6,
+    # Probability that its last block is skipped for an image, in training; it grows from 0 with the
+    # blocks before. 0 to below 1.
+    "MODEL.CONVNEXT.DROP_PATH": 0.0,
+    # Any network of timm with maps of strides 4 to 32, by its name without a tag. Weights by
+    # timm://... set it; for a file it has to be set.
+    "MODEL.TIMM.NAME": "",
+    "MODEL.TIMM.DROP_PATH": 0.0,  # timm's drop_path_rate, 0 to below 1
     # A vision transformer, ViT-B by default. The first ten keys are set by the weights' contract.
     "MODEL.VIT.PATCH_SIZE": 16,  # px; a power of two from 4
     "MODEL.VIT.EMBED_DIM": 768,
@@ -222,6 +237,12 @@ TRANSFER: dict[str, Any] = {
     "DATASETS.COCO_TRAIN_ROOT": "",
     "DATASETS.COCO_TEST_JSON": "",
     "DATASETS.COCO_TEST_ROOT": "",
+    # Which training images are used; empty: all. 10%: one of five subsets of a tenth, by the seed;
+    # 10%.3: the third. tune: all but a tenth, which is tested on instead of DATASETS.TEST. See
+    # detection/datasets/parts.py.
+    "DATASETS.PART": "",
+    # A file of published subsets, as Unbiased Teacher's COCO_supervision.txt, for DATASETS.PART.
+    "DATASETS.PART_INDEX": "",
     # Side of the square crops that semantic segmentation trains on, px; 0 = the whole image.
     "INPUT.SEM_SEG_CROP_SIZE": 0,
     # Lowest and highest ratio of its random scaling.
@@ -247,6 +268,9 @@ TRANSFER: dict[str, Any] = {
     "SOLVER.LR_DECAY": 1.0,
     # Weight decay of position embeddings and of layer scale, with AdamW; 0 or more.
     "SOLVER.WEIGHT_DECAY_EMBED": 0.0,
+    # The grid that the learning rate was chosen from, as `run_suite --tune` sets it: what it names
+    # is not a part of the protocol, the grid is.
+    "SOLVER.TUNED": "",
     # Who gets the numbers of metrics.json: tensorboard, wandb, mlflow, or what is registered in
     # moco.engine.loggers.LOGGERS.
     "LOG.LOGGERS": ("tensorboard",),
@@ -261,6 +285,8 @@ EMBEDDED_CHOICES: dict[str, tuple[Any, ...]] = {
         "build_resnet_fpn_backbone",
         "build_retinanet_resnet_fpn_backbone",
         "build_resnet_dilated_c5_backbone",
+        "build_convnext_fpn_backbone",
+        "build_timm_fpn_backbone",
         "build_vit_sfp_backbone",
         "build_vit_fpn_backbone",
     ),
@@ -306,6 +332,7 @@ NOT_PROTOCOL = (
     "DATASETS.COCO_TRAIN_ROOT",
     "DATASETS.COCO_TEST_JSON",
     "DATASETS.COCO_TEST_ROOT",
+    "DATASETS.PART_INDEX",
     "SOLVER.CHECKPOINT_PERIOD",
     "SOLVER.REFERENCE_WORLD_SIZE",
     "LOG.LOGGERS",
@@ -313,6 +340,9 @@ NOT_PROTOCOL = (
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "MODEL.RESNETS.STRIDE_IN_1X1",
+    "MODEL.CONVNEXT.LAYER_SCALE",
+    "MODEL.CONVNEXT.GRN",
+    "MODEL.CONVNEXT.LAYER_NORM_EPS",
     "MODEL.VIT.NUM_HEADS",
     "MODEL.VIT.QKV_BIAS",
     "MODEL.VIT.LAYER_SCALE",
@@ -326,8 +356,15 @@ NOT_PROTOCOL = (
 # protocol, so that a record from before there was the key has the same one.
 ADDED_LATER = (
     "SOLVER.PRECISION",
+    "SOLVER.TUNED",
+    "DATASETS.PART",
     "MODEL.BACKBONE.SQUARE_PAD",
-    *(k for k in TRANSFER if k.startswith("MODEL.VIT.") and k not in NOT_PROTOCOL),
+    *(
+        key
+        for key in TRANSFER
+        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))
+        and key not in NOT_PROTOCOL
+    ),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",
@@ -388,6 +425,11 @@ DETECTRON2_ONLY: dict[str, Any] = {
     "VERSION": 2,
     "VIS_PERIOD": 0,
 }
+
+
+def tuned_keys(grid: str) -> list[str]:
+    """The keys that a grid has values of, as SOLVER.TUNED names it."""
+    return re.findall(r"([A-Z_.]+)=", grid)
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:

@@ -21,6 +21,7 @@ from detection.config.keys import (
 )
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
+from detection.modeling.backbones.base import BACKBONE_TYPES
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 
@@ -194,14 +195,13 @@ def _is_meant(flat: Mapping[str, Any], recipe: Recipe) -> bool:
     architecture = recipe.settings[_ARCHITECTURE].value
     if flat.get(_ARCHITECTURE, architecture) != architecture:
         return False
+    name, family = flat.get(_BACKBONE, ""), backbone_type(recipe.settings[_BACKBONE].value).family
+    if name in BACKBONE_TYPES and backbone_type(name).family != family:
+        return False
     shared = any(set(flat.get(key, ())) & set(recipe.settings[key].value) for key in _DATASETS)
     identity = [key for key in _IDENTITY if key in recipe.settings]
     other = [key for key in identity if not _equal(flat.get(key), recipe.settings[key].value)]
-    families = {
-        backbone_type(name).family
-        for name in (flat.get(_BACKBONE, ""), recipe.settings[_BACKBONE].value)
-    }
-    return shared and len(other) <= 1 and len(families) == 1
+    return shared and len(other) <= 1
 
 
 def _is_another_model(flat: Mapping[str, Any]) -> bool:

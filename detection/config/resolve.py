@@ -7,7 +7,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from detection.config.trained import CONFIG_NAME
-from detection.datasets import custom_names, folder_sources
+from detection.datasets import custom_names, folder_sources, parts
 from detection.datasets.base import Split
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError
@@ -96,7 +96,8 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
     if own and datasets.VOC_DIR:
         raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
     for key, name in own.items():
-        if f"DATASETS.{key}" not in given:
+        kept = datasets[key] and parts.base_name(datasets[key][0]) in own.values()
+        if f"DATASETS.{key}" not in given and not kept:
             datasets[key] = (name,)
     if own and (missing := [f"DATASETS.COCO_{key}_JSON" for key in needed if key not in own]):
         raise UserError(f"{' and '.join(missing)} is not set, but the other one is; set both")
@@ -116,13 +117,27 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
         )
 
 
+def resolve_part(cfg: CfgNode, *, eval_only: bool) -> None:
+    """DATASETS.TRAIN and TEST (in place) under DATASETS.PART.
+
+    Raises:
+        UserError: no such part, or an index file without a subset.
+    """
+    datasets = cfg.DATASETS
+    if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
+        raise UserError("DATASETS.PART_INDEX: names subsets of DATASETS.PART; set it as 10%.3")
+    if datasets.PART and not eval_only:
+        train, test = parts.with_part(datasets.TRAIN, datasets.TEST, datasets.PART)
+        datasets.TRAIN, datasets.TEST = tuple(train), tuple(test)
+
+
 def _resolve_voc_folder(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
     """DATASETS.TRAIN, TEST and VOC_CLASSES (in place) from the splits of DATASETS.VOC_DIR."""
     datasets = cfg.DATASETS
     sources = {source.name: source for source in folder_sources(datasets)}
     for key in needed:
         names = tuple(datasets[key])
-        if names and all(name in sources for name in names):
+        if names and all(parts.base_name(name) in sources for name in names):
             continue
         if names and f"DATASETS.{key}" in given:
             raise UserError(

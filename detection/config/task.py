@@ -22,12 +22,14 @@ from detection.config.keys import (
     NOT_PROTOCOL,
     TRANSFER,
     same_value,
+    tuned_keys,
 )
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     resolve_classes,
     resolve_device,
     resolve_names,
+    resolve_part,
     resolve_precision,
     resolve_seed,
 )
@@ -39,9 +41,11 @@ from detection.config.weights import (
     check_weights,
     read_weights,
 )
-from detection.datasets import known, read_split
+from detection.datasets import find_source, known, read_split
 from detection.datasets.base import Split
 from detection.datasets.doctor import command as doctor_command
+from detection.datasets.parts import base_name
+from detection.modeling.backbones import backbone_type
 from detection.modeling.norms import process_norms
 from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
@@ -124,7 +128,7 @@ def protocol_sha256(config: Mapping[str, Any]) -> str:
     for key in ADDED_LATER:
         if key in kept and same_value(kept[key], TRANSFER[key]):
             del kept[key]
-    return cfg_sha256(kept, NOT_PROTOCOL)
+    return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_keys(kept.get("SOLVER.TUNED", ""))))
 
 
 def resolved_config(task: Task) -> dict[str, Any]:
@@ -165,9 +169,10 @@ def check_early(
     cfg.defrost()
     needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     resolve_names(cfg, given, needed)
+    resolve_part(cfg, eval_only=eval_only)
     sources = known(cfg)
     for name in (name for key in needed for name in cfg.DATASETS[key]):
-        if name in sources and not sources[name].present():
+        if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # says what is missing
     return cfg
 
@@ -206,7 +211,8 @@ def load_task(
         cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
         apply_trained(cfg, explicit)
     else:
-        weights = read_weights(cfg.MODEL.WEIGHTS)
+        kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+        weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
         if weights is None:
             apply_random(cfg, explicit)
         else:
@@ -223,6 +229,7 @@ def load_task(
     notes += _norm_notes(cfg, num_processes)
     with _pointing_to_the_doctor(cfg):
         resolve_names(cfg, given, ("TEST",) if eval_only else ("TRAIN", "TEST"))
+        resolve_part(cfg, eval_only=eval_only)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
@@ -242,7 +249,7 @@ def load_task(
             "knows the test data alone"
         )
     return Task(
-        name=_task_name(Path(config_file)) if config_file else "defaults",
+        name=_task_name(config_file, cfg.DATASETS.PART, "tuned" * bool(cfg.SOLVER.TUNED)),
         engine=engine,
         cfg=cfg,
         init=init_name(cfg.MODEL.WEIGHTS),
@@ -265,12 +272,14 @@ def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:
     ]
 
 
-def _task_name(config_file: Path) -> str:
-    """The file's name; that of the run for the config.yaml that a run left beside its record."""
-    record = config_file.with_name(RECORD_NAME)
-    if config_file.name == CONFIG_NAME and record.is_file():
+def _task_name(config_file: PathLike | None, *variants: str) -> str:
+    """The file's name, and what makes another task of it (10% of the data → 10pct); that of the run
+    for the config.yaml that a run left beside its record."""
+    path = Path(config_file or "defaults")
+    record = path.with_name(RECORD_NAME)
+    if path.name == CONFIG_NAME and record.is_file():
         return read_record(record).task
-    return config_file.stem
+    return "_".join(filter(None, (path.stem, *variants))).replace("%", "pct")
 
 
 @contextmanager

@@ -33,7 +33,7 @@ _MODEL_KEYS = (
     "DATASETS.VOC_CLASSES",
 )
 # Beginnings of more of them: the keys of other families.
-_FAMILY_KEYS = ("MODEL.VIT.",)
+_FAMILY_KEYS = ("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM.")
 # How it was trained. Evaluation does not need these, but its record is of that protocol.
 _TRAINING_KEYS = (
     "SOLVER.",

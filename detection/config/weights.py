@@ -36,8 +36,10 @@ _WEIGHTS = (
 )
 
 
-def read_weights(weights: str) -> Converted | None:
+def read_weights(weights: str, timm_model: str | None = None) -> Converted | None:
     """The backbone that MODEL.WEIGHTS names, or None for `random`.
+
+    `timm_model`: as `BackboneType.timm_model` says.
 
     What a reader of the result has to know is in `Converted.notes`.
 
@@ -55,7 +57,7 @@ def read_weights(weights: str) -> Converted | None:
     if is_converted(raw):
         converted = read_converted(found.path, raw)
     else:
-        converted = convert_in_memory(found.path, raw, objects)
+        converted = convert_in_memory(found.path, raw, objects, timm_model)
     return replace(converted, notes=(*found.notes, *converted.notes), path=found.path)
 
 

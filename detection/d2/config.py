@@ -44,7 +44,8 @@ def apply_weights(cfg: CfgNode) -> None:
         UserError, DataError: see `detection.config.weights.read_weights`; UserError also for a
             MODEL.BACKBONE.NAME that cannot have this network.
     """
-    weights = read_weights(cfg.MODEL.WEIGHTS)
+    kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+    weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
     if weights is None:
         apply_random(cfg, explicit=())
     else:

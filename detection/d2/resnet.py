@@ -202,15 +202,14 @@ def build_transfer_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> 
     """An FPN over any ResNet of MODEL.RESNETS, its maps p2..p6 as the task files name them."""
     if detectron2_has(cfg) and not cfg.MODEL.BACKBONE.SQUARE_PAD:
         return build_resnet_fpn_backbone(cfg, input_shape)
-    fpn = cfg.MODEL.FPN
-    bottom_up = build_transfer_resnet_backbone(cfg, input_shape)
+    return build_fpn(cfg, build_transfer_resnet_backbone(cfg, input_shape))
+
+
+def build_fpn(cfg: CfgNode, bottom_up: Backbone) -> StageFPN:
+    """MODEL.FPN over a network."""
+    fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
     return StageFPN(
-        bottom_up,
-        fpn.IN_FEATURES,
-        fpn.OUT_CHANNELS,
-        fpn.NORM,
-        fpn.FUSE_TYPE,
-        cfg.MODEL.BACKBONE.SQUARE_PAD,
+        bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad
     )
 
 

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from convert.families.vit_network import LayerScale
 from detection.d2.resnet import StageFPN
+from detection.d2.shapes import WithShapes
 from detection.modeling.backbones.vit import (
     MAPS,
     SCALES,
@@ -117,12 +118,8 @@ class SimplePyramid(SimpleFeaturePyramid):
         return self._out_feature_strides["p5"]
 
 
-class _Maps(FourMaps, Backbone):
-    def output_shape(self) -> dict[str, ShapeSpec]:
-        return {
-            name: ShapeSpec(channels=self.stage_channels[name], stride=stride)
-            for name, stride in self.strides.items()
-        }
+class _Maps(FourMaps, WithShapes):
+    """The same as a backbone of Detectron2."""
 
 
 class ViTFPN(Backbone):

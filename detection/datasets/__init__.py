@@ -16,6 +16,7 @@ from detection.datasets.base import Source, formats, official_counts
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
 from detection.datasets.layout import datasets_root
+from detection.datasets.parts import PartSource
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
 from moco.common.errors import UserError
@@ -48,10 +49,18 @@ def read_split(name: str, cfg: CfgNode) -> Split:
     Raises:
         UserError: an unknown name; DataError: anything that cannot be used.
     """
+    return _read(find_source(name, cfg))  # type: ignore[arg-type]  # sources are hashable
+
+
+def find_source(name: str, cfg: CfgNode) -> Source:
+    """The source of a split or of a part of one; raises UserError: an unknown name."""
+    whole, _, part = name.partition("@")
     table = known(cfg)
-    if name not in table:
-        raise UserError(_unknown(name, table))
-    return _read(table[name])  # type: ignore[arg-type]  # sources are hashable
+    if whole not in table:
+        raise UserError(_unknown(whole, table))
+    if not part:
+        return table[whole]
+    return PartSource(table[whole], part, cfg.SEED, cfg.DATASETS.PART_INDEX)
 
 
 def cache_clear() -> None:

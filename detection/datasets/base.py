@@ -31,6 +31,7 @@ class Split:
         truth: what the metric compares with, where that is not in `metadata` or the records:
             of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
         from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
+        images: ids of the images of a part (detection/datasets/parts.py); None: it is whole.
         has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
     """
 
@@ -45,6 +46,7 @@ class Split:
     has_masks: bool = False
     has_keypoints: bool = False
     from_catalog: bool = False
+    images: frozenset[str] | None = None
 
 
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
@@ -58,6 +60,11 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
         objects = (item for record in split.records for item in record.get("annotations", ()))
         ids = (item["category_id"] for item in objects if not item.get("iscrowd", 0))
     return Counter(split.classes[i] for i in ids)
+
+
+def with_objects(records: Sequence[Record]) -> list[Record]:
+    """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
+    return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
 
 
 class Source(Protocol):

@@ -21,14 +21,19 @@ BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
 
 
-class Backbone(Protocol):
-    """See the module."""
+class BottomUp(Protocol):
+    """What an FPN is over: of images, or of another network's maps."""
 
     strides: Mapping[str, int]
     stage_channels: Mapping[str, int]
-    size_divisibility: int
 
-    def __call__(self, images: Tensor) -> dict[str, Tensor]: ...
+    def __call__(self, x: Any) -> dict[str, Tensor]: ...
+
+
+class Backbone(BottomUp, Protocol):
+    """See the module."""
+
+    size_divisibility: int
 
 
 class LastLevelP6P7(nn.Module):
@@ -62,7 +67,7 @@ class FPN(nn.Module):
 
     def __init__(
         self,
-        bottom_up: Backbone,
+        bottom_up: BottomUp,
         in_features: Sequence[str],
         channels: int,
         norm: NormLayer | None,
@@ -149,7 +154,12 @@ def build_resnet_backbone(model: CfgNode) -> ResNet:
 
 @BACKBONES.register()
 def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
-    bottom_up, fpn = build_resnet_backbone(model), model.FPN
+    return build_fpn(model, build_resnet_backbone(model))
+
+
+def build_fpn(model: CfgNode, bottom_up: BottomUp) -> FPN:
+    """MODEL.FPN over a network."""
+    fpn = model.FPN
     norm = norm_layer(fpn.NORM)
     return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
 

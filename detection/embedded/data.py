@@ -31,11 +31,6 @@ Map = Callable[[Record, Any], Sample]
 STOP_AFTER_SECONDS = 30
 
 
-def with_objects(records: Sequence[Record]) -> list[Record]:
-    """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
-    return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
-
-
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
     """The records with that many labeled keypoints (ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE)."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.datasets import read_split, sem_seg_data
-from detection.datasets.base import Record
+from detection.datasets.base import Record, with_objects
 from detection.embedded.data import (
     evaluation_batches,
     repeat_factors,
@@ -15,7 +15,6 @@ from detection.embedded.data import (
     shuffled_forever,
     training_batches,
     with_keypoints,
-    with_objects,
 )
 from detection.embedded.jitter import LargeScaleJitter
 from detection.embedded.model import Sample

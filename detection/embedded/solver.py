@@ -20,9 +20,8 @@ def build_schedule(solver: CfgNode) -> ParamScheduler:
     factor), then by LR_SCHEDULER_NAME multiplied by GAMMA at each of STEPS (those beyond MAX_ITER
     are ignored), or from BASE_LR to BASE_LR_END along half a cosine that begins with the training.
     """
-    decayed = {"WarmupMultiStepLR": _steps, "WarmupCosineLR": _cosine}[solver.LR_SCHEDULER_NAME](
-        solver
-    )
+    schedules = {"WarmupMultiStepLR": _steps, "WarmupCosineLR": _cosine}
+    decayed = schedules[solver.LR_SCHEDULER_NAME](solver)
     length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
     start = solver.WARMUP_FACTOR * decayed(0.0)
     warmup = {

@@ -11,16 +11,19 @@ T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits o
 import contextlib
 import importlib.util
 import io
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split
+from detection.datasets.layout import read_json
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
 from detection.evaluation.matches import (
     COCO,
@@ -52,6 +55,7 @@ class _InstanceResults:
         json_file: the annotations.
         category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
         kinds: bbox, segm, keypoints: what is evaluated.
+        images: ids of the images of a part of the annotations; None: it is all of them.
     """
 
     split: str
@@ -60,6 +64,7 @@ class _InstanceResults:
     class_names: Sequence[str]
     kinds: Sequence[str]
     folder: Path
+    images: frozenset[str] | None = None
     rows: list[Row] = field(default_factory=list)
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
@@ -76,8 +81,8 @@ class _InstanceResults:
     def evaluate(self) -> dict[str, float]:
         """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
         write_coco(self.folder, self.split, self.rows)
-        with _quiet():
-            truth = self._truth()
+        with _quiet(), self._annotations() as json_file:
+            truth = self._truth(json_file)
             metrics = {
                 f"{kind}/{name}": value
                 for kind in self.kinds
@@ -89,7 +94,23 @@ class _InstanceResults:
     def _write_matches(self, truth: Any) -> None:
         """Only of COCO's metric: LVIS's leaves categories out image by image."""
 
-    def _truth(self) -> Any:
+    @contextlib.contextmanager
+    def _annotations(self) -> Iterator[str]:
+        """The file of annotations, of a part a temporary one without the other images."""
+        if self.images is None:
+            yield self.json_file
+            return
+        content, _ = read_json(self.json_file)
+        content["images"] = [i for i in content["images"] if str(i["id"]) in self.images]
+        content["annotations"] = [
+            a for a in content["annotations"] if str(a["image_id"]) in self.images
+        ]
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "annotations.json")
+            path.write_text(json.dumps(content))
+            yield str(path)
+
+    def _truth(self, json_file: str) -> Any:
         raise NotImplementedError
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
@@ -112,8 +133,8 @@ class COCOEvaluator(_InstanceResults):
     oks_sigmas: Sequence[float] = ()
     matches: dict[str, Matches] = field(default_factory=dict)
 
-    def _truth(self) -> Any:
-        return _coco_classes()[0](self.json_file)
+    def _truth(self, json_file: str) -> Any:
+        return _coco_classes()[0](json_file)
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
         """Without any prediction all are NaN, as in Detectron2, and there is none per class."""
@@ -126,7 +147,6 @@ class COCOEvaluator(_InstanceResults):
             params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         evaluation.evaluate()
         evaluation.accumulate()
-        self.matches[kind] = _matches(evaluation)
         # (T, R, K, A, M), -1 where undefined
         precision = np.asarray(evaluation.eval["precision"])
 
@@ -143,6 +163,7 @@ class COCOEvaluator(_InstanceResults):
             for k, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
                 values[f"AP-{name}"] = _mean(precision[:, :, k, 0, -1])
+        self.matches[kind] = _matches(evaluation)
         return values
 
     def _write_matches(self, truth: Any) -> None:
@@ -155,10 +176,10 @@ class COCOEvaluator(_InstanceResults):
 class LVISEvaluator(_InstanceResults):
     """LVIS's metric: categories that an image's annotators did not look for do not count there."""
 
-    def _truth(self) -> Any:
+    def _truth(self, json_file: str) -> Any:
         import hotcoco
 
-        return hotcoco.LVIS(self.json_file)
+        return hotcoco.LVIS(json_file)
 
     def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
         import hotcoco
@@ -193,6 +214,9 @@ def _matches(evaluation: Any) -> Matches:
     """What the metric found, for objects of all sizes and the most detections per image."""
     params = evaluation.params
     everything = list(params.areaRng[params.areaRngLbl.index("all")])
+    if _coco_package() == "hotcoco":  # comparing takes it less time than handing out all sizes
+        params.areaRng, params.areaRngLbl = [everything], ["all"]
+        evaluation.evaluate()
     number = {image_id: i for i, image_id in enumerate(params.imgIds)}
     by_class: dict[int, list[Any]] = {category_id: [] for category_id in params.catIds}
     for found in evaluation.evalImgs:
@@ -216,8 +240,8 @@ def _matches(evaluation: Any) -> Matches:
 
 def _flags(parts: Sequence[Any]) -> Any:
     """(T, d) of each image → bool (D, T)."""
-    arrays = [np.asarray(part).astype(bool).reshape(THRESHOLDS, -1) for part in parts]
-    return np.concatenate([np.empty((THRESHOLDS, 0), bool), *arrays], axis=1).T
+    rows = ([x for part in parts for x in part[t]] for t in range(THRESHOLDS))
+    return np.array([np.array(row, dtype=bool) for row in rows]).T
 
 
 def summarize(matches: Matches) -> dict[str, float]:
@@ -310,4 +334,5 @@ def _of(split: Split, kinds: tuple[str, ...]) -> dict[str, Any]:
         "category_ids": {own: given for given, own in contiguous.items()},
         "class_names": split.classes,
         "kinds": kinds,
+        "images": split.images,
     }

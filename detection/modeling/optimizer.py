@@ -54,12 +54,7 @@ def parameter_groups(cfg: CfgNode, model: "nn.Module") -> list[dict[str, Any]]:
     """
     from torch import nn
 
-    norms = (
-        nn.modules.batchnorm._NormBase,  # of batches and instances
-        nn.GroupNorm,
-        nn.LayerNorm,
-        nn.LocalResponseNorm,
-    )
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm)
     solver = cfg.SOLVER
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for module_name, module in model.named_modules():

@@ -19,6 +19,9 @@ class FourMaps(nn.Module):
         stride: of the maps given, px.
     """
 
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
+
     def __init__(self, channels: int, stride: int) -> None:
         super().__init__()
 

@@ -139,13 +139,13 @@ class Hub:
 
     def cached(self) -> Path | None:
         """The file if it has been downloaded."""
-        find = _package("huggingface_hub", "hub").try_to_load_from_cache
+        find = optional_package("huggingface_hub", "hub").try_to_load_from_cache
         found = (find(filename=file, **self._where()) for file in self.files)
         return next((Path(path) for path in found if isinstance(path, str)), None)
 
     def fetch(self) -> tuple[Path, str]:
         """The file, downloaded if need be, and where it is from, with the commit."""
-        hub = _package("huggingface_hub", "hub")
+        hub = optional_package("huggingface_hub", "hub")
         get = functools.partial(hub.hf_hub_download, local_files_only=is_offline())
         for file in self.files:
             try:
@@ -325,7 +325,7 @@ def _hub(text: str) -> Hub:
 
 
 def _timm(model: str) -> Hub:
-    package, reason = _package("timm", "timm"), "timm has no such model on the Hub"
+    package, reason = optional_package("timm", "timm"), "timm has no such model on the Hub"
     try:
         found = package.models.get_pretrained_cfg(model)
     except RuntimeError as error:  # it has the model, and no such tag
@@ -339,7 +339,7 @@ def _timm(model: str) -> Hub:
     return Hub(f"{found.architecture}.{found.tag}", repo, files, revision or None)
 
 
-def _package(name: str, extra: str) -> Any:
+def optional_package(name: str, extra: str) -> Any:
     """An optional package.
 
     Raises:

@@ -269,7 +269,7 @@ def test_timm_from_the_hub(timm: Any, tmp_path: Path) -> None:
         ("ecaresnet50t", "stem is three 3x3 convolutions"),
         ("swin_tiny_patch4_window7_224", "vision transformer"),
         ("beit_base_patch16_224", r"q_bias|relative_position|gamma_1"),
-        ("convnext_atto", "unknown layout"),
+        ("convnext_atto_ols", "stem.2.weight"),
     ],
 )
 @pytest.mark.parametrize("container", [None, "state_dict"])

@@ -30,6 +30,8 @@ class BackboneType:
             keys of the backbone that cannot be honored together.
         num_parts: configuration -> how many parts MODEL.BACKBONE.FREEZE_AT can hold fixed.
         pyramid: whether the maps are p2, p3, ..., each of half the size of the one before.
+        timm_model: configuration -> timm's name of the network that MODEL.WEIGHTS are of; None:
+            the file tells.
     """
 
     family: str
@@ -37,6 +39,7 @@ class BackboneType:
     maps: Callable[[CfgNode], list[str]]
     num_parts: Callable[[CfgNode], int]
     pyramid: bool = False
+    timm_model: Callable[[CfgNode], str | None] = lambda cfg: None
 
 
 # Of builders that are registered with Detectron2 alone: its own, and users'.
@@ -100,6 +103,14 @@ def _check_square_pad(cfg: CfgNode, kind: BackboneType) -> None:
                 f"MODEL.BACKBONE.SQUARE_PAD {side}: images have up to {longest} px; set "
                 f"INPUT.{key} to at most {side}"
             )
+
+
+def maps_of_four_stages(cfg: CfgNode) -> list[str]:
+    """Names of the maps of an FPN over res2 to res5; raises UserError where it is over others."""
+    given, stages = list(cfg.MODEL.FPN.IN_FEATURES), ["res2", "res3", "res4", "res5"]
+    if given != stages:
+        raise UserError(f"MODEL.FPN.IN_FEATURES {given}: expected {stages}")
+    return ["p2", "p3", "p4", "p5", "p6"]
 
 
 def require_maps(key: str, names: Sequence[str], given: Sequence[str]) -> None:

@@ -9,12 +9,11 @@ the relative positions of frozen blocks stay at their 0, which is none.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from convert.families.vit_architecture import ViTArchitecture, key_of
+from convert.families.vit_architecture import KEYS, ViTArchitecture
 from detection.modeling.backbones.base import BACKBONE_TYPES, BackboneType
 from moco.common.errors import UserError
 
@@ -40,9 +39,8 @@ def architecture(model: CfgNode) -> ViTArchitecture:
     Raises:
         UserError: a value out of its range, or in contradiction with another one.
     """
-    fields = [field.name for field in dataclasses.fields(ViTArchitecture)]
     try:
-        return ViTArchitecture(**{name: model.VIT[key_of(name)] for name in fields})
+        return ViTArchitecture(**{field: model.VIT[key] for field, key in KEYS.items()})
     except UserError as error:
         raise UserError(f"MODEL.VIT: {error}") from error
 

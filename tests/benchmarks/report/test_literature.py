@@ -142,6 +142,17 @@ def test_rows_of_a_task_do_not_repeat_the_papers(path):
                 assert len(row.values) == 1 or row.values not in theirs
 
 
+def test_sparks_recipe_has_sparks_rows_and_no_sgd():
+    config = config_of(FPN_1X.with_name("mask_rcnn_R_50_FPN_1x_SparK.yaml"))
+    (rows,) = rows_for(config, ["bbox/AP"]).values()
+    assert [(row.method, row.values["bbox/AP"]) for row in rows] == [("SparK", 41.6)]
+    assert tags_of(config_of(FPN_1X, **{"SOLVER.OPTIMIZER": "AdamW"}))["lr"] is None
+    # A record of before there was the key was trained with SGD.
+    earlier = config_of(FPN_1X)
+    del earlier["SOLVER.OPTIMIZER"], earlier["INPUT.LSJ.ENABLED"]
+    assert tags_of(earlier) == tags_of(config_of(FPN_1X))
+
+
 # Task of another protocol than the paper's → the sources whose rows are of it. SoCo's differ in
 # weight decay and what is loaded, or do not say; the paper's own recipe on LVIS v1 nobody has.
 OF_OTHERS = {

@@ -47,7 +47,8 @@ def test_accepted():
     check_values(tiny.merge(default_task(), {**cosine, **adamw, **LSJ}))
 
 
-@pytest.mark.parametrize("key", ADDED_LATER)
+# SOLVER.TUNED names other keys, which are then left out.
+@pytest.mark.parametrize("key", sorted({*ADDED_LATER} - {"SOLVER.TUNED"}))
 def test_records_from_before_a_key_are_of_the_same_protocol(key):
     config = flatten(default_task())
     earlier = {name: value for name, value in config.items() if name not in ADDED_LATER}

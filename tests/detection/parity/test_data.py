@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from detection.datasets.base import with_objects
 from detection.datasets.coco import PERSON_FLIP_MAP, PERSON_KEYPOINTS, COCOSource
 from detection.embedded import data, samples
 from detection.embedded.jitter import LargeScaleJitter
@@ -342,7 +343,7 @@ def test_training_batches(grouped, num_workers, images):
 
     setting = SETTINGS[0]
     theirs = filter_images_with_only_crowd_annotations(images)
-    ours = data.with_objects(images)
+    ours = with_objects(images)
     assert theirs == ours
     assert len(ours) < len(images)
     loader = build_detection_train_loader(

@@ -1,0 +1,207 @@
+"""ConvNeXts, version 1 and 2: the names of their tensors, and how their shapes are recognized.
+
+The family's own names are timm's, which detectors here have, too. What only other variants have (a
+stem of overlapping convolutions, norms without a shift) is in no table, so a file with it is
+refused by the tensor's name or shape.
+
+Names: timm/models/convnext.py (1.0), torchvision/models/convnext.py, and the official
+facebookresearch/ConvNeXt@048efce models/convnext.py and ConvNeXt-V2@2553895 models/convnextv2.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from convert.families.base import (
+    FAMILIES,
+    PLAIN,
+    USUAL,
+    Family,
+    Hints,
+    Scheme,
+    check_layer_norms,
+    shape_of,
+)
+from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
+from moco.common.errors import DataError, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+OFFICIAL, TORCHVISION = "official", "torchvision"  # names of schemes
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """How files name a ConvNeXt's tensors.
+
+    Attributes:
+        layers: how the names of the stem and of the convolutions between the stages begin.
+        stages: how those of the blocks begin.
+        parts: what is in a block, in the order of `TIMM`.
+    """
+
+    layers: tuple[str, ...]
+    stages: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
+def _with_bias(*names: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{tensor}" for name in names for tensor in ("weight", "bias"))
+
+
+TIMM = Names(
+    ("stem.", *(f"stages.{i}.downsample." for i in range(1, 4))),
+    tuple(f"stages.{i}.blocks." for i in range(4)),
+    (*_with_bias("conv_dw", "norm", "mlp.fc1", "mlp.fc2"), "gamma", *_with_bias("mlp.grn")),
+)
+OFFICIAL_NAMES = Names(
+    tuple(f"downsample_layers.{i}." for i in range(4)),
+    tuple(f"stages.{i}." for i in range(4)),
+    (*_with_bias("dwconv", "norm", "pwconv1", "pwconv2"), "gamma", "grn.gamma", "grn.beta"),
+)
+TORCHVISION_NAMES = Names(
+    tuple(f"features.{2 * i}." for i in range(4)),
+    tuple(f"features.{2 * i + 1}." for i in range(4)),
+    (*_with_bias("block.0", "block.2", "block.3", "block.5"), "layer_scale"),
+)
+_BLOCK = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
+_LAYER = re.compile(r"[01]\.(weight|bias)")
+
+DROPPED = {
+    "final norm": "norm.weight norm.bias norm_pre.* head.norm.* classifier.0.*",
+    "head": "head.* fc.* classifier.*",
+}
+HEADS = {
+    "head.fc.weight": "linear head",
+    "head.weight": "linear head",
+    "classifier.2.weight": "linear head",
+    "fc.weight": "linear head",
+    "": "no head",
+}
+_OTHER_NAMES = "a ConvNeXt in names that are not timm's, torchvision's or the official ones"
+LOOKALIKES = (
+    (
+        _OTHER_NAMES,  # transformers
+        "embeddings.patch_embeddings.weight",
+        "encoder.stages.0.layers.0.dwconv.weight",
+    ),
+    (
+        _OTHER_NAMES,  # mmpretrain
+        "downsample_layers.0.0.weight",
+        "stages.0.0.depthwise_conv.weight",
+    ),
+)
+
+
+def translate(key: str, old: Names, new: Names) -> str | None:
+    """The same tensor's name by other names, or None for what the tables do not have."""
+    for start, other in zip(old.layers, new.layers, strict=True):
+        rest = key.removeprefix(start)
+        if rest != key and _LAYER.fullmatch(rest):
+            return other + rest
+    for start, other in zip(old.stages, new.stages, strict=True):
+        rest = key.removeprefix(start)
+        block, _, part = rest.partition(".")
+        parts = dict(zip(old.parts, new.parts, strict=False))
+        if rest != key and _BLOCK.fullmatch(block) and part in parts:
+            return f"{other}{block}.{parts[part]}"
+    return None
+
+
+def _scheme(names: Names, own: str) -> Scheme:
+    return Scheme(
+        (f"{names.layers[0]}0.weight", f"{names.stages[0]}0.{names.parts[0]}"),
+        lambda key: translate(key, names, TIMM),
+        re.compile(own),
+        lambda name: translate(name, TIMM, names) or name,
+        PLAIN,
+    )
+
+
+SCHEMES = {
+    USUAL: _scheme(TIMM, r"(stem|stages)\b"),
+    OFFICIAL: _scheme(OFFICIAL_NAMES, r"(downsample_layers|stages)\b"),
+    TORCHVISION: _scheme(TORCHVISION_NAMES, r"features\b"),
+}
+
+
+def to_detectron2(key: str) -> str | None:
+    """The name itself where the table has it, or None."""
+    return translate(key, TIMM, TIMM)
+
+
+def in_own_shape(name: str, value: Tensor) -> Tensor:
+    """A tensor without the axes of size 1 that some projects give it.
+
+    LayerScale is (C, 1, 1) in torchvision, GRN (1, 1, 1, C) in the official code, a linear layer
+    (C, C', 1, 1) where timm's small networks compute it as a convolution.
+    """
+    if name.endswith((".fc1.weight", ".fc2.weight")) and value.shape[2:] == (1, 1):
+        return value.flatten(1)
+    return value.squeeze() if name.endswith(".gamma") or ".grn." in name else value
+
+
+def recognize(
+    state: Mapping[str, Tensor],
+    hints: Hints,
+    where: str,
+    named: Callable[[str], str],
+    notes: list[str],
+    warnings: list[str],
+) -> ConvNeXtArchitecture:
+    """Recognize a ConvNeXt by its shapes, see `convert.families.base.Family`."""
+    depths, dims = [], []
+    for start in TIMM.stages:
+        blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
+        if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
+            key = shown(named(f"{start}{missing[0]}.{TIMM.parts[0]}"), 200)
+            raise DataError(f"{where}: {key} is missing; not the whole of a ConvNeXt")
+        key = f"{start}0.{TIMM.parts[0]}"
+        name = f"{where}: {shown(named(key), 200)}"
+        depths.append(len(blocks))
+        dims.append(shape_of(state, key, 4, name, "not the whole of a ConvNeXt")[0])
+    # timm's convnext_xxlarge, CLIP's, is the only one with another; it is in no file.
+    eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
+    first = f"{TIMM.stages[0]}0."
+    layer_scale, grn = f"{first}gamma" in state, f"{first}mlp.grn.weight" in state
+    return ConvNeXtArchitecture(tuple(depths), tuple(dims), layer_scale, grn, eps)
+
+
+@FAMILIES.register()
+@functools.cache
+def convnext() -> Family:
+    """ConvNeXts of any size."""
+
+    def build(architecture: ConvNeXtArchitecture) -> nn.Module:
+        from convert.families.convnext_network import ConvNeXt
+
+        return ConvNeXt(architecture)
+
+    def reference(architecture: ConvNeXtArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
+        from convert.families.convnext_network import reference
+
+        stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
+        return reference(architecture), dict(zip(stages, FEATURES, strict=True))
+
+    return Family(
+        name="convnext",
+        networks="ConvNeXts (V1 and V2, in the names of timm, torchvision or the official code)",
+        architecture=ConvNeXtArchitecture,
+        schemes=SCHEMES,
+        dropped=DROPPED,
+        heads=HEADS,
+        to_detectron2=to_detectron2,
+        from_detectron2=to_detectron2,
+        recognize=recognize,
+        with_options=lambda architecture, asked, where: architecture,
+        build=build,
+        reference=reference,
+        lookalikes=LOOKALIKES,
+        check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
+        in_own_shape=in_own_shape,
+    )

@@ -1,0 +1,168 @@
+"""timm's `features_only` networks as backbones of four stages, and what their tensors are called.
+
+timm is an extra (`timm`), imported when a network of it is built.
+
+Shapes: N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convert.families.convnext_architecture import FEATURES
+from moco.common.errors import UserError, first_few
+from moco.common.pretrained import optional_package
+
+STRIDES = (4, 8, 16, 32)
+_PROBE_PX = (128, 160)  # height and width, whole multiples of the largest stride
+
+
+class TimmFeatures(nn.Module):
+    """(N, 3, H, W) normalized pixels -> {"res2", .. "res5": (N, C, H / stride, W / stride)}.
+
+    Args:
+        name: timm's, without a tag.
+        drop_path: timm's `drop_path_rate`; 0: the network's own default.
+
+    Attributes: `strides` and `stage_channels` of the features, by name.
+
+    Raises:
+        UserError: timm is not installed, has no such network, or that has no such maps.
+    """
+
+    size_divisibility = 32
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
+
+    def __init__(self, name: str, drop_path: float = 0.0) -> None:
+        super().__init__()
+        indices, channels = probe(name)
+        options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+        self.net = _create(name, indices, **options)
+        self.strides = dict(zip(FEATURES, STRIDES, strict=True))
+        self.stage_channels = dict(zip(FEATURES, channels, strict=True))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return dict(zip(FEATURES, self.net(x), strict=True))
+
+
+@functools.cache
+def probe(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """timm's indices of a network's last maps of strides 4 to 32, and their channels.
+
+    An image without memory is shown to it, because what timm says of strides is not always so:
+    networks may have unpadded convolutions, one image size, or channels last.
+
+    Raises:
+        UserError: as `TimmFeatures`.
+    """
+    with torch.device("meta"):
+        net = _create(name)
+        info = net.feature_info
+        last = {stride: i for i, stride in enumerate(info.reduction())}
+        if not set(STRIDES) <= last.keys():
+            raise UserError(
+                f"timm {name}: its maps have strides {info.reduction()}, expected {list(STRIDES)}"
+            )
+        try:
+            maps = net.eval()(torch.empty(1, 3, *_PROBE_PX))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"timm {name}: cannot see images of every size, as detectors do ({reason[:160]})"
+            ) from error
+    channels = []
+    for stride in STRIDES:
+        x, channel = maps[last[stride]], info.channels()[last[stride]]
+        if list(x.shape) != [1, channel, *(px // stride for px in _PROBE_PX)]:
+            raise UserError(
+                f"timm {name}: its map of stride {stride} has shape {list(x.shape[1:])} for an "
+                f"image of {_PROBE_PX[0]} x {_PROBE_PX[1]} px"
+            )
+        channels.append(channel)
+    return tuple(info.out_indices[last[stride]] for stride in STRIDES), tuple(channels)
+
+
+@functools.cache
+def own_names(name: str) -> dict[str, str]:
+    """timm's usual names of a network's tensors -> those of `TimmFeatures`; without the head's.
+
+    timm loads a state dict of numbers, each tensor filled with its own; where they are then, the
+    tensors are.
+
+    Raises:
+        UserError: timm changes the tensors of this network while it loads them.
+    """
+    indices, usual = probe(name)[0], usual_names(name)
+    numbered = {
+        key: torch.tensor(i).to(value.dtype).expand(value.shape)
+        for i, (key, value) in enumerate(usual.items())
+    }
+    keys, names = list(usual), {}
+    for own, value in _create(name, indices, numbered).state_dict().items():
+        number = int(value.flatten()[0])
+        if not bool((value == number).all()) or value.shape != usual[keys[number]].shape:
+            raise UserError(f"timm {name}: its tensor {own} is not one of a whole network's")
+        names[keys[number]] = f"net.{own}"
+    return names
+
+
+@functools.cache
+def usual_names(name: str) -> dict[str, Tensor]:
+    """Tensors without memory of timm's whole network, by timm's usual names."""
+    with torch.device("meta"):
+        state: dict[str, Tensor] = optional_package("timm", "timm").create_model(name).state_dict()
+    return state
+
+
+class LoadedByTimm(nn.Module):
+    """The reference: timm's own loader fills timm's own `features_only` model.
+
+    Its modules `res2` .. `res5` pass the maps on.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        for feature in FEATURES:
+            self.add_module(feature, nn.Identity())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
+        """Take tensors by the names of `TimmFeatures`."""
+        usual = {own: key for key, own in own_names(self.name).items()}
+        tensors = {usual[own]: value for own, value in state_dict.items()}
+        self.net = _create(self.name, probe(self.name)[0], tensors)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = zip(FEATURES, self.net(x), strict=True)
+        return [self.get_submodule(feature)(value) for feature, value in maps]
+
+
+def _create(
+    name: str,
+    indices: tuple[int, ...] = (),
+    state: Mapping[str, Tensor] | None = None,
+    **options: Any,
+) -> Any:
+    """timm's `features_only` model with all maps, or those of `indices`; with a state dict in it.
+
+    Without one its tensors are random: nothing is ever downloaded.
+    """
+    timm = optional_package("timm", "timm")
+    if not timm.is_model(name):
+        near = first_few(timm.list_models(f"{name.partition('_')[0]}*"), 3) or "timm.list_models()"
+        raise UserError(f"timm {name}: the installed timm has no such network; e.g. {near}")
+    if indices:
+        options["out_indices"] = indices
+    if state is not None:
+        options |= {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(state)}}
+    try:
+        return timm.create_model(name, features_only=True, **options)
+    except (TypeError, RuntimeError, AttributeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"timm {name}: no network of feature maps ({reason[:160]})") from error

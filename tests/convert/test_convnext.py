@@ -1,0 +1,208 @@
+"""ConvNeXts: recognized by any of three namings, converted with proof, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.models import convnext as tv
+
+from convert.contract import InputContract
+from convert.convert_to_d2 import convert_file
+from convert.families.convnext import (
+    OFFICIAL_NAMES,
+    TIMM,
+    TORCHVISION_NAMES,
+    convnext,
+    to_detectron2,
+    translate,
+)
+from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
+from convert.families.convnext_network import ConvNeXt
+from convert.sources import recognize
+from convert.verify import Converted, check_features, read_converted
+from moco.common.errors import DataError
+from moco.modeling.soundness import fixed_image
+
+SMALL = ConvNeXtArchitecture((1, 2, 1, 1), (8, 12, 16, 24), True, False, 1e-6)
+V2 = dataclasses.replace(SMALL, layer_scale=False, grn=True)
+
+
+def make_state(architecture: ConvNeXtArchitecture = SMALL) -> dict[str, Tensor]:
+    """Random tensors with timm's names, those of the last norm and head included."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {key: value.shape for key, value in ConvNeXt(architecture).state_dict().items()}
+    width = architecture.dims[-1]
+    shapes |= {"head.norm.weight": (width,), "head.norm.bias": (width,)}
+    shapes |= {"head.fc.weight": (5, width), "head.fc.bias": (5,)}
+    return {key: 0.3 * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+
+
+def officially(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The same network as facebookresearch/ConvNeXt and ConvNeXt-V2 save it."""
+    renamed = {}
+    for key, value in state.items():
+        name = translate(key, TIMM, OFFICIAL_NAMES) or key.replace("head.norm", "norm").replace(
+            "head.fc", "head"
+        )
+        renamed[prefix + name] = value[None, None, None] if ".grn." in name else value
+    return renamed
+
+
+def in_torchvision() -> tuple[tv.ConvNeXt, dict[str, Tensor]]:
+    """torchvision's own network of SMALL's shape, and its random tensors."""
+    dims = [*SMALL.dims, None]
+    settings = [tv.CNBlockConfig(dims[i], dims[i + 1], SMALL.depths[i]) for i in range(4)]  # type: ignore[arg-type]
+    net = tv.ConvNeXt(settings, num_classes=5)
+    generator = torch.Generator().manual_seed(0)
+    for value in net.state_dict().values():
+        value.copy_(0.3 * torch.randn(value.shape, generator=generator))
+    return net.eval(), net.state_dict()
+
+
+@pytest.mark.parametrize("architecture", [SMALL, V2], ids=str)
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_timms_class_gives_the_same(
+    architecture: ConvNeXtArchitecture, convolutions: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    from timm.models.convnext import ConvNeXt as TimmConvNeXt
+
+    net = TimmConvNeXt(
+        depths=architecture.depths,
+        dims=architecture.dims,
+        num_classes=5,
+        ls_init_value=1.0 if architecture.layer_scale else None,
+        use_grn=architecture.grn,
+        conv_mlp=convolutions,
+    )
+    state = make_state(architecture)
+    theirs = {key: state[key].view_as(value) for key, value in net.state_dict().items()}
+    net.load_state_dict(theirs)
+    torch.save(theirs, tmp_path / "a.file")
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.pth")
+    converted = read_converted(tmp_path / "out.pth")
+    assert converted.contract.architecture == architecture
+    assert report.dropped == {"final norm": 2, "head": 2}
+    assert [report.features[name].stride for name in FEATURES] == [4, 8, 16, 32]
+    assert converted.model.keys() == {key for key in state if not key.startswith("head.")}
+    own = ConvNeXt(architecture)
+    own.load_state_dict(converted.model)
+    image = fixed_image((64, 96))
+    with torch.no_grad():
+        expected, features = net.eval().forward_intermediates(image)[1], own.eval()(image)
+    for name, value in zip(FEATURES, expected, strict=True):
+        torch.testing.assert_close(features[name], value)
+
+
+@pytest.mark.parametrize("architecture", [SMALL, V2], ids=str)
+@pytest.mark.parametrize(
+    ("raw", "source"),
+    [
+        (lambda s: officially(s), "facebookresearch/ConvNeXt"),
+        (lambda s: {"model": officially(s)}, "facebookresearch/ConvNeXt"),
+        (lambda s: {"module": {**officially(s, "sparse_encoder.sp_cnn."), "config": {"a": 1},
+                               "dense_decoder.proj.weight": torch.ones(8, 8, 3, 3),
+                               "densify_norms.0.weight": torch.ones(8),
+                               "mask_tokens.0": torch.ones(1, 8, 1, 1),
+                               "norm_black": torch.ones(1, 3, 9, 9)},
+                    "is_pretrain": True, "arch": "convnext_small"}, "keyu-tian/SparK"),
+        (lambda s: {"state_dict": s, "arch": "convnext_atto", "version": 2}, "timm"),
+        (lambda s: {"net." + k: v for k, v in s.items()}, "state dict"),
+    ],
+)  # fmt: skip
+def test_layouts(architecture: ConvNeXtArchitecture, raw: Any, source: str) -> None:
+    state = make_state(architecture)
+    found = recognize(raw(state), "a.file", sha256="0" * 64)
+    assert (found.contract.source, found.contract.architecture) == (source, architecture)
+    assert found.state.keys() == {key for key in state if to_detectron2(key)}
+    assert all(torch.equal(value, state[key]) for key, value in found.state.items())
+    assert not [note for note in found.notes if note.startswith("ignored")]
+    assert bool(found.warnings) == (source == "state dict")  # whose pixels nobody wrote down
+
+
+def test_the_official_average_is_taken() -> None:
+    model, average = make_state(), {key: value + 1 for key, value in make_state().items()}
+    raw = {"model": officially(model), "model_ema": officially(average), "epoch": 9, "args": {}}
+    found = recognize(raw, "a.file", sha256="0" * 64)
+    assert (found.contract.encoder, found.epoch) == ("ema", 10)
+    assert torch.equal(found.state["stem.0.weight"], average["stem.0.weight"])
+
+
+def test_torchvisions_network(tmp_path: Path) -> None:
+    net, state = in_torchvision()
+    torch.save(state, tmp_path / "a.file")
+    report = convert_file(tmp_path / "a.file", tmp_path / "out.safetensors")
+    converted = read_converted(tmp_path / "out.safetensors")
+    assert (converted.contract.source, converted.contract.architecture) == ("torchvision", SMALL)
+    assert report.dropped == {"final norm": 2, "head": 2}
+    assert max(check.max_abs_diff for check in report.features.values()) == 0
+    own = ConvNeXt(SMALL)
+    own.load_state_dict(converted.model)
+    image = fixed_image((64, 64))
+    with torch.no_grad():
+        torch.testing.assert_close(own.eval()(image)["res5"], net.features(image))
+
+
+def test_names_and_their_inverse() -> None:
+    for key in (k for k in make_state(V2) | make_state() if to_detectron2(k)):
+        for names in (OFFICIAL_NAMES, TORCHVISION_NAMES):
+            if other := translate(key, TIMM, names):
+                assert translate(other, names, TIMM) == key
+    for key in ("stem.2.weight", "stages.0.downsample.0.weight", "norm.weight", "head.norm.weight"):
+        assert to_detectron2(key) is None
+    for part in ("00.gamma", "0.mlp.fc3.bias"):
+        assert to_detectron2(f"stages.0.blocks.{part}") is None
+
+
+def test_the_proof_can_fail() -> None:
+    state = make_state()
+    found = recognize(state, "a.file", sha256="0" * 64)
+    other = dataclasses.replace(SMALL, layer_norm_eps=0.1)
+    with pytest.raises(DataError, match="features differ"):
+        check_features(found.state, other, Converted(found.state, found.contract), "a.file")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s.update({"stem.2.weight": torch.ones(8)}), "stem.2.weight"),
+        (lambda s: s.pop("stages.1.blocks.0.conv_dw.weight"), r"stages\.1\.blocks\.0\.conv_dw"),
+        (lambda s: [s.pop(k) for k in list(s) if "stages.1.blocks.0" in k], "stages.1.bl"),
+        (lambda s: [s.pop(k) for k in list(s) if "stages.3" in k], r"stages\.3\.blocks\.0"),
+        (lambda s: s.update({"stem.0.weight": torch.ones(8, 3, 2, 2)}), "stem.0.weight"),
+        (lambda s: s.pop("stages.2.blocks.0.norm.bias"), "stages.2.blocks.0.norm.bias"),
+        (
+            lambda s: s.update({k: torch.full_like(v, k.endswith("weight")) for k, v in s.items()
+                                if v.dim() == 1}),
+            "never trained",
+        ),
+    ],
+)  # fmt: skip
+def test_a_damaged_network_is_refused(change: Any, reason: str, tmp_path: Path) -> None:
+    state = make_state()
+    change(state)
+    torch.save(state, tmp_path / "a.file")
+    with pytest.raises(DataError, match=reason):
+        convert_file(tmp_path / "a.file", tmp_path / "out.pth")
+
+
+def test_its_contract() -> None:
+    contract = recognize(make_state(), "a.file", sha256="0" * 64).contract
+    written = contract.to_dict()
+    assert (written["version"], written["family"]) == (2, "convnext")
+    listed = {k: list(v) if k in ("depths", "dims") else v
+              for k, v in written["architecture"].items()}  # fmt: skip
+    assert InputContract.from_dict({**written, "architecture": listed}) == contract
+    for field, value in (("depths", [1, 2]), ("dims", [8, 8, 8, 0]), ("grn", 1),
+                         ("layer_norm_eps", 2.0)):  # fmt: skip
+        with pytest.raises(DataError, match=field):
+            InputContract.from_dict({**written, "architecture": {**listed, field: value}})
+    clip = dataclasses.replace(SMALL, depths=(3, 4, 30, 3))
+    shapes = {k: torch.empty(v.shape) for k, v in ConvNeXt(clip).state_dict().items()}
+    found = convnext().recognize(shapes, None, "a.file", str, [], [])  # type: ignore[arg-type]
+    assert found == dataclasses.replace(clip, layer_norm_eps=1e-5)
