@@ -77,7 +77,7 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     assert not forbidden & set(flat)
     assert flat["MODEL.BACKBONE.FREEZE_AT"] == 0
     if backbone_type(flat.get("MODEL.BACKBONE.NAME", "")).family == "resnet":
-        frozen, synchronized = "frozen_bn" in path.name, "SparK" in path.name
+        frozen = "frozen_bn" in path.name
         assert flat["TEST.PRECISE_BN.ENABLED"] is not frozen
         tuned = ("naiveSyncBN", "SyncBN")  # as the official release, or as a recipe of others
         assert flat["MODEL.RESNETS.NORM"] in (("FrozenBN",) if frozen else tuned)
