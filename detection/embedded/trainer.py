@@ -153,6 +153,7 @@ class Trainer:
         self.optimizer = build_optimizer(cfg, model)
         self.schedule = build_schedule(cfg.SOLVER)
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
+        self.first = StartFile(None, self.head)  # `train` has one that writes
 
     def resume(self) -> State | None:
         """Load the folder's last checkpoint; without one, start from the beginning.
