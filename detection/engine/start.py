@@ -106,7 +106,7 @@ def check_frozen(start: dict[str, Any] | None, after: Mapping[str, Any] | None) 
     if start is None or "frozen" not in start:
         return
     before = start["frozen"]
-    if after != before:
+    if after is None or after != before:
         raise RuntimeError(f"frozen tensors of the backbone have changed: {before}, now {after}")
     start["frozen"] = {**before, "sha256_after": after["sha256"]}
 
