@@ -137,11 +137,8 @@ def test_a_task_trains_and_evaluates_on_detectron2(task, task_run, detectron2, t
 
 
 # One of each network, dataset and metric; the others differ in their schedules.
-DISTINCT = [
-    task
-    for task in PAPER_TASKS
-    if not re.search(r"_9k|_12k|_180k|_2x$|_2x_4|_6x|2x_f|densepose", task)
-]
+_OTHERS = r"_9k|_12k|_180k|_2x$|_2x_4|_6x|2x_f|densepose"
+DISTINCT = [task for task in PAPER_TASKS if not re.search(_OTHERS, task)]
 DISTINCT.append("coco/keypoint_rcnn_R_50_FPN_2x")
 
 
