@@ -25,6 +25,7 @@ from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.report.records import Results, Unusable
 from benchmarks.report.summary import Summary, convergence_head, convergence_rows, summary
+from benchmarks.report.why import reasons
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
@@ -160,7 +161,7 @@ def _environment(kind: str) -> Environment:
     )
     environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
-    environment.globals.update(summary=summary)
+    environment.globals.update(summary=summary, reasons=reasons)
     environment.globals.update(convergence_rows=convergence_rows, convergence_head=convergence_head)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment
