@@ -91,8 +91,11 @@ def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
         norms = {key: synonyms.get(v, v) for key, v in found.items() if isinstance(v, str)}
         return all(same_value({**found, **norms}[key], value) for key, value in keys.items())
 
+    def fits(keys: None | Mapping[str, Any] | list[Mapping[str, Any]]) -> bool:
+        return any(map(has, keys if isinstance(keys, list) else [] if keys is None else [keys]))
+
     return {
-        tag: next((name for name, keys in values.items() if keys is not None and has(keys)), None)
+        tag: next((name for name, keys in values.items() if fits(keys)), None)
         for tag, values in _tree()["tags"].items()
     }
 

@@ -24,6 +24,7 @@ SHIPPED = (
     "coco/*C4*",
     "coco/*k_rcnn_R_50_FPN*",
     "coco/key*",
+    "coco/*ViT*",
     "cityscapes/*",
     "voc/*",
     "lvis/*",
@@ -140,6 +141,52 @@ def test_rows_of_a_task_do_not_repeat_the_papers(path):
             if path.stem in table.tasks and config["DATASETS.TEST"] == table.tested_on:
                 theirs = [dict(zip(table.metrics, r.values, strict=True)) for r in table.rows]
                 assert len(row.values) == 1 or row.values not in theirs
+
+
+@pytest.mark.parametrize(
+    ("task", "source", "methods"),
+    [
+        ("coco/mask_rcnn_ViT_B_100ep", "ViTDet, arXiv 2203.16527, Table 5", {"MAE": 51.6}),
+        ("coco/mask_rcnn_ViT_L_100ep", "ViTDet, arXiv 2203.16527, Table 5", {"MAE": 55.6}),
+        (
+            "coco/mask_rcnn_ViT_Ti_640_100ep",
+            "wangsr126/MAE-Lite",
+            {"DeiT": 40.4, "MAE": 39.9, "D-MAE": 42.3, "MoCo v3": 39.7},
+        ),
+    ],
+)
+def test_tasks_of_vision_transformers_have_the_rows_of_their_protocol(task, source, methods):
+    rows = rows_for(config_of(ROOT / "configs" / f"{task}.yaml"), ["bbox/AP"])[()]
+    assert {row.source for row in rows} == {source}
+    assert {row.method: row.values["bbox/AP"] for row in rows} == methods
+    absolute = config_of(FPN_1X.with_name("mask_rcnn_ViT_B_100ep.yaml"))
+    absolute["MODEL.VIT.REL_POS"] = False
+    table_4 = rows_for(absolute, ["bbox/AP"])[()]
+    assert [row.values["bbox/AP"] for row in table_4] == [51.2, 51.1]
+
+
+@pytest.mark.parametrize(
+    ("task", "differing", "values"),
+    [
+        ("coco/mask_rcnn_ViT_B_FPN_25ep", "learning rate", [48.1]),
+        ("coco/mask_rcnn_ViT_B_FPN_50ep", "learning rate", [50.1]),
+        ("coco/mask_rcnn_ViT_B_FPN_100ep", "learning rate", [50.3]),
+    ],
+)
+def test_what_was_searched_for_each_method_is_near_and_not_equal(task, differing, values):
+    found = rows_for(config_of(ROOT / "configs" / f"{task}.yaml"), ["bbox/AP"], near=True)
+    assert () not in found
+    ((line,), rows) = next(iter(found.items()))
+    assert line.startswith(differing) and "searched for each method" in line
+    assert [row.values["bbox/AP"] for row in rows] == values
+
+
+def test_vitdets_lvis_rows_say_neither_schedule_nor_learning_rate():
+    config = config_of(ROOT / "configs" / "lvis" / "mask_rcnn_ViT_B_v1_100ep.yaml")
+    assert () not in rows_for(config, ["segm/APr"])
+    ((lines, rows),) = rows_for(config, ["segm/APr"], near=True).items()
+    assert [line.split(" (")[0] for line in lines] == ["schedule", "learning rate"]
+    assert [row.values["segm/APr"] for row in rows] == [26.4, 28.8, 29.1]
 
 
 def test_sparks_recipe_has_sparks_rows_and_no_sgd():

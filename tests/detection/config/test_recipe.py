@@ -178,7 +178,9 @@ def test_a_single_change_is_reported_by_its_key_and_nothing_else(path):
             assert result.label == "not a task of the paper"
             continue
         assert keys_of(result) == [key], (key, result.deviations)
-        assert result.label == f"deviates from {recipe.of} ({recipe.name})"
+        # Where the learning rate follows a cosine, the length alone tells a recipe from another.
+        if key != "SOLVER.MAX_ITER" or "Cosine" not in cfg["SOLVER.LR_SCHEDULER_NAME"]:
+            assert result.label == f"deviates from {recipe.of} ({recipe.name})"
         line = result.deviations[0]
         assert line.startswith(f"{key}: got ") and line.endswith(")"), line
         assert "\n" not in line
