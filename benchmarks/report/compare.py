@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.report.aggregate import Cell, Gap, Row, Table, gap, listed_differences
-from benchmarks.report.content import Shown, evidence, setting
+from benchmarks.report.captions import setting
+from benchmarks.report.content import Shown, evidence
 from benchmarks.report.style import MISSING, format_cell
 from detection.evaluation.metrics import titles
 

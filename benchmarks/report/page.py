@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import plots
 from benchmarks.report.aggregate import Table
-from benchmarks.report.content import Report, Section, seeds
+from benchmarks.report.captions import seeds
+from benchmarks.report.content import Report, Section
 from benchmarks.report.precision import precision_recall
 from moco.common.errors import UserError
 from moco.data.decode import decode

@@ -18,8 +18,9 @@ from markupsafe import Markup
 
 from benchmarks.report import escape, style
 from benchmarks.report.aggregate import Gap, Table
+from benchmarks.report.captions import facts
 from benchmarks.report.compare import Comparison
-from benchmarks.report.content import Report, Section, arrange, facts, paper_rows
+from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from benchmarks.make_table import main
 from benchmarks.report.aggregate import Cell, aggregate
-from benchmarks.report.content import uncertainty
+from benchmarks.report.captions import uncertainty
 from benchmarks.report.significance import (
     equivalence,
     holm,

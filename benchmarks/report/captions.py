@@ -1,0 +1,142 @@
+"""What is said of tables and rows in words: settings, uncertainty, provenance, what is missing."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from benchmarks.report.aggregate import Row, Table, row_of
+from benchmarks.report.records import Run
+from benchmarks.report.style import MISSING
+from detection.config.keys import tuned_keys
+from detection.evaluation.metrics import titles
+from moco.common.command import RANDOM
+
+EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
+
+
+def heading(table: Table, tables: Sequence[Table]) -> str:
+    """The title, with its dataset and engine where another table has the same."""
+    same = [other for other in tables if other.title == table.title]
+    text = table.title
+    if len({other.tested_on for other in same}) > 1:
+        text += f" on {', '.join(table.tested_on)}"
+    if len({other.engine for other in same}) > 1:
+        text += f", {table.engine} engine"
+    return text
+
+
+def setting(table: Table) -> str:
+    """`embedded engine, 300 iterations, tested on voc_2007_test`."""
+    config = table.runs[0].record.config
+    parts = [table.task] if table.title != table.task else []
+    parts.append(f"{table.engine} engine")
+    if table.iterations:
+        epochs = f" ({config[EPOCHS]} epochs)" if EPOCHS in config else ""
+        parts.append(f"{table.iterations} iterations{epochs}")
+    if table.tested_on:
+        parts.append(f"tested on {', '.join(table.tested_on)}")
+    return ", ".join(parts)
+
+
+def seeds(table: Table) -> str:
+    """Which seeds the trials of a row differ in."""
+    kind = table.runs[0].record.kind
+    return "seeds of the linear classifier" if kind == "linear" else "fine-tuning seeds"
+
+
+def uncertainty(table: Table) -> str:
+    """One sentence: what standard deviations, intervals and p-values are over, and what not."""
+    several = [f"{row.init} ({row.n} files of weights)" for row in table.rows if row.several]
+    others = [row.init for row in table.rows if not row.several and row.init != RANDOM]
+    lacks = [] if several else ["pre-training (one file of weights per row)"]
+    if several and others:
+        lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
+    if not (table.resamples and table.resamples.gaps):
+        lacks.append("test images")
+    if all(row.n == 1 for row in table.rows):
+        unknown = [seeds(table), *lacks]
+        known = f"no uncertainty is known, of {', '.join(unknown[:-1])} or {unknown[-1]}"
+        return f"each row is one run: {known}"
+    over = seeds(table)
+    if several:
+        over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
+    text = f"standard deviations, intervals and p-values are over {over}"
+    return f"{text} only, not over {' or '.join(lacks)}" if lacks else text
+
+
+def tuned(table: Table) -> list[str]:
+    """What was chosen for each row of a tuned task, and from which grid."""
+    grid = table.runs[0].record.config.get("SOLVER.TUNED", "")
+    if not grid:
+        return []
+    chosen = [
+        f"{row.init} "
+        + ", ".join(f"{row.runs[0].record.config[key]:g}" for key in tuned_keys(grid))
+        for row in table.rows
+    ]
+    return [
+        f"chosen for each row on held-out training images, by one run of each point of {grid}: "
+        f"{'; '.join(chosen)}; the rows of the untuned task are in a table of their own"
+    ]
+
+
+def facts(row: Row) -> list[tuple[str, str]]:
+    """Provenance of a row's numbers, as (name, text); what differs is listed by seed."""
+    seconds = sum(run.record.seconds for run in row.runs)
+    return [
+        ("weights' sha256", _by_seed(row, _weights)),
+        ("weights made from", _by_seed(row, lambda run: run.record.weights_source or "")),
+        ("label", _by_seed(row, lambda run: run.label)),
+        ("seeds", ", ".join(map(trial, row.runs))),
+        ("config's sha256", _by_seed(row, lambda run: run.record.config_sha256)),
+        ("versions", _by_seed(row, lambda run: run.versions)),
+        ("hardware", _by_seed(row, lambda run: run.hardware)),
+        ("time", f"{seconds:.0f} s in {len(row.runs)} run{'s' * (len(row.runs) > 1)}"),
+        ("notes", _by_seed(row, lambda run: "; ".join(run.record.notes))),
+    ]
+
+
+def _weights(run: Run) -> str:
+    random = run.record.init == RANDOM
+    return run.record.weights_sha256 or ("none: random" if random else "none")
+
+
+def trial(run: Run) -> str:
+    """The seed and, where a row has several, the pre-training."""
+    number = row_of(run.record.init)[1]
+    return f"{run.record.seed} of pre-training {number}" if number else str(run.record.seed)
+
+
+def _by_seed(row: Row, text: Callable[[Run], str]) -> str:
+    """The text that all runs of a row have, or each text with the seeds that have it."""
+    seeds: dict[str, list[str]] = {}
+    for run in row.runs:
+        seeds.setdefault(text(run) or MISSING, []).append(trial(run))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return " / ".join(f"{t} (seed{'s' * (len(of) > 1)} {', '.join(of)})" for t, of in seeds.items())
+
+
+def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
+    """Per metric that some runs of the row have and others have not: which, and why.
+
+    So too where every run has null; where no run was to measure it, the dash says all.
+    """
+    found = []
+    for metric, title in zip(metrics, titles(metrics), strict=True):
+        if not any(metric in run.record.metrics for run in row.runs):
+            continue
+        for record in (run.record for run in row.runs if run.record.metrics.get(metric) is None):
+            absent = "null, no reason recorded" if metric in record.metrics else "not reported"
+            reasons = (note for note in record.notes if metric in re.split(r"[\s,]+", note))
+            reason = next(reasons, absent)
+            found.append(f"{record.init}, seed {record.seed}: no {title} ({reason})")
+    return found
+
+
+def versions(runs: Sequence[Run]) -> str:
+    """`torch (2.4.0 / 2.5.1)`: the packages whose version is not the same in all runs."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for package, version in (run.record.provenance.get("versions") or {}).items():
+            found.setdefault(package, set()).add(str(version))
+    return ", ".join(f"{p} ({' / '.join(sorted(v))})" for p, v in found.items() if len(v) > 1)
