@@ -1,4 +1,4 @@
-"""Corrupted test images: all 15 work, the same of an image every time, and both engines see them."""
+"""Corrupted test images: all 15 work, an image is always the same, and both engines see them."""
 
 import json
 from importlib.util import find_spec
