@@ -6,13 +6,14 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report.aggregate import Cell, Row, Table
 from benchmarks.report.content import Section, Shown
 from benchmarks.report.style import format_cell
+from detection.datasets.corruptions import GROUPS, NAMES
 from moco.common.errors import DataError
 
 ERRORS_NAME = "error_types.json"
@@ -22,46 +23,66 @@ ERROR_TYPES = {
     **{"Cls": "class", "Loc": "localization", "Both": "both"},
     **{"Dupe": "duplicate", "Bkg": "background", "Miss": "missed"},
 }
+MEASURES = ("P", "mPC", "rPC", *GROUPS)
 MAX_BYTES = 1 << 20
 
+Numbers = dict[str, float]
 
-def read_numbers(path: Path, part: str) -> dict[str, float]:
-    """The finite numbers of one part of such a file, and nothing else; {} where there is no file.
+
+def error_types(path: Path) -> Numbers:
+    """Type → points of AP50 that are gained without its errors; raises DataError: damaged."""
+    return _read(path, lambda content: _finite(content["delta"]))
+
+
+def robustness(path: Path, metric: str) -> Numbers:
+    """Of one metric P, mPC, rPC (%) and the mean of each group of corruptions.
+
+    mPC is there only where all 15 corruptions have a number, a group where all of its own have.
 
     Raises:
-        DataError: unreadable or damaged.
+        DataError: damaged.
     """
-    if not path.is_file():
-        return {}
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES} bytes")
-        content: Any = json.loads(path.read_text())
-        numbers: Mapping[str, Any] = content[part]
-        return {
-            str(name): float(value)
-            for name, value in numbers.items()
-            if value is not None and math.isfinite(value)
-        }
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: not what its command writes, or damaged ({error})") from error
-
-
-def error_cells(table: Table) -> dict[str, list[Cell | None]]:
-    """Init → per type the points that AP50 gains without these errors; {} where no run has any."""
-    return _cells(table, ERRORS_NAME, "delta", list(ERROR_TYPES))
+    clean = _read(path, lambda content: _finite(content["clean"])).get(metric)
+    corrupted = _read(
+        path, lambda content: {n: _finite(content["corrupted"].get(n, {})) for n in NAMES}
+    )
+    values = {name: of[metric] for name, of in corrupted.items() if metric in of}
+    found = {} if clean is None else {"P": clean}
+    for name, members in {"mPC": NAMES, **GROUPS}.items():
+        if values.keys() >= set(members):
+            found[name] = statistics.fmean(values[member] for member in members)
+    return {**found, "rPC": 100 * found["mPC"] / clean} if clean and "mPC" in found else found
 
 
 def reasons(section: Section) -> list[tuple[str, list[str], list[list[Shown]]]]:
     """Title, head and rows of what is known: error types, and numbers on corrupted images."""
-    found = [
-        (
-            "Points of AP50 (COCO's) that a row gains without its errors of one type (TIDE)",
-            ["pre-train", *ERROR_TYPES.values()],
-            error_cells(section.table),
-        ),
-    ]
-    return [(title, head, _shown(section, cells)) for title, head, cells in found if cells]
+    table, metric = section.table, section.table.metrics[0]
+    found = []
+    if cells := _cells(table, ERRORS_NAME, error_types, list(ERROR_TYPES)):
+        title = "Points of AP50 (COCO's) that a row gains without its errors of one type (TIDE)"
+        found.append((title, list(ERROR_TYPES.values()), cells))
+    cells = _cells(table, ROBUSTNESS_NAME, lambda path: robustness(path, metric), list(MEASURES))
+    if cells:
+        paths = [run.folder / ROBUSTNESS_NAME for run in table.runs]
+        known = {_read(p, lambda x: f"{x['severity']:d}") for p in paths if p.is_file()}
+        severity = ", ".join(sorted(known))
+        title = f"{section.titles[0]} on clean (P) and corrupted images (mPC, the mean over 15), "
+        found.append((f"{title}rPC = mPC / P in %, severity {severity}", list(MEASURES), cells))
+    return [(title, ["pre-train", *head], _shown(section, rows)) for title, head, rows in found]
+
+
+def _read(path: Path, part: Callable[[Any], Any]) -> Any:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES} bytes")
+        return part(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not what its command writes, or damaged ({error})") from error
+
+
+def _finite(numbers: Mapping[str, Any]) -> Numbers:
+    known = {str(name): float(x) for name, x in numbers.items() if x is not None}
+    return {name: x for name, x in known.items() if math.isfinite(x)}
 
 
 def _shown(section: Section, cells: Mapping[str, list[Cell | None]]) -> list[list[Shown]]:
@@ -74,14 +95,20 @@ def _shown(section: Section, cells: Mapping[str, list[Cell | None]]) -> list[lis
     ]
 
 
-def _cells(table: Table, name: str, part: str, keys: list[str]) -> dict[str, list[Cell | None]]:
-    found = {row.init: _of_row(row, name, part, keys) for row in table.rows}
+def _cells(
+    table: Table, name: str, read: Callable[[Path], Numbers], keys: list[str]
+) -> dict[str, list[Cell | None]]:
+    """Init → a cell per key; {} where no run has such a file."""
+    found = {row.init: _of_row(row, name, read, keys) for row in table.rows}
     return found if any(cell for cells in found.values() for cell in cells) else {}
 
 
-def _of_row(row: Row, name: str, part: str, keys: list[str]) -> list[Cell | None]:
+def _of_row(
+    row: Row, name: str, read: Callable[[Path], Numbers], keys: list[str]
+) -> list[Cell | None]:
     """Per key a value of each unit (run, or pre-training) that has one."""
-    numbers = {run.folder: read_numbers(run.folder / name, part) for run in row.runs}
+    paths = {run.folder: run.folder / name for run in row.runs}
+    numbers = {folder: read(path) if path.is_file() else {} for folder, path in paths.items()}
     cells: list[Cell | None] = []
     for key in keys:
         of_units = ([numbers[run.folder].get(key) for run in unit] for unit in row.units)

@@ -9,6 +9,7 @@ from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import CONFIG_NAME
+from detection.datasets import corruptions
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
 from detection.modeling.layer_decay import LAYER_RULES, family_of
@@ -55,6 +56,8 @@ _FIXED_BY_CHECKPOINT = (
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value out of its range or in contradiction with another one."""
     flat, solver = flatten(cfg), cfg.SOLVER
+    if cfg.INPUT.CORRUPTION:
+        corruptions.parse(cfg.INPUT.CORRUPTION)
     for key, smallest in _SMALLEST.items():
         if flat[key] < smallest:
             raise UserError(f"{key}: got {flat[key]}, expected at least {smallest}")

@@ -256,6 +256,9 @@ TRANSFER: dict[str, Any] = {
     # Fill the square where the image is smaller, with gray 128 (Detectron2's new baselines);
     # False leaves that to the backbone's padding (ViTDet).
     "INPUT.LSJ.PAD": True,
+    # What test images are corrupted by, and how much, as fog.3; empty: nothing. The names and
+    # severities are those of detection/datasets/corruptions.py.
+    "INPUT.CORRUPTION": "",
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
     # becomes bf16, and on a GPU with Detectron2 fp16, as there.
@@ -373,6 +376,7 @@ ADDED_LATER = (
     "INPUT.LSJ.SIZE",
     "INPUT.LSJ.SCALE_RANGE",
     "INPUT.LSJ.PAD",
+    "INPUT.CORRUPTION",
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so

@@ -20,6 +20,7 @@ from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
 from detection.datasets.base import Record, Split
+from detection.datasets.corruptions import with_corruption
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
 from detection.evaluation.evaluators import evaluate_together
@@ -67,6 +68,12 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
 
 def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
     """A record → what the model takes in training or in evaluation."""
+    if not training:
+        return with_corruption(_plain_mapper(cfg, training=False), cfg)
+    return _plain_mapper(cfg, training=True)
+
+
+def _plain_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
     if is_semantic(cfg):
         return semantic_seg.build_mapper(cfg, training=training)
     if training and cfg.INPUT.LSJ.ENABLED:

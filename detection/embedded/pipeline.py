@@ -8,6 +8,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets import read_split, sem_seg_data
 from detection.datasets.base import Record, with_objects
+from detection.datasets.corruptions import with_corruption
 from detection.embedded.data import (
     evaluation_batches,
     repeat_factors,
@@ -85,9 +86,10 @@ def build_evaluation(cfg: CfgNode, records: Sequence[Record]) -> Generator[list[
     num_workers = cfg.DATALOADER.NUM_WORKERS
     if is_semantic(cfg):
         _, mapper = _training_mapper(cfg)
+        mapper = with_corruption(mapper, cfg)
         return evaluation_batches(records, None, mapper, num_workers=num_workers)
     given = cfg.INPUT
-    mapper = Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False)
+    mapper = with_corruption(Mapper(given.MAX_SIZE_TEST, given.FORMAT, learning=False), cfg)
     return evaluation_batches(records, Draw(given.MIN_SIZE_TEST), mapper, num_workers=num_workers)
 
 

@@ -1,0 +1,100 @@
+"""Test trained detectors on corrupted images (Michaelis et al. 2019, arXiv 1907.07484).
+
+    python -m benchmarks.robustness RUN [RUN ...] [--severity 3]
+
+RUN is the OUTPUT_DIR of a finished run with its `model_final.pth`, or a folder of several. The test
+split is evaluated once for each of the 15 corruptions, by the engine that trained the model; what
+was evaluated before is not again. The result goes to `RUN/robustness.json`, from where reports read
+it (benchmarks/report/why.py); the evaluations are in `RUN/corrupted/`.
+
+Deviation: the paper averages over five severities; that is five times the evaluations.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moco.common.command import program
+from moco.common.errors import DataError, UserError, run_cli
+
+if TYPE_CHECKING:
+    from benchmarks.report.records import Run
+
+FOLDER = "corrupted"  # of the evaluations, in the run's
+
+
+def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any]:
+    """`severity`; `clean` and, by corruption, `corrupted`: the headline metrics; `failing`.
+
+    Args:
+        failing: corruption → why it cannot be made here; it is left out.
+
+    Raises:
+        DataError: no trained model in the folder, or what an evaluation raises.
+    """
+    from detection import train_net
+    from detection.datasets.corruptions import NAMES
+    from detection.evaluation.metrics import headline_names
+    from moco.common.run import RECORD_NAME, read_record
+
+    record, model = run.record, run.folder / "model_final.pth"
+    if not model.is_file():
+        raise DataError(f"{model}: no such file; corrupted images need the trained model")
+    shown = headline_names(record.metrics)
+    corrupted = {}
+    for name in NAMES:
+        if name in failing:
+            continue
+        out = run.folder / FOLDER / f"{name}.{severity}"
+        found = out / "inference" / RECORD_NAME
+        if not (found.is_file() and read_record(found).status == "done"):
+            where = ["MODEL.WEIGHTS", str(model), "OUTPUT_DIR", str(out)]
+            where += ["INPUT.CORRUPTION", out.name, "DATASETS.PART", ""]
+            config = ["--config-file", str(run.folder / "config.yaml")]
+            train_net.main(["--eval-only", "--engine", record.engine, *config, *where])
+        metrics = read_record(found).metrics
+        corrupted[name] = {metric: metrics.get(metric) for metric in shown}
+    clean = {metric: record.metrics.get(metric) for metric in shown}
+    return {"severity": severity, "clean": clean, "corrupted": corrupted, "failing": failing}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = build_parser().parse_args(argv)
+    from benchmarks.report.records import collect
+    from benchmarks.report.why import ROBUSTNESS_NAME, robustness
+    from detection.datasets.corruptions import failing, parse
+    from moco.common.files import atomic_write_json
+
+    parse(f"fog.{args.severity}")  # raises where there is no package
+    runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
+    if not runs:
+        raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
+    broken = failing()
+    for name, reason in broken.items():
+        print(f"note: {name} cannot be made here, so there is no mPC ({reason})")
+    for run in runs:
+        path = run.folder / ROBUSTNESS_NAME
+        found = measure(run, args.severity, broken)
+        atomic_write_json(path, found)
+        for metric in found["clean"]:
+            numbers = robustness(path, metric)
+            shown = "  ".join(f"{name} {value:.1f}" for name, value in numbers.items())
+            print(f"{run.folder}: {metric} at severity {args.severity}: {shown}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("robustness", "python -m benchmarks.robustness"),
+        description="Evaluate trained detectors on the test images under 15 corruptions: P on "
+        "clean images, mPC the mean over the corruptions, rPC their ratio.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
+    severity = "of the corruptions (default: %(default)s)"
+    parser.add_argument("--severity", type=int, choices=range(1, 6), default=3, help=severity)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,145 @@
+"""Corrupted test images: the 15 of Hendrycks and Dietterich (2019, arXiv 1903.12261), as Michaelis
+et al. (2019, arXiv 1907.07484) use them for detection, by the package imagecorruptions.
+
+The random numbers of an image come from its id: every model, engine and run sees the same pixels.
+
+Deviation: imagecorruptions 1.1.2 is of 2020 and takes names from NumPy, scikit-image and setuptools
+that these have dropped; they get them back, for this package alone, and its salt-and-pepper noise
+a seed.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import io
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from numpy.typing import NDArray
+from PIL import Image
+
+from detection.datasets.base import Record
+from detection.datasets.images import read_image
+from moco.common.errors import DataError, UserError
+
+GROUPS = {
+    "noise": ("gaussian_noise", "shot_noise", "impulse_noise"),
+    "blur": ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    "weather": ("snow", "frost", "fog", "brightness"),
+    "digital": ("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
+}
+NAMES = tuple(name for names in GROUPS.values() for name in names)
+SEVERITIES = (1, 2, 3, 4, 5)
+PACKAGE = "imagecorruptions"
+
+
+def parse(text: str) -> tuple[str, int]:
+    """Name and severity of INPUT.CORRUPTION; raises UserError: none, or no package for it."""
+    name, _, severity = text.partition(".")
+    if name not in NAMES or severity not in map(str, SEVERITIES):
+        raise UserError(
+            f"INPUT.CORRUPTION: got {text!r}, expected NAME.SEVERITY like fog.3; severities are 1 "
+            f"to 5, names {', '.join(NAMES)}"
+        )
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise UserError(
+            f"INPUT.CORRUPTION: needs the package {PACKAGE}; install it with: "
+            "pip install 'moco-transfer[corruptions]'"
+        )
+    return name, int(severity)
+
+
+def corrupt(pixels: NDArray[np.uint8], name: str, severity: int, seed: int) -> NDArray[np.uint8]:
+    """An RGB image (H, W, 3) of at least 32 px per side → its corruption, of the same size."""
+    state = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            result: NDArray[np.uint8] = _package().corrupt(pixels, severity, name)
+        return result
+    finally:
+        np.random.set_state(state)
+
+
+def failing() -> dict[str, str]:
+    """The corruptions that raise an error with what is installed here, and which."""
+    pixels, found = np.full((64, 64, 3), 128, np.uint8), {}
+    for name in NAMES:
+        try:
+            corrupt(pixels, name, 3, 0)
+        except Exception as error:  # whatever another version of a package may raise
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A mapper of either engine that reads the corrupted image in place of a record's own."""
+
+    mapper: Callable[..., dict[str, Any]]
+    name: str
+    severity: int
+
+    def __call__(self, record: Record, *draw: Any) -> dict[str, Any]:
+        """As the mapper's; raises DataError: an image that cannot be read or corrupted."""
+        path = record["file_name"]
+        pixels = np.asarray(read_image(path))
+        seed = zlib.crc32(str(record.get("image_id", Path(path).stem)).encode())
+        try:
+            pixels = corrupt(pixels, self.name, self.severity, seed)
+        except Exception as error:  # the package raises many kinds
+            raise DataError(f"{path}: {self.name} cannot be applied ({error})") from error
+        with NamedTemporaryFile(suffix=".png") as file:  # lossless
+            Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+            file.flush()
+            sample = self.mapper({**record, "file_name": file.name}, *draw)
+        return {**sample, "file_name": path}
+
+
+def with_corruption(mapper: Callable[..., Any], cfg: CfgNode) -> Callable[..., Any]:
+    """A mapper of test images under INPUT.CORRUPTION."""
+    text = cfg.INPUT.CORRUPTION
+    return Corrupted(mapper, *parse(text)) if text else mapper
+
+
+@functools.cache
+def _package() -> Any:
+    import skimage.color
+    import skimage.filters
+    import skimage.util
+
+    def resource_filename(module: str, name: str) -> str:
+        spec = importlib.util.find_spec(module)
+        return str(Path(spec.origin if spec and spec.origin else "").parent / name)
+
+    resources = ModuleType("pkg_resources")
+    resources.resource_filename = resource_filename  # type: ignore[attr-defined]
+    before = sys.modules.get(resources.__name__)
+    sys.modules[resources.__name__] = resources
+    try:
+        import imagecorruptions
+        import imagecorruptions.corruptions as own
+    finally:
+        del sys.modules[resources.__name__]
+        if before is not None:
+            sys.modules[resources.__name__] = before
+
+    def gaussian(image: Any, sigma: Any, multichannel: bool = False, **more: Any) -> Any:
+        axis = -1 if multichannel else None
+        return skimage.filters.gaussian(image, sigma, channel_axis=axis, **more)
+
+    def random_noise(image: Any, **more: Any) -> Any:
+        return skimage.util.random_noise(image, rng=np.random.randint(1 << 31), **more)
+
+    own.np = SimpleNamespace(**{**vars(np), "float_": np.float64})
+    own.gaussian = gaussian
+    own.sk = SimpleNamespace(color=skimage.color, util=SimpleNamespace(random_noise=random_noise))
+    return imagecorruptions

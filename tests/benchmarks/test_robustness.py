@@ -1,0 +1,50 @@
+"""Robustness by hand, in a report, and of a trained model on either engine."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks.report.why import ROBUSTNESS_NAME, robustness
+from benchmarks.robustness import main
+from detection.datasets.corruptions import NAMES
+from moco.common.errors import DataError
+from tests.benchmarks.report.fake_runs import rendered, report, write_run
+
+
+def content(without=(), severity=3):
+    """P 40; the noises have 10, the others 20."""
+    corrupted = {n: {"bbox/AP": 10.0 if "noise" in n else 20.0} for n in NAMES if n not in without}
+    return {"severity": severity, "clean": {"bbox/AP": 40.0}, "corrupted": corrupted, "failing": {}}
+
+
+def test_robustness_by_hand(tmp_path):
+    path = tmp_path / ROBUSTNESS_NAME
+    path.write_text(json.dumps(content()))
+    found = robustness(path, "bbox/AP")
+    groups = {"noise": 10, "blur": 20, "weather": 20, "digital": 20}
+    assert found == {"P": 40, "mPC": 18, "rPC": 45, **groups}  # (3 x 10 + 12 x 20) / 15
+    path.write_text(json.dumps(content(without=["fog"])))
+    assert robustness(path, "bbox/AP") == {"P": 40, "noise": 10, "blur": 20, "digital": 20}
+    assert robustness(path, "segm/AP") == {}
+    path.write_text('{"clean": [3]}')
+    with pytest.raises(DataError, match=ROBUSTNESS_NAME):
+        robustness(path, "bbox/AP")
+
+
+def test_report_shows_it(tmp_path):
+    own = {"task": "own", "metrics": {"bbox/AP": 40.0}}
+    folder = write_run(tmp_path / "run", **own)
+    assert "mPC" not in rendered(report(tmp_path))["html"]
+    (folder / ROBUSTNESS_NAME).write_text(json.dumps(content(severity=2)))
+    for name in ("md", "html", "terminal"):
+        text = rendered(report(tmp_path))[name]
+        assert "severity 2" in text and "45.0" in text and "18.0" in text, name
+
+
+def test_run_without_its_model_is_refused(tmp_path):
+    if find_spec("imagecorruptions") is None:  # importing it takes packages of its time
+        pytest.skip("imagecorruptions is not installed")
+    write_run(tmp_path / "run")
+    with pytest.raises(DataError, match=r"model_final\.pth"):
+        main([str(tmp_path)])
