@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "suite": ("benchmarks.run_suite", (), "run every task from every init, over several seeds"),
     "table": ("benchmarks.make_table", (), "make the table of finished runs"),
     "plot": ("benchmarks.plot_curves", (), "plot the curves of pre-training runs"),
+    "errors": ("benchmarks.error_types", (), "find which errors finished runs make"),
     "configs": ("benchmarks.list_configs", (), "list the task files, recipes and suites"),
     "completion": ("benchmarks.completion", (), "print a script that completes in a shell"),
 }

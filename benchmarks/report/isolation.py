@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
+from detection.config.keys import NOT_PROTOCOL
 from moco.common.errors import first_few
 from moco.common.run import RunRecord
 
@@ -23,6 +24,7 @@ SAMPLING = (
 # Keys that belong to a file of weights: its input contract.
 CONTRACT = (
     *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1"),
+    *(key for key in NOT_PROTOCOL if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
 )
 MAX_NAMED = 3  # differences
 

@@ -31,20 +31,9 @@ def precision_recall(run: Run) -> Curve:
     Raises:
         UserError: no predictions, or the dataset is not on this machine or another one.
     """
-    from detection.datasets import read_split
-    from moco.common.cfgnode import CfgNode
-
-    name, folder = " ".join(run.tested_on), run.folder / "inference"
-    path = folder / f"{name}.json"
-    datasets = {
-        key.removeprefix("DATASETS."): value
-        for key, value in run.record.config.items()
-        if key.startswith("DATASETS.")
-    }
+    split, path = find_predictions(run)
+    name = split.name
     try:
-        if path.parent != folder or not path.is_file():
-            raise UserError(f"no predictions ({path.name}) in the run's inference folder")
-        split = read_split(name, CfgNode({"DATASETS": CfgNode(datasets)}))
         if split.evaluator_type == "pascal_voc":
             recall, precision, ap50 = _voc_curve(path, split)
         elif "json_file" in split.metadata and split.evaluator_type == "coco":
@@ -62,6 +51,32 @@ def precision_recall(run: Run) -> Curve:
             f"has {'none' if noted is None else f'{noted:.1f}'}"
         )
     return recall, precision
+
+
+def find_predictions(run: Run) -> tuple["Split", Path]:
+    """The test split of a run on this machine, and the file of the run's predictions on it.
+
+    Raises:
+        UserError: no predictions, or no such dataset on this machine.
+    """
+    from detection.datasets import read_split
+    from moco.common.cfgnode import CfgNode
+
+    name, folder = " ".join(run.tested_on), run.folder / "inference"
+    path = folder / f"{name}.json"
+    datasets = {
+        key.removeprefix("DATASETS."): value
+        for key, value in run.record.config.items()
+        if key.startswith("DATASETS.")
+    }
+    if path.parent != folder or not path.is_file():
+        raise UserError(f"no predictions ({path.name}) in the run's inference folder")
+    try:
+        return read_split(name, CfgNode({"DATASETS": CfgNode(datasets)})), path
+    except (UserError, ImportError):
+        raise
+    except Exception as error:  # whatever a record of somebody else may name
+        raise UserError(f"{path}: the {name} of this machine cannot be read") from error
 
 
 def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], float]:

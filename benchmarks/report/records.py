@@ -6,11 +6,11 @@ but without it is unfinished. Nothing is read from logs.
 
 import os
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.report.bundle import read_bundle, suite_task
 from detection.evaluation.metrics import HEADLINE
@@ -160,7 +160,9 @@ def _sharing_config(
         for key, value in record.config.items()
         if (type(value), value) != (type(first[key]), first[key])
     }
-    return replace(record, config=ChainMap(own, first))
+    # Nothing writes into the second one.
+    shared = cast(MutableMapping[str, Any], first)
+    return replace(record, config=ChainMap(own, shared))
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

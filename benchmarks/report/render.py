@@ -24,6 +24,8 @@ from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
 from benchmarks.report.records import Results, Unusable
+from benchmarks.report.summary import Summary, convergence_head, convergence_rows, summary
+from benchmarks.report.why import reasons
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
 PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
+SUMMARY_NAME = "table.summary.csv"  # inits x tasks, where there are two tasks or more
 LITERATURE_NAME = "table.literature.csv"  # and other published ones
 GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
 
@@ -58,6 +61,8 @@ def csv(report: Report) -> dict[str, str]:
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     if papers:
         texts[PAPER_NAME] = _paper_csv(papers.values())
+    if (matrix := summary(report)) is not None:
+        texts[SUMMARY_NAME] = _summary_csv(matrix)
     if any(section.published for section in report.sections):
         texts[LITERATURE_NAME] = _literature_csv(report.sections)
     return texts
@@ -156,6 +161,8 @@ def _environment(kind: str) -> Environment:
     )
     environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
+    environment.globals.update(summary=summary, reasons=reasons)
+    environment.globals.update(convergence_rows=convergence_rows, convergence_head=convergence_head)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment
 
@@ -210,6 +217,18 @@ def _means_csv(sections: Sequence[Section]) -> str:
                     line += [*own.images, *(own.both or ())]
                 lines.append([*line, *(None,) * (len(names) - len(line))])
     return csv_text(names, lines)
+
+
+def _summary_csv(matrix: Summary) -> str:
+    """One line per init and task: mean, rank, whether the mean rank is over this task, too."""
+    return csv_text(
+        ["init", "task", "mean", "rank", "in_mean_rank", "mean_rank"],
+        [
+            [init, task, mean, matrix.ranks[init][i], i in matrix.ranked, matrix.mean_rank(init)]
+            for init, means in matrix.means.items()
+            for i, (task, mean) in enumerate(zip(matrix.tasks, means, strict=True))
+        ],
+    )
 
 
 def _runs_csv(tables: Sequence[Table]) -> str:

@@ -69,7 +69,7 @@ class Counting(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, torch.ScriptObject):
-                part.wait()
+                part.wait()  # type: ignore[attr-defined]  # of a Work
         seconds = time.perf_counter() - start
         name, outputs = func.__name__.partition(".")[0], tree_leaves(args[0])
         self.calls.append((OPERATORS[name], sum(x.nbytes for x in outputs), seconds))

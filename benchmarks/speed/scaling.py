@@ -137,7 +137,7 @@ def pretraining_step(encoder: nn.Module, W: int, n: int, dim: int = DIM) -> Step
 def official_step(encoder: nn.Module, W: int, n: int) -> Step:
     """The official code's: images to all, keys twice, and the queue before each forward pass.
 
-    Deviation: without its permutation and BN's buffers, which are small.
+    Without its permutation and BN's buffers, which are small.
     """
     gradients, others = pretraining_step(encoder, W, n)
     images = Collective(GATHER, W * n * IMAGE * FLOAT)
@@ -294,7 +294,8 @@ def estimates(setting: Setting) -> list[Result | Table]:
             / step.seconds(n / A100.images_per_second, A100.link, 64)
             for step in (pretraining_step(resnet50(), 64, n), official_step(resnet50(), 64, n))
         ]
-        rows.append(Result(f"estimate {n}", *shares, sizes=A100.name))
+        own, official = shares
+        rows.append(Result(f"estimate {n}", own, official, sizes=A100.name))
     step = official_step(resnet50(), 64, 16).seconds(16 / V100.images_per_second, V100.link, 64)
     rows.append(Result("estimate ig1b", 1.25e6 * step / 3600, 6 * 24, sizes=V100.name))
     with generated_datasets(setting):

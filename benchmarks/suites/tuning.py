@@ -14,7 +14,6 @@ from typing import Any
 
 from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys
 from detection.config.keys import HONORED, TRANSFER
-from detection.datasets.parts import TUNE
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError
 
@@ -88,6 +87,8 @@ def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
 
 def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
     """The suite of all grids, and its tasks' names → the task and the point that each is of."""
+    from detection.datasets.parts import TUNE  # imports numpy
+
     tasks, points = [], {}
     for task in tunable(suite):
         grid, keys = grid_of(task, suite.tune), {**HONORED, **all_keys(task)}

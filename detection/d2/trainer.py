@@ -65,7 +65,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
-from detection.engine.start import StartFile, head_digests
+from detection.engine.start import StartFile, frozen_digest, head_digests
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -293,7 +293,8 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
         metrics |= _augmented(cfg, model)
     if job.visualize and comm.is_main_process():
         logger.info("plotted predictions into %s", plot_predictions(cfg, model, job.visualize))
-    return EngineResult(metrics, iterations, time.monotonic() - start, coverage)
+    frozen = None if job.eval_only else frozen_digest(model)
+    return EngineResult(metrics, iterations, time.monotonic() - start, coverage, frozen)
 
 
 def _train(
@@ -321,7 +322,7 @@ def _train(
     gc.freeze()
     kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
     coverage = None if weights is None else load_converted(model, weights.model, kind)
-    head = head_digests(model, coverage)
+    head, frozen = head_digests(model, coverage), frozen_digest(model)
     if path is not None:
         state = usable_state(content.get(STATE_KEY), path, trainer._trainer.data_loader)
         trainer.checkpoint_hook.resumed = state
@@ -329,7 +330,9 @@ def _train(
         logger.info("resuming after iteration %d", trainer.start_iter)
     del content
     main_folder = folder if comm.is_main_process() else None
-    trainer._trainer.data_loader.observe = StartFile(main_folder, head, trainer.start_iter).add
+    trainer._trainer.data_loader.observe = StartFile(
+        main_folder, head, frozen, trainer.start_iter
+    ).add
     trainer.checkpoint_hook.stop = stop
     try:
         with counting(lambda: trainer.checkpoint_hook.done):

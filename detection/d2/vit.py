@@ -115,6 +115,7 @@ class SimplePyramid(SimpleFeaturePyramid):
 
     @property
     def size_divisibility(self) -> int:
+        # Deviation: Detectron2's pads to whole cells only where it pads to a square.
         return self._out_feature_strides["p5"]
 
 

@@ -68,7 +68,7 @@ def box_losses(
     """
     logits, deltas = predicted
     (index,) = (objects >= 0).nonzero(as_tuple=True)
-    deltas = deltas.view(len(deltas), -1, 4)
+    deltas = deltas.unflatten(1, (-1, 4))
     column = classes[index] if deltas.shape[1] > 1 else 0
     wanted = encode(boxes[objects[index]], rois[index, 1:], rules.bbox_reg_weights)
     beta = rules.smooth_l1_beta
@@ -123,7 +123,7 @@ def choose(
     from torchvision.ops import batched_nms, clip_boxes_to_image
 
     numbers, num_classes = [len(own) for own in proposals], rules.num_classes
-    all_boxes = boxes.view(len(boxes), -1, 4).expand(-1, num_classes, -1).split(numbers)
+    all_boxes = boxes.unflatten(1, (-1, 4)).expand(-1, num_classes, -1).split(numbers)
     found = []
     for own, likely, size in zip(all_boxes, scores.split(numbers), image_sizes, strict=True):
         finite = torch.isfinite(own).all(dim=(1, 2)) & torch.isfinite(likely).all(dim=1)

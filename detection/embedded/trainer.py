@@ -42,7 +42,7 @@ from detection.engine.resuming import (
     last_checkpoint,
     resume_from,
 )
-from detection.engine.start import StartFile, head_digests
+from detection.engine.start import StartFile, frozen_digest, head_digests
 from detection.engine.weights import (
     Coverage,
     EngineResult,
@@ -127,7 +127,8 @@ def _work(job: Job, stop: StopRequest) -> EngineResult:
         if job.visualize and distributed.is_main():
             images = draw_predictions(model, cfg, job.visualize)
             logger.info("wrote predictions on images into %s", images)
-        return EngineResult(metrics, iterations, time.perf_counter() - start, coverage)
+        frozen = None if job.eval_only else frozen_digest(model)
+        return EngineResult(metrics, iterations, time.perf_counter() - start, coverage, frozen)
 
 
 def _connected(device: str) -> AbstractContextManager[None]:
@@ -142,7 +143,7 @@ class Trainer:
         self, cfg: CfgNode, model: Model, stop: StopRequest, coverage: Coverage | None = None
     ) -> None:
         self.cfg, self.model, self.stop = cfg, model, stop
-        self.head = head_digests(model, coverage)
+        self.head, self.frozen = head_digests(model, coverage), frozen_digest(model)
         self.parallel = distributed.data_parallel(model)
         self.device = torch.device(cfg.MODEL.DEVICE)
         self.folder = Path(cfg.OUTPUT_DIR)
@@ -152,6 +153,7 @@ class Trainer:
         self.optimizer = build_optimizer(cfg, model)
         self.schedule = build_schedule(cfg.SOLVER)
         self.log = StepLog(self.folder if distributed.is_main() else None, self.max_iter)
+        self.first = StartFile(None, self.head)  # `train` has one that writes
 
     def resume(self) -> State | None:
         """Load the folder's last checkpoint; without one, start from the beginning.
@@ -182,7 +184,8 @@ class Trainer:
         self.log.open(cfg)
         self.model.train()
         start, period = self.done, cfg.TEST.EVAL_PERIOD
-        self.first = StartFile(self.folder if distributed.is_main() else None, self.head, start)
+        folder = self.folder if distributed.is_main() else None
+        self.first = StartFile(folder, self.head, self.frozen, start)
         missing = distributed.is_main() and evaluation_is_missing(self.folder, start, period)
         if start < self.max_iter and distributed.highest(missing):
             self.evaluate(start - 1)

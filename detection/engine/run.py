@@ -13,7 +13,7 @@ from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
 from detection.engine.processes import Job, Processes
 from detection.engine.resuming import iterations_before
-from detection.engine.start import read_start
+from detection.engine.start import check_frozen, read_start
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
@@ -115,14 +115,14 @@ def run_in_folder(task: Task, options: Options, description: str, *, overwrite: 
         start = time.monotonic()
         try:
             result = run_engine(task, options)
+            begun = None if options.eval_only else read_start(folder.path)
+            check_frozen(begun, result.frozen)
         except Preempted:
             raise  # not over: --resume continues it
         except Exception as error:
             write_record(results, _failed(task, error, folder.path, time.monotonic() - start))
             raise
-        record = _done(task, result)
-        if not options.eval_only:
-            record = replace(record, start=read_start(folder.path))
+        record = replace(_done(task, result), start=begun)
         path = write_record(results, record)
     print(f"{task.test.name}: {headline(record.metrics)}")
     if options.eval_only:

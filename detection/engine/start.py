@@ -17,24 +17,32 @@ from moco.common.files import atomic_write_json, sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _STRIDE_PX = 8
 
 
 class StartFile:
-    """Writes `OUTPUT_DIR/start.json` during the first batches: `head` and `batches`.
+    """Writes `OUTPUT_DIR/start.json` during the first batches: `head`, `batches` and `frozen`.
 
     Args:
         folder: OUTPUT_DIR; None on all processes but the main one.
-        head: from `head_digests`.
+        head: from `head_digests`; frozen: from `frozen_digest`.
         done: iterations that are done. A resumed training continues the file of its first process;
             where there is none, nothing is written, because its first batches were not seen.
     """
 
-    def __init__(self, folder: Path | None, head: Mapping[str, str], done: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        head: Mapping[str, str],
+        frozen: Mapping[str, Any] | None = None,
+        done: int = 0,
+    ) -> None:
         self._path = folder / START_NAME if folder else None
         self._content: dict[str, Any] = {"head": dict(head), "batches": []}
+        if frozen:
+            self._content["frozen"] = dict(frozen)
         if done and folder is not None:
             before = read_start(folder)
             if before is None or len(before["batches"]) < min(done, FIRST_BATCHES):
@@ -65,6 +73,42 @@ def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:
     state = model.state_dict()
     names = coverage.left_at_init if coverage else [n for n in state if UNTRACKED not in n]
     return {name: sha256_state({name: state[name]})[:DIGITS] for name in names}
+
+
+def frozen_digest(model: nn.Module) -> dict[str, Any] | None:
+    """Number and digest of the backbone's tensors that training must not change; None: all are
+    trained.
+
+    These are parameters without gradient, and the buffers of modules that train nothing: the
+    statistics of frozen batch norm.
+    """
+    from torch.nn import Parameter
+
+    tensors: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        if name.partition(".")[0] != "backbone":
+            continue
+        own = dict(module.named_parameters(prefix=name, recurse=False))
+        tensors |= {key: value for key, value in own.items() if not value.requires_grad}
+        if not any(value.requires_grad for value in own.values()):
+            tensors |= dict(module.named_buffers(prefix=name, recurse=False))
+    if not any(isinstance(value, Parameter) or "running_" in key for key, value in tensors.items()):
+        return None
+    return {"tensors": len(tensors), "sha256": sha256_state(tensors)}
+
+
+def check_frozen(start: dict[str, Any] | None, after: Mapping[str, Any] | None) -> None:
+    """Add the digest after training to what the record says of the frozen tensors (in place).
+
+    Raises:
+        RuntimeError: a frozen tensor has changed.
+    """
+    if start is None or "frozen" not in start:
+        return
+    before = start["frozen"]
+    if after is None or after != before:
+        raise RuntimeError(f"frozen tensors of the backbone have changed: {before}, now {after}")
+    start["frozen"] = {**before, "sha256_after": after["sha256"]}
 
 
 def batch_digest(batch: Sequence[Mapping[str, Any]]) -> str:

@@ -53,12 +53,14 @@ class EngineResult:
         iterations: number of the last iteration trained (`SOLVER.MAX_ITER`), 0 for evaluation.
         seconds: wall time of training and evaluation.
         coverage: None for random weights and for evaluation only.
+        frozen: after training, see `detection.engine.start.frozen_digest`.
     """
 
     metrics: dict[str, float]
     iterations: int
     seconds: float
     coverage: Coverage | None
+    frozen: dict[str, Any] | None = None
 
 
 def read_trained(path: PathLike) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """What RetinaNet's losses depend on besides batch and weights, the same in both engines.
 
-The losses are divided by a moving average, an attribute of a module and in no state dict. And
+Deviation: the losses are divided by a moving average, which Detectron2's checkpoints lack and the
+training state of ours has; and the focal loss is compiled before it counts.
 `sigmoid_focal_loss_jit` differentiates its first call as it is written and later ones by a graph of
 its own, with other last bits. It has to be past the first call before the first iteration, else a
 resumed run, which begins with one again, would not be bitwise identical to the uninterrupted one.

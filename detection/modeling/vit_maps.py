@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-NUM_GROUPS = 32  # of the group norm, as in arXiv 1803.08494; 2111.11429 does not say
+# Deviation: of the group norm, whose groups 2111.11429 does not say, as in arXiv 1803.08494.
+NUM_GROUPS = 32
 
 
 class FourMaps(nn.Module):

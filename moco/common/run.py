@@ -189,8 +189,9 @@ class RunRecord:
         recipe: `label` ("as in the paper (…)") and `deviations` of a detection run, or None.
         start: what a fine-tuning or linear classification started from, or None: `head`, name →
             digest of every tensor that no file of weights gave, and `batches`, a digest of each of
-            the first ones (detection/engine/start.py, moco/classification/run.py). Records of
-            earlier versions have none.
+            the first ones (detection/engine/start.py, moco/classification/run.py); of a frozen
+            backbone `frozen`, the number of its tensors and their digest before and after. Records
+            of earlier versions have none.
         schema: version of this format.
     """
 

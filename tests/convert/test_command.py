@@ -129,7 +129,7 @@ def test_the_flags_are_these() -> None:
     expected = (
         "-h --help --inspect --to --encoder --mean --std --scale --channel-order --stride-in-1x1 "
         "--stem --num-heads --patch-size --patch-rule --image-size --fold-layer-scale "
-        "--overwrite --debug"
+        "--timm-model --overwrite --debug"
     )
     assert flags == set(expected.split())
 

@@ -23,7 +23,7 @@ from moco.common.cfgnode import read_yaml
 from moco.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_THE_PAPERS = ("smoke", "variants")
+NOT_THE_PAPERS = ("smoke", "variants", "frozen", "low_data", "vit")
 SUITES = sorted((ROOT / "configs" / "suites").glob("*.yaml"))
 ONE = {"random": Init("random", None)}
 INITS = {**ONE, "mine": Init("/weights/my.pth", "a" * 64)}

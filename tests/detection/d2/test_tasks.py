@@ -36,6 +36,10 @@ NEW_LAYERS = {
     "voc/fcn16s_R_50_30k": NEW_FCN,
     "coco/mask_rcnn_R_50_C4_1x": (*NEW_C4, "roi_heads.mask_head"),
     "coco/mask_rcnn_R_50_C4_2x": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_C4_12k": (*NEW_C4, "roi_heads.mask_head"),
+    "coco/mask_rcnn_R_50_FPN_12k": NEW_FPN_MASK,
+    "coco/mask_rcnn_R_50_FPN_1x_frozen": NEW_FPN_MASK,
+    "voc/faster_rcnn_R_50_C4_24k_frozen_to_res4": NEW_C4,
     "coco/mask_rcnn_R_50_FPN_1x": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_1x_SparK": NEW_FPN_MASK,
     "coco/mask_rcnn_R_50_FPN_2x": NEW_FPN_MASK,
@@ -131,7 +135,8 @@ def test_a_task_trains_and_evaluates_on_detectron2(task, task_run, detectron2, t
 
 
 # One of each network, dataset and metric; the others differ in their schedules.
-DISTINCT = [task for task in PAPER_TASKS if not re.search(r"_9k|_2x$|_6x|2x_f|densepose", task)]
+_OTHERS = r"_9k|_12k|_180k|_2x$|_2x_4|_6x|2x_f|densepose"
+DISTINCT = [task for task in PAPER_TASKS if not re.search(_OTHERS, task)]
 DISTINCT.append("coco/keypoint_rcnn_R_50_FPN_2x")
 
 

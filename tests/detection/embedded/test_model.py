@@ -110,8 +110,9 @@ def test_small_networks_train_and_detect(stem):
             assert (found["boxes"] >= 0).all() and (found["boxes"] <= limit).all()
 
 
-def test_nothing_found_and_nothing_proposed():
-    model = build_model(tiny.task({**R10, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 1.0}))
+@pytest.mark.parametrize("base", [R10, tiny.CASCADE], ids=["standard", "cascade"])
+def test_nothing_found_and_nothing_proposed(base):
+    model = build_model(tiny.task({**base, "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 1.0}))
     samples = tiny.images([(61, 75)], seed=1)
     model.eval()
     with torch.no_grad():

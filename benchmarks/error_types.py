@@ -1,0 +1,115 @@
+"""Error types of a detector's boxes: TIDE's six (Bolya et al. 2020, arXiv 2008.08115).
+
+    python -m benchmarks.error_types RUN [RUN ...]
+
+RUN is the OUTPUT_DIR of a finished run, or a folder of several, on this machine's copy of the test
+images' annotations. It needs the predictions (`inference/<split>.json`), and no model. The result
+goes to `RUN/error_types.json`, from where reports read it (benchmarks/report/why.py).
+
+Deviation: on VOC the AP50 is COCO's, with 101 recalls in place of 11, and a difficult object is a
+region where no detection is wrong, as in tidecv, TIDE's own code. That gives the same numbers where
+every class has an object and no region is ignored; else it counts ignored detections as errors,
+too, and averages over classes that have detections and no object.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moco.common.command import program
+from moco.common.errors import UserError, run_cli
+
+if TYPE_CHECKING:
+    from benchmarks.report.records import Run
+    from detection.datasets.base import Split
+
+MATCHED, BACKGROUND = 0.5, 0.1  # IoU from which a box is right, and below which it is of nothing
+
+
+def error_types(run: "Run") -> dict[str, Any]:
+    """`ap50`, and by type `delta`, the points that AP50 gains without it, and `counts`.
+
+    Raises:
+        UserError: no predictions, their dataset is not on this machine or another one, a metric
+            other than VOC's and COCO's, or hotcoco is not installed.
+    """
+    from benchmarks.report.precision import find_predictions, precision_recall
+    from detection.evaluation.base import require_package
+
+    split, path = find_predictions(run)
+    require_package("hotcoco", "metrics", split)
+    precision_recall(run)  # raises where this is not the dataset of the run
+    import hotcoco
+
+    if split.evaluator_type == "pascal_voc":
+        truth, found = _from_voc(split, path)
+    else:
+        truth, found = split.metadata["json_file"], json.loads(path.read_text())
+    boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
+    annotations = hotcoco.COCO(truth)
+    evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")
+    evaluation.evaluate()
+    tide = evaluation.tide_errors(pos_thr=MATCHED, bg_thr=BACKGROUND)
+    names = tide["counts"].keys()  # without the two that are sums: FP and FN
+    return {
+        "ap50": round(100 * tide["ap_base"], 6),
+        "delta": {name: round(100 * tide["delta_ap"][name], 6) for name in names},
+        "counts": dict(tide["counts"]),
+    }
+
+
+def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Annotations and detections of VOC in COCO's format, boxes XYWH from 0."""
+    from detection.evaluation.predictions import read_voc
+
+    number = {image_id: i for i, image_id in enumerate(split.truth)}
+    annotations: list[dict[str, Any]] = []
+    for image_id, truth in split.truth.items():
+        objects = zip(truth.boxes, truth.classes, truth.difficult, strict=True)
+        for (x1, y1, x2, y2), class_id, difficult in objects:  # from 1, inclusive
+            box = [float(x) for x in (x1 - 1, y1 - 1, x2 - x1 + 1, y2 - y1 + 1)]
+            own = {"id": len(annotations) + 1, "image_id": number[image_id], "bbox": box}
+            own |= {"area": box[2] * box[3], "iscrowd": int(difficult)}
+            annotations.append({**own, "category_id": int(class_id)})
+    found = [
+        {**row, "image_id": number[image_id], "bbox": [x1, y1, x2 - x1, y2 - y1]}
+        for image_id, rows in read_voc(path).items()
+        for row in rows
+        for x1, y1, x2, y2 in [row["bbox"]]
+    ]
+    images = [{"id": i, "width": 0, "height": 0, "file_name": i_} for i_, i in number.items()]
+    names = [{"id": i, "name": name} for i, name in enumerate(split.classes)]
+    return {"images": images, "annotations": annotations, "categories": names}, found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = build_parser().parse_args(argv)
+    from benchmarks.report.records import collect
+    from benchmarks.report.why import ERRORS_NAME
+    from moco.common.files import atomic_write_json
+
+    runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
+    if not runs:
+        raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
+    for run in runs:
+        found = error_types(run)
+        atomic_write_json(run.folder / ERRORS_NAME, found)
+        shown = "  ".join(f"{name} {value:.1f}" for name, value in found["delta"].items())
+        print(f"{run.folder}: AP50 {found['ap50']:.1f}; it gains without {shown}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("errors", "python -m benchmarks.error_types"),
+        description="Find of which type the errors of finished runs are (TIDE): class, "
+        "localization, both, duplicate, background, missed.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="OUTPUT_DIR of a run")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,66 @@
+"""Ranks over several tasks and AP over the schedule, by hand."""
+
+import json
+
+import pytest
+
+from benchmarks.report.aggregate import aggregate
+from benchmarks.report.records import collect
+from benchmarks.report.render import RENDERERS
+from benchmarks.report.summary import Summary, convergence, ranks, summary
+from moco.common.errors import UserError
+from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
+
+
+def test_ranks_by_hand():
+    assert ranks([10.0, 30.0, None, 20.0]) == [3, 1, None, 2]
+    assert ranks([38.94, 38.86, 40.0, 1.0]) == [2.5, 2.5, 1, 4]  # both are printed as 38.9
+
+
+def test_mean_rank_is_over_the_tasks_that_all_have():
+    means = {"random": (10.0, 5.0, None), "moco": (20.0, 5.0, 9.0), "x": (15.0, 4.0, 8.0)}
+    found = Summary(("a", "b", "c"), means)
+    assert found.ranked == (0, 1)
+    assert [found.mean_rank(init) for init in means] == [2.25, 1.25, 2.5]
+    assert found.ranks["x"] == (2, 3, 2)
+    assert [row[0].text for row in found.rows] == ["moco", "random", "x"]
+    assert "2 of 3 tasks" in found.note and "(not c)" in found.note
+    assert Summary(("a",), {"x": (None,), "y": (1.0,)}).mean_rank("y") is None
+
+
+def test_matrix_is_in_every_report_of_two_tasks(tmp_path):
+    write_pair(tmp_path / "a", {"random": [10.0, 12.0], "moco": [20.0, 22.0]}, task="one")
+    assert summary(report(tmp_path)) is None
+    write_pair(tmp_path / "b", {"random": [9.0], "moco": [8.0], "x": [7.0]}, task="two")
+    made = report(tmp_path)
+    for name in ("md", "html", "terminal"):
+        assert "mean rank over 1 of 2 tasks" in rendered(made)[name], name
+    rows = csv_rows(RENDERERS.get("csv")(made)["table.summary.csv"])
+    assert [(r["mean"], r["rank"], r["in_mean_rank"]) for r in rows if r["init"] == "moco"] == [
+        ("21", "1", "False"),
+        ("8", "2", "True"),
+    ]
+    assert [r["mean"] for r in rows if (r["init"], r["task"]) == ("x", "one: AP")] == [""]
+
+
+def test_convergence_by_hand(tmp_path):
+    """300 iterations, evaluated after 30 and 150, of one seed also after 75."""
+    for seed, (points, last) in enumerate([({29: 2.0, 149: 8.0}, 10.0), ({29: 4.0, 74: 6.0}, 9.0)]):
+        own = {"seed": seed, "task": "own", "metrics": {"bbox/AP": last}}
+        folder = write_run(tmp_path / str(seed), **own)
+        lines = [json.dumps({"iteration": i, "bbox/AP": ap}) for i, ap in points.items()]
+        (folder / "metrics.json").write_text("\n".join(lines) + "\n")
+    [table] = aggregate(collect([tmp_path]).transfer)
+    cells = convergence(table)["random"]
+    assert [cell.values for cell in cells] == [(2.0, 4.0), (6.0,), (8.0,), (10.0, 9.0)]
+    for name in ("md", "html", "terminal"):
+        text = rendered(report(tmp_path))[name]
+        assert "25% of the schedule" in text and "6.0 (n = 1)" in text, name
+    (folder / "metrics.json").write_text("{half\n")
+    with pytest.raises(UserError, match=r"metrics\.json: line 1"):
+        convergence(table)
+
+
+def test_without_evaluations_on_the_way_there_is_no_table_of_convergence(tmp_path):
+    write_pair(tmp_path, {"random": [10.0]})
+    assert "of the schedule" not in rendered(report(tmp_path))["html"]

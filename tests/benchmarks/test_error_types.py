@@ -1,0 +1,123 @@
+"""Error types by hand, against tidecv, and in a report."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from benchmarks.error_types import error_types, main
+from benchmarks.report.records import Run, collect
+from benchmarks.report.why import ERRORS_NAME
+from detection.datasets.base import Split
+from detection.datasets.voc import GroundTruth
+from detection.evaluation.coco import COCOEvaluator
+from detection.evaluation.predictions import write_voc
+from moco.common.errors import DataError, UserError
+from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_run
+from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
+
+pytest.importorskip("hotcoco")
+
+
+def voc_run(tmp_path, monkeypatch) -> Run:
+    """Two cats, a dog, and a difficult cat; one error of each type.
+
+    The first cat is right (IoU 1) and has a duplicate; the second one is called a dog; the dog is
+    missed but for a box with IoU 1/3 and, called a cat, one with IoU 0.25; one is of nothing.
+    """
+    boxes = [[1, 1, 100, 100], [201, 1, 300, 100], [1, 201, 100, 300], [201, 201, 300, 300]]
+    classes, difficult = np.array([0, 0, 1, 0]), np.array([False, False, False, True])
+    truth = GroundTruth(np.array(boxes, float), classes, difficult)
+    kinds = ("voc_2007_test", "pascal_voc", ("cat", "dog"), (), "e" * 64)
+    split = Split(*kinds, truth={"7": truth}, metadata={"year": 2007})
+    rows = [
+        (0, [0, 0, 100, 100], 0.9),  # right
+        (0, [0, 0, 100, 98], 0.8),  # duplicate
+        (1, [200, 0, 300, 100], 0.7),  # class
+        (1, [50, 200, 150, 300], 0.6),  # localization
+        (0, [60, 200, 160, 300], 0.5),  # both
+        (0, [400, 400, 500, 500], 0.4),  # background
+        (0, [200, 200, 300, 300], 0.3),  # of the difficult one: no error
+    ]
+    config, ap50 = CONFIG, 100 * (6 / 11 + 0) / 2  # 11 recalls; of the cats half are found
+    folder = write_run(tmp_path / "run", config=config, metrics={"bbox/AP50": ap50})
+    found = [{"image_id": "7", "category_id": c, "bbox": b, "score": s} for c, b, s in rows]
+    write_voc(folder / "inference", "voc_2007_test", ("cat", "dog"), found)
+    monkeypatch.setattr("detection.datasets.read_split", lambda name, cfg: split)
+    return collect([tmp_path]).transfer[0]
+
+
+def test_error_types_by_hand(tmp_path, monkeypatch):
+    """Of 101 recalls, half a class has precision 1 up to recall 0.5, which is 51 of them."""
+    found = error_types(voc_run(tmp_path, monkeypatch))
+    assert found["counts"] == {"Cls": 1, "Loc": 1, "Both": 1, "Dupe": 1, "Bkg": 1, "Miss": 0}
+    assert found["ap50"] == pytest.approx(100 * 51 / 101 / 2, abs=1e-5)
+    # Well localized, the dog is found, behind the cat that is called a dog: precision 1/2.
+    assert found["delta"]["Loc"] == pytest.approx(100 * 0.5 / 2, abs=1e-5)
+    # Called a cat, the second cat is found, behind one right and one wrong box: precision 2/3.
+    assert found["delta"]["Cls"] == pytest.approx(100 * 50 / 101 * (2 / 3) / 2, abs=1e-5)
+    assert found["delta"]["Dupe"] == found["delta"]["Bkg"] == found["delta"]["Both"] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_against_tidecv(tmp_path, monkeypatch, seed):
+    pytest.importorskip("tidecv")
+    from tidecv import TIDE
+    from tidecv.data import Data
+
+    content = coco_annotations(seed, classes=4, keypoints=0)
+    content["annotations"] = [a for a in content["annotations"] if not a["iscrowd"]]
+    used = {a["category_id"] for a in content["annotations"]}
+    content["categories"] = [c for c in content["categories"] if c["id"] in used]
+    split = coco_split(tmp_path / "a.json", content)
+    contiguous = split.metadata["thing_dataset_id_to_contiguous_id"]
+    ids = {own: given for given, own in contiguous.items()}
+    config = {**CONFIG, "DATASETS.TEST": [split.name]}
+    folder = tmp_path / "run" / "inference"
+    evaluator = COCOEvaluator(
+        split.name, str(tmp_path / "a.json"), ids, split.classes, ["bbox"], folder
+    )
+    random = np.random.default_rng(seed)
+    for record, prediction in zip(split.records, answers(split, content, seed), strict=True):
+        scores = random.random(len(prediction["scores"])).astype(np.float32)  # no ties
+        evaluator.add(record, {**prediction, "scores": scores})
+    metrics = evaluator.evaluate()
+    run = SimpleNamespace(folder=tmp_path / "run", tested_on=(split.name,))
+    run.record = SimpleNamespace(config=config, metrics=metrics)
+    monkeypatch.setattr("detection.datasets.read_split", lambda name, cfg: split)
+
+    truth, found = Data("truth", 100), Data("found", 100)
+    for each in content["categories"]:
+        truth.add_class(each["id"], each["name"])
+    for image in content["images"]:
+        truth.add_image(image["id"], str(image["id"]))
+    for a in content["annotations"]:
+        truth.add_ground_truth(a["image_id"], a["category_id"], a["bbox"])
+    for row in json.loads((folder / f"{split.name}.json").read_text()):
+        found.add_detection(row["image_id"], row["category_id"], row["score"], row["bbox"])
+    theirs = TIDE().evaluate(truth, found, mode=TIDE.BOX)
+    ours = error_types(run)
+    assert ours["ap50"] == pytest.approx(theirs.ap, abs=1e-5) and ours["ap50"] > 0
+    assert ours["counts"] == {k.short_name: v for k, v in theirs.count_errors().items()}
+    for kind, delta in theirs.fix_main_errors().items():
+        assert ours["delta"][kind.short_name] == pytest.approx(delta, abs=1e-4), kind
+
+
+def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
+    run = voc_run(tmp_path, monkeypatch)
+    assert "(TIDE)" not in rendered(report(tmp_path))["html"]
+    main([str(tmp_path)])
+    assert "Loc 25.0" in capsys.readouterr().out
+    for name in ("md", "html", "terminal"):
+        text = rendered(report(tmp_path))[name]
+        assert "(TIDE)" in text and "localization" in text and "25.0" in text, name
+    (run.folder / ERRORS_NAME).write_text('{"delta": 3}')
+    with pytest.raises(DataError, match=ERRORS_NAME):
+        rendered(report(tmp_path))
+
+
+def test_run_without_predictions_is_refused(tmp_path):
+    write_run(tmp_path / "run")
+    with pytest.raises(UserError, match="no predictions"):
+        main([str(tmp_path)])
