@@ -91,7 +91,7 @@ def tags_of(config: Mapping[str, Any]) -> dict[str, str | None]:
         norms = {key: synonyms.get(v, v) for key, v in found.items() if isinstance(v, str)}
         return all(same_value({**found, **norms}[key], value) for key, value in keys.items())
 
-    def fits(keys: None | Mapping[str, Any] | list[Mapping[str, Any]]) -> bool:
+    def fits(keys: Mapping[str, Any] | list[Mapping[str, Any]] | None) -> bool:
         return any(map(has, keys if isinstance(keys, list) else [] if keys is None else [keys]))
 
     return {
