@@ -3,6 +3,7 @@
     python -m benchmarks.quickstart                       generated images
     python -m benchmarks.quickstart --images DIR          pre-train on a custom folder of images
     python -m benchmarks.quickstart --voc DIR             fine-tune on a custom VOC-layout dataset
+    python -m benchmarks.quickstart --arch vit            a vision transformer, by MoCo v3
 
 It is a suite of one task whose weights are made by runs that come before, and it runs the same
 commands that a user would, one process and one thread each. Random and MoCo rows differ in
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.run_suite import refresh_tables
 from benchmarks.suites import locks
-from benchmarks.suites.chain import Plan, make_runs
+from benchmarks.suites.chain import NETWORKS, Plan, make_runs
 from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import cpu
 from benchmarks.suites.forecast import foresee
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
 
 SETTINGS_NAME = "quickstart.json"
-SEEDS, OWN_SEEDS = 5, 3  # trials per row; real scenes take longer
+SEEDS, FEW_SEEDS = 5, 3  # trials per row; real scenes and vision transformers take longer
 IMAGES_MIN = 64
 VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to test on
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
@@ -89,11 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    default = SEEDS if args.voc is None else OWN_SEEDS
+    default = SEEDS if args.voc is None and args.arch == "resnet" else FEW_SEEDS
     seeds = default if args.seeds is None else args.seeds
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
-    return Plan(args.out, args.images, args.voc, args.smoke, seeds)
+    return Plan(args.out, args.images, args.voc, args.smoke, seeds, args.arch)
 
 
 def check_sources(plan: Plan) -> None:
@@ -220,6 +221,7 @@ def next_commands(plan: Plan) -> str:
     more += [f"--images={plan.images}"] if plan.images else []
     more += [f"--voc={plan.voc}"] if plan.voc else []
     more += ["--smoke"] if plan.smoke else []
+    more += [f"--arch={plan.arch}"]
     quickstart = program("quickstart", "python -m benchmarks.quickstart")
     pretrain = program("pretrain", "python -m moco.pretrain")
     return f"""
@@ -247,7 +249,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--images, pre-train on its training images"
     )
     add("--voc", type=Path, metavar="DIR", help=voc)
-    add("--seeds", type=int, help=f"trials per row ({SEEDS}; {OWN_SEEDS} with --voc)")
+    add("--seeds", type=int, help=f"trials per row ({SEEDS}; {FEW_SEEDS} with --voc and for a ViT)")
+    arch = "a ResNet by MoCo, or a vision transformer by MoCo v3 (%(default)s)"
+    add("--arch", choices=tuple(NETWORKS), default="resnet", help=arch)
     add("--workers", type=int, default=0, help="processes at a time (default: one per core)")
     add_serve(parser)
     add("--overwrite", action="store_true", help="remove an earlier quickstart's files first")

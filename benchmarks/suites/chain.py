@@ -23,16 +23,8 @@ BATCH, QUEUE = 64, 512  # as in PRETRAIN_CONFIG
 
 # On one idle core; only the estimate of the time left depends on them.
 IMAGES_SECONDS, SCENES_SECONDS, CONVERT_SECONDS = 12.0, 3.0, 6.0
-PRETRAIN_SECONDS, OWN_PRETRAIN_SECONDS = 240.0, 290.0
-TUNE_SECONDS, OWN_TUNE_SECONDS = 50.0, 110.0
 
-# Keys on top of the two YAML files: for real photographs and scenes, and for --smoke.
-OWN_IMAGES = {
-    "AUG.CROP_PX": "64",
-    "AUG.CROP_SCALE": "(0.2, 1.0)",
-    "AUG.GRAY_PROB": "0.2",
-    "SOLVER.MAX_ITERS": "1200",
-}
+# Keys on top of the two YAML files: for real scenes, and for --smoke.
 OWN_SCENES = {
     "MODEL.ANCHOR_GENERATOR.SIZES": "[[16, 32, 64, 128]]",
     "INPUT.MIN_SIZE_TRAIN": "(224,)",
@@ -58,6 +50,54 @@ SMOKE_DETECTION = {
 
 
 @dataclass(frozen=True)
+class Network:
+    """What `--arch` chooses.
+
+    Attributes:
+        pretrain, detection: YAML files.
+        seconds: of the pre-training and of a fine-tuning, on one idle core; of own data the second
+            two. Only the estimate of the time left depends on them.
+        own_images, smoke: keys of the pre-training on photographs, and with --smoke.
+        has_queue: whether MOCO.K is a queue's length, which depends on the number of images.
+    """
+
+    pretrain: Path
+    detection: Path
+    seconds: tuple[float, float]
+    own_seconds: tuple[float, float]
+    own_images: Mapping[str, str]
+    smoke: Mapping[str, str]
+    has_queue: bool
+
+
+NETWORKS = {
+    "resnet": Network(
+        PRETRAIN_CONFIG,
+        DETECTION_CONFIG,
+        seconds=(240.0, 50.0),
+        own_seconds=(290.0, 110.0),
+        own_images={
+            "AUG.CROP_PX": "64",
+            "AUG.CROP_SCALE": "(0.2, 1.0)",
+            "AUG.GRAY_PROB": "0.2",
+            "SOLVER.MAX_ITERS": "1200",
+        },
+        smoke=SMOKE_PRETRAIN,
+        has_queue=True,
+    ),
+    "vit": Network(
+        CONFIGS / "pretrain" / "quickstart_vit.yaml",
+        CONFIGS / "voc" / "quickstart_ViT.yaml",
+        seconds=(300.0, 100.0),
+        own_seconds=(400.0, 180.0),
+        own_images={"AUG.CROP_PX": "96", "AUG.CROP_SCALE": "(0.2, 1.0)", "SOLVER.MAX_ITERS": "500"},
+        smoke=SMOKE_PRETRAIN | {"MOCO.K": "16", "SOLVER.WARMUP_ITERS": "1"},
+        has_queue=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Plan:
     """What one call does; everything but the number of seeds is fixed for an output folder.
 
@@ -65,6 +105,7 @@ class Plan:
         images, voc: the user's folders, or None for generated data.
         smoke: a few iterations of everything, for tests; the numbers mean nothing.
         seeds: trials per row.
+        arch: of NETWORKS.
     """
 
     out: Path
@@ -72,6 +113,11 @@ class Plan:
     voc: Path | None
     smoke: bool
     seeds: int
+    arch: str = "resnet"
+
+    @property
+    def network(self) -> Network:
+        return NETWORKS[self.arch]
 
     @property
     def pretrain_images(self) -> Path:
@@ -95,6 +141,7 @@ class Plan:
             "images": None if self.images is None else str(self.images.resolve()),
             "voc": None if self.voc is None else str(self.voc.resolve()),
             "smoke": self.smoke,
+            "arch": self.arch,
         }
 
 
@@ -140,18 +187,19 @@ def pretrain_run(plan: Plan) -> Run:
     """`python -m moco.pretrain`."""
     own = plan.images is not None or plan.voc is not None
     keys: dict[str, object] = {"DATA.ROOT": plan.pretrain_images, "OUTPUT_DIR": plan.pretrain}
-    keys |= OWN_IMAGES if own else {"DATA.KNN_ROOT": plan.pretrain_images.with_name("knn")}
-    keys |= SMOKE_PRETRAIN if plan.smoke else {}
+    network, knn = plan.network, {"DATA.KNN_ROOT": plan.pretrain_images.with_name("knn")}
+    keys |= network.own_images if own else knn
+    keys |= network.smoke if plan.smoke else {}
 
     def argv() -> list[str]:
         length = {}
-        if own and not plan.smoke:
+        if own and network.has_queue and not plan.smoke:
             length["MOCO.K"] = queue_length(len(list(plan.pretrain_images.iterdir())))
         pairs = [part for pair in (keys | length).items() for part in pair]
-        return _module("moco.pretrain", "--resume", "--config-file", PRETRAIN_CONFIG, *pairs)
+        return _module("moco.pretrain", "--resume", "--config-file", network.pretrain, *pairs)
 
-    seconds = OWN_PRETRAIN_SECONDS if own else PRETRAIN_SECONDS
-    iterations = _iterations(PRETRAIN_CONFIG, "MAX_ITERS", keys)
+    seconds, _ = network.own_seconds if own else network.seconds
+    iterations = _iterations(network.pretrain, "MAX_ITERS", keys)
     return Run(
         "pre-train",
         "pre-train",
@@ -170,11 +218,16 @@ def detection_runs(plan: Plan, init: str) -> list[Run]:
     keys = {"MODEL.DEVICE": "cpu", "DATASETS.VOC_DIR": str(plan.scenes)}
     keys |= OWN_SCENES if plan.voc is not None else {}
     keys |= SMOKE_DETECTION if plan.smoke else {}
-    iterations = _iterations(DETECTION_CONFIG, "MAX_ITER", keys)
-    seconds = (TUNE_SECONDS if plan.voc is None else OWN_TUNE_SECONDS) / iterations
-    name, config = DETECTION_CONFIG.stem, DETECTION_CONFIG
+    network, config = plan.network, plan.network.detection
+    iterations = _iterations(config, "MAX_ITER", keys)
+    _, seconds = network.seconds if plan.voc is None else network.own_seconds
     task = SuiteTask(
-        name, config, DETECTION, tuple(keys.items()), trials=plan.seeds, seconds_here=seconds
+        config.stem,
+        config,
+        DETECTION,
+        tuple(keys.items()),
+        trials=plan.seeds,
+        seconds_here=seconds / iterations,
     )
     suite = Suite("quickstart", "", (task,), RANDOM, {})
     inits = {init: Init(RANDOM if init == RANDOM else str(plan.weights), None)}

@@ -81,6 +81,7 @@ def test_rows_differ_in_nothing_but_weights_and_trials_in_nothing_but_the_seed(t
         ("--smoke", "--seeds", "2"),
         ("--voc", "my scenes", "--smoke"),
         ("--voc", "scenes", "--images", "my images"),
+        ("--arch", "vit"),
     ],
 )
 def test_the_command_for_more_seeds_is_for_the_same_table(tmp_path, arguments):
@@ -140,6 +141,7 @@ def test_default_seeds(tmp_path):
     assert plan(tmp_path).seeds == 5
     assert plan(tmp_path, "--voc", "mine").seeds == 3
     assert plan(tmp_path, "--voc", "mine", "--seeds", "1").seeds == 1
+    assert plan(tmp_path, "--arch", "vit").seeds == 3
     with pytest.raises(UserError, match="--seeds: got 0"):
         plan(tmp_path, "--seeds", "0")
 
@@ -241,3 +243,26 @@ def test_the_whole_chain_and_a_second_call_that_repeats_nothing(tmp_path, reques
     assert line.startswith("error: moco seed 0 failed: ") and "moco.pth" in line
     assert line.endswith(f"its log is {out / 'runs' / 'moco-0' / 'suite.log'}")
     assert "embedded engine" not in broken.stdout
+
+
+@pytest.mark.slow
+def test_the_chain_of_a_vision_transformer(tmp_path, request):
+    out = tmp_path / "out"
+    done = call(
+        request.config.rootpath, "--smoke", "--seeds", "1", "--arch", "vit", "--out", str(out)
+    )
+    assert done.returncode == 0, done.stderr
+    assert "quickstart_ViT: embedded engine, 4 iterations" in done.stdout
+    records = {run.record.init: run.record for run in collect([out / "runs"]).transfer}
+    assert set(records) == {"random", "moco"}
+    assert records["random"].config_sha256 == records["moco"].config_sha256
+    coverage = records["moco"].coverage
+    assert coverage is not None and coverage["loaded"] == 3 + 4 * 12
+    left = [name for name in coverage["left_at_init"] if name.startswith("backbone.net.")]
+    assert not left
+
+
+def test_a_vision_transformer_has_no_queue_to_fit(tmp_path):
+    photos = ("--arch", "vit", "--images", str(tmp_path / "photos"))
+    _, keys = flags(by_name(plan(tmp_path / "o", *photos))["pre-train"].argv())
+    assert "MOCO.K" not in keys and keys["AUG.CROP_PX"] == "96"

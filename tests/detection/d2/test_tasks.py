@@ -73,10 +73,8 @@ METRICS = {
     "cityscapes/mask": {"segm/AP", "segm/AP50"},
     "fcn16s": {"sem_seg/mIoU", "sem_seg/pACC"},
 }
-# ConvNeXt's are in parity/test_convnext.py, with weights of their own.
-PAPER_TASKS = [
-    path for path in task_files() if not path.endswith("_small") and "ConvNeXt" not in path
-]
+# ConvNeXt's and vision transformers' are in parity/, with weights of their own.
+PAPER_TASKS = [path for path in task_files() if not re.search("_small$|ConvNeXt|ViT", path)]
 
 
 # Parameters in millions at full width, which the runs below do not have.

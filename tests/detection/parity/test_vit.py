@@ -13,10 +13,14 @@ import torch
 from torch import nn
 
 from convert.convert_to_d2 import convert_file
+from detection.config.task import default_task
 from detection.embedded.build import build_model
+from detection.modeling.norms import with_process_norms
+from moco.common.cfgnode import load_cfg
 from moco.common.errors import UserError
+from tests.detection.conftest import task_files
 from tests.oracles import tiny_detector as tiny
-from tests.oracles.small_tasks import CONFIGS, SMALL_VOC, assert_same_run
+from tests.oracles.small_tasks import CONFIGS, SMALL_VOC, assert_same_run, run
 from tests.oracles.tiny_voc import write_voc
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
@@ -177,3 +181,56 @@ def test_the_small_task_is_one_run_in_both_engines(builder, init, vit_file, tmp_
             assert not [n for n in left if n.startswith("backbone.net.") and "rel_pos" not in n]
         assert "MODEL.VIT.WINDOW_SIZE" in record.config
     assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
+
+
+# Task → parameters in millions at full width.
+TASKS = {
+    "coco/mask_rcnn_ViT_B_100ep": 110.9,
+    "coco/mask_rcnn_ViT_L_100ep": 330.7,
+    "coco/mask_rcnn_ViT_B_FPN_25ep": 115.6,
+    "coco/mask_rcnn_ViT_B_FPN_50ep": 115.6,
+    "coco/mask_rcnn_ViT_B_FPN_100ep": 115.6,
+    "coco/mask_rcnn_ViT_L_FPN_100ep": 338.9,
+    "coco/mask_rcnn_ViT_Ti_640_100ep": 27.7,
+    "lvis/mask_rcnn_ViT_B_v1_100ep": 116.9,
+}
+
+
+def test_the_table_names_every_task():
+    assert set(TASKS) == {
+        task for task in task_files() if "ViT" in task and not task.startswith("voc/")
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_model_at_full_width(task):
+    """ViTDet's Table 4 has 111 and 331 million parameters of ViT-B and -L on COCO."""
+    file, opts = CONFIGS / f"{task}.yaml", ["MODEL.DEVICE", "meta"]
+    opts += ["MODEL.ROI_BOX_HEAD.USE_FED_LOSS", False]  # it reads the data, and has no parameters
+    with torch.device("meta"):
+        model = build_model(with_process_norms(load_cfg(default_task(), file, opts), 1))
+    number = sum(p.numel() for p in model.parameters()) / 1e6
+    assert number == pytest.approx(TASKS[task], abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_one_run_in_both_engines(task, vit_file, data_of, tmp_path):
+    """Two iterations of the task file with a small transformer and small images."""
+    small = {k: v for k, v in SMALL.items() if "VIT" in k and "WINDOW" not in k} | {
+        "MODEL.BACKBONE.SQUARE_PAD": 128,
+        "INPUT.LSJ.SIZE": 128,
+        "INPUT.MAX_SIZE_TEST": 128,
+        "SOLVER.AMP.ENABLED": False,
+    }
+    data_of(task)
+    opts = [item for pair in small.items() for item in pair]
+    records = [
+        run(task, vit_file, tmp_path / engine, engine, *opts)
+        for engine in ("detectron2", "embedded")
+    ]
+    assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
+    for field in ("metrics", "coverage", "config_sha256", "recipe"):
+        assert getattr(records[0], field) == getattr(records[1], field)
+    assert records[0].coverage["loaded"] == 3 + 4 * 12
+    assert {"bbox/AP", "segm/AP"} <= set(records[0].metrics)
