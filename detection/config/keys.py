@@ -256,8 +256,7 @@ TRANSFER: dict[str, Any] = {
     # Fill the square where the image is smaller, with gray 128 (Detectron2's new baselines);
     # False leaves that to the backbone's padding (ViTDet).
     "INPUT.LSJ.PAD": True,
-    # What test images are corrupted by, and how much, as fog.3; empty: nothing. The names and
-    # severities are those of detection/datasets/corruptions.py.
+    # Of test images: a name and 1..5 of detection/datasets/corruptions.py, as fog.3; empty: none.
     "INPUT.CORRUPTION": "",
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
     # bf16 where the processor computes in it. SOLVER.AMP.ENABLED follows; if it alone is set this
@@ -365,17 +364,13 @@ ADDED_LATER = (
     *(
         key
         for key in TRANSFER
-        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM."))
+        if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT.", "MODEL.TIMM.", "INPUT.LSJ."))
         and key not in NOT_PROTOCOL
     ),
     "SOLVER.OPTIMIZER",
     "SOLVER.BETAS",
     "SOLVER.LR_DECAY",
     "SOLVER.WEIGHT_DECAY_EMBED",
-    "INPUT.LSJ.ENABLED",
-    "INPUT.LSJ.SIZE",
-    "INPUT.LSJ.SCALE_RANGE",
-    "INPUT.LSJ.PAD",
     "INPUT.CORRUPTION",
 )
 
