@@ -63,7 +63,9 @@ class SuiteTask:
     program: str
     overrides: tuple[tuple[str, str], ...] = ()
     random_overrides: tuple[tuple[str, str], ...] = ()
-    init_overrides: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    init_overrides: Mapping[str, tuple[tuple[str, str], ...]] = field(
+        default_factory=dict, hash=False
+    )
     gpus: int = 1
     engines: tuple[str, ...] = DETECTION_ENGINES
     without: tuple[str, ...] = ()

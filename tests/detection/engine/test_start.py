@@ -4,12 +4,21 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.engine.processes import Job
-from detection.engine.start import StartFile, batch_digest, head_digests, read_start
+from detection.engine.start import (
+    StartFile,
+    batch_digest,
+    check_frozen,
+    frozen_digest,
+    head_digests,
+    read_start,
+)
 from detection.engine.weights import Coverage
+from detection.train_net import main
 from moco.common.run import FIRST_BATCHES, RunFolder, read_record, write_record
 from tests.benchmarks.report.fake_runs import record
 from tests.detection.parity.test_trainer import KEYS
@@ -85,3 +94,42 @@ def test_equal_seeds_start_equally(tmp_path):
     assert starts["a"]["batches"] != starts["c"]["batches"]
     differing = {n for n, digest in starts["a"]["head"].items() if digest != starts["c"]["head"][n]}
     assert "roi_heads.box_predictor.cls_score.weight" in differing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
+)
+def test_a_frozen_backbone_stays_as_it_was(tmp_path, small_config, small_options, engine):
+    """Stem to res4 with their statistics of a ResNet-18; the record has both digests."""
+    out = tmp_path / "run"
+    keys = ["MODEL.WEIGHTS", "random", "MODEL.BACKBONE.FREEZE_AT", "4", "OUTPUT_DIR", str(out)]
+    main(["--config-file", small_config, "--engine", engine, *small_options, *keys])
+    frozen = read_record(out / "run.json").start["frozen"]
+    assert frozen["tensors"] == 90
+    assert frozen["sha256"] == frozen["sha256_after"]
+
+
+def test_frozen_tensors_are_those_of_the_backbone_that_do_not_train():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
+            self.head = nn.Linear(4, 2).requires_grad_(False)
+
+    model = Detector()
+    assert frozen_digest(model) is None
+    model.backbone[0].requires_grad_(False)
+    assert frozen_digest(model)["tensors"] == 2
+    model.backbone[1].requires_grad_(False)  # its statistics have to stay, too
+    before = frozen_digest(model)
+    assert before["tensors"] == 7
+    model.backbone[2].weight.data.add_(1)
+    model.head.weight.data.add_(1)
+    assert frozen_digest(model) == before
+    start = {"head": {}, "batches": [], "frozen": before}
+    check_frozen(start, frozen_digest(model))
+    assert start["frozen"]["sha256_after"] == before["sha256"]
+    model.backbone(torch.rand(1, 3, 4, 4))  # in training mode the statistics move
+    with pytest.raises(RuntimeError, match="frozen"):
+        check_frozen({**start, "frozen": before}, frozen_digest(model))
