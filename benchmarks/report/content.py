@@ -10,9 +10,10 @@ time, hardware), is in `facts` and `Section.run_rows` alone.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report.aggregate import Gap, Row, Table, stems
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from benchmarks.report.plots import Plot
 
 Column = tuple[str, str]  # metric, and whose pre-training: the paper's "method"
+LIVE_RUNS = 500  # that a page lists while its suite is computed
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,8 @@ class Section:
     def row_anchor(self, row: Row) -> str:
         return f"{self.runs_anchor}--{_slug(row.init)}"
 
-    def run_rows(self, row: Row) -> list[list[Shown]]:
-        """Per run of a row its seed, metrics, length, time and folder."""
+    def run_rows(self, row: Row, listed: Container[Path] | None = None) -> list[list[Shown]]:
+        """Per run of a row (of those in `listed`) its seed, metrics, length, time and folder."""
         return [
             [
                 Shown(trial(run), run.record.seed),
@@ -276,6 +278,7 @@ class Section:
                 Shown(str(run.folder)),
             ]
             for run in row.runs
+            if listed is None or run.folder in listed
         ]
 
 
@@ -311,6 +314,14 @@ class Report:
             found[f"loss-{section.stem}"] = plots.Plot(plots.loss_figure(losses, title))
             found[f"ap-{section.stem}"] = plots.Plot(plots.ap_figure(table, title))
         return found
+
+    @cached_property
+    def listed(self) -> set[Path] | None:
+        """Folders of the runs that the page lists: all (None), or the newest while it is live."""
+        if self.progress is None:
+            return None
+        runs = [run for table in self.tables for run in table.runs]
+        return {run.folder for run in sorted(runs, key=lambda run: run.finished)[-LIVE_RUNS:]}
 
     @property
     def citation(self) -> str:

@@ -3,12 +3,15 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 from PIL import Image
 
+from benchmarks.report import content
+from benchmarks.report.progress import Progress
 from benchmarks.report.render import html
 from tests.benchmarks.report.fake_runs import report, write_pair, write_run
 
@@ -141,3 +144,16 @@ def test_inits_that_differ_in_signs_alone_have_their_own_anchors(tmp_path):
     for init in ("a b", "a/b", "a-b"):
         write_run(tmp_path / init.encode().hex(), task="t", init=init)
     assert len([i for i in Page(made(tmp_path)).ids if i.startswith("runs-t--")]) == 3
+
+
+def test_a_live_page_lists_the_newest_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "LIVE_RUNS", 2)
+    write_pair(tmp_path, {"random": [10, 11, 12], "moco": [20, 21, 22]})
+    done = report(tmp_path)
+    live = replace(done, progress=Progress("s", 0.5, "", {}, [], "now"))
+    counts = {
+        name: html(each)["table.html"].count(" s</td>")
+        for name, each in (("done", done), ("live", live))
+    }
+    assert counts == {"done": 6, "live": 2}
+    assert "older runs are not listed" in html(live)["table.html"]
