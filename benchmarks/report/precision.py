@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def find_predictions(run: Run) -> tuple["Split", Path]:
         for key, value in run.record.config.items()
         if key.startswith("DATASETS.")
     }
-    if path.parent != folder or not path.is_file():
+    if path.parent != folder or not os.path.isfile(path):
         raise UserError(f"no predictions ({path.name}) in the run's inference folder")
     try:
         return read_split(name, CfgNode({"DATASETS": CfgNode(datasets)})), path

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
 
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
 
@@ -50,6 +49,8 @@ class Block(nn.Module):
     """A depthwise convolution and an MLP, and a shortcut around them: (N, C, H, W) -> same."""
 
     def __init__(self, a: ConvNeXtArchitecture, dim: int, drop_path: float) -> None:
+        from torchvision.ops import StochasticDepth  # takes longer to import than torch
+
         super().__init__()
         self.conv_dw = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=a.layer_norm_eps)

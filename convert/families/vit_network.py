@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvision.ops import StochasticDepth
 
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from moco.common.errors import DataError
@@ -114,6 +113,8 @@ class Block(nn.Module):
         rel_pos_grid: int = 0,
         drop_path: float = 0.0,
     ) -> None:
+        from torchvision.ops import StochasticDepth  # takes longer to import than torch
+
         super().__init__()
         self.window_size = window_size
         self.norm1 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)

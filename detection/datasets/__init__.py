@@ -60,7 +60,7 @@ def find_source(name: str, cfg: CfgNode) -> Source:
         raise UserError(_unknown(whole, table))
     if not part:
         return table[whole]
-    return PartSource(table[whole], part, cfg.SEED, cfg.DATASETS.PART_INDEX)
+    return PartSource(table[whole], part, cfg.get("SEED", 0), cfg.DATASETS.PART_INDEX)
 
 
 def cache_clear() -> None:
