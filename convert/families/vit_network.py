@@ -148,8 +148,8 @@ class ViT(nn.Module):
     what a detector adds; without them it is the network of the pre-training.
 
     Args:
-        window_size, global_blocks: side of the windows of attention, in patches, and the blocks
-            whose attention is global all the same; 0: it is in all of them.
+        window_size: side of the windows of attention, in patches; 0: it is global in all blocks.
+        global_blocks: those whose attention is global all the same.
         rel_pos_grid: > 0: with relative positions; in global blocks for a map of this side.
         drop_path: of the last block, rising linearly from 0 at the first; 0..1.
         checkpoint_blocks: whether blocks are computed again in the backward pass.

@@ -236,7 +236,8 @@ class CascadeRoIHeads(RoIHeads):
 
     Args:
         stages: of every stage its rules, which differ in IoU threshold and weights of the deltas.
-        box_heads, box_predictors: of every stage; deltas are (R, 4).
+        box_heads: of every stage.
+        box_predictors: of every stage; deltas are (R, 4).
     """
 
     def __init__(
