@@ -294,7 +294,7 @@ def test_large_scale_jitter_of_real_images(masks, shared_data):
     theirs, ours = build_mapper(cfg, training=True), samples.Mapper(1, "RGB", masks, jitter=jitter)
     np.random.seed(1)
     rng = np.random.RandomState(1)
-    records = data.with_objects(real_coco(shared_data))
+    records = with_objects(real_coco(shared_data))
     for record in records[: 80 if masks == "polygon" else 20]:
         assert_same_sample(theirs(record), ours(record, jitter.draw(rng)))
 
