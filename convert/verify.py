@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from convert.contract import InputContract
-from convert.families.base import DEFAULT_FAMILY, LEFT_AT_INIT, Architecture, Family, first_rule
+from convert.families.base import LEFT_AT_INIT, Architecture, Family, first_rule
 from convert.files import describe, is_converted, names, read_file, to_tensor
 from moco.common.errors import DataError
 from moco.common.files import PathLike
@@ -95,8 +95,6 @@ def proof_image(contract: InputContract) -> Tensor:
 
 def target_tensors(contract: InputContract) -> dict[str, Tensor]:
     """Every tensor of the contract's backbone by name, without memory: shapes and types only."""
-    if contract.family.name != DEFAULT_FAMILY:
-        import torchvision.ops  # noqa: F401 - of its network, and computes: not on meta
     with torch.device("meta"):
         return build_backbone(contract).state_dict()
 

@@ -259,15 +259,11 @@ def _detector_bytes(task: "Task") -> int:
     """Of a checkpoint: the network, and a momentum for every parameter that is trained."""
     import torch
 
-    from convert.families.base import DEFAULT_FAMILY
     from detection.config.engines import find_engine
-    from detection.modeling.backbones import backbone_type
 
     cfg = task.cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # shapes alone
-    if backbone_type(cfg.MODEL.BACKBONE.NAME).family != DEFAULT_FAMILY:
-        import torchvision.ops  # noqa: F401 - of its network, and computes: not on meta
     with torch.device("meta"), _without_initialization():
         return _saved_bytes(find_engine(task.engine).build_model(cfg))
 

@@ -290,6 +290,17 @@ def check_layer_norms(
     return []
 
 
+def stochastic_depth(p: float) -> nn.Module:
+    """Of a residual branch: each image's is left out of training with probability `p`, 0 to 1."""
+    import torch
+
+    # Imported here, for it takes longer than torch; and computes while it is, so not on meta, where
+    # shapes alone are asked for.
+    with torch.device("cpu"):
+        from torchvision.ops import StochasticDepth
+    return StochasticDepth(p, "row")
+
+
 def first_rule(key: str, rules: Mapping[str, str]) -> str | None:
     """Name of the first of `rules` (name -> patterns between spaces) that a key falls under."""
     for rule, patterns in rules.items():

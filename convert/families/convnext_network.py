@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from convert.families.base import stochastic_depth
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class Block(nn.Module):
     """A depthwise convolution and an MLP, and a shortcut around them: (N, C, H, W) -> same."""
 
     def __init__(self, a: ConvNeXtArchitecture, dim: int, drop_path: float) -> None:
-        from torchvision.ops import StochasticDepth  # takes longer to import than torch
-
         super().__init__()
         self.conv_dw = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
         self.norm = nn.LayerNorm(dim, eps=a.layer_norm_eps)
@@ -61,7 +60,7 @@ class Block(nn.Module):
             self.mlp.add_module("grn", GRN(4 * dim))
         self.mlp.add_module("fc2", nn.Linear(4 * dim, dim))
         self.gamma = nn.Parameter(torch.ones(dim)) if a.layer_scale else None
-        self.drop_path = StochasticDepth(drop_path, "row")
+        self.drop_path = stochastic_depth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.mlp(self.norm(self.conv_dw(x).permute(0, 2, 3, 1)))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from convert.families.base import stochastic_depth
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from moco.common.errors import DataError
 from moco.modeling import soundness
@@ -113,14 +114,12 @@ class Block(nn.Module):
         rel_pos_grid: int = 0,
         drop_path: float = 0.0,
     ) -> None:
-        from torchvision.ops import StochasticDepth  # takes longer to import than torch
-
         super().__init__()
         self.window_size = window_size
         self.norm1 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
         self.attn = Attention(a.embed_dim, a.num_heads, a.qkv_bias, rel_pos_grid)
         self.ls1 = LayerScale(a.embed_dim) if a.layer_scale else nn.Identity()
-        self.drop_path = StochasticDepth(drop_path, "row")
+        self.drop_path = stochastic_depth(drop_path)
         self.norm2 = nn.LayerNorm(a.embed_dim, eps=a.layer_norm_eps)
         self.mlp = nn.Sequential()
         self.mlp.add_module("fc1", nn.Linear(a.embed_dim, a.mlp_dim))
