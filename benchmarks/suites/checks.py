@@ -136,8 +136,11 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     for what, who in problems.items():
         lines.append(f"{first_few(who, 3)}: {what}")
     called: dict[str, dict[str, None]] = {}
+    noted: dict[str, dict[str, None]] = {}
     for (task, _, _), found in sound.items():
         called.setdefault(found.called, {})[task] = None
+        for note in found.notes:
+            noted.setdefault(note, {})[task] = None
     lines += [
         f"{' and '.join(tasks)}: both would be {name} in the tables; give one of them a file (or "
         "TASK) of its own name"
@@ -146,7 +149,7 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     ]
     return Findings(
         tuple(lines),
-        tuple(dict.fromkeys(note for found in sound.values() for note in found.notes)),
+        tuple(f"{first_few(list(tasks), 3)}: {note}" for note, tasks in noted.items()),
         {key: found.iterations for key, found in sound.items()},
         provenance()["hardware"],
         {key: found.checkpoints for key, found in sound.items()},
@@ -241,11 +244,7 @@ def _check_detection(spec: RunSpec) -> _Sound:
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
     task = load_task(str(spec.config), opts, spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
-    notes = [
-        f"{spec.task}: {note}"
-        for note in task.notes
-        if not note.startswith(("MODEL.WEIGHTS", "weights "))
-    ]
+    notes = [note for note in task.notes if not note.startswith(("MODEL.WEIGHTS", "weights "))]
     # Points of a grid are in no table.
     tuning = task.cfg.DATASETS.PART == TUNE
     called = f"{task.name}{spec.task * tuning} on {task.test.name}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys
+from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys, parsed
 from detection.config.keys import HONORED, TRANSFER
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import UserError
@@ -93,7 +93,8 @@ def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
     for task in tunable(suite):
         grid, keys = grid_of(task, suite.tune), {**HONORED, **all_keys(task)}
         length = max(int(keys["SOLVER.MAX_ITER"] * grid.share), 1)
-        steps = tuple(max(int(step * grid.share), 1) for step in keys["SOLVER.STEPS"])
+        # Tuples are texts in YAML.
+        steps = tuple(max(int(step * grid.share), 1) for step in parsed(str(keys["SOLVER.STEPS"])))
         short = (
             ("DATASETS.PART", TUNE),
             ("SOLVER.MAX_ITER", str(length)),

@@ -122,7 +122,7 @@ class PartSource:
             truth=_truth_of(split.truth, records),
             images=images,
             annotations_sha256=hashlib.sha256(content.encode()).hexdigest(),
-            notes=(*split.notes, f"{self.name}: {len(records)} of {len(split.records)} images"),
+            notes=(*split.notes, f"{len(records)} of {len(split.records)} images"),
         )
 
     def _chosen(self, split: Split) -> list[Record]:

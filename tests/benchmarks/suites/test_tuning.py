@@ -1,5 +1,6 @@
 """Equal-budget tuning: the same grid for every init, the best of each, and what is said of it."""
 
+import ast
 import json
 import math
 from collections import Counter
@@ -16,15 +17,16 @@ from benchmarks.suites.tuning import choose, describe, grid_of, grid_suite, with
 from detection.config.task import default_task, protocol_sha256
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
-from tests.benchmarks.suites.lab import write_suite
+from tests.benchmarks.suites.lab import ROOT, write_suite
 
 LR = "SOLVER.BASE_LR"
+SUITES = ROOT / "configs" / "suites"
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Suite:
     (tmp_path / "task.yaml").write_text(
-        "SOLVER: {BASE_LR: 0.02, MAX_ITER: 24000, STEPS: [18000, 22000]}"
+        "SOLVER:\n  BASE_LR: 0.02\n  MAX_ITER: 24000\n  STEPS: (18000, 22000)\n"
     )
     return Suite("s", "", (SuiteTask("voc", tmp_path / "task.yaml", DETECTION),), None, {})
 
@@ -53,6 +55,25 @@ def test_every_init_has_the_same_shortened_runs_without_the_test_split(suite):
             "SOLVER.STEPS": "(4500, 5500)",
             **dict(point),
         }
+
+
+@pytest.mark.parametrize("path", sorted(SUITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_suites_have_grids(path):
+    suite = load_suite(path)
+    detection = [task.name for task in suite.tasks if task.program == DETECTION]
+    if not detection:
+        with pytest.raises(UserError, match="no task of detection"):
+            grid_suite(suite)
+        return
+    grids, points = grid_suite(suite)
+    assert Counter(of for of, _ in points.values()) == {
+        task.name: len(grid_of(task, suite.tune).points)
+        for task in suite.tasks
+        if task.name in detection
+    }
+    for task in grids.tasks:
+        keys = dict(task.keys(""))
+        assert int(keys["SOLVER.MAX_ITER"]) > max(ast.literal_eval(keys["SOLVER.STEPS"]) or (0,))
 
 
 def test_choices(suite):
