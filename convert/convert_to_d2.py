@@ -30,7 +30,7 @@ from convert import targets
 from convert.detectron2_backbone import Detectron2Backbone
 from convert.families.base import LEFT_AT_INIT, families, first_rule
 from convert.files import is_converted, read_file
-from convert.layouts import LAYOUTS
+from convert.layouts.table import LAYOUTS
 from convert.lookalikes import source_file
 from convert.report import ConversionReport, agreement
 from convert.sources import Given

@@ -1,6 +1,6 @@
 """Find the layout of a file, every network in it, and the one that is meant.
 
-The layout is a row of convert/layouts.py. Beside its networks a file may have others: a backbone of
+The layout is one of convert/layouts/. Beside its networks a file may have others: a backbone of
 any family under its own or Detectron2's names, at any prefix and up to PLAIN_DEPTH keys deep. A
 file in which two could be meant is refused with their names, which `--encoder` takes.
 """
@@ -14,7 +14,8 @@ from typing import Any
 
 from convert.families.base import Family, Scheme, families, first_rule
 from convert.files import Entry, at, describe, is_converted, names, unwrapped
-from convert.layouts import LAYOUTS, PLAIN_DROPPED, TOP_DROPPED, Layout
+from convert.layouts.base import PLAIN_DROPPED, TOP_DROPPED, Layout
+from convert.layouts.table import LAYOUTS
 from convert.lookalikes import other_network, refuse_detector, supported
 from moco.common.errors import DataError, UserError, shown
 

@@ -29,7 +29,7 @@ DEFAULT_FAMILY = "resnet"
 # What a plain state dict is called as a source, by whose names its tensors have.
 PLAIN = "state dict"
 PLAIN_DETECTRON2 = "Detectron2's names"
-# The scheme that a row of convert/layouts.py has unless it says another.
+# The scheme that one of convert/layouts/ has unless it says another.
 USUAL = "usual"
 
 # Rule -> patterns of Detectron2's names that no source fills. The counter only matters to a
@@ -161,7 +161,7 @@ class Family:
     Attributes:
         networks: which it has, for messages.
         architecture: its class of `Architecture`.
-        schemes: how its tensors are named, by the name that rows of convert/layouts.py use.
+        schemes: how its tensors are named, by the name that convert/layouts/ uses.
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
         heads: a head's tensor -> what a report calls the head; "": there is none.
         to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.

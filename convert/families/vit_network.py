@@ -11,7 +11,7 @@ Shapes: N images, C channels, H W pixels, h w patches.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any, cast
@@ -139,6 +139,21 @@ class Block(nn.Module):
         return y
 
 
+def run_blocks(
+    blocks: Iterable[nn.Module], x: Tensor, checkpoint_blocks: bool, out_blocks: Sequence[int]
+) -> dict[str, Tensor]:
+    """Features of the map x (N, h, w, C), each (N, C, h, w); the arguments are those of `ViT`."""
+    features = {}
+    for i, block in enumerate(blocks):
+        if checkpoint_blocks and torch.is_grad_enabled():
+            x = checkpoint(block, x, use_reentrant=False)
+        else:
+            x = block(x)
+        if i in out_blocks:
+            features[f"block{i}"] = x.permute(0, 3, 1, 2)
+    return features or {FEATURE: x.permute(0, 3, 1, 2)}
+
+
 class ViT(nn.Module):
     """A vision transformer: normalized pixels (N, 3, H, W) -> {"last_feat": (N, C, h, w)}.
 
@@ -202,15 +217,7 @@ class ViT(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = self.patch_embed(x).permute(0, 2, 3, 1)
         x = x + self.positions((x.shape[1], x.shape[2]))
-        features = {}
-        for i, block in enumerate(self.blocks):
-            if self.checkpoint_blocks and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
-            if i in self.out_blocks:
-                features[f"block{i}"] = x.permute(0, 3, 1, 2)
-        return features or {FEATURE: x.permute(0, 3, 1, 2)}
+        return run_blocks(self.blocks, x, self.checkpoint_blocks, self.out_blocks)
 
 
 class _AsMap(nn.Module):

@@ -11,7 +11,6 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-import torch
 from detectron2.config import CfgNode
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone
@@ -19,10 +18,9 @@ from detectron2.modeling.backbone.fpn import LastLevelMaxPool
 from detectron2.modeling.backbone.utils import get_abs_pos
 from detectron2.modeling.backbone.vit import SimpleFeaturePyramid, ViT
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
-from convert.families.vit_network import LayerScale
+from convert.families.vit_network import LayerScale, run_blocks
 from detection.d2.resnet import StageFPN
 from detection.d2.shapes import WithShapes
 from detection.modeling.backbones.vit import (
@@ -86,15 +84,7 @@ class TransferViT(ViT):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = self.patch_embed(x)
         x = x + get_abs_pos(self.pos_embed, self.pretrain_use_cls_token, (x.shape[1], x.shape[2]))
-        features = {}
-        for i, block in enumerate(self.blocks):
-            if self.checkpoint_blocks and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x)
-            if i in self.out_blocks:
-                features[f"block{i}"] = x.permute(0, 3, 1, 2)
-        return features or {FEATURE: x.permute(0, 3, 1, 2)}
+        return run_blocks(self.blocks, x, self.checkpoint_blocks, self.out_blocks)
 
 
 def _scaled(scale: LayerScale, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:

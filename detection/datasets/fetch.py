@@ -173,7 +173,7 @@ class Fetch:
 
 
 def _place(archive: Archive, file: Path, target: Path) -> None:
-    """Unpack into a scratch folder in `target`, and move what is there to its place."""
+    """Unpack into a scratch folder in `target`, and move the contents to their place."""
     scratch = target / f"{TEMPORARY_PREFIX}{archive.name}"
     shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
     content = scratch / "content"

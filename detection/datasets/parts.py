@@ -172,7 +172,7 @@ def positions(file: str, percent: float, number: int, count: int) -> list[int]:
 
 
 def _id(record: Record) -> str:
-    """Of an image, wherever it lies: semantic segmentation's have only their file's name."""
+    """Of an image, wherever it is: semantic segmentation's have only their file's name."""
     return str(record.get("image_id", os.path.basename(record["file_name"])))
 
 

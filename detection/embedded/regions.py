@@ -29,7 +29,7 @@ class RegionRules:
         iou_threshold: regions with at least this IoU with an object are foreground.
         batch_size_per_image: regions sampled per image, of which `positive_fraction` foreground.
         sigmoid: every class has a binary loss and score of its own, else a softmax over them.
-        federated_classes: so many classes at least that loss is about (if there are weights to
+        federated_classes: the least number of classes that loss is about (if there are weights to
             sample them by).
         keypoint_normalizer: for each image, of the keypoint loss; None: the labeled keypoints.
     """

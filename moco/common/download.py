@@ -4,7 +4,7 @@ pooch's HTTP downloader writes to `FILE.part`, which survives a break; it become
 when it is whole and its hash is right. Two environment variables:
 
 - `MOCO_TRANSFER_CACHE`: the folder of what is downloaded (the system's folder for caches if unset).
-- `MOCO_TRANSFER_OFFLINE=1`: nothing is downloaded; what is there is used.
+- `MOCO_TRANSFER_OFFLINE=1`: nothing is downloaded; the files at hand are used.
 """
 
 import errno

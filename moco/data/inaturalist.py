@@ -65,7 +65,7 @@ def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]
         raise DataError(f"{path}: category {min(unknown)} is not among its categories")
     for _, file in images:
         if Path(file).is_absolute() or ".." in Path(file).parts:
-            raise DataError(f"{path}: {file[:200]!r} lies outside {root}; expected a path below it")
+            raise DataError(f"{path}: {file[:200]!r} is outside {root}; expected a path below it")
     paths = [str(root / file) for _, file in images]
     if not Path(paths[0]).is_file():
         raise DataError(f"{path}: no such file {paths[0]}; unpack train_val2018.tar.gz beside it")

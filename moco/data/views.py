@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class Views(torch.utils.data.Dataset[Batch]):
-    """Batches of augmented crops; asked for the items of a batch at once.
+    """Batches of augmented crops; indexed by all items of a batch at once.
 
     Args:
         images: the dataset.

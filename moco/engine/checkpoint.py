@@ -1,8 +1,8 @@
 """Checkpoints: what is in them, how they are named, which is the newest, which may go.
 
 The four keys and the names of the official code (`epoch, arch, state_dict, optimizer`;
-`module.encoder_q.*`) are what everybody's tools read. Everything else is in further keys, all of
-plain values and tensors, readable with `weights_only=True`.
+`module.encoder_q.*`) are what other projects' tools read. Everything else is in further keys, all
+of plain values and tensors, readable with `weights_only=True`.
 """
 
 import math

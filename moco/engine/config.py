@@ -45,7 +45,7 @@ def common_cfg() -> CfgNode:
     cfg.DEVICE = "auto"
     # CPU threads of the training process, >= 1; 0 leaves torch's choice.
     cfg.NUM_THREADS = 0
-    # Only kernels that give the same bits each time; slower on a GPU, no difference on a CPU.
+    # Only kernels whose results are bitwise reproducible; slower on a GPU, no difference on a CPU.
     cfg.DETERMINISTIC = False
     # With several processes: how long one waits for the others before the run is given up, >= 1.
     cfg.DIST_TIMEOUT_SECONDS = 600

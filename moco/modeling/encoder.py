@@ -1,7 +1,7 @@
 """The encoder: a ResNet (or a ViT, moco/modeling/vit.py) and a head that projects its features to C
 dimensions (sec. 3.3).
 
-Class and parameter names are torchvision's, so its tools and everybody's converters read the
+Class and parameter names are torchvision's, so its tools and other projects' converters read the
 checkpoints.
 """
 

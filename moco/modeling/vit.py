@@ -1,6 +1,6 @@
 """The encoder as a plain vision transformer (arXiv 2010.11929), as MoCo v3 trains it.
 
-Tensor names are timm's (timm/models/vision_transformer.py), so everybody's converters read the
+Tensor names are timm's (timm/models/vision_transformer.py), so other projects' converters read the
 checkpoints. N images, C channels of a token, L tokens, h w patches.
 """
 

@@ -1,4 +1,4 @@
-"""Every layout of convert/layouts.py in a generated file: what is recognized and dropped."""
+"""Every layout of convert/layouts/ in a generated file: what is recognized and dropped."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 
 from detection.d2 import add_transfer_config, with_builder  # registers this project's models
-from tests.oracles.tiny_detector import merge
+from detection.embedded.build import build_model as build_embedded
+from tests.oracles.tiny_detector import assert_same, merge, task
 
 
 def config(keys: dict[str, Any]) -> CfgNode:
@@ -24,6 +25,18 @@ def config(keys: dict[str, Any]) -> CfgNode:
 
 def model(cfg: CfgNode) -> nn.Module:
     return build_model(with_builder(cfg))
+
+
+def same_start(keys: dict[str, Any]) -> nn.Module:
+    """The embedded engine's model; under one seed both engines' have the same weights."""
+    torch.manual_seed(7)
+    theirs = model(config(keys))
+    torch.manual_seed(7)
+    ours = build_embedded(task(keys))
+    assert_same(theirs.state_dict(), ours.state_dict())
+    trainable = {name for name, p in ours.named_parameters() if p.requires_grad}
+    assert trainable == {name for name, p in theirs.named_parameters() if p.requires_grad}
+    return ours
 
 
 def inputs(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,6 +19,11 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 # Sizes, durations, and no threshold for the scores; "sem_seg" tasks take the second table.
 SMALL = {
     "MODEL.DEVICE": "cpu",
+    "MODEL.FPN.OUT_CHANNELS": 32,
+    "MODEL.ROI_BOX_HEAD.CONV_DIM": 32,
+    "MODEL.ROI_BOX_HEAD.FC_DIM": 64,
+    "MODEL.ROI_MASK_HEAD.CONV_DIM": 32,
+    "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": (32,) * 2,
     "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 32,
     "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 60,
     "MODEL.RPN.PRE_NMS_TOPK_TEST": 60,

@@ -4,7 +4,7 @@ Used by the parity tests (against the real Detectron2) and for the stored refere
 `tests/golden/regenerate_embedded.py` writes. Nothing here comes from the engine under test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,16 @@ PREDICTORS = {"cls_score": 0.1, "bbox_pred": 0.2, "objectness_logits": 0.3, "anc
 def task(keys: dict[str, Any]) -> CfgNode:
     """The embedded engine's configuration."""
     return merge(default_task(), keys)
+
+
+def assert_same(theirs: Mapping[str, Tensor | None], ours: Mapping[str, Tensor | None]) -> None:
+    assert set(theirs) == set(ours)
+    different = [
+        name
+        for name, value in theirs.items()
+        if not (ours[name] is None if value is None else torch.equal(value, ours[name]))
+    ]
+    assert not different, different
 
 
 def merge(cfg: CfgNode, keys: dict[str, Any]) -> CfgNode:

@@ -22,7 +22,7 @@ def _stages(cfg: CfgNode) -> list[str]:
 
 
 def _pyramid(cfg: CfgNode, above: int = 1) -> list[str]:
-    """Maps of MODEL.FPN.IN_FEATURES, and so many above them."""
+    """Maps of MODEL.FPN.IN_FEATURES, and `above` more on top of them."""
     from convert.families.resnet_network import STAGES
 
     names = list(cfg.MODEL.FPN.IN_FEATURES)

@@ -112,7 +112,7 @@ def learning_rate(spec: dict) -> float:
 def record(spec: dict) -> RunRecord:
     digits = f"{spec['task']} {spec['init']} {spec['seed']} {spec['engine']}"
     ap = 30 + zlib.crc32(digits.encode()) % 1000 / 100
-    if lr := learning_rate(spec):  # a peak that lies elsewhere for each init
+    if lr := learning_rate(spec):  # another peak for each init
         ap = 40 - 100 * abs(lr - {"random": 0.2, "mine": 0.1}[spec["init"]])
     return RunRecord(
         kind="detection",

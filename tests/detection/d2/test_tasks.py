@@ -109,8 +109,9 @@ def test_the_model_at_full_width(task, detectron2):
 
     from detection.d2 import transfer_defaults, with_process_norms
 
-    cfg = load_cfg(transfer_defaults(), ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "cpu"])
-    model = build_model(with_process_norms(cfg, 1))
+    file, opts = ROOT / "configs" / f"{task}.yaml", ["MODEL.DEVICE", "meta"]
+    with torch.device("meta"):
+        model = build_model(with_process_norms(load_cfg(transfer_defaults(), file, opts), 1))
     expected = PARAMETERS[max((part for part in PARAMETERS if part in task), key=len)]
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(expected, abs=0.1)
     frozen = task.endswith(("1x_frozen", "frozen_to_res4"))

@@ -1,4 +1,4 @@
-"""Match records: AP from them equals the evaluators' to the last bit; no others are read."""
+"""Match records: AP from them is bitwise identical to the evaluators'; no others are read."""
 
 import sys
 import zipfile

@@ -200,16 +200,6 @@ def both(keys):
     return theirs, ours
 
 
-def assert_same(theirs, ours):
-    assert set(theirs) == set(ours)
-    different = [
-        name
-        for name, value in theirs.items()
-        if not (ours[name] is None if value is None else torch.equal(value, ours[name]))
-    ]
-    assert not different, different
-
-
 def gradients(model):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -236,14 +226,14 @@ def assert_training_equal(theirs, ours, keys, batches):
         our_losses = ours(batch)
         assert torch.equal(after, torch.get_rng_state())
         assert list(their_losses) == list(our_losses)
-        assert_same(their_losses, our_losses)
+        tiny.assert_same(their_losses, our_losses)
         for sgd, losses in ((their_sgd, their_losses), (our_sgd, our_losses)):
             sgd.zero_grad()
             sum(losses.values()).backward()
-        assert_same(gradients(theirs), gradients(ours))
+        tiny.assert_same(gradients(theirs), gradients(ours))
         their_sgd.step()
         our_sgd.step()
-        assert_same(theirs.state_dict(), ours.state_dict())
+        tiny.assert_same(theirs.state_dict(), ours.state_dict())
         for name, loss in our_losses.items():
             largest[name] = max(largest.get(name, 0.0), loss.item())
     assert their_regions == our_regions
@@ -271,7 +261,7 @@ def assert_answers_equal(theirs, ours, samples):
     with torch.no_grad():
         for batch in ([samples[0]], samples):
             for found, expected in zip(ours(batch), d2.detections(theirs, batch), strict=True):
-                assert_same(expected, found)
+                tiny.assert_same(expected, found)
                 answers.append(found)
     return answers
 
@@ -333,13 +323,7 @@ def test_every_quantity(keys):
 def test_the_same_seed_gives_the_same_initial_weights(keys):
     from tests.oracles import detectron2_engine as d2
 
-    torch.manual_seed(7)
-    theirs = d2.model(d2.config(keys))
-    torch.manual_seed(7)
-    ours = build_model(tiny.task(keys))
-    assert_same(theirs.state_dict(), ours.state_dict())
-    trainable = {name for name, p in ours.named_parameters() if p.requires_grad}
-    assert trainable == {name for name, p in theirs.named_parameters() if p.requires_grad}
+    d2.same_start(keys)
 
 
 @pytest.mark.parametrize("keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN])
@@ -354,7 +338,7 @@ def test_intermediate_quantities(keys):
         _, batch = ours.images(samples)
         assert torch.equal(images.tensor, batch)
         features = theirs.backbone(images.tensor)
-        assert_same(features, ours.backbone(batch))
+        tiny.assert_same(features, ours.backbone(batch))
         maps = [features[name] for name in keys.get("MODEL.RPN.IN_FEATURES", ["res4"])]
         theirs_rpn, ours_rpn = theirs.proposal_generator, ours.proposal_generator
         logits, deltas = theirs_rpn.rpn_head(maps)

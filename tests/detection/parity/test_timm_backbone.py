@@ -1,13 +1,11 @@
 """A network of timm under an FPN in both engines: every quantity, every bit, on the CPU in fp32."""
 
 import pytest
-import torch
 
 from detection.embedded.build import build_model
 from moco.common.errors import UserError
 from tests.detection.parity.test_model import (
     assert_answers_equal,
-    assert_same,
     assert_training_equal,
     both,
     images,
@@ -31,10 +29,7 @@ TIMM = {
 def test_every_quantity():
     from tests.oracles import detectron2_engine as d2
 
-    torch.manual_seed(7)
-    theirs = d2.model(d2.config(TIMM))
-    torch.manual_seed(7)
-    assert_same(theirs.state_dict(), build_model(tiny.task(TIMM)).state_dict())
+    d2.same_start(TIMM)
     theirs, ours = both(TIMM)
     samples = images(TIMM)
     assert_answers_equal(theirs, ours, samples)

@@ -120,7 +120,7 @@ def test_training_is_sgd_by_hand(labeled, pretrained, request, processes):
 
 @pytest.mark.slow
 def test_two_processes_resume_exactly(on_two):
-    """Each goes on with its own running statistics."""
+    """Each resumes with its own running statistics."""
     mine, theirs = (newest(on_two / name, CLASSIFIER_FORMAT) for name in ("resumed", "straight"))
     assert mine["step"] == theirs["step"] == 6
     assert sha256_state(mine["state_dict"]) == sha256_state(theirs["state_dict"])

@@ -239,7 +239,7 @@ class TestSignals:
         assert equals(tmp_path / "run", straight())
 
     def test_only_torchruns_children_follow_their_parent(self, monkeypatch):
-        """A run started by a shell with nohup goes on when the shell has gone."""
+        """A run started by a shell with nohup continues when the shell has gone."""
         monkeypatch.setattr(distributed, "_LAUNCHER", os.getppid() + 1)
         monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
         assert not distributed.launcher_died()

@@ -1,0 +1,1 @@
+"""Checkpoint layouts: who writes which keys, and how its networks see pixels."""
