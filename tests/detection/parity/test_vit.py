@@ -20,7 +20,7 @@ from moco.common.cfgnode import load_cfg
 from moco.common.errors import UserError
 from tests.detection.conftest import task_files
 from tests.oracles import tiny_detector as tiny
-from tests.oracles.small_tasks import CONFIGS, SMALL_VOC, assert_same_run, run
+from tests.oracles.small_tasks import CONFIGS, SMALL_VIT, SMALL_VOC, assert_same_run, run
 from tests.oracles.tiny_voc import write_voc
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
@@ -29,16 +29,9 @@ TASK = CONFIGS / "voc" / "faster_rcnn_ViT_Ti_small.yaml"
 # The task with a smaller transformer, whose windows do not divide its maps.
 SMALL = {
     **SMALL_VOC,
-    "MODEL.BACKBONE.SQUARE_PAD": 128,
-    "MODEL.VIT.EMBED_DIM": 32,
-    "MODEL.VIT.DEPTH": 4,
-    "MODEL.VIT.NUM_HEADS": 4,
-    "MODEL.VIT.MLP_DIM": 64,
+    **SMALL_VIT,
     "MODEL.VIT.WINDOW_SIZE": 3,
-    "MODEL.VIT.DROP_PATH": 0.2,
-    "MODEL.FPN.OUT_CHANNELS": 32,
     "INPUT.MAX_SIZE_TRAIN": 128,
-    "INPUT.MAX_SIZE_TEST": 128,
 }
 
 
@@ -217,17 +210,9 @@ def test_the_model_at_full_width(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_is_one_run_in_both_engines(task, vit_file, data_of, tmp_path):
     """Two iterations of the task file with a small transformer and small images."""
-    small = {k: v for k, v in SMALL.items() if "VIT" in k and "WINDOW" not in k} | {
-        "MODEL.BACKBONE.SQUARE_PAD": 128,
-        "INPUT.LSJ.SIZE": 128,
-        "INPUT.MAX_SIZE_TEST": 128,
-        "SOLVER.AMP.ENABLED": False,
-    }
     data_of(task)
-    opts = [item for pair in small.items() for item in pair]
     records = [
-        run(task, vit_file, tmp_path / engine, engine, *opts)
-        for engine in ("detectron2", "embedded")
+        run(task, vit_file, tmp_path / engine, engine) for engine in ("detectron2", "embedded")
     ]
     assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
     for field in ("metrics", "coverage", "config_sha256", "recipe"):
