@@ -33,7 +33,7 @@ SMALL = {
     "INPUT.MIN_SIZE_TEST": 96,
 }
 SMALL_SEM_SEG = {"MODEL.DEVICE": "cpu", "INPUT.SEM_SEG_CROP_SIZE": 65}
-# Instead of a file, whose contract would say it: a narrow transformer, its batches squares of 128 px.
+# A narrow transformer, as a file's contract would say it, and batches that are squares of 128 px.
 SMALL_VIT = {
     "MODEL.BACKBONE.SQUARE_PAD": 128,
     "MODEL.VIT.EMBED_DIM": 32,
