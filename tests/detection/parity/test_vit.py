@@ -238,34 +238,24 @@ def test_the_small_task_is_one_run_in_both_engines(builder, init, converted, tmp
     assert len(rows) >= 2 and all(f": {engine} engine" in table for engine in os.listdir(runs))
 
 
-# Task → parameters in millions at full width.
-TASKS = {
-    "coco/mask_rcnn_ViT_B_100ep": 110.9,
-    "coco/mask_rcnn_ViT_L_100ep": 330.7,
-    "coco/mask_rcnn_ViT_B_FPN_25ep": 115.6,
-    "coco/mask_rcnn_ViT_B_FPN_50ep": 115.6,
-    "coco/mask_rcnn_ViT_B_FPN_100ep": 115.6,
-    "coco/mask_rcnn_ViT_L_FPN_100ep": 338.9,
-    "coco/mask_rcnn_ViT_Ti_640_100ep": 27.7,
-    "lvis/mask_rcnn_ViT_B_v1_100ep": 116.9,
-}
-
-
-def test_the_table_names_every_task():
-    assert set(TASKS) == {
-        task for task in task_files() if "ViT" in task and not task.startswith("voc/")
-    }
+TASKS = [task for task in task_files() if "ViT" in task and not task.startswith("voc/")]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_model_at_full_width(task):
-    """ViTDet's Table 4 has 111 and 331 million parameters of ViT-B and -L on COCO."""
+def test_the_model_at_full_width_is_detectron2s(task, monkeypatch):
+    from tests.oracles import detectron2_engine as d2
+
+    # Detectron2's class reads values of it, which meta tensors do not have.
+    monkeypatch.setattr(torch, "linspace", partial(torch.linspace, device="cpu"))
     file, opts = CONFIGS / f"{task}.yaml", ["MODEL.DEVICE", "meta"]
     opts += ["MODEL.ROI_BOX_HEAD.USE_FED_LOSS", False]  # it reads the data, and has no parameters
+    cfg = with_process_norms(load_cfg(default_task(), file, opts), 1)
     with torch.device("meta"):
-        model = build_model(with_process_norms(load_cfg(default_task(), file, opts), 1))
-    number = sum(p.numel() for p in model.parameters()) / 1e6
-    assert number == pytest.approx(TASKS[task], abs=0.1)
+        theirs, ours = (
+            {name: p.shape for name, p in build(cfg).named_parameters()}
+            for build in (d2.model, build_model)
+        )
+    assert ours == theirs
 
 
 @pytest.mark.slow
