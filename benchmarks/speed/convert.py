@@ -1,7 +1,5 @@
 """Goals of conversion: mostly the time that importing torch takes, memory at most 3x the file."""
 
-import subprocess
-import sys
 import time
 from functools import cache, partial
 from pathlib import Path
@@ -10,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.speed.measure import Setting, children_seconds, interleaved
+from benchmarks.speed.measure import Setting, children_seconds, interleaved, run_program
 from benchmarks.speed.results import Result, Run, compare
 from moco.modeling.encoder import EncoderSpec, build_encoder
 
-ROOT = Path(__file__).resolve().parents[2]
 DIM, QUEUE_LENGTH = 128, 65536
 TORCHVISION, OFFICIAL = "torchvision", "facebookresearch/moco v2"
 
@@ -32,13 +29,10 @@ convert_file(sys.argv[1], sys.argv[2], overwrite=True)
 """
 # Without Detectron2's backbone, whose import takes as long as all of the rest.
 ALONE = 'import sys; sys.modules["detectron2"] = None' + WITH_DETECTRON2
-# "VmHWM" is this program's own peak; getrusage starts with that of the process before it.
 PEAK = """
 import sys
 sys.modules["detectron2"] = None
-def peak_bytes():
-    lines = open("/proc/self/status").read().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+from benchmarks.speed.measure import peak_bytes
 import convert.families.resnet_network, convert.inspect_file, convert.verify
 import safetensors.torch, torchvision
 from convert.convert_to_d2 import convert_file
@@ -94,7 +88,8 @@ def processes(setting: Setting, goal: str, layout: str, ours: str, reference: st
     """CPU time of two programs; wall time where the second of ours asks Detectron2."""
     path, target = checkpoint(setting, layout), setting.scratch / "converted.pth"
     programs = {"ours": ours, "reference": reference}
-    contenders = {side: partial(_run, program, path, target) for side, program in programs.items()}
+    files = str(path.resolve()), str(target.resolve())
+    contenders = {side: partial(run_program, each, *files) for side, each in programs.items()}
     timer = time.monotonic if goal == "with_detectron2" else children_seconds
     seconds = interleaved(contenders, setting.rounds, timer=timer)
     return [compare(goal, seconds, sizes=f"{path.stat().st_size / 2**20:.1f} MiB")]
@@ -114,7 +109,7 @@ def memory(setting: Setting) -> list[Result]:
 
 def peak_bytes(source: Path, target: Path) -> int:
     """Memory that converting `source` takes at its peak, over what the imports take. Linux only."""
-    return int(_run(PEAK, source, target))
+    return int(run_program(PEAK, str(source.resolve()), str(target.resolve())))
 
 
 GOALS: dict[str, Run | None] = {
@@ -127,9 +122,3 @@ GOALS: dict[str, Run | None] = {
     ),
     "memory": memory,
 }
-
-
-def _run(program: str, source: Path, target: Path) -> str:
-    """What a new Python prints."""
-    command = [sys.executable, "-c", program, str(source.resolve()), str(target.resolve())]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout

@@ -1,18 +1,29 @@
-"""Goals of fine-tuning in bf16, on a CPU."""
+"""Goals of fine-tuning on a CPU: time in bf16, memory in fp32."""
+
+from pathlib import Path
+
+import torch
 
 from benchmarks.speed.detection import (
     ENGINES,
     KEYS,
+    VIT_B,
     VOC_C4,
     build_side,
     generated_datasets,
     task_config,
     with_noise,
 )
-from benchmarks.speed.measure import Setting, every_round
-from benchmarks.speed.results import Result, Run
+from benchmarks.speed.measure import Setting, every_round, peak_bytes, run_program
+from benchmarks.speed.results import Result, Run, compare
 
-FAST = (VOC_C4, "Faster R-CNN dilated C5", "Mask R-CNN FPN")
+FAST = (VOC_C4, "Faster R-CNN dilated C5", "Mask R-CNN FPN", VIT_B)
+MEASURED = (VOC_C4, "Mask R-CNN FPN", VIT_B)
+PEAK = """
+import sys
+from benchmarks.speed.finetune import iteration_bytes
+print(iteration_bytes(*sys.argv[1:]))
+"""
 
 
 def fast_training(setting: Setting) -> list[Result]:
@@ -37,4 +48,39 @@ def fast_training(setting: Setting) -> list[Result]:
     return rows
 
 
-GOALS: dict[str, Run | None] = {"fast_training": fast_training}
+def iteration_memory(setting: Setting) -> list[Result]:
+    """Iterations of both engines in fp32, each in a process of its own."""
+    rows = []
+    for name in MEASURED:
+        with generated_datasets(setting):
+            of_task = (name, str(setting.scratch), "quick" if setting.quick else "")
+            peaks = {
+                side: int(run_program(PEAK, engine, *of_task)) / 2**20
+                for side, engine in ENGINES.items()
+            }
+        rows.append(compare("iteration_memory", peaks, sizes=name))
+    return rows
+
+
+def iteration_bytes(engine: str, name: str, scratch: str, quick: str) -> int:
+    """Peak memory of this process for a model and two iterations of its training.
+
+    Over what the same took with a tiny model, and so without imports.
+    """
+    torch.set_num_threads(1)
+    setting, before = Setting(Path(scratch), 1, bool(quick)), 0
+    task = KEYS["small"], KEYS["tasks"][name], {"SOLVER.PRECISION": "fp32"}
+    for sizes in ([KEYS["quick"]], [KEYS["quick"]] * setting.quick + [KEYS["fast_cpu"]]):
+        before = peak_bytes()
+        side = build_side(task_config(setting, engine, *task, *sizes), engine)
+        side.model.train()
+        for _ in range(2):
+            side.step()
+        del side
+    return peak_bytes() - before
+
+
+GOALS: dict[str, Run | None] = {
+    "fast_training": fast_training,
+    "iteration_memory": iteration_memory,
+}

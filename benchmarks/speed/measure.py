@@ -1,6 +1,7 @@
 """Interleaved timings with `torch.utils.benchmark`, for a machine that others use, too."""
 
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from torch.utils.benchmark import timer as synchronized_seconds
 from convert.detectron2_backbone import installed
 from moco.common.run import provenance
 
+ROOT = Path(__file__).resolve().parents[2]
 Contenders = Mapping[str, Callable[[], object]]
 BLOCK_SECONDS = 0.1  # short calls are repeated in each round until they take that long
 
@@ -76,6 +78,21 @@ def children_seconds() -> float:
 
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def peak_bytes() -> int:
+    """The most memory that this process had so far. Linux only.
+
+    getrusage starts with the peak of the process before it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def run_program(program: str, *arguments: str) -> str:
+    """What a new Python prints."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def present() -> set[str]:

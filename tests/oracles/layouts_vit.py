@@ -31,8 +31,9 @@ def timm_vit(seed: int, width: int = WIDTH, heads: int = HEADS, **others: Any) -
     """timm's own class, which facebookresearch's projects copied."""
     from timm.models.vision_transformer import VisionTransformer as Timm
 
-    settings = {"num_classes": 0, "mlp_ratio": MLP / WIDTH, "depth": DEPTH, **others}
-    net = Timm(img_size=IMAGE, patch_size=PATCH, embed_dim=width, num_heads=heads, **settings)
+    settings = {"num_classes": 0, "mlp_ratio": MLP / WIDTH, "depth": DEPTH}
+    settings |= {"img_size": IMAGE, "patch_size": PATCH} | others
+    net = Timm(embed_dim=width, num_heads=heads, **settings)
     return randomize(net, seed)
 
 
@@ -96,9 +97,13 @@ def chunked(state: dict[str, Tensor], size: int = 1) -> dict[str, Tensor]:
     return new
 
 
-def dinov2(width: int, heads: int, *, in_chunks: bool) -> dict[str, Any]:
+def dinov2(
+    width: int, heads: int, *, in_chunks: bool, registers: int = 0, **others: Any
+) -> dict[str, Any]:
     """facebookresearch/dinov2@02eb93a dinov2/train/train.py, do_test."""
-    net = timm_vit(1, width, heads, init_values=1e-5)
+    net = timm_vit(1, width, heads, init_values=1e-5, **others)
+    if registers:
+        net.register_parameter("register_tokens", nn.Parameter(torch.ones(1, registers, width)))
     net.register_parameter("mask_token", nn.Parameter(torch.zeros(1, width)))
     state = _under("", backbone=net, dino_head=nn.Linear(4, 4), ibot_head=nn.Linear(4, 4))
     return {"teacher": chunked(state) if in_chunks else state}

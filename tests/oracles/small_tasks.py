@@ -38,6 +38,20 @@ SMALL = {
     "INPUT.MIN_SIZE_TEST": 96,
 }
 SMALL_SEM_SEG = {"MODEL.DEVICE": "cpu", "INPUT.SEM_SEG_CROP_SIZE": 65}
+# A narrow transformer, as a file's contract would say it, and batches that are squares of 128 px.
+SMALL_VIT = {
+    "MODEL.BACKBONE.SQUARE_PAD": 128,
+    "MODEL.VIT.EMBED_DIM": 32,
+    "MODEL.VIT.DEPTH": 4,
+    "MODEL.VIT.NUM_HEADS": 4,
+    "MODEL.VIT.MLP_DIM": 64,
+    "MODEL.VIT.DROP_PATH": 0.2,
+    "MODEL.FPN.OUT_CHANNELS": 32,
+    "INPUT.LSJ.SIZE": 128,
+    "INPUT.MAX_SIZE_TEST": 128,
+    "SOLVER.PRECISION": "fp32",
+    "SOLVER.AMP.ENABLED": False,
+}
 SHORT = {
     "SOLVER.IMS_PER_BATCH": 2,
     "SOLVER.MAX_ITER": 2,
@@ -82,7 +96,8 @@ def narrow_file(depth: int, folder: Path) -> Path:
 
 def options(task: str) -> dict[str, object]:
     """Keys that make a task `voc/faster_rcnn_R_50_C4_24k` small."""
-    return (SMALL_SEM_SEG if "fcn16s" in task else SMALL) | SHORT
+    small = SMALL_SEM_SEG if "fcn16s" in task else SMALL
+    return small | (SMALL_VIT if "ViT" in task else {}) | SHORT
 
 
 def run(

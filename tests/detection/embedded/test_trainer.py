@@ -184,6 +184,8 @@ OTHER_TASKS = {
     "voc/fcn16s_R_50_30k": {},
     # Every class is in fewer images than this, so that all factors are fractions.
     "lvis/mask_rcnn_R_50_FPN_1x": {"DATALOADER.REPEAT_THRESHOLD": 0.9},
+    "coco/mask_rcnn_ViT_B_100ep": {"MODEL.WEIGHTS": "random"},
+    "coco/mask_rcnn_ViT_B_FPN_25ep": {"MODEL.WEIGHTS": "random", "SOLVER.PRECISION": "bf16"},
 }
 SIX_ITERATIONS = {
     "SOLVER.MAX_ITER": 6,
@@ -243,7 +245,7 @@ def asked_to_stop(iteration, number=signal.SIGTERM, error=Preempted):
 
 @pytest.mark.race
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "workers"), zip(OTHER_TASKS, (2, 0, 0, 2, 0), strict=True))
+@pytest.mark.parametrize(("task", "workers"), zip(OTHER_TASKS, (2, 0, 0, 2, 0, 0, 2), strict=True))
 def test_a_task_stopped_and_killed_equals_a_straight_one(task, workers, other_run, tmp_path):
     """Asked to stop in the 2nd iteration; killed in the 6th, so that the 5th is done again."""
     out, expected_folder = tmp_path / "run", tmp_path / "straight"

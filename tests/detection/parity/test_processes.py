@@ -19,7 +19,10 @@ from tests.oracles.stopping import SECONDS, TRAIN_NET, children, held, nobody_le
 
 pytestmark = pytest.mark.slow
 
-TASKS = ("coco/mask_rcnn_R_50_C4_1x", "lvis/mask_rcnn_R_50_FPN_1x", "voc/fcn16s_R_50_30k")
+TASKS = (
+    *("coco/mask_rcnn_R_50_C4_1x", "lvis/mask_rcnn_R_50_FPN_1x", "voc/fcn16s_R_50_30k"),
+    *("coco/mask_rcnn_ViT_B_100ep", "coco/mask_rcnn_ViT_B_FPN_25ep"),
+)
 KEYS = {
     "SOLVER.IMS_PER_BATCH": 4,
     "SOLVER.MAX_ITER": 3,
@@ -37,7 +40,8 @@ def arguments(narrow_r50_file, data_of, tmp_path):
 
     def get(task, name, *flags, **keys):
         data_of(task)
-        given = options(task) | KEYS | {"MODEL.WEIGHTS": narrow_r50_file} | keys
+        weights = "random" if "ViT" in task else narrow_r50_file
+        given = options(task) | KEYS | {"MODEL.WEIGHTS": weights} | keys
         given["OUTPUT_DIR"] = tmp_path / name
         engine = "detectron2" if "detectron2" in name else "embedded"
         start = ["--config-file", str(CONFIGS / f"{task}.yaml"), "--engine", engine, *flags]
@@ -50,6 +54,8 @@ def arguments(narrow_r50_file, data_of, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_equal_detectron2s(task, arguments, tmp_path, detectron2):
     """Synchronized BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
+    if "ViT" in task:
+        pytest.importorskip("timm")
     for name in ("detectron2", "embedded"):
         assert main(arguments(task, name, "--num-gpus", "2")) == 0
     folders = tmp_path / "detectron2", tmp_path / "embedded"

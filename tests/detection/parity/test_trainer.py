@@ -51,6 +51,20 @@ ADAMW = {
 }
 
 
+# Windows that do not divide the maps, relative positions, drop path; for each pyramid.
+SFP, FOUR_MAPS = (
+    {
+        **network,
+        "MODEL.ROI_HEADS.NUM_CLASSES": 3,
+        "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+        "MODEL.MASK_ON": False,
+        **ADAMW,
+    }
+    for network in (tiny.VIT_SFP, tiny.VIT_FPN)
+)
+
+BF16 = {"SOLVER.PRECISION": "bf16"}
+
 JITTER = ("INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", 96, "INPUT.LSJ.SCALE_RANGE", [0.3, 3.0])
 
 
@@ -87,16 +101,22 @@ def logged(folder):
             "SOLVER.WEIGHT_DECAY_BIAS": 0.0,
         },
         {"MODEL.CHANNELS_LAST": True},
-        {"SOLVER.PRECISION": "bf16"},
+        BF16,
         ADAMW,
         {
             **ADAMW,
-            "SOLVER.PRECISION": "bf16",
+            **BF16,
             "SOLVER.CLIP_GRADIENTS.ENABLED": True,
             "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
         },
+        {**SFP, **BF16},
+        {**FOUR_MAPS, **BF16},
+        {**FOUR_MAPS, **BF16, "MODEL.VIT.CHECKPOINT_BLOCKS": True, "MODEL.CHANNELS_LAST": True},
     ],
-    ids=["plain", "precise-bn-and-clipping", "channels-last", "bf16", "adamw", "adamw-bf16"],
+    ids=[
+        *("plain", "precise-bn-and-clipping", "channels-last", "bf16", "adamw", "adamw-bf16"),
+        *("vit-bf16", "vit-fpn-bf16", "vit-fpn-bf16-checkpointed"),
+    ],
 )
 def test_a_whole_run(keys, voc, tmp_path):
     """Initial weights, batches, augmentation, sampling, schedule, optimizer, evaluation."""
