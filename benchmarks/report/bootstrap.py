@@ -9,6 +9,7 @@ section 3.5; Efron and Tibshirani, "An Introduction to the Bootstrap").
 B resamples, I images, D detections and N true ones of a class, T IoU thresholds, R recalls.
 """
 
+import io
 import itertools
 import math
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
+from benchmarks.report.bundle import MATCHES_NAME
 from benchmarks.report.records import Run
 from benchmarks.report.significance import holm, unpaired
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
     COCO,
     KINDS,
-    MATCHES_NAME,
     THRESHOLDS,
     VOC,
     Matches,
-    read_matches,
+    parse_matches,
 )
 from moco.common.errors import DataError, UserError
 
@@ -112,11 +113,12 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
 
 
 def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
-    path, seed = run.folder / "inference" / MATCHES_NAME, f"seed {run.record.seed}"
-    if not path.is_file():
-        raise UserError(f"a run has no match records (inference/{MATCHES_NAME}) in its folder")
+    seed = f"seed {run.record.seed}"
     try:
-        stored = read_matches(path)
+        content = run.read(MATCHES_NAME)
+        if content is None:
+            raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
+        stored = parse_matches(io.BytesIO(content), MATCHES_NAME)
     except DataError as error:
         raise UserError(f"the match records of {seed} cannot be read") from error
     counts = image_counts(len(stored.images), number)

@@ -14,13 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError
-from moco.common.files import atomic_write
+from moco.common.files import PathLike, atomic_write
 from moco.common.limits import Implausible, open_zip
 
 MATCHES_NAME = "matches.npz"
@@ -118,7 +118,16 @@ def read_matches(path: Path) -> MatchFile:
         DataError: unreadable, no such file of matches, or larger than any.
     """
     try:
-        with open(path, "rb") as file, open_zip(file) as archive:
+        with open(path, "rb") as file:
+            return parse_matches(file, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
+    """`read_matches` of an open file; `name`: of it, for errors."""
+    try:
+        with open_zip(file) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if sum(info.file_size for info in parts.values()) > MAX_BYTES:
                 raise Implausible(f"arrays of more than {MAX_BYTES} bytes")
@@ -138,10 +147,8 @@ def read_matches(path: Path) -> MatchFile:
                 if np.any(numbers >= len(images)):
                     raise ValueError("an image that is not among its images")
         return MatchFile(metric, tuple(images.tolist()), kinds)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # whatever a damaged archive may raise
-        raise DataError(f"{path}: not a file of matches, or damaged ({error})") from error
+        raise DataError(f"{name}: not a file of matches, or damaged ({error})") from error
 
 
 def _array(content: bytes) -> NDArray[Any]:

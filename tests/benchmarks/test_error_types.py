@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.error_types import error_types, main
+from benchmarks.report.bundle import ERRORS_NAME
 from benchmarks.report.records import Run, collect
-from benchmarks.report.why import ERRORS_NAME
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.coco import COCOEvaluator
