@@ -27,10 +27,11 @@ from benchmarks.report.significance import holm, unpaired
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
     COCO,
-    KINDS,
+    LVIS,
     THRESHOLDS,
     VOC,
     Matches,
+    kept,
     parse_matches,
 )
 from moco.common.errors import DataError, UserError
@@ -60,7 +61,7 @@ class RowSamples:
 def over_images(table: Table, number: int) -> Resamples:
     """The gaps of all rows to the baseline on `number` resampled sets of test images."""
     base = next((row for row in table.rows if row.init == table.baseline), None)
-    if base is None or not table.metrics[0].startswith(KINDS):
+    if base is None or not kept(table.metrics):
         return Resamples(number, {}, {})
     samples: dict[str, RowSamples] = {}
     missing = {}
@@ -136,8 +137,8 @@ def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
 
 
 def average_precision(metric: str, matches: Matches) -> dict[str, float]:
-    """AP, AP50 and AP75, 0..100, by the code of the evaluators: bitwise their numbers."""
-    if metric == COCO:
+    """AP, AP50 and AP75, 0..100, by the code of the evaluators: their numbers, but for rounding."""
+    if metric in (COCO, LVIS):
         return coco.summarize(matches)
     classes = range(int(max(matches.object_classes, default=-1)) + 1)
     year = int(metric.removeprefix(VOC))
@@ -163,16 +164,17 @@ def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
     Args:
         counts: (B, I).
     """
-    recalls = {COCO: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
+    recalls = {COCO: coco.RECALLS, LVIS: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
     B = len(counts)
     total, classes = np.zeros((THRESHOLDS, B)), np.zeros(B)
+    of_images = np.ascontiguousarray(counts.T)  # (I, B)
     for class_id in np.unique(matches.object_classes).tolist():
         mine = matches.of_class(class_id)
         owners = matches.object_images[matches.object_classes == class_id]
         size = max(_CHUNK_NUMBERS // max(mine.stop - mine.start, len(owners), 1), 1)
         for start in range(0, B, size):
             part = slice(start, min(start + size, B))
-            weights = np.ascontiguousarray(counts[part].T)  # (I, b)
+            weights = of_images[:, part]  # (I, b)
             objects = weights[owners].sum(axis=0)  # (b,)
             flags = matches.true[mine], matches.ignored[mine]
             total[:, part] += _class_ap(matches.images[mine], *flags, weights, objects, recalls)
