@@ -109,7 +109,7 @@ def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
     assert "(TIDE)" not in rendered(report(tmp_path))["html"]
     main([str(tmp_path)])
     assert "Loc 25.0" in capsys.readouterr().out
-    for name in ("md", "html", "terminal"):
+    for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name]
         assert "(TIDE)" in text and "localization" in text and "25.0" in text, name
     (run.folder / ERRORS_NAME).write_text('{"delta": 3}')

@@ -40,7 +40,7 @@ def test_report_shows_it(tmp_path):
     folder = write_run(tmp_path / "run", **own)
     assert "mPC" not in rendered(report(tmp_path))["html"]
     (folder / ROBUSTNESS_NAME).write_text(json.dumps(content(severity=2)))
-    for name in ("md", "html", "terminal"):
+    for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name]
         assert "severity 2" in text and "45.0" in text and "18.0" in text, name
 

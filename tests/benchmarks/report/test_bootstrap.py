@@ -240,7 +240,7 @@ def test_in_every_format(folder, tmp_path, capsys):
     )
     printed = capsys.readouterr().out
     assert "moco − random, AP: test images [" in printed
-    for name in ("table.md", "table.html"):
+    for name in ("table.md", "table.tex", "table.html"):
         text = (tmp_path / name).read_text()
         assert "200 bootstrap resamples" in text and "inference/matches.npz" in text, name
     lines = csv_rows((tmp_path / "table.csv").read_text())
