@@ -118,8 +118,8 @@ def collect(paths: Sequence[PathLike]) -> Results:
             raise UserError(f"{path}: no such run folder")
         if path.suffix == ".zip" and path.is_file():
             own = path.resolve()
-            for name, pair in read_bundle(path).items():
-                found[own / name] = Run(own / name, *pair, Evidence(name, own))
+            for inside, pair in read_bundle(path).items():
+                found[own / inside] = Run(own / inside, *pair, Evidence(inside, own))
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()

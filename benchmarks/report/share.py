@@ -65,7 +65,7 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
     text = page_text(shared, figures, page.schedules(own.tables))
     files = {"README.txt": README, PAGE_NAME: text}
-    evidence = {}
+    evidence: dict[str, tuple[Run, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
         evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}
         content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
