@@ -45,9 +45,8 @@ def robustness(run: Run, metric: str) -> Numbers:
         corrupted = {n: _finite(content["corrupted"].get(n, {})) for n in NAMES}
         return _finite(content["clean"]), corrupted
 
-    clean_all: Numbers
-    clean_all, corrupted = _read(run, ROBUSTNESS_NAME, part) or ({}, {})
-    clean = clean_all.get(metric)
+    content: tuple[Numbers, dict[str, Numbers]] = _read(run, ROBUSTNESS_NAME, part) or ({}, {})
+    clean, corrupted = content[0].get(metric), content[1]
     values = {name: of[metric] for name, of in corrupted.items() if metric in of}
     found = {} if clean is None else {"P": clean}
     for name, members in {"mPC": NAMES, **GROUPS}.items():
