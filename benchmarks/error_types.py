@@ -86,8 +86,8 @@ def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
+    from benchmarks.report.bundle import ERRORS_NAME
     from benchmarks.report.records import collect
-    from benchmarks.report.why import ERRORS_NAME
     from moco.common.files import atomic_write_json
 
     runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]

@@ -12,8 +12,8 @@ all that a table needs, and what its paths lead to need not be here. They may co
 people, too: in every output a record's texts are texts and no markup, formula or path
 (benchmarks/report/escape.py).
 
-`--bundle` puts the page and the records into one file, which is read like a folder of runs
-(benchmarks/report/bundle.py, share.py).
+`--bundle` puts the page, the records and what else a table reads of the runs into one file, which
+is read like a folder of runs (benchmarks/report/bundle.py, share.py).
 
 `--margin` tests which rows are equal to the baseline within that many points.
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
             others = share(results)
             own = make_tables(others, args.baseline, args.engine, args.margin)
-            own = [  # the bundle does not take the match records along
+            own = [  # resampled once
                 replace(shared, resamples=table.resamples)
                 for shared, table in zip(own, tables, strict=True)
             ]
@@ -238,7 +238,7 @@ def build_parser() -> argparse.ArgumentParser:
     near = "also published rows of other protocols on the same data, with what differs"
     result.add_argument("--near", action="store_true", help=near)
     result.add_argument("--out", type=Path, metavar="DIR", help="folder for files and figures")
-    zipped = "a zip file of the page and the records, to share: RUNS, A and B may be such a file"
+    zipped = "a zip file of page, records and evidence, to share: RUNS, A and B may be such a file"
     result.add_argument("--bundle", type=Path, metavar="FILE.zip", help=zipped)
     result.add_argument("--format", default=",".join(FORMATS), help="default: %(default)s")
     result.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -61,8 +61,9 @@ def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
+    from benchmarks.report.bundle import ROBUSTNESS_NAME
     from benchmarks.report.records import collect
-    from benchmarks.report.why import ROBUSTNESS_NAME, robustness
+    from benchmarks.report.why import robustness
     from detection.datasets.corruptions import failing, parse
     from moco.common.files import atomic_write_json
 
@@ -74,11 +75,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, reason in broken.items():
         print(f"note: {name} cannot be made here, so there is no mPC ({reason})")
     for run in runs:
-        path = run.folder / ROBUSTNESS_NAME
         found = measure(run, args.severity, broken)
-        atomic_write_json(path, found)
+        atomic_write_json(run.folder / ROBUSTNESS_NAME, found)
         for metric in found["clean"]:
-            numbers = robustness(path, metric)
+            numbers = robustness(run, metric)
             shown = "  ".join(f"{name} {value:.1f}" for name, value in numbers.items())
             print(f"{run.folder}: {metric} at severity {args.severity}: {shown}")
 

@@ -9,6 +9,7 @@ section 3.5; Efron and Tibshirani, "An Introduction to the Bootstrap").
 B resamples, I images, D detections and N true ones of a class, T IoU thresholds, R recalls.
 """
 
+import io
 import itertools
 import math
 from collections.abc import Sequence
@@ -20,17 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report.aggregate import CONFIDENCE, Resampled, Resamples, Row, Table
+from benchmarks.report.bundle import MATCHES_NAME
 from benchmarks.report.records import Run
 from benchmarks.report.significance import holm, unpaired
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import (
     COCO,
-    KINDS,
-    MATCHES_NAME,
+    LVIS,
     THRESHOLDS,
     VOC,
     Matches,
-    read_matches,
+    kept,
+    parse_matches,
 )
 from moco.common.errors import DataError, UserError
 
@@ -59,7 +61,7 @@ class RowSamples:
 def over_images(table: Table, number: int) -> Resamples:
     """The gaps of all rows to the baseline on `number` resampled sets of test images."""
     base = next((row for row in table.rows if row.init == table.baseline), None)
-    if base is None or not table.metrics[0].startswith(KINDS):
+    if base is None or not kept(table.metrics):
         return Resamples(number, {}, {})
     samples: dict[str, RowSamples] = {}
     missing = {}
@@ -112,11 +114,12 @@ def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:
 
 
 def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
-    path, seed = run.folder / "inference" / MATCHES_NAME, f"seed {run.record.seed}"
-    if not path.is_file():
-        raise UserError(f"a run has no match records (inference/{MATCHES_NAME}) in its folder")
+    seed = f"seed {run.record.seed}"
     try:
-        stored = read_matches(path)
+        content = run.read(MATCHES_NAME)
+        if content is None:
+            raise UserError(f"a run has no match records ({MATCHES_NAME}) in its folder")
+        stored = parse_matches(io.BytesIO(content), MATCHES_NAME)
     except DataError as error:
         raise UserError(f"the match records of {seed} cannot be read") from error
     counts = image_counts(len(stored.images), number)
@@ -134,8 +137,8 @@ def _run_samples(run: Run, metrics: Sequence[str], number: int) -> RowSamples:
 
 
 def average_precision(metric: str, matches: Matches) -> dict[str, float]:
-    """AP, AP50 and AP75, 0..100, by the code of the evaluators: bitwise their numbers."""
-    if metric == COCO:
+    """AP, AP50 and AP75, 0..100, by the code of the evaluators: their numbers, but for rounding."""
+    if metric in (COCO, LVIS):
         return coco.summarize(matches)
     classes = range(int(max(matches.object_classes, default=-1)) + 1)
     year = int(metric.removeprefix(VOC))
@@ -161,16 +164,17 @@ def resample(metric: str, matches: Matches, counts: Ints) -> dict[str, Array]:
     Args:
         counts: (B, I).
     """
-    recalls = {COCO: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
+    recalls = {COCO: coco.RECALLS, LVIS: coco.RECALLS, f"{VOC}2007": voc.RECALL_POINTS}.get(metric)
     B = len(counts)
     total, classes = np.zeros((THRESHOLDS, B)), np.zeros(B)
+    of_images = np.ascontiguousarray(counts.T)  # (I, B)
     for class_id in np.unique(matches.object_classes).tolist():
         mine = matches.of_class(class_id)
         owners = matches.object_images[matches.object_classes == class_id]
         size = max(_CHUNK_NUMBERS // max(mine.stop - mine.start, len(owners), 1), 1)
         for start in range(0, B, size):
             part = slice(start, min(start + size, B))
-            weights = np.ascontiguousarray(counts[part].T)  # (I, b)
+            weights = of_images[:, part]  # (I, b)
             objects = weights[owners].sum(axis=0)  # (b,)
             flags = matches.true[mine], matches.ignored[mine]
             total[:, part] += _class_ap(matches.images[mine], *flags, weights, objects, recalls)

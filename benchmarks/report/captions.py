@@ -7,6 +7,7 @@ from benchmarks.report.aggregate import Row, Table, row_of
 from benchmarks.report.records import Run
 from benchmarks.report.style import MISSING
 from detection.config.keys import tuned_keys
+from detection.evaluation import matches
 from detection.evaluation.metrics import titles
 from moco.common.command import RANDOM
 
@@ -51,7 +52,8 @@ def uncertainty(table: Table) -> str:
     if several and others:
         lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
     if not (table.resamples and table.resamples.gaps):
-        lacks.append("test images")
+        none = table.runs[0].record.kind == "detection" and not matches.kept(table.metrics)
+        lacks.append(f"test images{' (of this metric there are no match records)' * none}")
     if all(row.n == 1 for row in table.rows):
         unknown = [seeds(table), *lacks]
         known = f"no uncertainty is known, of {', '.join(unknown[:-1])} or {unknown[-1]}"

@@ -7,12 +7,12 @@ but without it is unfinished. Nothing is read from logs.
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.report.bundle import read_bundle, suite_task
+from benchmarks.report.bundle import Evidence, read_bundle, suite_task
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import UserError
 from moco.common.files import PathLike
@@ -25,11 +25,21 @@ class Run:
 
     Attributes:
         suite_task: the suite's name of the task; None of a run outside of a suite.
+        evidence: its other files, also where `folder` is not theirs.
     """
 
     folder: Path
     record: RunRecord
     suite_task: str | None = None
+    evidence: Evidence | None = field(default=None, compare=False)
+
+    def read(self, name: str) -> bytes | None:
+        """A file of `EVIDENCE` (benchmarks/report/bundle.py); None: it has none.
+
+        Raises:
+            DataError: it cannot be read, or is larger than any.
+        """
+        return self.evidence.read(name) if self.evidence else None
 
     @property
     def tested_on(self) -> tuple[str, ...]:
@@ -101,13 +111,15 @@ def collect(paths: Sequence[PathLike]) -> Results:
         UserError: a path that does not exist, no run below any of them, or an invalid record.
         DataError: a damaged bundle.
     """
-    found: dict[Path, tuple[RunRecord, str | None] | None] = {}
+    found: dict[Path, Run | None] = {}
     configs: dict[frozenset[str], Mapping[str, Any]] = {}
     for path in map(Path, paths):
         if not path.exists():
             raise UserError(f"{path}: no such run folder")
         if path.suffix == ".zip" and path.is_file():
-            found |= {path.resolve() / name: pair for name, pair in read_bundle(path).items()}
+            own = path.resolve()
+            for inside, pair in read_bundle(path).items():
+                found[own / inside] = Run(own / inside, *pair, Evidence(inside, own))
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
@@ -118,11 +130,11 @@ def collect(paths: Sequence[PathLike]) -> Results:
             "as detection/train_net.py, moco.linear and moco.finetune write them into OUTPUT_DIR"
         )
     transfer, pretraining, unusable = [], [], []
-    for folder, pair in sorted(found.items()):
-        if pair is None:
+    for folder, run in sorted(found.items()):
+        if run is None:
             unusable.append(Unusable(folder, f"unfinished: it has no {RECORD_NAME} yet"))
             continue
-        record, task = pair
+        record = run.record
         for name, value in record.metrics.items():
             if name.split("/", 1)[0] in HEADLINE and value is not None and not 0 <= value <= 100:
                 raise UserError(
@@ -132,17 +144,15 @@ def collect(paths: Sequence[PathLike]) -> Results:
             reason = record.notes[-1] if record.notes else "no reason recorded"
             unusable.append(Unusable(folder, f"failed: {reason}"))
         elif record.kind == "pretrain":
-            pretraining.append(Run(folder, record, task))
+            pretraining.append(run)
         else:
-            transfer.append(Run(folder, record, task))
+            transfer.append(run)
     return Results(tuple(transfer), tuple(pretraining), tuple(unusable))
 
 
-def _read_run(
-    folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]
-) -> tuple[RunRecord, str | None]:
+def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) -> Run:
     record = _sharing_config(read_record(folder / RECORD_NAME), configs)
-    return record, suite_task(folder, Path.is_file)
+    return Run(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
 
 
 def _sharing_config(

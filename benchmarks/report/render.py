@@ -73,7 +73,7 @@ def csv(report: Report) -> dict[str, str]:
 def tex(report: Report) -> dict[str, str]:
     """A document that compiles, tables arranged as the paper's: its rows below ours."""
     floats = arrange(report.sections)
-    return {"table.tex": _render("table.tex", floats=floats)}
+    return {"table.tex": _render("table.tex", report=report, floats=floats)}
 
 
 @RENDERERS.register()
@@ -185,7 +185,13 @@ def _tabulated(head: list[str], rows: list[list[str]]) -> str:
     return tabulate(rows, headers=head, disable_numparse=True)
 
 
-_GRIDS = {"md": _pipes, "txt": _tabulated}
+def _tabular(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"{' & '.join(cells)} \\\\" for cells in (head, *rows)]
+    rules = "\\toprule", lines[0], "\\midrule", *lines[1:], "\\bottomrule"
+    return "\n".join([f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *rules, "\\end{tabular}"])
+
+
+_GRIDS = {"md": _pipes, "txt": _tabulated, "tex": _tabular}
 _TEX_SIGNS: dict[str, Any] = {  # LaTeX has braces of its own
     **{"block_start_string": "<%", "block_end_string": "%>"},
     **{"variable_start_string": "<<", "variable_end_string": ">>"},

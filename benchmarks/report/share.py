@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from benchmarks.report import page
 from benchmarks.report.aggregate import NOT_PROTOCOL
-from benchmarks.report.bundle import SUITE_NAME
+from benchmarks.report.bundle import EVIDENCE, SUITE_NAME
 from benchmarks.report.content import Report
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.report.records import Results, Run, Unusable
@@ -40,7 +40,7 @@ def share(results: Results) -> Results:
     top = os.path.commonpath([*tops, *(item.folder.parent for item in results.unusable)])
 
     def of_run(run: Run) -> Run:
-        return Run(run.folder.relative_to(top), _of_record(run.record), run.suite_task)
+        return replace(run, folder=run.folder.relative_to(top), record=_of_record(run.record))
 
     return Results(
         tuple(map(of_run, results.transfer)),
@@ -53,7 +53,7 @@ def share(results: Results) -> Results:
 
 
 def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
-    """Write the page and the records of finished runs, atomically.
+    """Write the page, and of finished runs the records and their evidence, atomically.
 
     Args:
         own: where the runs' other files are, for the figures.
@@ -65,7 +65,9 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
         figures[section.stem] = replace(found, missing=_without_folders(found.missing))
     text = page_text(shared, figures, page.schedules(own.tables))
     files = {"README.txt": README, PAGE_NAME: text}
+    evidence: dict[str, tuple[Run, str]] = {}
     for run in (*shared.results.transfer, *shared.results.pretraining):
+        evidence |= {f"{run.folder / name}": (run, name) for name in EVIDENCE}
         content = json.dumps(asdict(run.record), indent=2, sort_keys=True)
         files[f"{run.folder / RECORD_NAME}"] = f"{content}\n"
         if run.suite_task:
@@ -73,12 +75,23 @@ def write_bundle(path: PathLike, own: Report, shared: Report) -> None:
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            for name in sorted(files):
+            for name in sorted(files.keys() | evidence.keys()):
+                # One after the other: match records may be large.
+                content = files[name] if name in files else _evidence(*evidence[name])
+                if content is None:
+                    continue
                 info = zipfile.ZipInfo(name)  # of 1980, whatever the time
                 info.external_attr = 0o644 << 16
-                archive.writestr(info, files[name], zipfile.ZIP_DEFLATED)
+                archive.writestr(info, content, zipfile.ZIP_DEFLATED)
 
     atomic_write(path, write)
+
+
+def _evidence(run: Run, name: str) -> bytes | None:
+    content = run.read(name)
+    if content is None or not name.endswith(".json"):
+        return content
+    return json.dumps(_without_folders(json.loads(content)), sort_keys=True).encode()
 
 
 def _of_record(record: RunRecord) -> RunRecord:

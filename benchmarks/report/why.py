@@ -7,34 +7,32 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.report.aggregate import Cell, Row, Table
+from benchmarks.report.bundle import ERRORS_NAME, ROBUSTNESS_NAME
 from benchmarks.report.content import Section, Shown
+from benchmarks.report.records import Run
 from benchmarks.report.style import format_cell
 from detection.datasets.corruptions import GROUPS, NAMES
 from moco.common.errors import DataError
 
-ERRORS_NAME = "error_types.json"
-ROBUSTNESS_NAME = "robustness.json"
 # TIDE's types, as hotcoco and tidecv call them.
 ERROR_TYPES = {
     **{"Cls": "class", "Loc": "localization", "Both": "both"},
     **{"Dupe": "duplicate", "Bkg": "background", "Miss": "missed"},
 }
 MEASURES = ("P", "mPC", "rPC", *GROUPS)
-MAX_BYTES = 1 << 20
 
 Numbers = dict[str, float]
 
 
-def error_types(path: Path) -> Numbers:
+def error_types(run: Run) -> Numbers:
     """Type → points of AP50 that are gained without its errors; raises DataError: damaged."""
-    return _read(path, lambda content: _finite(content["delta"]))
+    return _read(run, ERRORS_NAME, lambda content: _finite(content["delta"])) or {}
 
 
-def robustness(path: Path, metric: str) -> Numbers:
+def robustness(run: Run, metric: str) -> Numbers:
     """Of one metric P, mPC, rPC (%) and the mean of each group of corruptions.
 
     mPC is there only where all 15 corruptions have a number, a group where all of its own have.
@@ -42,10 +40,13 @@ def robustness(path: Path, metric: str) -> Numbers:
     Raises:
         DataError: damaged.
     """
-    clean = _read(path, lambda content: _finite(content["clean"])).get(metric)
-    corrupted = _read(
-        path, lambda content: {n: _finite(content["corrupted"].get(n, {})) for n in NAMES}
-    )
+
+    def part(content: Any) -> tuple[Numbers, dict[str, Numbers]]:
+        corrupted = {n: _finite(content["corrupted"].get(n, {})) for n in NAMES}
+        return _finite(content["clean"]), corrupted
+
+    content: tuple[Numbers, dict[str, Numbers]] = _read(run, ROBUSTNESS_NAME, part) or ({}, {})
+    clean, corrupted = content[0].get(metric), content[1]
     values = {name: of[metric] for name, of in corrupted.items() if metric in of}
     found = {} if clean is None else {"P": clean}
     for name, members in {"mPC": NAMES, **GROUPS}.items():
@@ -58,26 +59,25 @@ def reasons(section: Section) -> list[tuple[str, list[str], list[list[Shown]]]]:
     """Title, head and rows of what is known: error types, and numbers on corrupted images."""
     table, metric = section.table, section.table.metrics[0]
     found = []
-    if cells := _cells(table, ERRORS_NAME, error_types, list(ERROR_TYPES)):
+    if cells := _cells(table, error_types, list(ERROR_TYPES)):
         title = "Points of AP50 (COCO's) that a row gains without its errors of one type (TIDE)"
         found.append((title, list(ERROR_TYPES.values()), cells))
-    cells = _cells(table, ROBUSTNESS_NAME, lambda path: robustness(path, metric), list(MEASURES))
-    if cells:
-        paths = [run.folder / ROBUSTNESS_NAME for run in table.runs]
-        known = {_read(p, lambda x: f"{x['severity']:d}") for p in paths if p.is_file()}
-        severity = ", ".join(sorted(known))
+    if cells := _cells(table, lambda run: robustness(run, metric), list(MEASURES)):
+        known = {_read(run, ROBUSTNESS_NAME, lambda x: f"{x['severity']:d}") for run in table.runs}
+        severity = ", ".join(sorted(filter(None, known)))
         title = f"{section.titles[0]} on clean (P) and corrupted images (mPC, the mean over 15), "
         found.append((f"{title}rPC = mPC / P in %, severity {severity}", list(MEASURES), cells))
     return [(title, ["pre-train", *head], _shown(section, rows)) for title, head, rows in found]
 
 
-def _read(path: Path, part: Callable[[Any], Any]) -> Any:
+def _read(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
+    """None: the run has no such file."""
+    content = run.read(name)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES} bytes")
-        return part(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DataError(f"{path}: not what its command writes, or damaged ({error})") from error
+        return None if content is None else part(json.loads(content))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        where = run.folder / name
+        raise DataError(f"{where}: not what its command writes, or damaged ({error})") from error
 
 
 def _finite(numbers: Mapping[str, Any]) -> Numbers:
@@ -96,19 +96,16 @@ def _shown(section: Section, cells: Mapping[str, list[Cell | None]]) -> list[lis
 
 
 def _cells(
-    table: Table, name: str, read: Callable[[Path], Numbers], keys: list[str]
+    table: Table, read: Callable[[Run], Numbers], keys: list[str]
 ) -> dict[str, list[Cell | None]]:
     """Init → a cell per key; {} where no run has such a file."""
-    found = {row.init: _of_row(row, name, read, keys) for row in table.rows}
+    found = {row.init: _of_row(row, read, keys) for row in table.rows}
     return found if any(cell for cells in found.values() for cell in cells) else {}
 
 
-def _of_row(
-    row: Row, name: str, read: Callable[[Path], Numbers], keys: list[str]
-) -> list[Cell | None]:
+def _of_row(row: Row, read: Callable[[Run], Numbers], keys: list[str]) -> list[Cell | None]:
     """Per key a value of each unit (run, or pre-training) that has one."""
-    paths = {run.folder: run.folder / name for run in row.runs}
-    numbers = {folder: read(path) if path.is_file() else {} for folder, path in paths.items()}
+    numbers = {run.folder: read(run) for run in row.runs}
     cells: list[Cell | None] = []
     for key in keys:
         of_units = ([numbers[run.folder].get(key) for run in unit] for unit in row.units)

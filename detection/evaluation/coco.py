@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from fvcore.common.config import CfgNode
@@ -25,14 +25,8 @@ from fvcore.common.config import CfgNode
 from detection.datasets.base import Split
 from detection.datasets.layout import read_json
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
-from detection.evaluation.matches import (
-    COCO,
-    THRESHOLDS,
-    Matches,
-    MatchFile,
-    join,
-    write_matches,
-)
+from detection.evaluation.coco_matches import Detections, detections, extract
+from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
 from detection.evaluation.predictions import Row, coco_rows, write_coco
 from moco.common.errors import UserError
 
@@ -56,6 +50,8 @@ class _InstanceResults:
         category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
         kinds: bbox, segm, keypoints: what is evaluated.
         images: ids of the images of a part of the annotations; None: it is all of them.
+        metric: what match records call it.
+        per_image: the most detections of an image; None: only one of those of each class.
     """
 
     split: str
@@ -66,6 +62,8 @@ class _InstanceResults:
     folder: Path
     images: frozenset[str] | None = None
     rows: list[Row] = field(default_factory=list)
+    metric: ClassVar[str] = COCO
+    per_image: ClassVar[int | None] = None
 
     def add(self, record: dict[str, Any], prediction: Prediction) -> None:
         """Add one image's instances; ValueError: they lack what `kinds` compare."""
@@ -79,20 +77,39 @@ class _InstanceResults:
         self.rows += other.rows
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics in canonical names, 0..100, NaN where undefined; writes the predictions."""
+        """Metrics in canonical names, 0..100, NaN where undefined; writes predictions and matches.
+
+        Without any prediction all are NaN, as in Detectron2, and there is none per class.
+        """
         write_coco(self.folder, self.split, self.rows)
+        if not self.rows:
+            return {f"{kind}/{name}": np.nan for kind in self.kinds for name in self._names(kind)}
+        metrics: dict[str, float] = {}
+        matches = {}
         with _quiet(), self._annotations() as json_file:
             truth = self._truth(json_file)
-            metrics = {
-                f"{kind}/{name}": value
-                for kind in self.kinds
-                for name, value in self._evaluate(truth, kind).items()
-            }
-        self._write_matches(truth)
+            found = detections(self.rows, read_json(json_file)[0], self.per_image)
+            for kind in self.kinds:
+                evaluation = self._evaluation(truth, self._results(kind), kind)
+                values = self._values(truth, evaluation, kind)
+                metrics |= {f"{kind}/{name}": value for name, value in values.items()}
+                matches[kind] = self._matches(truth, evaluation, found, kind)
+        images = tuple(map(str, found.image_ids.tolist()))
+        write_matches(self.folder, MatchFile(self.metric, images, matches))
         return metrics
 
-    def _write_matches(self, truth: Any) -> None:
-        """Only of COCO's metric: LVIS's leaves categories out image by image."""
+    def _matches(self, truth: Any, evaluation: Any, found: Detections, kind: str) -> Matches:
+        counted = found.counted & (found.ranks < evaluation.params.maxDets[-1])
+        given = np.arange(len(self.rows))
+        if _coco_package() == "hotcoco":
+            given = np.flatnonzero(counted & found.annotated)
+            results = self._results(kind)
+            evaluation = self._evaluation(truth, [results[i] for i in given.tolist()], kind)
+            params = evaluation.params
+            everything = params.areaRng[params.areaRngLbl.index("all")]
+            params.areaRng, params.areaRngLbl = [everything], ["all"]
+            evaluation.evaluate()
+        return extract(evaluation, found, given, counted)
 
     @contextlib.contextmanager
     def _annotations(self) -> Iterator[str]:
@@ -113,7 +130,15 @@ class _InstanceResults:
     def _truth(self, json_file: str) -> Any:
         raise NotImplementedError
 
-    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+    def _names(self, kind: str) -> Sequence[str]:
+        """Of the metrics but those of each class."""
+        raise NotImplementedError
+
+    def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
+        """A package's `COCOeval`, which has not evaluated yet."""
+        raise NotImplementedError
+
+    def _values(self, truth: Any, evaluation: Any, kind: str) -> dict[str, float]:
         raise NotImplementedError
 
     def _results(self, kind: str) -> list[Row]:
@@ -131,20 +156,21 @@ class COCOEvaluator(_InstanceResults):
     """COCO's metric; `oks_sigmas`: one per keypoint, empty: COCO's own 17."""
 
     oks_sigmas: Sequence[float] = ()
-    matches: dict[str, Matches] = field(default_factory=dict)
 
     def _truth(self, json_file: str) -> Any:
         return _coco_classes()[0](json_file)
 
-    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
-        """Without any prediction all are NaN, as in Detectron2, and there is none per class."""
-        areas = ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
-        if not self.rows:
-            return dict.fromkeys(["AP", "AP50", "AP75", *(f"AP{a[0]}" for a in areas)], np.nan)
-        evaluation = _coco_classes()[1](truth, truth.loadRes(self._results(kind)), kind)
-        params = evaluation.params
+    def _names(self, kind: str) -> Sequence[str]:
+        return "AP", "AP50", "AP75", *(f"AP{area[0]}" for area in _areas(kind))
+
+    def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
+        evaluation = _coco_classes()[1](truth, truth.loadRes(rows), kind)
         if kind == "keypoints" and self.oks_sigmas:
-            params.kpt_oks_sigmas = np.array(self.oks_sigmas)
+            evaluation.params.kpt_oks_sigmas = np.array(self.oks_sigmas)
+        return evaluation
+
+    def _values(self, truth: Any, evaluation: Any, kind: str) -> dict[str, float]:
+        params = evaluation.params
         evaluation.evaluate()
         evaluation.accumulate()
         # (T, R, K, A, M), -1 where undefined
@@ -156,41 +182,45 @@ class COCOEvaluator(_InstanceResults):
         for threshold in (0.5, 0.75):
             at = precision[np.where(threshold == np.asarray(params.iouThrs))[0]]
             values[f"AP{threshold * 100:.0f}"] = _mean(at[:, :, :, [index("all")], last])
-        for area in areas:
+        for area in _areas(kind):
             values[f"AP{area[0]}"] = _mean(precision[:, :, :, [index(area)], last])
         if len(self.class_names) > 1:
             contiguous = {dataset_id: own for own, dataset_id in self.category_ids.items()}
             for k, category_id in enumerate(sorted(truth.getCatIds())):
                 name = self.class_names[contiguous[category_id]]
                 values[f"AP-{name}"] = _mean(precision[:, :, k, 0, -1])
-        self.matches[kind] = _matches(evaluation)
         return values
-
-    def _write_matches(self, truth: Any) -> None:
-        if self.matches:
-            images = tuple(map(str, sorted(truth.getImgIds())))
-            write_matches(self.folder, MatchFile(COCO, images, self.matches))
 
 
 @dataclass
 class LVISEvaluator(_InstanceResults):
     """LVIS's metric: categories that an image's annotators did not look for do not count there."""
 
+    metric: ClassVar[str] = LVIS
+    per_image: ClassVar[int | None] = LVIS_MAX_DETECTIONS
+
     def _truth(self, json_file: str) -> Any:
         import hotcoco
 
         return hotcoco.LVIS(json_file)
 
-    def _evaluate(self, truth: Any, kind: str) -> dict[str, float]:
+    def _names(self, kind: str) -> Sequence[str]:
+        return LVIS_METRICS
+
+    def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
         import hotcoco
 
-        if not self.rows:
-            return dict.fromkeys(LVIS_METRICS, np.nan)
-        found = hotcoco.LVISResults(truth, self._results(kind), max_dets=LVIS_MAX_DETECTIONS)
-        evaluation = hotcoco.LVISEval(truth, found, kind)
+        found = hotcoco.LVISResults(truth, rows, max_dets=self.per_image)
+        return hotcoco.LVISEval(truth, found, kind)
+
+    def _values(self, truth: Any, evaluation: Any, kind: str) -> dict[str, float]:
         evaluation.run()
         values = evaluation.get_results()
         return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
+
+
+def _areas(kind: str) -> tuple[str, ...]:
+    return ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
 
 
 def _coco_package() -> str:
@@ -210,42 +240,10 @@ def _coco_classes() -> tuple[Any, Any]:
     return COCO, COCOeval
 
 
-def _matches(evaluation: Any) -> Matches:
-    """What the metric found, for objects of all sizes and the most detections per image."""
-    params = evaluation.params
-    everything = list(params.areaRng[params.areaRngLbl.index("all")])
-    if _coco_package() == "hotcoco":  # comparing takes it less time than handing out all sizes
-        params.areaRng, params.areaRngLbl = [everything], ["all"]
-        evaluation.evaluate()
-    number = {image_id: i for i, image_id in enumerate(params.imgIds)}
-    by_class: dict[int, list[Any]] = {category_id: [] for category_id in params.catIds}
-    for found in evaluation.evalImgs:
-        if found is not None and list(found["aRng"]) == everything:
-            by_class[found["category_id"]].append(found)
-    parts = []
-    for _, images in sorted(by_class.items()):
-        images.sort(key=lambda found: number[found["image_id"]])
-        numbers = np.array([number[found["image_id"]] for found in images], dtype=np.int64)
-        scores = np.array([score for found in images for score in found["dtScores"]])
-        order = np.argsort(-scores, kind="mergesort")
-        # To pycocotools, a match with the object of id 0 is none; hotcoco says so apart.
-        matched = _flags([f.get("dtMatched", f["dtMatches"]) for f in images])[order]
-        ignored = _flags([found["dtIgnore"] for found in images])[order]
-        objects = [np.count_nonzero(~np.asarray(f["gtIgnore"]).astype(bool)) for f in images]
-        detections = np.repeat(numbers, [len(found["dtScores"]) for found in images])[order]
-        part = {"images": detections, "scores": scores[order], "true": matched & ~ignored}
-        parts.append({**part, "ignored": ignored, "object_images": np.repeat(numbers, objects)})
-    return join(parts)
-
-
-def _flags(parts: Sequence[Any]) -> Any:
-    """(T, d) of each image → bool (D, T)."""
-    rows = ([x for part in parts for x in part[t]] for t in range(THRESHOLDS))
-    return np.array([np.array(row, dtype=bool) for row in rows]).T
-
-
 def summarize(matches: Matches) -> dict[str, float]:
     """AP, AP50 and AP75 of objects of all sizes, bitwise those of `COCOEvaluator`; NaN of none.
+
+    LVIS's are the same but for rounding: what it leaves out is not among the matches, or ignored.
 
     The 101-point interpolation is pycocotools' (`COCOeval.accumulate`).
     """

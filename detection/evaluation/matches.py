@@ -11,21 +11,21 @@ D: detections, T: IoU thresholds, G: objects that count, I: images.
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moco.common.errors import DataError
-from moco.common.files import atomic_write
+from moco.common.files import PathLike, atomic_write
 from moco.common.limits import Implausible, open_zip
 
 MATCHES_NAME = "matches.npz"
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
-COCO, VOC = "coco", "voc_"  # VOC and the year of its metric
+COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC and the year of its metric
 KINDS = ("bbox", "segm", "keypoints")
 MAX_BYTES = 1 << 29  # of all arrays: 20 million detections
 MAX_IMAGES = 200_000
@@ -44,7 +44,7 @@ class Matches:
         scores: (D,) in 0..1, as the metric ranks them.
         true: (D, T), whether it is the detection of an object.
         ignored: (D, T), whether it counts neither as right nor as wrong: it is of a difficult
-            object or of a crowd.
+            object, of a crowd or, in LVIS, of a class that is not annotated exhaustively.
         object_classes, object_images: (G,) of the objects that count.
     """
 
@@ -66,13 +66,22 @@ class MatchFile:
     """What is stored of one evaluation.
 
     Attributes:
-        metric: `coco`, or `voc_2007` and `voc_2012`.
+        metric: `coco`, `lvis`, `voc_2007` or `voc_2012`.
         images: ids of all test images, in the order that `Matches.images` counts.
     """
 
     metric: str
     images: tuple[str, ...]
     kinds: Mapping[str, Matches]
+
+
+def kept(metrics: Iterable[str]) -> bool:
+    """Whether an evaluation with metrics of these names keeps match records.
+
+    VOC's, COCO's and LVIS's do. Cityscapes', of masks alone, does not: of an image its package
+    gives overlaps, and what they make of a detection is decided where it averages.
+    """
+    return any(name.startswith("bbox/") for name in metrics)
 
 
 def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
@@ -118,13 +127,22 @@ def read_matches(path: Path) -> MatchFile:
         DataError: unreadable, no such file of matches, or larger than any.
     """
     try:
-        with open(path, "rb") as file, open_zip(file) as archive:
+        with open(path, "rb") as file:
+            return parse_matches(file, path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
+    """`read_matches` of an open file; `name`: of it, for errors."""
+    try:
+        with open_zip(file) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if sum(info.file_size for info in parts.values()) > MAX_BYTES:
                 raise Implausible(f"arrays of more than {MAX_BYTES} bytes")
             arrays = {name: _array(archive.read(info)) for name, info in parts.items()}
         [metric], images = arrays["metric"].tolist(), arrays["images"]
-        if metric not in (COCO, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
+        if metric not in (COCO, LVIS, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
             raise ValueError("its metric or its images")
         if len(images) > MAX_IMAGES:
             raise Implausible(f"{len(images)} images, at most {MAX_IMAGES}")
@@ -138,10 +156,8 @@ def read_matches(path: Path) -> MatchFile:
                 if np.any(numbers >= len(images)):
                     raise ValueError("an image that is not among its images")
         return MatchFile(metric, tuple(images.tolist()), kinds)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # whatever a damaged archive may raise
-        raise DataError(f"{path}: not a file of matches, or damaged ({error})") from error
+        raise DataError(f"{name}: not a file of matches, or damaged ({error})") from error
 
 
 def _array(content: bytes) -> NDArray[Any]:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.error_types import error_types, main
+from benchmarks.report.bundle import ERRORS_NAME
 from benchmarks.report.records import Run, collect
-from benchmarks.report.why import ERRORS_NAME
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.coco import COCOEvaluator
@@ -109,7 +109,7 @@ def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
     assert "(TIDE)" not in rendered(report(tmp_path))["html"]
     main([str(tmp_path)])
     assert "Loc 25.0" in capsys.readouterr().out
-    for name in ("md", "html", "terminal"):
+    for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name]
         assert "(TIDE)" in text and "localization" in text and "25.0" in text, name
     (run.folder / ERRORS_NAME).write_text('{"delta": 3}')

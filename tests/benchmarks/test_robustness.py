@@ -5,7 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.report.why import ROBUSTNESS_NAME, robustness
+from benchmarks.report.bundle import ROBUSTNESS_NAME
+from benchmarks.report.records import collect
+from benchmarks.report.why import robustness
 from benchmarks.robustness import main
 from detection.datasets.corruptions import NAMES
 from moco.common.errors import DataError
@@ -19,17 +21,18 @@ def content(without=(), severity=3):
 
 
 def test_robustness_by_hand(tmp_path):
-    path = tmp_path / ROBUSTNESS_NAME
+    path = write_run(tmp_path / "run") / ROBUSTNESS_NAME
+    [run] = collect([tmp_path]).transfer
     path.write_text(json.dumps(content()))
-    found = robustness(path, "bbox/AP")
+    found = robustness(run, "bbox/AP")
     groups = {"noise": 10, "blur": 20, "weather": 20, "digital": 20}
     assert found == {"P": 40, "mPC": 18, "rPC": 45, **groups}  # (3 x 10 + 12 x 20) / 15
     path.write_text(json.dumps(content(without=["fog"])))
-    assert robustness(path, "bbox/AP") == {"P": 40, "noise": 10, "blur": 20, "digital": 20}
-    assert robustness(path, "segm/AP") == {}
+    assert robustness(run, "bbox/AP") == {"P": 40, "noise": 10, "blur": 20, "digital": 20}
+    assert robustness(run, "segm/AP") == {}
     path.write_text('{"clean": [3]}')
     with pytest.raises(DataError, match=ROBUSTNESS_NAME):
-        robustness(path, "bbox/AP")
+        robustness(run, "bbox/AP")
 
 
 def test_report_shows_it(tmp_path):
@@ -37,7 +40,7 @@ def test_report_shows_it(tmp_path):
     folder = write_run(tmp_path / "run", **own)
     assert "mPC" not in rendered(report(tmp_path))["html"]
     (folder / ROBUSTNESS_NAME).write_text(json.dumps(content(severity=2)))
-    for name in ("md", "html", "terminal"):
+    for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name]
         assert "severity 2" in text and "45.0" in text and "18.0" in text, name
 

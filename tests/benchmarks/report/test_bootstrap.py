@@ -16,7 +16,7 @@ from detection.evaluation.matches import MATCHES_NAME, Matches, MatchFile, join,
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import csv_rows, write_run
 
-METRICS = ("coco", "voc_2007", "voc_2012")
+METRICS = ("coco", "lvis", "voc_2007", "voc_2012")
 
 
 def matches(random, images=40, classes=4, objects=100, per_image=12, quality=0.6, truth=0):
@@ -174,7 +174,12 @@ def test_simulated_error_rates_over_runs_and_images():
 def test_a_thousand_resamples_of_5000_images_in_a_minute(metric):
     """As many objects and detections as COCO's val2017 and VOC's test2007 can have, or more."""
     random = np.random.default_rng(0)
-    size = {"coco": (81, 36_000), "voc_2007": (21, 12_000), "voc_2012": (21, 12_000)}[metric]
+    size = {
+        "coco": (81, 36_000),
+        "lvis": (1204, 60_000),
+        "voc_2007": (21, 12_000),
+        "voc_2012": (21, 12_000),
+    }[metric]
     found = matches(random, 5000, *size, per_image=100)
     begun = time.process_time()
     resample(metric, found, image_counts(5000, 1000))
@@ -235,7 +240,7 @@ def test_in_every_format(folder, tmp_path, capsys):
     )
     printed = capsys.readouterr().out
     assert "moco − random, AP: test images [" in printed
-    for name in ("table.md", "table.html"):
+    for name in ("table.md", "table.tex", "table.html"):
         text = (tmp_path / name).read_text()
         assert "200 bootstrap resamples" in text and "inference/matches.npz" in text, name
     lines = csv_rows((tmp_path / "table.csv").read_text())
@@ -258,6 +263,16 @@ def test_rows_that_were_tested_on_other_images(folder):
         write_matches(path, MatchFile("coco", images, {"bbox": found}))
     [table] = make_tables(collect([folder]), resamples=100)
     assert not table.resamples.gaps and "test images" in table.resamples.missing["moco"]
+
+
+def test_a_metric_without_match_records_says_so(tmp_path, capsys):
+    """Cityscapes' AP of masks."""
+    for seed in range(2):
+        write_run(tmp_path / f"{seed}", seed=seed, metrics={"segm/AP": 20.0 + seed})
+    main([str(tmp_path), "--bootstrap", "100"])
+    text = capsys.readouterr().out
+    assert "or test images (of this metric there are no match records)" in text.replace("\n", " ")
+    assert "no interval over test images" not in text
 
 
 def test_of_what_has_no_boxes_there_is_nothing():

@@ -8,12 +8,20 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.make_table import main
+from benchmarks.report.bootstrap import average_precision
+from benchmarks.report.bundle import ERRORS_NAME, EVIDENCE, MATCHES_NAME, ROBUSTNESS_NAME
+from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
+from benchmarks.report.why import ERROR_TYPES
+from detection.datasets.corruptions import NAMES
+from detection.evaluation.matches import MatchFile, write_matches
 from moco.common.errors import DataError, UserError
 from tests.benchmarks.report.fake_runs import CONFIG, record, write_pair, write_run
+from tests.benchmarks.report.test_bootstrap import matches
 
 HOME = "/home/somebody/secret place"
 
@@ -72,6 +80,47 @@ def test_what_comes_back(suite, bundle, tmp_path, capsys):
     for name, source in (("c", tmp_path / "unpacked"), ("d", bundle)):
         printed(capsys, source, "--out", out / name, "--format", "csv")
     assert (out / "c" / "table.csv").read_bytes() == (out / "d" / "table.csv").read_bytes()
+
+
+def test_evidence_comes_back(tmp_path, monkeypatch):
+    """Intervals over images, error types, robustness and the proof, on the page as elsewhere."""
+    for init, quality in (("random", 0.3), ("moco", 0.7)):
+        for seed in range(2):
+            found = matches(np.random.default_rng(seed), quality=quality)
+            metrics = {f"bbox/{n}": v for n, v in average_precision("coco", found).items()}
+            own = {"init": init, "seed": seed, "metrics": metrics}
+            own["weights_sha256"] = None if init == "random" else "a" * 64
+            folder = write_run(tmp_path / "runs" / f"{init}{seed}", task="own", **own)
+            write_matches(
+                folder / "inference", MatchFile("coco", tuple(map(str, range(40))), {"bbox": found})
+            )
+            types = dict.fromkeys(ERROR_TYPES, 10 * quality + seed)
+            (folder / ERRORS_NAME).write_text(json.dumps({"ap50": 1.0, "delta": types}))
+            corrupted = {name: {"bbox/AP": 20 * quality} for name in NAMES}
+            content = {"severity": 3, "clean": metrics, "corrupted": corrupted}
+            content["failing"] = {"fog": f"no {HOME}/fog.so"}
+            (folder / ROBUSTNESS_NAME).write_text(json.dumps(content))
+    monkeypatch.setattr(Plot, "svg", "<svg/>")
+    both = ["--bootstrap", "100", "--format", "md,csv,tex,html"]
+    bundle = tmp_path / "b.zip"
+    main([str(tmp_path / "runs"), *both, "--out", str(tmp_path / "a"), "--bundle", str(bundle)])
+    with zipfile.ZipFile(bundle) as archive:
+        page = archive.read("table.html").decode()
+        assert not any(b"somebody" in archive.read(name) for name in archive.namelist())
+    for path in (tmp_path / "runs").rglob("*.*"):
+        path.unlink()
+    again = tmp_path / "again.zip"
+    main([str(bundle), *both, "--out", str(tmp_path / "b"), "--bundle", str(again)])
+    for name in ("table.md", "table.csv", "table.tex"):
+        texts = [(tmp_path / side / name).read_text() for side in "ab"]
+        assert texts[0] == texts[1], name
+    for text in ((tmp_path / "a" / "table.md").read_text(), page):
+        assert "100 bootstrap resamples" in text and "TIDE" in text and "mPC" in text
+        assert "only the weights of moco and random differ: equal" in text
+    with zipfile.ZipFile(bundle) as one, zipfile.ZipFile(again) as two:
+        names = {name for name in one.namelist() if name.startswith("moco")}
+        assert len(names) == 2 * 4
+        assert {n: one.read(n) for n in names} == {n: two.read(n) for n in names}
 
 
 def test_diff_with_a_bundle_is_diff_with_its_folder(suite, bundle, tmp_path, capsys):
@@ -165,6 +214,43 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "bytes follow": lambda: zipped(("a/run.json", RECORD)) + b"#!/bin/sh\n" * 9,
     "nothing": lambda: zipped(("table.html", "<script>")),
 }
+
+
+BAD_EVIDENCE: dict[str, Callable[[], bytes]] = {
+    "deep": lambda: zipped(("a/run.json", RECORD), (f"a/{ERRORS_NAME}", "[" * 100_000)),
+    "bomb": lambda: zipped(("a/run.json", RECORD), (f"a/{ERRORS_NAME}", b" " * (2 << 20))),
+    "claims less": lambda: claiming(
+        zipped((f"a/{ERRORS_NAME}", json.dumps({"delta": {}})), ("a/run.json", RECORD)), 10
+    ),
+    "another thing": lambda: zipped(("a/run.json", RECORD), (f"a/{ROBUSTNESS_NAME}", "3")),
+}
+
+
+@pytest.mark.parametrize("name", BAD_EVIDENCE)
+def test_hostile_evidence(tmp_path, name):
+    path = tmp_path / "b.zip"
+    path.write_bytes(BAD_EVIDENCE[name]())
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        main([str(path), "--out", str(tmp_path / "out"), "--format", "md"])
+
+
+def test_hostile_match_records(tmp_path, monkeypatch, capsys):
+    """Pickles, other names and too much of them: no intervals, and nothing runs."""
+    pickled, path = io.BytesIO(), tmp_path / "b.zip"
+    np.savez(pickled, metric=np.array([print], dtype=object), images=np.array(["1"]))
+    for content in (pickled.getvalue(), b"", b"PK"):
+        path.write_bytes(zipped(("a/run.json", RECORD), (f"a/{MATCHES_NAME}", content)))
+        assert "match records of seed 0 cannot be read" in printed(
+            capsys, path, "--bootstrap", "100"
+        )
+    other = zipped(("a/run.json", RECORD), (f"a/../a/{MATCHES_NAME}", b""), (MATCHES_NAME, b""))
+    path.write_bytes(other)
+    assert "no match records" in printed(capsys, path, "--bootstrap", "100")
+    path.write_bytes(zipped(("a/run.json", RECORD), (f"a/{MATCHES_NAME}", b"x" * 100)))
+    monkeypatch.setitem(EVIDENCE, MATCHES_NAME, 99)
+    [run] = collect([path]).transfer
+    with pytest.raises(DataError, match="99 bytes"):
+        run.read(MATCHES_NAME)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -187,7 +187,8 @@ def test_latex_compiles(fixture, request, tmp_path):
 
 def test_latex_is_arranged_as_the_papers_tables(voc_both):
     """Tables 2 and 3, each (a) and (b) side by side, our rows above the paper's."""
-    first, second, third = tex(voc_both)["table.tex"].split("\\begin{table}")[1:]
+    parts = tex(voc_both)["table.tex"].split("\\begin{table}")[1:]
+    first, second, third = (part.partition("\\end{table}")[0] for part in parts)
     assert "As Table 2 of the paper" in first and "As Table 3 of the paper" in second
     assert "faster\\_rcnn" not in first and "my\\_task" in third
     for part in (first, second):

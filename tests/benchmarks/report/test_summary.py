@@ -33,7 +33,7 @@ def test_matrix_is_in_every_report_of_two_tasks(tmp_path):
     assert summary(report(tmp_path)) is None
     write_pair(tmp_path / "b", {"random": [9.0], "moco": [8.0], "x": [7.0]}, task="two")
     made = report(tmp_path)
-    for name in ("md", "html", "terminal"):
+    for name in ("md", "tex", "html", "terminal"):
         assert "mean rank over 1 of 2 tasks" in rendered(made)[name], name
     rows = csv_rows(RENDERERS.get("csv")(made)["table.summary.csv"])
     assert [(r["mean"], r["rank"], r["in_mean_rank"]) for r in rows if r["init"] == "moco"] == [
@@ -53,8 +53,8 @@ def test_convergence_by_hand(tmp_path):
     [table] = aggregate(collect([tmp_path]).transfer)
     cells = convergence(table)["random"]
     assert [cell.values for cell in cells] == [(2.0, 4.0), (6.0,), (8.0,), (10.0, 9.0)]
-    for name in ("md", "html", "terminal"):
-        text = rendered(report(tmp_path))[name]
+    for name in ("md", "tex", "html", "terminal"):
+        text = rendered(report(tmp_path))[name].replace("\\%", "%")
         assert "25% of the schedule" in text and "6.0 (n = 1)" in text, name
     (folder / "metrics.json").write_text("{half\n")
     with pytest.raises(UserError, match=r"metrics\.json: line 1"):

@@ -10,7 +10,7 @@ from detection.datasets.voc import GroundTruth
 from detection.evaluation import coco, voc
 from detection.evaluation.matches import MATCHES_NAME, read_matches, write_matches
 from moco.common.errors import DataError
-from tests.detection.evaluation.test_coco import evaluator, ours
+from tests.detection.evaluation.test_coco import evaluator, lvis_annotations, ours
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
 
 
@@ -69,6 +69,28 @@ def test_coco_ap_again(tmp_path, monkeypatch, package, seed):
     for kind in ("bbox", "segm"):
         again = coco.summarize(stored.kinds[kind])
         assert again == {name: metrics[f"{kind}/{name}"] for name in again} and again["AP"] > 0
+
+
+@pytest.mark.parametrize("most", [300, 4])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_lvis_ap_again(tmp_path, monkeypatch, most, seed):
+    """Without what nobody looked for in an image, and what is beyond its limit of detections."""
+    pytest.importorskip("hotcoco")
+    monkeypatch.setattr(coco.LVISEvaluator, "per_image", most)
+    content = lvis_annotations(seed)
+    split = coco_split(tmp_path / "lvis.json", content, "lvis")
+    predictions = answers(split, content, seed)
+    metrics = ours(split, predictions, ["bbox", "segm"], tmp_path, cls=coco.LVISEvaluator)
+    stored = read_matches(tmp_path / "ours" / MATCHES_NAME)
+    assert stored.metric == "lvis"
+    for kind, matches in stored.kinds.items():
+        again = coco.summarize(matches)
+        expected = {name: metrics[f"{kind}/{name}"] for name in again}
+        assert again == pytest.approx(expected, abs=1e-9) and again["AP"] > 0
+        assert max(np.bincount(matches.images)) <= most
+    assert most < 300 or matches.ignored.any()
+    assert sorted(stored.kinds) == ["bbox", "segm"]
+    assert len(stored.kinds["bbox"].scores) < sum(len(p["scores"]) for p in predictions)
 
 
 def test_coco_keypoints_again(tmp_path):
