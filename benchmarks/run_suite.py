@@ -38,7 +38,7 @@ from benchmarks.suites.folder import (
 )
 from benchmarks.suites.keep import FINAL, KEEP, disk_line, remove_checkpoints
 from benchmarks.suites.listing import detectable, listing, look_at, measured_speeds, status
-from benchmarks.suites.live import Live, add_serve, results_of
+from benchmarks.suites.live import Live, add_serve, of_runs, results_of
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
 from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
@@ -198,7 +198,7 @@ def run(
                 if states[each.name].kind == DONE:
                     remove_checkpoints(each.folder, args.keep, done=True)
         if tables:
-            write_tables(folder, runs, baseline)
+            of_runs(runs, write_tables, folder, runs, baseline)
         live.finish(folder.tables / PAGE_NAME)
     if not tables:
         runs = [each for each in runs if not diverged(each)]

@@ -3,16 +3,21 @@
 import json
 import os
 import re
+import resource
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report.progress import PAGE_NAME
+from benchmarks.run_suite import refresh_tables
 from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.folder import SuiteFolder, requested
-from benchmarks.suites.live import describe
+from benchmarks.suites.live import Live, rest
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import Init, RunSpec, expand
 from benchmarks.suites.suite_file import load_suite
@@ -103,27 +108,34 @@ class _Busy(Executor):
 
 
 def watch(path: str, wanted_seconds: str) -> None:
-    """Run a scheduler; print its CPU seconds, from its first look on, of how many, and peak MiB."""
-    folder, start = SuiteFolder(Path(path)), list[float]()
+    """Run a scheduler; print what it takes and what its report takes.
+
+    That is: its CPU seconds once there is a report, of how many, and its peak MiB; then the CPU
+    seconds of the process that made the report, of how many until the next one, and its peak MiB.
+    """
+    folder = SuiteFolder(Path(path))
     content, specs = folder.read()
     runs = [folder.run(spec) for spec in specs]
-
-    def update(*states: object) -> None:
-        describe(content["suite"], runs, *states)  # type: ignore[arg-type]
-        start[:] = start or [time.process_time(), time.monotonic()]
+    refresh = partial(refresh_tables, folder.tables, runs, None, lock=folder.lock)
 
     def stop() -> None:
-        while not start:
+        while not (folder.tables / PAGE_NAME).exists():
             time.sleep(0.5)
+        used, start = time.process_time(), time.monotonic()
         time.sleep(float(wanted_seconds))
-        used, passed = time.process_time() - start[0], time.monotonic() - start[1]
-        peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-        assert peak is not None
-        print(json.dumps([used, passed, int(peak[1]) / 1024]), flush=True)
+        report = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took = report.ru_utime + report.ru_stime
+        print(json.dumps([time.process_time() - used, time.monotonic() - start, peak_mib()]))
+        print(json.dumps([took, took + rest(took), report.ru_maxrss / 1024]), flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    try:
-        Scheduler(runs, _Busy(), watch=update).run()
-    except Preempted:
-        return
+    with suppress(Preempted), Live(content["suite"], runs, refresh, 0) as live:
+        Scheduler(runs, _Busy(), watch=live.update).run()
+
+
+def peak_mib() -> float:
+    """Of this process; `ru_maxrss` may be that of the one that started it."""
+    peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return int(peak[1]) / 1024

@@ -78,12 +78,15 @@ def suite(setting: Setting) -> list[Result]:
     trials, watched = (1, 1.0) if setting.quick else (RUNS // TASKS // INITS, WATCHED_SECONDS)
     half = large_suite(setting.scratch / "half", trials, 0.5)
     code = f"from benchmarks.speed.large_suite import watch; watch({str(half.path)!r}, '{watched}')"
-    used, passed, mib = json.loads(_python(["-c", code]).splitlines()[-1])
+    printed = _python(["-c", code]).splitlines()[-2:]
+    (used, passed, mib), (took, every, report_mib) = map(json.loads, printed)
     full = large_suite(setting.scratch / "full", trials, 1.0)
     count = f"{len(full.read()[1])} runs"
     rows = [
         Result("suite scheduler", used, passed, f"{count}, half of them done"),
         Result("suite memory", mib, mib, count),
+        Result("suite report", took, every, count),
+        Result("suite report memory", report_mib, report_mib, count),
     ]
     commands = {"suite status": _status(full), "suite table": ["table", str(full.runs)]}
     contenders = {

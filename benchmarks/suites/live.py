@@ -2,19 +2,22 @@
 
 Both happen in threads, so that the scheduler never waits for them and no failure of theirs stops
 it. The server answers browsers of this machine only, and what it answers is in memory: no address
-leads to a file.
+leads to a file. The report of many runs takes hundreds of MiB, and is made in a process of its own.
 """
 
 import argparse
+import multiprocessing
 import re
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results, Unusable, collect
@@ -22,13 +25,17 @@ from benchmarks.suites.forecast import Forecast
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from moco.common.errors import UserError, printable
 from moco.common.progress import format_seconds
+from moco.engine.stop import signals_by_name
 
+Returned = TypeVar("Returned")
 HOST = "127.0.0.1"
 # What a browser on this machine, or at the other end of a tunnel, calls it. Another name is that of
 # a web site that had it resolved to this machine.
 NAMES = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.IGNORECASE)
 EVERY_SECONDS = 10.0  # between two reports, at least
-REST = 30  # and this many times the square of the seconds that one takes
+REST = 30  # and this many times the square of the CPU seconds that one takes,
+MAX_REST = 200  # or this many times the seconds where that is less
+MANY = 1000  # runs
 LAST_SECONDS = 15.0  # an open page asks again within them, and gets the final one
 FINAL = "the end"  # when the last page was made
 ORDER = (DONE, RUNNING, QUEUED, STOPPED, WAITING, FAILED)
@@ -56,7 +63,7 @@ class Live:
     Args:
         name: of the suite.
         runs: of the suite.
-        make_page: makes the report of the runs that are done, and returns its page.
+        make_page: makes the report of the runs that are done, and returns its page; can be pickled.
         port: to serve the page on; 0: any that is free; None: it is not served.
 
     Raises:
@@ -112,21 +119,46 @@ class Live:
             self._server.finish(path.read_text())
 
     def _work(self) -> None:
+        # Ctrl-C is for the scheduler alone; the process of a report inherits this.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals_by_name("SIGINT"))
         warned = False
         while self._due.wait() and not self._closing.is_set():
             self._due.clear()
-            start, progress = time.thread_time(), self._progress
+            start, progress = time.monotonic(), self._progress
             assert progress is not None
             try:
-                page = self._make_page(progress)
+                page, seconds = of_runs(self._runs, self._make_page, progress)
                 if self._server is not None:
                     self._server.show(page, progress.at)
             except Exception as error:  # the suite continues whatever it is
                 if not warned:
                     reason = printable(" ".join(f"{type(error).__name__}: {error}".split()))
                     print(f"note: no tables yet ({reason}); the suite continues", file=sys.stderr)
-                warned = True
-            self._closing.wait(max(EVERY_SECONDS, REST * (time.thread_time() - start) ** 2))
+                warned, seconds = True, time.monotonic() - start
+            self._closing.wait(rest(seconds))
+
+
+def rest(seconds: float) -> float:
+    """Between a report that took this many CPU seconds and the next one."""
+    return max(EVERY_SECONDS, seconds * min(REST * seconds, MAX_REST))
+
+
+def of_runs(
+    runs: Sequence[Run], function: Callable[..., Returned], *arguments: object
+) -> tuple[Returned, float]:
+    """What a function of a suite's runs returns, and the CPU seconds that it took.
+
+    Of many runs, it is called in a process of its own, so that its memory ends with it.
+    """
+    if len(runs) < MANY:
+        start = time.thread_time()
+        return function(*arguments), time.thread_time() - start
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_timed, function, *arguments).result()
+
+
+def _timed(function: Callable[..., Returned], *arguments: object) -> tuple[Returned, float]:
+    return function(*arguments), time.process_time()
 
 
 def describe(

@@ -1,6 +1,7 @@
 """The report of a suite that is being computed: when it is made, who may read it, in a browser."""
 
 import http.client
+import os
 import re
 import shutil
 import signal
@@ -126,6 +127,26 @@ def test_the_report_is_made_seldom_and_not_less_than_once(runs, monkeypatch):
         {"running": 1, "waiting": 2},
         {"done": 2, "failed": 1},
     ]
+
+
+def page_of(progress: Progress) -> str:
+    return f"{progress.name} by process {os.getpid()}"
+
+
+def test_the_report_of_many_runs_is_made_in_a_process_of_its_own(runs, monkeypatch):
+    shown = {}
+    for many in (len(runs) + 1, len(runs)):
+        monkeypatch.setattr(live, "MANY", many)
+        with Live("s", runs, page_of, 0) as opened:
+            opened.update(states(RUNNING), Forecast(0.0, 1.0))
+            shown[many] = ask(opened._server.server_port, "/")[1]
+    own = f"s by process {os.getpid()}"
+    assert shown[len(runs) + 1] == own
+    assert re.fullmatch(r"s by process \d+", shown[len(runs)]) and shown[len(runs)] != own
+
+
+def test_reports_rest_longer_the_longer_they_take():
+    assert [live.rest(seconds) for seconds in (0.1, 2.0, 30.0)] == [10.0, 120.0, 6000.0]
 
 
 def test_a_report_that_fails_stops_nothing(lab, monkeypatch, capsys):
