@@ -46,7 +46,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("evaluation", "modeling"),
         ("datasets",),
     ),
-    "benchmarks": (("", "speed"), ("suites",), ("report",)),
+    "benchmarks": (("speed",), ("",), ("suites",), ("report",)),
 }
 
 
