@@ -6,7 +6,6 @@ Every quantity of their detectors is compared in test_model.py.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -259,9 +258,8 @@ def test_the_model_at_full_width_is_detectron2s(task, monkeypatch):
     assert ours == theirs
 
 
-# The others differ in their schedules.
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [task for task in TASKS if not re.search("_(25|50)ep", task)])
+@pytest.mark.parametrize("task", TASKS)
 def test_a_task_is_one_run_in_both_engines(task, converted, data_of, tmp_path):
     """Two iterations of the task file with a small transformer and small images."""
     data_of(task)
