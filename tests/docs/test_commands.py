@@ -89,6 +89,7 @@ def parse(module: str, args: list[str]) -> None:
 @pytest.mark.parametrize(("page", "command"), documented())
 def test_commands_are_accepted(page, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("docs").symlink_to(ROOT / "docs")  # of a checkout
     for name, content in HEREDOC.findall((ROOT / page).read_text()):
         Path(name).write_text(content)
     module, args = target_of(command)
