@@ -31,9 +31,9 @@ from detection.evaluation.matches import (
     THRESHOLDS,
     VOC,
     Matches,
-    kept,
     parse_matches,
 )
+from detection.evaluation.metrics import has_matches
 from moco.common.errors import DataError, UserError
 
 SEED = 0  # a report of the same runs says the same
@@ -61,7 +61,7 @@ class RowSamples:
 def over_images(table: Table, number: int) -> Resamples:
     """The gaps of all rows to the baseline on `number` resampled sets of test images."""
     base = next((row for row in table.rows if row.init == table.baseline), None)
-    if base is None or not kept(table.metrics):
+    if base is None or not has_matches(table.metrics):
         return Resamples(number, {}, {})
     samples: dict[str, RowSamples] = {}
     missing = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from detection.evaluation import matches
+from detection.evaluation import metrics
 from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
 from moco.common.limits import Implausible, open_zip
@@ -20,10 +20,10 @@ from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME = "suite.json"
 MAX_RECORDS_BYTES = 64 << 20  # of all records together
-MATCHES_NAME = f"inference/{matches.MATCHES_NAME}"
+MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
 ERRORS_NAME, ROBUSTNESS_NAME = "error_types.json", "robustness.json"
 # What reports read of a run beside its record, and the most bytes of each file.
-EVIDENCE = {MATCHES_NAME: matches.MAX_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
+EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
 
 
 @dataclass(frozen=True)

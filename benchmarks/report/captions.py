@@ -3,12 +3,12 @@
 import re
 from collections.abc import Callable, Sequence
 
-from benchmarks.report.aggregate import Row, Table, row_of
+from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
 from benchmarks.report.records import Run
+from benchmarks.report.significance import Significance
 from benchmarks.report.style import MISSING
 from detection.config.keys import tuned_keys
-from detection.evaluation import matches
-from detection.evaluation.metrics import titles
+from detection.evaluation.metrics import has_matches, titles
 from moco.common.command import RANDOM
 
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
@@ -52,7 +52,7 @@ def uncertainty(table: Table) -> str:
     if several and others:
         lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
     if not (table.resamples and table.resamples.gaps):
-        none = table.runs[0].record.kind == "detection" and not matches.kept(table.metrics)
+        none = table.runs[0].record.kind == "detection" and not has_matches(table.metrics)
         lacks.append(f"test images{' (of this metric there are no match records)' * none}")
     if all(row.n == 1 for row in table.rows):
         unknown = [seeds(table), *lacks]
@@ -63,6 +63,24 @@ def uncertainty(table: Table) -> str:
         over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
     text = f"standard deviations, intervals and p-values are over {over}"
     return f"{text} only, not over {' or '.join(lacks)}" if lacks else text
+
+
+def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
+    """Where no gap of a table is significant once corrected: that, and which gaps would have been.
+
+    `found`: of every gap that has an interval.
+    """
+    if not found or min(each.holm for each in found) < 1 - CONFIDENCE:
+        return []
+    metric = found[0].metric
+    sizes = [(each.smallest, each.n) for each in found if each.metric == metric]
+    (low, n), (high, _) = min(sizes), max(sizes)
+    ends = dict.fromkeys(f"{end:.1f}" for end in (low, high))
+    return [
+        f"these runs show no difference to {table.baseline}: no gap (of {len(found)}) has "
+        f"p < {1 - CONFIDENCE:.2f} after Holm's correction; {n} runs per row find gaps of "
+        f"{titles(table.metrics)[table.metrics.index(metric)]} from {' to '.join(ends)} points on"
+    ]
 
 
 def tuned(table: Table) -> list[str]:

@@ -21,6 +21,7 @@ from benchmarks.report.captions import (
     EPOCHS,
     heading,
     missing_numbers,
+    nothing_shown,
     seeds,
     setting,
     trial,
@@ -241,6 +242,7 @@ class Section:
         if any(row.n < trials for row in table.rows):
             found.append(f"{FEW_MARK} fewer than {trials} trials (the paper averages {trials})")
         found.append(uncertainty(table))
+        found += nothing_shown(table, self.significance)
         missing = table.resamples.missing if table.resamples else {}
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)

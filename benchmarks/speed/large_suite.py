@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import threading
 import time
@@ -113,6 +112,8 @@ def watch(path: str, wanted_seconds: str) -> None:
     That is: its CPU seconds once there is a report, of how many, and its peak MiB; then the CPU
     seconds of the process that made the report, of how many until the next one, and its peak MiB.
     """
+    import resource  # POSIX only, and so not above
+
     folder = SuiteFolder(Path(path))
     content, specs = folder.read()
     runs = [folder.run(spec) for spec in specs]

@@ -11,7 +11,7 @@ D: detections, T: IoU thresholds, G: objects that count, I: images.
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,15 +19,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from detection.evaluation.metrics import MATCHES_NAME, MAX_MATCHES_BYTES
 from moco.common.errors import DataError
 from moco.common.files import PathLike, atomic_write
 from moco.common.limits import Implausible, open_zip
 
-MATCHES_NAME = "matches.npz"
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
 COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC and the year of its metric
 KINDS = ("bbox", "segm", "keypoints")
-MAX_BYTES = 1 << 29  # of all arrays: 20 million detections
 MAX_IMAGES = 200_000
 _TYPES = {"classes": "<u2", "images": "<u4", "scores": "<f8", "true": "<u2", "ignored": "<u2"}
 _OBJECT_TYPES = {"object_classes": "<u2", "object_images": "<u4"}
@@ -73,15 +72,6 @@ class MatchFile:
     metric: str
     images: tuple[str, ...]
     kinds: Mapping[str, Matches]
-
-
-def kept(metrics: Iterable[str]) -> bool:
-    """Whether an evaluation with metrics of these names keeps match records.
-
-    VOC's, COCO's and LVIS's do. Cityscapes', of masks alone, does not: of an image its package
-    gives overlaps, and what they make of a detection is decided where it averages.
-    """
-    return any(name.startswith("bbox/") for name in metrics)
 
 
 def join(parts: Sequence[Mapping[str, Any]]) -> Matches:
@@ -138,8 +128,8 @@ def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
     try:
         with open_zip(file) as archive:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            if sum(info.file_size for info in parts.values()) > MAX_BYTES:
-                raise Implausible(f"arrays of more than {MAX_BYTES} bytes")
+            if sum(info.file_size for info in parts.values()) > MAX_MATCHES_BYTES:
+                raise Implausible(f"arrays of more than {MAX_MATCHES_BYTES} bytes")
             arrays = {name: _array(archive.read(info)) for name, info in parts.items()}
         [metric], images = arrays["metric"].tolist(), arrays["images"]
         if metric not in (COCO, LVIS, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":

@@ -19,7 +19,7 @@ elsewhere of the dataset's own. It is the mean over the classes that have an obj
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 # What is shown of each kind, kinds in the order of the paper's columns.
 HEADLINE: dict[str, tuple[str, ...]] = {
@@ -30,6 +30,9 @@ HEADLINE: dict[str, tuple[str, ...]] = {
 }
 # What an engine must report: the Cityscapes metric of instances has no AP75.
 REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
+# The match records beside an evaluation's predictions (detection/evaluation/matches.py).
+MATCHES_NAME = "matches.npz"
+MAX_MATCHES_BYTES = 1 << 29  # of all arrays: 20 million detections
 # Shown without the kind's name where it is the only one.
 _ALONE = {"bbox", "sem_seg", "linear", "finetune", "knn"}
 # As in the paper's tables: bounding box, mask, keypoints, dense pose.
@@ -49,6 +52,15 @@ def headline_names(names: Collection[str]) -> tuple[str, ...]:
         for name in shown
         if name in REQUIRED[kind] or f"{kind}/{name}" in names
     )
+
+
+def has_matches(metrics: Iterable[str]) -> bool:
+    """Whether an evaluation with metrics of these names keeps match records.
+
+    VOC's, COCO's and LVIS's do. Cityscapes', of masks alone, does not: of an image its package
+    gives overlaps, and what they make of a detection is decided where it averages.
+    """
+    return any(name.startswith("bbox/") for name in metrics)
 
 
 def titles(names: Sequence[str]) -> tuple[str, ...]:

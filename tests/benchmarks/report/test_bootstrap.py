@@ -12,7 +12,8 @@ from benchmarks.make_table import main, make_tables
 from benchmarks.report import bootstrap
 from benchmarks.report.bootstrap import average_precision, image_counts, resample, two_level
 from benchmarks.report.records import collect
-from detection.evaluation.matches import MATCHES_NAME, Matches, MatchFile, join, write_matches
+from detection.evaluation.matches import Matches, MatchFile, join, write_matches
+from detection.evaluation.metrics import MATCHES_NAME
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import csv_rows, write_run
 

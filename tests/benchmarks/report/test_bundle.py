@@ -73,7 +73,7 @@ def test_what_comes_back(suite, bundle, tmp_path, capsys):
         texts = [(out / side / name).read_text() for side in "ab"]
         texts = [re.sub(r"Runs without numbers:\n\n.*\n\n", "", text) for text in texts]
         assert texts[0] == texts[1]
-        assert ("task of suite" in texts[0]) == (name == "table.md")
+        assert ("task of suite" in texts[0]) == (name != "table.csv")
     assert collect([bundle, bundle]) == collect([bundle])
     # Unpacked by hand it is a folder of runs as any other.
     zipfile.ZipFile(bundle).extractall(tmp_path / "unpacked")

@@ -10,7 +10,7 @@ from scipy import integrate, stats
 
 from benchmarks.make_table import main
 from benchmarks.report.aggregate import Cell, aggregate
-from benchmarks.report.captions import uncertainty
+from benchmarks.report.captions import nothing_shown, uncertainty
 from benchmarks.report.significance import (
     equivalence,
     holm,
@@ -247,3 +247,16 @@ def test_each_table_says_what_its_uncertainty_is_of(tmp_path, trials):
         for word in ("fine-tuning seeds", "pre-training (one file", "test images"):
             assert word in text, renderer
         assert ("no uncertainty is known" in text) == (trials == 1)
+
+
+@pytest.mark.parametrize(("values", "shown"), [(B, False), ([x + 20 for x in B], True)])
+def test_a_table_that_shows_nothing_says_so(values, shown):
+    [table] = aggregate([*runs("random", A), *runs("moco", values, MOCO)])
+    found = significance(table)
+    said = nothing_shown(table, found)
+    if shown:
+        assert said == []
+        return
+    [gap] = found
+    assert "no gap (of 1)" in said[0] and "difference to random" in said[0]
+    assert f"4 runs per row find gaps of AP from {gap.smallest:.1f} points on" in said[0]

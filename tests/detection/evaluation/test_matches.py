@@ -8,7 +8,8 @@ import pytest
 
 from detection.datasets.voc import GroundTruth
 from detection.evaluation import coco, voc
-from detection.evaluation.matches import MATCHES_NAME, read_matches, write_matches
+from detection.evaluation.matches import read_matches, write_matches
+from detection.evaluation.metrics import MATCHES_NAME
 from moco.common.errors import DataError
 from tests.detection.evaluation.test_coco import evaluator, lvis_annotations, ours
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
@@ -137,7 +138,7 @@ def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):
             read_matches(other)
     with pytest.raises(DataError):
         read_matches(tmp_path / "absent.npz")
-    monkeypatch.setattr("detection.evaluation.matches.MAX_BYTES", 1000)
+    monkeypatch.setattr("detection.evaluation.matches.MAX_MATCHES_BYTES", 1000)
     with pytest.raises(DataError, match="1000 bytes"):
         read_matches(path)
 
