@@ -258,5 +258,5 @@ def test_a_table_that_shows_nothing_says_so(values, shown):
         assert said == []
         return
     [gap] = found
-    assert "no gap (of 1)" in said[0] and "difference to random" in said[0]
+    assert "(of 1 gaps)" in said[0] and "difference to random" in said[0]
     assert f"4 runs per row find gaps of AP from {gap.smallest:.1f} points on" in said[0]
