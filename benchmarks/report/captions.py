@@ -78,8 +78,9 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
     ends = dict.fromkeys(f"{end:.1f}" for end in (low, high))
     return [
         f"these runs show no difference to {table.baseline}: no p-value (of {len(found)} "
-        f"gaps) is below {1 - CONFIDENCE:.2f} after Holm's correction; {n} runs per row find gaps of "
-        f"{titles(table.metrics)[table.metrics.index(metric)]} from {' to '.join(ends)} points on"
+        f"gaps) is below {1 - CONFIDENCE:.2f} after Holm's correction; {n} runs per row "
+        f"find gaps of {titles(table.metrics)[table.metrics.index(metric)]} from "
+        f"{' to '.join(ends)} points on"
     ]
 
 

@@ -1,6 +1,8 @@
 """Goals of fine-tuning on a CPU: time in bf16, memory in fp32."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from benchmarks.speed.results import Result, Run, compare
 
 FAST = (VOC_C4, "Faster R-CNN dilated C5", "Mask R-CNN FPN", VIT_B)
 MEASURED = (VOC_C4, "Mask R-CNN FPN", VIT_B)
+FP32 = {"SOLVER.PRECISION": "fp32"}
 PEAK = """
 import sys
 from benchmarks.speed.finetune import iteration_bytes
@@ -30,22 +33,34 @@ def fast_training(setting: Setting) -> list[Result]:
     """Iterations of both engines in bf16, against Detectron2's own in fp32."""
     rows = []
     for name, task in ({name: KEYS["tasks"][name] for name in FAST} | KEYS["fast_tasks"]).items():
-        small = KEYS["small"] | (KEYS["quick"] if setting.quick else KEYS["fast_cpu"])
-        fp32 = {"SOLVER.PRECISION": "fp32"}
-        sides = {"reference": ("detectron2", fp32)}
+        sides = {"reference": ("detectron2", FP32)}
         sides |= {engine: (engine, KEYS["fast"]) for engine in ENGINES.values()}
-        steps = {}
-        with generated_datasets(setting):
-            for side, (engine, precision) in sides.items():
-                one = build_side(task_config(setting, engine, small, task, precision), engine)
-                one.model.train()
-                one.step()
-                steps[side] = one.step
-        seconds = every_round(steps, setting.rounds)
+        seconds = _seconds(setting, task, sides)
         for engine in ENGINES.values():
             both = {"ours": seconds[engine], "reference": seconds["reference"]}
             rows.append(with_noise("fast_training", both, f"{name}; engine {engine}"))
     return rows
+
+
+def vit_training(setting: Setting) -> list[Result]:
+    """Iterations of a ViT-B of both engines in fp32."""
+    sides = {side: (engine, FP32) for side, engine in ENGINES.items()}
+    return [with_noise("vit_training", _seconds(setting, KEYS["tasks"][VIT_B], sides), VIT_B)]
+
+
+def _seconds(
+    setting: Setting, task: dict[str, Any], sides: Mapping[str, tuple[str, dict[str, str]]]
+) -> dict[str, list[float]]:
+    """CPU seconds of an iteration of each side, an engine and its precision, in every round."""
+    small = KEYS["small"] | (KEYS["quick"] if setting.quick else KEYS["fast_cpu"])
+    steps = {}
+    with generated_datasets(setting):
+        for side, (engine, precision) in sides.items():
+            one = build_side(task_config(setting, engine, small, task, precision), engine)
+            one.model.train()
+            one.step()
+            steps[side] = one.step
+    return every_round(steps, setting.rounds)
 
 
 def iteration_memory(setting: Setting) -> list[Result]:
@@ -69,7 +84,7 @@ def iteration_bytes(engine: str, name: str, scratch: str, quick: str) -> int:
     """
     torch.set_num_threads(1)
     setting, before = Setting(Path(scratch), 1, bool(quick)), 0
-    task = KEYS["small"], KEYS["tasks"][name], {"SOLVER.PRECISION": "fp32"}
+    task = KEYS["small"], KEYS["tasks"][name], FP32
     for sizes in ([KEYS["quick"]], [KEYS["quick"]] * setting.quick + [KEYS["fast_cpu"]]):
         before = peak_bytes()
         side = build_side(task_config(setting, engine, *task, *sizes), engine)
@@ -82,5 +97,6 @@ def iteration_bytes(engine: str, name: str, scratch: str, quick: str) -> int:
 
 GOALS: dict[str, Run | None] = {
     "fast_training": fast_training,
+    "vit_training": vit_training,
     "iteration_memory": iteration_memory,
 }
