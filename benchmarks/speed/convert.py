@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.speed.measure import Setting, children_seconds, interleaved, run_program
+from benchmarks.speed.measure import Setting, children_seconds, interleaved, run_python
 from benchmarks.speed.results import Result, Run, compare
 from moco.modeling.encoder import EncoderSpec, build_encoder
 
@@ -32,7 +32,7 @@ ALONE = 'import sys; sys.modules["detectron2"] = None' + WITH_DETECTRON2
 PEAK = """
 import sys
 sys.modules["detectron2"] = None
-from benchmarks.speed.measure import peak_bytes
+from benchmarks.speed.memory import peak_bytes
 import convert.families.resnet_network, convert.inspect_file, convert.verify
 import safetensors.torch, torchvision
 from convert.convert_to_d2 import convert_file
@@ -89,7 +89,7 @@ def processes(setting: Setting, goal: str, layout: str, ours: str, reference: st
     path, target = checkpoint(setting, layout), setting.scratch / "converted.pth"
     programs = {"ours": ours, "reference": reference}
     files = str(path.resolve()), str(target.resolve())
-    contenders = {side: partial(run_program, each, *files) for side, each in programs.items()}
+    contenders = {side: partial(run_python, "-c", each, *files) for side, each in programs.items()}
     timer = time.monotonic if goal == "with_detectron2" else children_seconds
     seconds = interleaved(contenders, setting.rounds, timer=timer)
     return [compare(goal, seconds, sizes=f"{path.stat().st_size / 2**20:.1f} MiB")]
@@ -109,7 +109,7 @@ def memory(setting: Setting) -> list[Result]:
 
 def peak_bytes(source: Path, target: Path) -> int:
     """Memory that converting `source` takes at its peak, over what the imports take. Linux only."""
-    return int(run_program(PEAK, str(source.resolve()), str(target.resolve())))
+    return int(run_python("-c", PEAK, str(source.resolve()), str(target.resolve())))
 
 
 GOALS: dict[str, Run | None] = {

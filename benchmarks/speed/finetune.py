@@ -16,7 +16,8 @@ from benchmarks.speed.detection import (
     task_config,
     with_noise,
 )
-from benchmarks.speed.measure import Setting, every_round, peak_bytes, run_program
+from benchmarks.speed.measure import Setting, every_round, run_python
+from benchmarks.speed.memory import peak_bytes
 from benchmarks.speed.results import Result, Run, compare
 
 FAST = (VOC_C4, "Faster R-CNN dilated C5", "Mask R-CNN FPN", VIT_B)
@@ -70,7 +71,7 @@ def iteration_memory(setting: Setting) -> list[Result]:
         with generated_datasets(setting):
             of_task = (name, str(setting.scratch), "quick" if setting.quick else "")
             peaks = {
-                side: int(run_program(PEAK, engine, *of_task)) / 2**20
+                side: int(run_python("-c", PEAK, engine, *of_task)) / 2**20
                 for side, engine in ENGINES.items()
             }
         rows.append(compare("iteration_memory", peaks, sizes=name))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from benchmarks.report.progress import PAGE_NAME
 from benchmarks.run_suite import refresh_tables
+from benchmarks.speed.memory import peak_bytes
 from benchmarks.suites.executors.base import Executor, Process, Slots
 from benchmarks.suites.folder import SuiteFolder, requested
 from benchmarks.suites.live import Live, rest
@@ -126,17 +126,12 @@ def watch(path: str, wanted_seconds: str) -> None:
         time.sleep(float(wanted_seconds))
         report = resource.getrusage(resource.RUSAGE_CHILDREN)
         took = report.ru_utime + report.ru_stime
-        print(json.dumps([time.process_time() - used, time.monotonic() - start, peak_mib()]))
+        print(
+            json.dumps([time.process_time() - used, time.monotonic() - start, peak_bytes() / 2**20])
+        )
         print(json.dumps([took, took + rest(took), report.ru_maxrss / 1024]), flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
     with suppress(Preempted), Live(content["suite"], runs, refresh, 0) as live:
         Scheduler(runs, _Busy(), watch=live.update).run()
-
-
-def peak_mib() -> float:
-    """Of this process; `ru_maxrss` may be that of the one that started it."""
-    peak = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
-    assert peak is not None
-    return int(peak[1]) / 1024

@@ -80,19 +80,17 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def peak_bytes() -> int:
-    """The most memory that this process had so far. Linux only.
+def run_python(*arguments: str) -> str:
+    """What a new Python prints.
 
-    getrusage starts with the peak of the process before it.
+    Raises:
+        RuntimeError: it failed; with what it printed as errors.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-
-
-def run_program(program: str, *arguments: str) -> str:
-    """What a new Python prints."""
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 def present() -> set[str]:

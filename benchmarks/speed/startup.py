@@ -1,15 +1,13 @@
 """CPU time of commands that check or read, and of a suite of ten thousand runs."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from benchmarks.speed.convert import TORCHVISION, checkpoint
 from benchmarks.speed.large_suite import INITS, TASKS, large_suite
-from benchmarks.speed.measure import Setting, children_seconds, every_round
+from benchmarks.speed.measure import Setting, children_seconds, every_round, run_python
 from benchmarks.speed.results import Result, Run
 from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.synthetic import write_scenes
@@ -17,7 +15,6 @@ from convert.detectron2_backbone import installed
 from moco.common.command import RANDOM
 from moco.common.run import METRICS_NAME
 
-ROOT = Path(__file__).resolve().parents[2]
 RUNS = 10_000
 WATCHED_SECONDS = 120.0
 
@@ -64,7 +61,7 @@ def seconds(setting: Setting, goal: str) -> list[Result]:
     commands = dict(reading(setting) if goal == "reading" else checking(setting))
     programs = {name: ["-m", "benchmarks", *argv] for name, argv in commands.items()}
     programs["torch"] = ["-c", "import torch"]
-    contenders = {name: partial(_python, argv) for name, argv in programs.items()}
+    contenders = {name: partial(run_python, *argv) for name, argv in programs.items()}
     found = every_round(contenders, setting.rounds, children_seconds)
     scale = min(found.pop("torch"))
     return [
@@ -78,7 +75,7 @@ def suite(setting: Setting) -> list[Result]:
     trials, watched = (1, 1.0) if setting.quick else (RUNS // TASKS // INITS, WATCHED_SECONDS)
     half = large_suite(setting.scratch / "half", trials, 0.5)
     code = f"from benchmarks.speed.large_suite import watch; watch({str(half.path)!r}, '{watched}')"
-    printed = _python(["-c", code]).splitlines()[-2:]
+    printed = run_python("-c", code).splitlines()[-2:]
     (used, passed, mib), (took, every, report_mib) = map(json.loads, printed)
     full = large_suite(setting.scratch / "full", trials, 1.0)
     count = f"{len(full.read()[1])} runs"
@@ -90,9 +87,9 @@ def suite(setting: Setting) -> list[Result]:
     ]
     commands = {"suite status": _status(full), "suite table": ["table", str(full.runs)]}
     contenders = {
-        name: partial(_python, ["-m", "benchmarks", *argv]) for name, argv in commands.items()
+        name: partial(run_python, "-m", "benchmarks", *argv) for name, argv in commands.items()
     }
-    contenders["torch"] = partial(_python, ["-c", "import torch"])
+    contenders["torch"] = partial(run_python, "-c", "import torch")
     found = every_round(contenders, setting.rounds, children_seconds)
     scale = min(found.pop("torch"))
     return rows + [Result(name, min(each), scale, count) for name, each in found.items()]
@@ -108,15 +105,6 @@ def _scenes(setting: Setting) -> Path:
     if not path.exists():
         write_scenes(path, 30, 10, seed=0)
     return path
-
-
-def _python(arguments: list[str]) -> str:
-    """What a new Python prints."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
 
 
 GOALS: dict[str, Run | None] = {

@@ -271,7 +271,8 @@ def test_a_later_measurement_takes_the_place_of_its_section_alone(tmp_path, monk
 def test_command_measures_conversions(tmp_path, capsys, monkeypatch):
     """The programs of its processes run here, because each import of torch takes seconds."""
 
-    def run(program, source, target):
+    def run(flag, program, source, target):
+        assert flag == "-c"
         monkeypatch.setattr(sys, "argv", ["-c", source, target])
         monkeypatch.setitem(sys.modules, "detectron2", None)
         with contextlib.redirect_stdout(io.StringIO()) as shown:
@@ -279,7 +280,7 @@ def test_command_measures_conversions(tmp_path, capsys, monkeypatch):
         assert Path(target).stat().st_size > 100_000
         return shown.getvalue()
 
-    monkeypatch.setattr(convert, "run_program", run)
+    monkeypatch.setattr(convert, "run_python", run)
     monkeypatch.setattr(convert, "children_seconds", convert.time.monotonic)
     output = tmp_path / "speed.md"
     command.main(["convert", "--quick", "--goals", "torchvision,memory", "--output", str(output)])
