@@ -1,7 +1,6 @@
 """Goals of fine-tuning on a CPU: time and memory in bf16 and in fp32."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,12 @@ def _seconds(
     return every_round(steps, setting.rounds)
 
 
-def iteration_memory(setting: Setting, goal: str, precision: str) -> list[Result]:
+def training_memory(setting: Setting) -> list[Result]:
+    """Iterations of the embedded engine in either precision, and of Detectron2 in fp32."""
+    return [row for precision in ("fp32", "bf16") for row in _memory(setting, precision)]
+
+
+def _memory(setting: Setting, precision: str) -> list[Result]:
     """Iterations of ours in this precision and of Detectron2 in fp32.
 
     Each in processes of its own, in turn, the smallest peak counting: how much the allocator takes
@@ -83,7 +87,7 @@ def iteration_memory(setting: Setting, goal: str, precision: str) -> list[Result
                     found = int(run_python("-c", PEAK, *engine, *of_task))
                     peaks[side].append(found / 2**20)
         smallest = {side: min(found) for side, found in peaks.items()}
-        rows.append(compare(goal, smallest, sizes=name))
+        rows.append(compare(f"training_memory {precision}", smallest, sizes=name))
     return rows
 
 
@@ -108,6 +112,5 @@ def iteration_bytes(engine: str, precision: str, name: str, scratch: str, quick:
 GOALS: dict[str, Run | None] = {
     "fast_training": fast_training,
     "vit_training": vit_training,
-    "memory fp32": partial(iteration_memory, goal="memory fp32", precision="fp32"),
-    "memory bf16": partial(iteration_memory, goal="memory bf16", precision="bf16"),
+    "training_memory": training_memory,
 }

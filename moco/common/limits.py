@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 MAX_DEPTH = 100
 MAX_BITS = 1000  # float() of it does not overflow, and Python prints it
+_SINGLE = frozenset({str, float, bool, type(None)})
 _ZIP_END, _ZIP_END_BYTES = b"PK\5\6", 22
 # A file of 5 GB lists its parts in 2 MB; each byte of a list takes about ten of memory.
 MAX_LIST_BYTES = 16 << 20
@@ -37,7 +38,7 @@ def check_parts(root: Any, limit: int) -> None:
         count, levels = done.get(id(value), (1, 1))
         if id(value) not in done and depth <= MAX_DEPTH:
             for part in value.values() if isinstance(value, dict) else value:
-                if type(part) is str or type(part) is float:  # most of a record, without a call
+                if type(part) in _SINGLE:  # most of a record, without a call
                     count += 1
                     continue
                 parts, below = measure(part, depth + 1)
