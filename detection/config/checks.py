@@ -2,19 +2,18 @@
 
 import importlib.util
 import math
-from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL, same_value
-from detection.config.trained import CONFIG_NAME
+from detection.config.trained import config_in
 from detection.datasets import corruptions
 from detection.datasets.base import Split, object_counts
 from detection.datasets.coco_json import require_polygons
 from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
-from moco.common.cfgnode import flatten, read_yaml
+from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.registry import lookup
 from moco.engine.loggers import check_loggers
@@ -276,10 +275,7 @@ def changes_since(cfg: CfgNode) -> list[str]:
         UserError: the checkpoint would overrule the change (it holds optimizer and schedule), or
             the iterations done would count for something else.
     """
-    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
-    if not earlier.is_file():
-        return []
-    before, now = flatten(read_yaml(earlier)), flatten(cfg)
+    before, now = config_in(cfg.OUTPUT_DIR), flatten(cfg)
     changed = [
         key
         for key in sorted(before.keys() & now.keys())

@@ -32,8 +32,8 @@ from detection.config.resolve import (
     resolve_part,
     resolve_precision,
     resolve_seed,
+    scale_to_processes,
 )
-from detection.config.scaling import scale_to_processes
 from detection.config.trained import CONFIG_NAME, apply_trained, trained_file, training_data
 from detection.config.weights import (
     apply_contract,
@@ -73,7 +73,6 @@ class Task:
             evaluation only those that the model was trained on, as far as its record has them.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
-        imports: modules of the user's own code, imported before (`--import`).
     """
 
     name: str
@@ -86,7 +85,6 @@ class Task:
     data: tuple[tuple[str, str], ...]
     recipe: RecipeCheck
     notes: tuple[str, ...]
-    imports: tuple[str, ...] = ()
 
 
 def default_task() -> CfgNode:

@@ -40,9 +40,6 @@ class Coverage:
     loaded: int
     left_at_init: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"loaded": self.loaded, "left_at_init": list(self.left_at_init)}
-
 
 @dataclass(frozen=True)
 class EngineResult:
