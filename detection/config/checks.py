@@ -1,6 +1,5 @@
 """Checks of a resolved task: values, constraints between keys, the data, and a resumed folder."""
 
-import importlib.util
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ from fvcore.common.config import CfgNode
 from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.trained import config_in
 from detection.datasets import corruptions
-from detection.datasets.base import Split, object_counts
+from detection.datasets.base import Split, object_counts, require_package
 from detection.datasets.coco_json import require_polygons
 from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
@@ -204,12 +203,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             not say.
     """
     notes = []
-    cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
-    if cut and importlib.util.find_spec("shapely") is None:
-        raise UserError(
-            "INPUT.LSJ.ENABLED True: cutting masks needs the package shapely; "
-            "install it with: pip install 'moco-transfer[lsj]'"
-        )
+    if train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON:
+        require_package("shapely", "lsj", "INPUT.LSJ.ENABLED True: cutting masks needs")
     for split in {split.name: split for split in (*train, test)}.values():
         notes += [f"{split.name}: {note}" for note in split.notes]
         if split.classes != test.classes:

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import Split
+from detection.datasets.base import Split, require_package
 from detection.datasets.layout import read_json
-from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
 from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
 from detection.evaluation.predictions import Row, coco_rows, write_coco
@@ -304,7 +304,7 @@ def lvis(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_package("hotcoco", "metrics", split)
+        require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
         return LVISEvaluator(**_of(split, kinds), folder=folder)
 
     return Metric(kinds, build, "hotcoco")
