@@ -116,16 +116,21 @@ def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
     return [f"SEED was not set; {cfg.SEED} was sampled"]
 
 
-def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
-    """DATASETS.TRAIN and TEST (in place).
+def resolve_names(cfg: CfgNode, given: Collection[str], *, eval_only: bool) -> None:
+    """DATASETS.TRAIN and TEST (in place); of an evaluation TEST alone.
 
-    A custom dataset replaces that of the YAML file, but not what is on the command line.
+    A custom dataset replaces that of the YAML file, but not what is on the command line; then
+    DATASETS.PART takes its part.
 
     Args:
         given: keys of the command line.
-        needed: TRAIN, TEST or both.
+
+    Raises:
+        UserError: keys that contradict each other, no such part, or an index file without a subset.
+        DataError: a custom folder without such splits.
     """
     datasets = cfg.DATASETS
+    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     own = custom_names(cfg)
     if own and datasets.VOC_DIR:
         raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
@@ -139,7 +144,7 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
         _resolve_voc_folder(cfg, given, needed)
     elif list(datasets.VOC_CLASSES):
         raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
-    if "TRAIN" in needed and not datasets.TRAIN:
+    if not eval_only and not datasets.TRAIN:
         raise UserError(
             "DATASETS.TRAIN is empty; name a dataset, or set DATASETS.VOC_DIR or "
             "DATASETS.COCO_TRAIN_JSON"
@@ -149,15 +154,6 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
             f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one dataset, because a run is "
             "one number of a table"
         )
-
-
-def resolve_part(cfg: CfgNode, *, eval_only: bool) -> None:
-    """DATASETS.TRAIN and TEST (in place) under DATASETS.PART.
-
-    Raises:
-        UserError: no such part, or an index file without a subset.
-    """
-    datasets = cfg.DATASETS
     if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
         raise UserError("DATASETS.PART_INDEX: names subsets of DATASETS.PART; set it as 10%.3")
     if datasets.PART and not eval_only:

@@ -4,6 +4,7 @@ The same file and the same `KEY VALUE` overrides serve both engines; all keys ar
 unknown key is an error that names the nearest one, and so is a value that the engine cannot honor.
 """
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ from detection.config.resolve import (
     resolve_classes,
     resolve_device,
     resolve_names,
-    resolve_part,
     resolve_precision,
     resolve_seed,
     scale_to_processes,
@@ -94,9 +94,8 @@ def default_task() -> CfgNode:
     change is checked in `load_task`.
     """
     cfg = CfgNode()
-    for key, value in {**HONORED, **DETECTRON2_ONLY, **TRANSFER}.items():
-        _add_key(cfg, key, value)
-    return cfg.clone()
+    _add_keys(cfg, HONORED | DETECTRON2_ONLY | TRANSFER)
+    return cfg
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
@@ -104,15 +103,16 @@ def add_transfer_config(cfg: CfgNode) -> None:
 
     For a custom train_net.py: `cfg = get_cfg(); add_transfer_config(cfg)`.
     """
-    for key, value in TRANSFER.items():
-        _add_key(cfg, key, list(value) if isinstance(value, list) else value)
+    _add_keys(cfg, TRANSFER)
 
 
-def _add_key(cfg: CfgNode, key: str, value: Any) -> None:
-    *parents, name = key.split(".")
-    for parent in parents:
-        cfg = cfg.setdefault(parent, CfgNode())
-    cfg[name] = value
+def _add_keys(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
+    for key, value in keys.items():
+        *parents, name = key.split(".")
+        node = cfg
+        for parent in parents:
+            node = node.setdefault(parent, CfgNode())
+        node[name] = copy.deepcopy(value)
 
 
 def protocol_sha256(config: Mapping[str, Any]) -> str:
@@ -165,11 +165,9 @@ def check_early(
     else:
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
-    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
-    resolve_names(cfg, given, needed)
-    resolve_part(cfg, eval_only=eval_only)
+    resolve_names(cfg, given, eval_only=eval_only)
     sources = known(cfg)
-    for name in (name for key in needed for name in cfg.DATASETS[key]):
+    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # says what is missing
     return cfg
@@ -226,8 +224,7 @@ def load_task(
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
     with _pointing_to_the_doctor(cfg):
-        resolve_names(cfg, given, ("TEST",) if eval_only else ("TRAIN", "TEST"))
-        resolve_part(cfg, eval_only=eval_only)
+        resolve_names(cfg, given, eval_only=eval_only)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)

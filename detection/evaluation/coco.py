@@ -250,9 +250,7 @@ def summarize(matches: Matches) -> dict[str, float]:
     objects = np.bincount(matches.object_classes)
     precision = np.full((THRESHOLDS, len(RECALLS), len(objects)), -1.0)  # (T, R, K)
     for class_id in np.flatnonzero(objects).tolist():
-        mine = matches.of_class(class_id)
-        true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
-        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)
+        tp, fp = matches.counts(class_id)  # (D, T)
         recall = tp / objects[class_id]
         envelope = np.maximum.accumulate((tp / (fp + tp + np.spacing(1)))[::-1], axis=0)[::-1]
         for t in range(THRESHOLDS):
