@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from detection.config.task import default_task
 from detection.datasets import cache_clear, cityscapes, read_split
@@ -178,17 +176,3 @@ def test_files_that_are_missing_or_odd(root):
     make = f"CITYSCAPES_DATASET={root}/cityscapes csCreateTrainIdLabelImgs"
     with pytest.raises(DataError, match=rf"labelTrainIds\.png.*{make}"):
         read("cityscapes_fine_sem_seg_val")
-
-
-def test_labels_that_do_not_fit(root):
-    labels = Path(read(SEMANTIC).records[0]["sem_seg_file_name"])
-    height, width = np.asarray(Image.open(labels)).shape
-    for values, named in (
-        (np.full((height, width), 24, np.uint8), "label 24"),
-        (np.zeros((height, width + 1), np.uint8), f"{width + 1}x{height}"),
-        (np.zeros((height, width, 3), np.uint8), "RGB"),
-    ):
-        cache_clear()
-        Image.fromarray(values).save(labels)
-        with pytest.raises(DataError, match=f"{labels.name}: .*{named}"):
-            read(SEMANTIC)

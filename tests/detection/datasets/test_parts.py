@@ -18,7 +18,6 @@ from tests.oracles.tiny_voc import write_voc
 
 SMALL = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
-ENGINES = ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
 
@@ -117,7 +116,6 @@ def perfect(record, boxes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_tuning_never_reads_the_test_split(tmp_path, engine):
     """Its images, lists and annotations are gone, and a tuning run trains and measures."""
     folder = write_voc(tmp_path / "data", {"trainval": 20, "test": 4})

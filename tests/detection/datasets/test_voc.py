@@ -80,9 +80,6 @@ def test_broken_annotations_are_refused(case, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-)
 def test_broken_annotations_stop_both_engines_before_training(engine, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     root = write_one(tmp_path / "set", SIZE + obj("red", box(9, 9, 1, 1)))

@@ -49,14 +49,6 @@ def test_records(root):
     assert len(read(VAL).records) == 3
 
 
-def test_labels_are_indices_and_not_gray_values(root):
-    mask = read(VAL).records[0]["sem_seg_file_name"]
-    gray = np.unique(np.asarray(Image.open(mask).convert("L")))
-    labels = np.unique(read_labels(mask))
-    assert labels.max() == 255 and set(labels) <= {0, 1, 2, 3, 255}
-    assert set(gray) != set(labels)
-
-
 @pytest.mark.parametrize("name", ["train_aug.txt", "trainaug.txt"])
 @pytest.mark.parametrize("paths", [False, True])
 def test_the_forms_of_the_augmented_list(name, paths, root):

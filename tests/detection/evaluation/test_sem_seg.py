@@ -152,15 +152,6 @@ def test_palettes_are_read_by_index(tmp_path):
         found[0, 0] = 0  # writable, as the augmentations need it
 
 
-def test_what_is_no_label_map_is_refused(tmp_path):
-    Image.new("RGB", (4, 3)).save(tmp_path / "color.png")
-    Image.new("I;16", (4, 3)).save(tmp_path / "deep.png")
-    (tmp_path / "text.png").write_text("no image")
-    for name in ("color.png", "deep.png", "text.png", "none.png"):
-        with pytest.raises(DataError, match=name):
-            read_labels(tmp_path / name)
-
-
 def test_label_maps_that_do_not_fit_are_refused(tmp_path):
     name = write_labels(tmp_path / "a.png", np.array([[0, 1, 7]]))
     record = {"file_name": "a.jpg", "sem_seg_file_name": name}
