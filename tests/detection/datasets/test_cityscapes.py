@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.task import default_task
-from detection.datasets import cache_clear, cityscapes, read_split
+from detection.datasets import cache_clear, cityscapes
 from moco.common.errors import DataError, UserError
+from tests.detection.datasets.conftest import read
 from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
-
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture
@@ -35,10 +32,6 @@ def theirs(monkeypatch):
     from detectron2.data.datasets import cityscapes as module
 
     return module
-
-
-def read(name: str):
-    return read_split(name, default_task())
 
 
 def by_name(records):

@@ -12,14 +12,13 @@ from detection.datasets import cache_clear, custom_names, known, read_split
 from detection.datasets.coco import DENSEPOSE_KEYS, COCOSource
 from detection.train_net import main
 from moco.common.errors import DataError, UserError
+from tests.detection.datasets.conftest import read
 from tests.oracles.broken_coco import BROKEN, COUNTED, second, write_good
 from tests.oracles.tiny_coco import write_coco
 
 ROOT = Path(__file__).resolve().parents[3]
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +34,6 @@ def tiny(tmp_path_factory) -> Path:
 def root(tiny, monkeypatch) -> Path:
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tiny))
     return tiny
-
-
-def read(name: str, **datasets: object):
-    cfg = default_task()
-    cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
-    return read_split(name, cfg)
 
 
 def read_custom(file: Path, **datasets: object):

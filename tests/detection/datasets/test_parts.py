@@ -12,6 +12,7 @@ from detection.evaluation.evaluators import build_evaluator
 from detection.train_net import main
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
+from tests.detection.datasets.conftest import read
 from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import write_voc
@@ -19,20 +20,12 @@ from tests.oracles.tiny_voc import write_voc
 SMALL = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     write_coco(tmp_path, {"train2017": 40, "val2017": 3})
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     return tmp_path
-
-
-def read(name: str, **datasets: str):
-    cfg = default_task()
-    cfg.DATASETS.update(datasets)
-    return read_split(name, cfg)
 
 
 def ids(split) -> list[int]:

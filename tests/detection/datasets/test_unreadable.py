@@ -31,7 +31,7 @@ ORDER = torch.randperm(6, generator=torch.Generator().manual_seed(7)).tolist()
 
 
 @pytest.fixture
-def images(tmp_path, fresh_cache) -> Path:
+def images(tmp_path) -> Path:
     return write_voc(tmp_path / "own", {"trainval": 6, "test": 3})
 
 

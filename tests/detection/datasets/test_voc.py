@@ -17,8 +17,6 @@ from tests.oracles.tiny_voc import write_voc
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 def source(root: Path) -> VOCSource:
     return VOCSource("x_train", root, "train", 2007, ("blue", "green", "red"), False)
