@@ -13,6 +13,7 @@ from detection.train_net import main
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
 from tests.detection.datasets.conftest import read
+from tests.detection.evaluation.test_evaluators import prediction_of
 from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import write_voc
@@ -95,17 +96,8 @@ def test_metric_of_a_part_is_that_of_its_images_alone(root, tmp_path):
     split = read("coco_2017_train@held")
     evaluator = build_evaluator(split, cfg, tmp_path)
     for record in split.records:
-        boxes = [item["bbox"] for item in record["annotations"]]
-        evaluator.add(record, perfect(record, boxes))
+        evaluator.add(record, prediction_of(record))
     assert evaluator.evaluate()["bbox/AP"] == pytest.approx(100)
-
-
-def perfect(record, boxes):
-    import numpy as np
-
-    corners = np.array([[x, y, x + w, y + h] for x, y, w, h in boxes], dtype=float).reshape(-1, 4)
-    classes = np.array([item["category_id"] for item in record["annotations"]], dtype=int)
-    return {"boxes": corners, "scores": np.full(len(boxes), 0.9), "classes": classes}
 
 
 @pytest.mark.slow
