@@ -6,8 +6,7 @@ unknown key is an error that names the nearest one, and so is a value that the e
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +186,7 @@ def load_task(
     Args:
         config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
         opts: `KEY VALUE` overrides.
-        engine: one of `detection.config.engines.ENGINES`.
+        engine: detectron2 or embedded.
         eval_only: MODEL.WEIGHTS is a trained model; with `resume` it is the folder's last one.
         num_processes: over all machines; see `scale_to_processes`.
 
@@ -223,13 +222,17 @@ def load_task(
     check_values(cfg)
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
-    with _pointing_to_the_doctor(cfg):
+    try:
         resolve_names(cfg, given, eval_only=eval_only)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
         resolve_classes(cfg, test, explicit, given)
         notes += check_splits(cfg, train, test)
+    except DataError as error:  # what is wrong with a custom dataset is rarely wrong in one place
+        if doctor := doctor_command(cfg):
+            raise DataError(f"{error}; to check all of it: {doctor}") from error
+        raise
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:
@@ -275,14 +278,3 @@ def _task_name(config_file: PathLike | None, *variants: str) -> str:
     if path.name == CONFIG_NAME and record.is_file():
         return read_record(record).task
     return "_".join(filter(None, (path.stem, *variants))).replace("%", "pct")
-
-
-@contextmanager
-def _pointing_to_the_doctor(cfg: CfgNode) -> Iterator[None]:
-    """What is wrong with a custom dataset is rarely wrong in one place."""
-    try:
-        yield
-    except DataError as error:
-        if doctor := doctor_command(cfg):
-            raise DataError(f"{error}; to check all of it: {doctor}") from error
-        raise

@@ -13,6 +13,7 @@ from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.recipe import Recipe, RecipeCheck, check, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
+from tests.convert.test_contract import R50
 from tests.oracles.official_yaml import NAMES, write_official
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,22 +34,7 @@ RGB = {
 
 
 def contract(**changes: Any) -> InputContract:
-    values: dict[str, Any] = {
-        "pixel_mean": (123.675, 116.28, 103.53),
-        "pixel_std": (58.395, 57.12, 57.375),
-        "channel_order": "RGB",
-        "stride_in_1x1": False,
-        "depth": 50,
-        "stem": "imagenet",
-        "stem_out_channels": 64,
-        "res2_out_channels": 256,
-        "num_groups": 1,
-        "width_per_group": 64,
-        "source": "facebookresearch/moco",
-        "source_sha256": "0",
-        "encoder": "query",
-    }
-    return InputContract.of(**(values | changes))
+    return InputContract.of(**R50 | changes)
 
 
 MSRA = contract(
