@@ -423,10 +423,6 @@ def test_malicious_yaml(load, tmp_path):
     with pytest.raises(UserError, match=r"python/object/apply:os\.system"):
         load(config=str(path))
     assert not marker.exists()
-    path.write_text("_BASE_: https://example.com/base.yaml\n")
-    with pytest.raises(UserError, match="remote"):
-        load(config=str(path))
-    assert not marker.exists()
 
 
 def test_precision(voc_folder, monkeypatch):
