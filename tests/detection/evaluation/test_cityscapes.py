@@ -157,15 +157,12 @@ def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
     mine = measure(split, predictions, tmp_path / "out")
     name = str(tmp_path)
     MetadataCatalog.get(name).set(**split.metadata)
-    try:
-        theirs = CityscapesInstanceEvaluator(name)
-        theirs.reset()
-        for record, prediction in zip(split.records, predictions, strict=True):
-            found = detectron2_instances(prediction, H, W)
-            theirs.process([record], [{"instances": found}])
-        expected = theirs.evaluate()["segm"]
-    finally:
-        MetadataCatalog.remove(name)
+    theirs = CityscapesInstanceEvaluator(name)
+    theirs.reset()
+    for record, prediction in zip(split.records, predictions, strict=True):
+        found = detectron2_instances(prediction, H, W)
+        theirs.process([record], [{"instances": found}])
+    expected = theirs.evaluate()["segm"]
     assert 10 < mine["segm/AP"] < mine["segm/AP50"] < 100
     assert {n: mine[f"segm/{n}"] for n in expected} == pytest.approx(expected, abs=1e-12)
 
