@@ -169,15 +169,23 @@ def _parallel(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]
 def _polygon_file(path: str) -> tuple[int, int, list[dict[str, Any]], str]:
     """Height, width, objects in drawing order, SHA-256 of the file."""
     content, sha256 = read_json(path)
-    return content["imgHeight"], content["imgWidth"], content["objects"], sha256
+    try:
+        height, width, objects = (content[key] for key in ("imgHeight", "imgWidth", "objects"))
+        valid = isinstance(height, int) and isinstance(width, int) and min(height, width) > 0
+    except (TypeError, KeyError):
+        valid = False
+    if not valid or not isinstance(objects, list):
+        raise DataError(f"{path}: expected imgHeight and imgWidth above 0, and a list of objects")
+    return height, width, objects, sha256
 
 
-def _label(name: str, where: str) -> tuple[int, bool]:
+def _label(name: Any, where: str) -> tuple[int, bool]:
     """(id, whether it is a group whose members were not told apart)."""
-    label = name if name in _LABEL_IDS else name.removesuffix("group")
-    if label not in _LABEL_IDS:
-        raise DataError(f"{where}: unknown label {name!r}")
-    return _LABEL_IDS[label], name.endswith("group")
+    single = name.removesuffix("group") if isinstance(name, str) else ""
+    for known in (name, single):
+        if isinstance(known, str) and known in _LABEL_IDS:
+            return _LABEL_IDS[known], name.endswith("group")
+    raise DataError(f"{where}: unknown label {name!r}")
 
 
 def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
@@ -194,19 +202,20 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
     lost = 0
     for number, item in reversed(list(enumerate(items, 1))):
         where = f"{path}: object {number}"
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: expected an object")
         if "deleted" in item:
             continue
-        label, is_group = _label(item["label"], where)
+        label, is_group = _label(item.get("label"), where)
         if label < 0:
             continue
         try:
-            # Corners are pixel indices: to the pixels' centers, and half a pixel around.
-            corners = np.asarray(item["polygon"], dtype="f4") + 0.5
-            shape = Polygon(corners).buffer(0.5, quad_segs=4)
+            # Corners are pixel indices, and their drawing covers half a pixel around.
+            shape = Polygon(_corners(item.get("polygon"), where)).buffer(0.5, quad_segs=4)
             visible = shape.difference(above) if label in ids else shape
             if not visible.is_empty:
                 above = above.union(shape)
-        except (GEOSException, TypeError, ValueError) as error:
+        except GEOSException as error:
             raise DataError(f"{where}: not a polygon ({error})") from error
         if label not in ids:
             continue
@@ -231,6 +240,19 @@ def _instances(frame: tuple[str, str]) -> tuple[Record, str, int]:
         "annotations": annotations,
     }
     return record, sha256, lost
+
+
+def _corners(polygon: Any, where: str) -> np.ndarray:
+    """(corners, 2) float32, moved to the pixels' centers."""
+    try:
+        corners = np.asarray(polygon, dtype="f4") + 0.5
+    except (TypeError, ValueError):
+        corners = np.empty(0)
+    if corners.ndim != 2 or corners.shape[1] != 2 or len(corners) < 3:
+        raise DataError(f"{where}: expected a polygon of 3 or more [x, y]")
+    if not np.isfinite(corners).all():
+        raise DataError(f"{where}: a corner is not a finite number")
+    return corners
 
 
 @FORMATS.register()

@@ -128,10 +128,14 @@ def set_polygon(*corners: object):
 
 
 BROKEN = {
+    "not an object": (lambda c: c.clear(), "imgHeight"),
+    "no size": (lambda c: c.pop("imgWidth"), "imgWidth"),
     "unknown label": (lambda c: c["objects"][1].update(label="cart"), "object 2: .*'cart'"),
     "unknown group": (lambda c: c["objects"][1].update(label="group"), "object 2: .*'group'"),
     "two corners": (set_polygon([1, 1], [2, 2]), "object 4: .*polygon"),
+    "no polygon": (lambda c: c["objects"][3].pop("polygon"), "object 4: "),
     "text": (set_polygon(*[["a", 1]] * 3), "object 4: .*polygon"),
+    "not a number": (set_polygon([float("nan"), 1], [1, 2], [3, 3]), "object 4: .*number"),
 }
 
 
