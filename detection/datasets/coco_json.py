@@ -76,7 +76,7 @@ class AnnotationFile:
             where = f"{path}: image {image_id}: "
             for key in ("height", "width"):
                 value = image.get(key)
-                if not isinstance(value, int) or value < 1:
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                     reason = f"{key} is {repr(value)}, expected a whole number above 0"
                     raise DataError(where + reason)
             inside(file_name(image, where + "file_name"), where + "file_name")
@@ -86,7 +86,7 @@ class AnnotationFile:
         table: dict[int, Json] = {}
         for row in rows:
             key = row.get("id")
-            if not isinstance(key, int):
+            if not isinstance(key, int) or isinstance(key, bool):
                 raise DataError(f"{self.path}: {what} with id {repr(key)}, expected a number")
             if key in table:
                 raise DataError(f"{self.path}: {what} {key}: there are two with this id")
@@ -197,7 +197,7 @@ class AnnotationFile:
     def _check_box(self, annotation: Json, image: Json) -> None:
         """XYWH in pixels, at least in part inside; counts boxes over the border, without area."""
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not _finite(box):
+        if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
             expected = "[x, y, width, height] of finite numbers"
             self.refuse(annotation, f"bbox is {repr(box)}, expected {expected}")
         x, y, w, h = box
@@ -216,7 +216,7 @@ class AnnotationFile:
             self.refuse(annotation, f"iscrowd is {repr(annotation['iscrowd'])}, expected 0 or 1")
         needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
         for key in needed if measured else ():
-            if key not in annotation or not _finite([annotation[key]]):
+            if key not in annotation or not _all_numbers([annotation[key]]):
                 value = repr(annotation.get(key))
                 self.refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
         if annotation.get("ignore", 0) != 0:
@@ -292,3 +292,7 @@ def _finite(numbers: Sequence[Any]) -> bool:
         return math.isfinite(sum(numbers))
     except TypeError:
         return False
+
+
+def _all_numbers(values: Sequence[Any]) -> bool:
+    return _finite(values) and not any(isinstance(value, bool) for value in values)

@@ -54,6 +54,15 @@ class LVISSource:
             raise DataError(f"{self.name}: {self.json_file} is missing; {hint}")
         file = AnnotationFile(self.json_file, file_name=_file_name)
         classes = self._classes(file)
+        for image_id, image in file.images.items():
+            for key in _CATEGORY_IDS:
+                ids = image.get(key, [])
+                if not isinstance(ids, list) or not all(i in file.contiguous for i in ids):
+                    where = f"{self.json_file}: image {image_id}"
+                    raise DataError(f"{where}: {key}: expected category ids")
+        for annotations in file.annotations.values():
+            for annotation in annotations:
+                _check_polygons(file, annotation)
         metadata: Json = {}
         counts = [
             {"id": category["id"], "image_count": category["image_count"]}
@@ -83,6 +92,14 @@ class LVISSource:
                 f"{file.path}: {number} categories, but LVIS {version} has "
                 f"{CATEGORIES[version]}{other}; put LVIS {version}'s file there"
             )
+        for index, category in enumerate(file.categories, start=1):
+            where = f"{file.path}: category {index}: "
+            if category["id"] != index:
+                raise DataError(f"{file.path}: category ids are not 1..{number}")
+            if not isinstance(category.get("synonyms"), list) or not category["synonyms"]:
+                raise DataError(where + "'synonyms' is missing")
+            if category.get("frequency") not in ("r", "c", "f"):
+                raise DataError(where + "'frequency' is not r, c or f")
         return tuple(str(category["synonyms"][0]) for category in file.categories)
 
 
@@ -93,6 +110,16 @@ def _file_name(image: Json, where: str) -> str:
         raise DataError(f"{where.removesuffix('file_name')}coco_url is missing or no URL")
     folder, name = url.split("/")[-2:]
     return inside(folder, where) + "/" + inside(name, where)
+
+
+def _check_polygons(file: AnnotationFile, annotation: Json) -> None:
+    """LVIS has polygons only, of three points or more, as Detectron2 asserts."""
+    polygons = annotation.get("segmentation")
+    if not isinstance(polygons, list) or not polygons:
+        file.refuse(annotation, "segmentation is missing or no list of polygons")
+    for polygon in polygons:
+        if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
+            file.refuse(annotation, "expected polygons of 6 numbers or more, in pairs")
 
 
 @FORMATS.register()

@@ -114,6 +114,15 @@ BROKEN = {
     "traversal": (lambda c: c["images"][0].update(coco_url="http://x/train2017/.."), r"'\.\.'"),
     "no url": (lambda c: c["images"][0].pop("coco_url"), "coco_url"),
     "polygon of text": (lambda c: first(c, segmentation=[["a"] * 6]), "annotation 1: a polygon"),
+    "no polygon": (lambda c: first(c, segmentation=[]), "annotation 1: segmentation"),
+    "short polygon": (lambda c: first(c, segmentation=[[1, 2, 3, 4]]), "annotation 1: .*polygons"),
+    "unknown negative": (
+        lambda c: c["images"][0].update(neg_category_ids=[1231]),
+        "neg_category_ids",
+    ),
+    "no synonyms": (lambda c: c["categories"][4].pop("synonyms"), "category 5: 'synonyms'"),
+    "no frequency": (lambda c: c["categories"][4].pop("frequency"), "category 5: 'frequency'"),
+    "gap in the ids": (lambda c: c["categories"][1229].update(id=1300), r"1\.\.1230"),
     "twice": (lambda c: first(c, id=2), "annotation 2: .*two"),
     "inverted": (lambda c: first(c, bbox=[1, 1, -3, 3]), "annotation 1: bbox .* inverted"),
 }
