@@ -36,10 +36,10 @@ def error_types(run: "Run") -> dict[str, Any]:
             other than VOC's and COCO's, or hotcoco is not installed.
     """
     from benchmarks.report.precision import find_predictions, precision_recall
-    from detection.evaluation.base import require_package
+    from detection.datasets.base import require_package
 
     split, path = find_predictions(run)
-    require_package("hotcoco", "metrics", split)
+    require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
     precision_recall(run)  # raises where this is not the dataset of the run
     import hotcoco
 

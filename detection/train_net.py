@@ -8,7 +8,6 @@ imported and the embedded one otherwise; the choice is printed and recorded.
 """
 
 import argparse
-import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
@@ -139,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"engine: {engine} ({reason})", *imported, sep="\n", flush=True)
 
     from detection.engine import run  # imports torch
-    from detection.engine.processes import check_processes
+    from detection.engine.processes import Job, check_processes
 
     several = processes(args, engine)
     with TemporaryDirectory(prefix="detection-") as scratch:
@@ -151,7 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             resume=args.resume,
             num_processes=several.world_size,
         )
-    task = dataclasses.replace(task, imports=tuple(args.imports))
     unset = any(note.startswith("SEED was not set") for note in task.notes)
     if unset and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
@@ -163,11 +161,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if main_process:
             print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
         return 0
-    options = run.Options(args.resume, args.eval_only, args.visualize, several)
+    job = Job(
+        cfg=task.cfg,
+        weights=task.weights,
+        resume=args.resume,
+        eval_only=args.eval_only,
+        visualize=args.visualize,
+        processes=several,
+        imports=tuple(args.imports),
+    )
     if several.machine_rank > 0 or not main_process:
-        run.run_engine(task, options)
+        run.run_engine(task.engine, job)
     else:
-        run.run_in_folder(task, options, description, overwrite=args.overwrite)
+        run.run_in_folder(task, job, description, overwrite=args.overwrite)
     return 0
 
 

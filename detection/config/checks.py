@@ -1,20 +1,19 @@
 """Checks of a resolved task: values, constraints between keys, the data, and a resumed folder."""
 
-import importlib.util
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL, same_value
-from detection.config.trained import CONFIG_NAME
+from detection.config.trained import config_in
 from detection.datasets import corruptions
-from detection.datasets.base import Split, object_counts
+from detection.datasets.base import Split, object_counts, require_package
 from detection.datasets.coco_json import require_polygons
 from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
-from moco.common.cfgnode import flatten, read_yaml
+from moco.common.cfgnode import flatten
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.registry import lookup
 from moco.engine.loggers import check_loggers
@@ -55,90 +54,82 @@ _FIXED_BY_CHECKPOINT = (
 
 def check_values(cfg: CfgNode) -> None:
     """Raise UserError for a value out of its range or in contradiction with another one."""
-    flat, solver = flatten(cfg), cfg.SOLVER
-    if cfg.INPUT.CORRUPTION:
-        corruptions.parse(cfg.INPUT.CORRUPTION)
-    for key, smallest in _SMALLEST.items():
-        if flat[key] < smallest:
-            raise UserError(f"{key}: got {flat[key]}, expected at least {smallest}")
-    if cfg.SEED >= 2**31:
-        raise UserError(f"SEED: got {cfg.SEED}, expected less than 2**31")
-    if not (math.isfinite(solver.BASE_LR) and solver.BASE_LR > 0):
-        raise UserError(f"SOLVER.BASE_LR: got {solver.BASE_LR}, expected more than 0")
-    _check_optimizer(cfg)
-    _check_scaling(cfg)
-    if cfg.INPUT.FORMAT not in ("RGB", "BGR"):
-        raise UserError(f"INPUT.FORMAT: got {cfg.INPUT.FORMAT!r}, choices are RGB, BGR")
+    flat, solver, images = flatten(cfg), cfg.SOLVER, cfg.INPUT
+    if images.CORRUPTION:
+        corruptions.parse(images.CORRUPTION)
     check_loggers(cfg.LOG.LOGGERS)
-    sizes = cfg.INPUT.MIN_SIZE_TRAIN
-    sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)  # one number: in Detectron2
-    if not sizes or not all(_finite(size) and size >= 1 for size in sizes):
-        raise UserError(f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected sizes in pixels, e.g. (800,)")
-    if cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2:
-        raise UserError(
-            f"INPUT.MIN_SIZE_TRAIN: got {sizes}, expected the smallest and the largest size, "
-            "because INPUT.MIN_SIZE_TRAIN_SAMPLING is range"
-        )
-    for key in ("PIXEL_MEAN", "PIXEL_STD"):
-        values = list(cfg.MODEL[key])
-        positive = key == "PIXEL_MEAN" or all(value > 0 for value in values if _finite(value))
-        if len(values) != 3 or not all(map(_finite, values)) or not positive:
-            raise UserError(f"MODEL.{key}: got {values}, expected 3 numbers of 0..255, std above 0")
-
-
-def _check_optimizer(cfg: CfgNode) -> None:
-    """Raise UserError for an optimizer, a layer decay or a schedule that there is not."""
-    solver = cfg.SOLVER
     lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
-    betas = solver.BETAS
-    if len(betas) != 2 or not all(_finite(beta) and 0 <= beta < 1 for beta in betas):
-        raise UserError(f"SOLVER.BETAS: got {tuple(betas)}, expected two numbers from 0 to below 1")
-    if not 0 < solver.LR_DECAY <= 1:
-        raise UserError(f"SOLVER.LR_DECAY: got {solver.LR_DECAY}, expected above 0 and at most 1")
+    sizes = images.MIN_SIZE_TRAIN
+    sizes = sizes if isinstance(sizes, list | tuple) else (sizes,)  # one number: in Detectron2
+    by_range = images.MIN_SIZE_TRAIN_SAMPLING == "range"
+    mean, std, betas = cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD, solver.BETAS
+    steps, last = list(solver.STEPS), solver.MAX_ITER
+    rising = steps == sorted(set(steps)) and all(0 < step < last for step in steps)
+    ratios = "two ratios above 0, the lower one first"
+    rules = [
+        *((key, flat[key] >= least, f"at least {least}") for key, least in _SMALLEST.items()),
+        ("SEED", cfg.SEED < 2**31, "less than 2**31"),
+        ("SOLVER.BASE_LR", _finite(solver.BASE_LR) and solver.BASE_LR > 0, "more than 0"),
+        (
+            "SOLVER.BASE_LR_END",
+            0 <= solver.BASE_LR_END <= solver.BASE_LR,
+            f"0 to SOLVER.BASE_LR {solver.BASE_LR}",
+        ),
+        (
+            "SOLVER.BETAS",
+            len(betas) == 2 and all(_finite(beta) and 0 <= beta < 1 for beta in betas),
+            "two numbers from 0 to below 1",
+        ),
+        ("SOLVER.LR_DECAY", 0 < solver.LR_DECAY <= 1, "above 0 and at most 1"),
+        (
+            "SOLVER.STEPS",
+            rising or solver.LR_SCHEDULER_NAME == "WarmupCosineLR",
+            f"rising iterations below SOLVER.MAX_ITER {last}; set both, e.g. SOLVER.STEPS "
+            f"'({last * 3 // 4},)'",
+        ),
+        ("INPUT.FORMAT", images.FORMAT in ("RGB", "BGR"), "RGB or BGR"),
+        (
+            "INPUT.MIN_SIZE_TRAIN",
+            len(sizes) > 0 and all(_finite(size) and size >= 1 for size in sizes),
+            "sizes in pixels, e.g. (800,)",
+        ),
+        (
+            "INPUT.MIN_SIZE_TRAIN",
+            len(sizes) == 2 or not by_range,
+            "the smallest and the largest size, because INPUT.MIN_SIZE_TRAIN_SAMPLING is range",
+        ),
+        ("INPUT.SEM_SEG_SCALE_RANGE", _is_range(images.SEM_SEG_SCALE_RANGE), ratios),
+        ("INPUT.LSJ.SCALE_RANGE", _is_range(images.LSJ.SCALE_RANGE), ratios),
+        ("MODEL.PIXEL_MEAN", len(mean) == 3 and all(map(_finite, mean)), "3 numbers of 0..255"),
+        (
+            "MODEL.PIXEL_STD",
+            len(std) == 3 and all(_finite(value) and value > 0 for value in std),
+            "3 numbers above 0",
+        ),
+    ]
+    for key, fits, expected in rules:
+        if not fits:
+            raise UserError(f"{key}: got {flat[key]!r}, expected {expected}")
     if solver.LR_DECAY != 1 and family_of(cfg) is None:
         families = ", ".join(name for name, _ in LAYER_RULES)
         raise UserError(
             f"SOLVER.LR_DECAY {solver.LR_DECAY}: the layers of MODEL.BACKBONE.NAME "
             f"{cfg.MODEL.BACKBONE.NAME} are not known, only those of {families}; set it to 1.0"
         )
-    if not 0 <= solver.BASE_LR_END <= solver.BASE_LR:
-        raise UserError(
-            f"SOLVER.BASE_LR_END: got {solver.BASE_LR_END}, expected 0 to SOLVER.BASE_LR "
-            f"{solver.BASE_LR}"
-        )
-    steps, by_steps = list(solver.STEPS), solver.LR_SCHEDULER_NAME != "WarmupCosineLR"
-    in_order = steps == sorted(set(steps)) and all(0 < step < solver.MAX_ITER for step in steps)
-    if by_steps and not in_order:
-        raise UserError(
-            f"SOLVER.STEPS: got {tuple(steps)}, expected rising iterations below SOLVER.MAX_ITER "
-            f"{solver.MAX_ITER}; set both, e.g. SOLVER.STEPS '({solver.MAX_ITER * 3 // 4},)'"
-        )
-
-
-def _check_scaling(cfg: CfgNode) -> None:
-    """Raise UserError for ranges of ratios, and for two ways of cropping at once."""
-    given, jitter = cfg.INPUT, cfg.INPUT.LSJ
     keeps_empty = not cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
-    ranges = {
-        "SEM_SEG_SCALE_RANGE": given.SEM_SEG_SCALE_RANGE,
-        "LSJ.SCALE_RANGE": jitter.SCALE_RANGE,
-    }
-    for key, (low, high) in ranges.items():
-        if not 0 < low <= high:
-            raise UserError(
-                f"INPUT.{key}: got {[low, high]}, expected two ratios above 0, the lower one first"
-            )
-    for key, on in (
-        ("INPUT.CROP.ENABLED", given.CROP.ENABLED),
+    for key, excluded in (
+        ("INPUT.CROP.ENABLED", images.CROP.ENABLED),
         # Detectron2 looks for the masks of an image without an object.
         ("DATALOADER.FILTER_EMPTY_ANNOTATIONS", cfg.MODEL.MASK_ON and keeps_empty),
         ("MODEL.META_ARCHITECTURE", cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"),
         ("MODEL.DENSEPOSE_ON", cfg.MODEL.get("DENSEPOSE_ON", False)),
     ):
-        if jitter.ENABLED and on:
-            raise UserError(
-                f"INPUT.LSJ.ENABLED True: not with {key} {flatten(cfg)[key]}; set one of them"
-            )
+        if images.LSJ.ENABLED and excluded:
+            raise UserError(f"INPUT.LSJ.ENABLED True: not with {key} {flat[key]}; set one of them")
+
+
+def _is_range(ratios: Sequence[float]) -> bool:
+    return len(ratios) == 2 and 0 < ratios[0] <= ratios[1]
 
 
 def _finite(value: Any) -> bool:
@@ -205,12 +196,8 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             not say.
     """
     notes = []
-    cut = train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON
-    if cut and importlib.util.find_spec("shapely") is None:
-        raise UserError(
-            "INPUT.LSJ.ENABLED True: cutting masks needs the package shapely; "
-            "install it with: pip install 'moco-transfer[lsj]'"
-        )
+    if train and cfg.INPUT.LSJ.ENABLED and cfg.MODEL.MASK_ON:
+        require_package("shapely", "lsj", "INPUT.LSJ.ENABLED True: cutting masks needs")
     for split in {split.name: split for split in (*train, test)}.values():
         notes += [f"{split.name}: {note}" for note in split.notes]
         if split.classes != test.classes:
@@ -276,10 +263,7 @@ def changes_since(cfg: CfgNode) -> list[str]:
         UserError: the checkpoint would overrule the change (it holds optimizer and schedule), or
             the iterations done would count for something else.
     """
-    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
-    if not earlier.is_file():
-        return []
-    before, now = flatten(read_yaml(earlier)), flatten(cfg)
+    before, now = config_in(cfg.OUTPUT_DIR), flatten(cfg)
     changed = [
         key
         for key in sorted(before.keys() & now.keys())

@@ -9,7 +9,6 @@ from fvcore.common.config import CfgNode
 from detection.datasets.base import Split
 
 _MODULES = {"detectron2": "detection.d2.engine", "embedded": "detection.embedded.engine"}
-ENGINES = tuple(_MODULES)
 
 
 class Engine(Protocol):

@@ -11,14 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from convert.contract import IMAGENET_MEAN, IMAGENET_STD, InputContract
-from detection.config.keys import (
-    DETECTRON2_ONLY,
-    HONORED,
-    NOT_PROTOCOL,
-    TRANSFER,
-    same_value,
-)
+from convert.contract import InputContract
+from detection.config.keys import DETECTRON2_ONLY, HONORED, NOT_PROTOCOL, TRANSFER, same_value
+from detection.config.weights import TORCHVISION_INPUT
 from detection.datasets.base import official_counts
 from detection.modeling.backbones import backbone_type
 from detection.modeling.backbones.base import BACKBONE_TYPES
@@ -48,12 +43,6 @@ PAPER = "the paper"
 _DATASETS = ("DATASETS.TRAIN", "DATASETS.TEST")
 _BATCH = "SOLVER.IMS_PER_BATCH"
 _NORM = "MODEL.RESNETS.NORM"
-_RANDOM_INPUT: dict[str, Any] = {
-    "INPUT.FORMAT": "RGB",
-    "MODEL.PIXEL_MEAN": list(IMAGENET_MEAN),
-    "MODEL.PIXEL_STD": list(IMAGENET_STD),
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,
-}
 # What a recipe need not list and what may be set freely all the same, besides NOT_PROTOCOL (which
 # has all that only the weights' contract decides): how a run is watched, how fast it is, and what
 # is read for custom datasets only.
@@ -106,9 +95,6 @@ class RecipeCheck:
     recipe: str | None
     label: str
     deviations: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"recipe": self.recipe, "label": self.label, "deviations": list(self.deviations)}
 
 
 NOT_A_TASK = RecipeCheck(None, "not a task of the paper", ())
@@ -284,12 +270,12 @@ def _check_input(flat: Mapping[str, Any], contract: InputContract | None) -> lis
     if contract is not None:
         owner = f"the weights need {{}} (contract of the {contract.source} checkpoint)"
         keys = contract.d2_keys()
-        needed = {key: keys[key] for key in _RANDOM_INPUT if key in keys}
+        needed = {key: keys[key] for key in TORCHVISION_INPUT if key in keys}
     elif flat.get("MODEL.WEIGHTS") == RANDOM:
         owner = (
             "expected {} (docs/deviations.md: a random initialization sees what MoCo's rows see)"
         )
-        needed = _RANDOM_INPUT
+        needed = TORCHVISION_INPUT
     else:
         return []
     lines = [

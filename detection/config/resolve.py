@@ -1,15 +1,13 @@
-"""What the user left open in a task: device, seed, datasets and their number of classes."""
+"""What the user left open in a task: device, precision, schedule, seed, data, number of classes."""
 
 import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from detection.config.trained import CONFIG_NAME
+from detection.config.trained import config_in
 from detection.datasets import custom_names, folder_sources, parts
 from detection.datasets.base import Split
-from moco.common.cfgnode import flatten, read_yaml
 from moco.common.errors import DataError, UserError
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -48,8 +46,7 @@ def resolve_precision(
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
     theirs = engine == "detectron2" and device.type == "cuda"
     if solver.PRECISION == "auto":
-        earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
-        begun = flatten(read_yaml(earlier)) if resume and earlier.is_file() else {}
+        begun = config_in(cfg.OUTPUT_DIR) if resume else {}
         fast = has_fast_bf16(device)
         solver.PRECISION, why = ("bf16", "has") if fast else ("fp32", "does not have")
         why = f"{cfg.MODEL.DEVICE} {why} fast bf16"
@@ -69,29 +66,71 @@ def resolve_precision(
     return notes
 
 
+def scale_to_processes(cfg: CfgNode, num_processes: int) -> list[str]:
+    """Scale batch, learning rate and schedule (in place) as Detectron2 does, and say so.
+
+    The rule is that of `DefaultTrainer.auto_scale_workers`: the batch of each process stays, the
+    learning rate follows the whole batch (Goyal et al. 2017), and the durations in iterations are
+    divided, so that the number of epochs stays. With SOLVER.REFERENCE_WORLD_SIZE 0 nothing changes.
+
+    Raises:
+        UserError: the batch cannot be divided among the reference's processes.
+    """
+    solver, test = cfg.SOLVER, cfg.TEST
+    reference = solver.REFERENCE_WORLD_SIZE
+    if reference in (0, num_processes):
+        return []
+    if reference < 0 or solver.IMS_PER_BATCH % reference:
+        raise UserError(
+            f"SOLVER.REFERENCE_WORLD_SIZE: got {reference}, expected a divisor of "
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH}"
+        )
+    before = (solver.IMS_PER_BATCH, solver.BASE_LR, solver.MAX_ITER)
+    scale = num_processes / reference
+    solver.IMS_PER_BATCH = round(solver.IMS_PER_BATCH * scale)
+    solver.BASE_LR = solver.BASE_LR * scale
+    solver.MAX_ITER = round(solver.MAX_ITER / scale)
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / scale)
+    solver.STEPS = tuple(round(step / scale) for step in solver.STEPS)
+    solver.CHECKPOINT_PERIOD = max(1, round(solver.CHECKPOINT_PERIOD / scale))
+    test.EVAL_PERIOD = round(test.EVAL_PERIOD / scale)
+    solver.REFERENCE_WORLD_SIZE = num_processes
+    return [
+        f"scaled from {reference} to {num_processes} processes: batch {before[0]} -> "
+        f"{solver.IMS_PER_BATCH}, learning rate {before[1]:g} -> {solver.BASE_LR:g}, iterations "
+        f"{before[2]} -> {solver.MAX_ITER}, steps {tuple(solver.STEPS)}, warm-up "
+        f"{solver.WARMUP_ITERS}",
+        f"not equivalent after scaling: BN sees {solver.IMS_PER_BATCH} images at once instead of "
+        f"{before[0]}, and the rule for the learning rate holds approximately",
+    ]
+
+
 def resolve_seed(cfg: CfgNode, *, resume: bool) -> list[str]:
     """SEED (in place): the user's, the folder's, or a new one, and then a note that says so."""
     if cfg.SEED >= 0:
         return []
-    earlier = Path(cfg.OUTPUT_DIR) / CONFIG_NAME
-    if resume and earlier.is_file():
-        cfg.SEED = int(read_yaml(earlier).get("SEED", -1))
-    if cfg.SEED >= 0:
+    if resume and (seed := config_in(cfg.OUTPUT_DIR).get("SEED", -1)) >= 0:
+        cfg.SEED = seed
         return []
     cfg.SEED = int.from_bytes(os.urandom(4), "little") >> 1
     return [f"SEED was not set; {cfg.SEED} was sampled"]
 
 
-def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -> None:
-    """DATASETS.TRAIN and TEST (in place).
+def resolve_names(cfg: CfgNode, given: Collection[str], *, eval_only: bool) -> None:
+    """DATASETS.TRAIN and TEST (in place); of an evaluation TEST alone.
 
-    A custom dataset replaces that of the YAML file, but not what is on the command line.
+    A custom dataset replaces that of the YAML file, but not what is on the command line; then
+    DATASETS.PART takes its part.
 
     Args:
         given: keys of the command line.
-        needed: TRAIN, TEST or both.
+
+    Raises:
+        UserError: keys that contradict each other, no such part, or an index file without a subset.
+        DataError: a custom folder without such splits.
     """
     datasets = cfg.DATASETS
+    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
     own = custom_names(cfg)
     if own and datasets.VOC_DIR:
         raise UserError("DATASETS.VOC_DIR and DATASETS.COCO_*_JSON are both set; keep one of them")
@@ -105,7 +144,7 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
         _resolve_voc_folder(cfg, given, needed)
     elif list(datasets.VOC_CLASSES):
         raise UserError("DATASETS.VOC_CLASSES belongs to DATASETS.VOC_DIR; set both or none")
-    if "TRAIN" in needed and not datasets.TRAIN:
+    if not eval_only and not datasets.TRAIN:
         raise UserError(
             "DATASETS.TRAIN is empty; name a dataset, or set DATASETS.VOC_DIR or "
             "DATASETS.COCO_TRAIN_JSON"
@@ -115,15 +154,6 @@ def resolve_names(cfg: CfgNode, given: Collection[str], needed: Sequence[str]) -
             f"DATASETS.TEST: got {tuple(datasets.TEST)}, expected one dataset, because a run is "
             "one number of a table"
         )
-
-
-def resolve_part(cfg: CfgNode, *, eval_only: bool) -> None:
-    """DATASETS.TRAIN and TEST (in place) under DATASETS.PART.
-
-    Raises:
-        UserError: no such part, or an index file without a subset.
-    """
-    datasets = cfg.DATASETS
     if datasets.PART_INDEX and datasets.PART in ("", parts.TUNE):
         raise UserError("DATASETS.PART_INDEX: names subsets of DATASETS.PART; set it as 10%.3")
     if datasets.PART and not eval_only:

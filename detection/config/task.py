@@ -4,9 +4,9 @@ The same file and the same `KEY VALUE` overrides serve both engines; all keys ar
 unknown key is an error that names the nearest one, and so is a value that the engine cannot honor.
 """
 
+import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,10 @@ from detection.config.resolve import (
     resolve_classes,
     resolve_device,
     resolve_names,
-    resolve_part,
     resolve_precision,
     resolve_seed,
+    scale_to_processes,
 )
-from detection.config.scaling import scale_to_processes
 from detection.config.trained import CONFIG_NAME, apply_trained, trained_file, training_data
 from detection.config.weights import (
     apply_contract,
@@ -73,7 +72,6 @@ class Task:
             evaluation only those that the model was trained on, as far as its record has them.
         recipe: how the configuration compares with the paper's.
         notes: what a reader of the result has to know.
-        imports: modules of the user's own code, imported before (`--import`).
     """
 
     name: str
@@ -86,7 +84,6 @@ class Task:
     data: tuple[tuple[str, str], ...]
     recipe: RecipeCheck
     notes: tuple[str, ...]
-    imports: tuple[str, ...] = ()
 
 
 def default_task() -> CfgNode:
@@ -96,9 +93,8 @@ def default_task() -> CfgNode:
     change is checked in `load_task`.
     """
     cfg = CfgNode()
-    for key, value in {**HONORED, **DETECTRON2_ONLY, **TRANSFER}.items():
-        _add_key(cfg, key, value)
-    return cfg.clone()
+    _add_keys(cfg, HONORED | DETECTRON2_ONLY | TRANSFER)
+    return cfg
 
 
 def add_transfer_config(cfg: CfgNode) -> None:
@@ -106,15 +102,16 @@ def add_transfer_config(cfg: CfgNode) -> None:
 
     For a custom train_net.py: `cfg = get_cfg(); add_transfer_config(cfg)`.
     """
-    for key, value in TRANSFER.items():
-        _add_key(cfg, key, list(value) if isinstance(value, list) else value)
+    _add_keys(cfg, TRANSFER)
 
 
-def _add_key(cfg: CfgNode, key: str, value: Any) -> None:
-    *parents, name = key.split(".")
-    for parent in parents:
-        cfg = cfg.setdefault(parent, CfgNode())
-    cfg[name] = value
+def _add_keys(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
+    for key, value in keys.items():
+        *parents, name = key.split(".")
+        node = cfg
+        for parent in parents:
+            node = node.setdefault(parent, CfgNode())
+        node[name] = copy.deepcopy(value)
 
 
 def protocol_sha256(config: Mapping[str, Any]) -> str:
@@ -167,11 +164,9 @@ def check_early(
     else:
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
-    needed = ("TEST",) if eval_only else ("TRAIN", "TEST")
-    resolve_names(cfg, given, needed)
-    resolve_part(cfg, eval_only=eval_only)
+    resolve_names(cfg, given, eval_only=eval_only)
     sources = known(cfg)
-    for name in (name for key in needed for name in cfg.DATASETS[key]):
+    for name in (*(() if eval_only else cfg.DATASETS.TRAIN), *cfg.DATASETS.TEST):
         if base_name(name) in sources and not find_source(name, cfg).present():
             read_split(name, cfg)  # says what is missing
     return cfg
@@ -191,7 +186,7 @@ def load_task(
     Args:
         config_file: YAML with local `_BASE_`; None: Detectron2's defaults.
         opts: `KEY VALUE` overrides.
-        engine: one of `detection.config.engines.ENGINES`.
+        engine: detectron2 or embedded.
         eval_only: MODEL.WEIGHTS is a trained model; with `resume` it is the folder's last one.
         num_processes: over all machines; see `scale_to_processes`.
 
@@ -227,14 +222,17 @@ def load_task(
     check_values(cfg)
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
-    with _pointing_to_the_doctor(cfg):
-        resolve_names(cfg, given, ("TEST",) if eval_only else ("TRAIN", "TEST"))
-        resolve_part(cfg, eval_only=eval_only)
+    try:
+        resolve_names(cfg, given, eval_only=eval_only)
         runs_on.provide_datasets(cfg)
         train = () if eval_only else tuple(read_split(name, cfg) for name in cfg.DATASETS.TRAIN)
         test = read_split(cfg.DATASETS.TEST[0], cfg)
         resolve_classes(cfg, test, explicit, given)
         notes += check_splits(cfg, train, test)
+    except DataError as error:  # what is wrong with a custom dataset is rarely wrong in one place
+        if doctor := doctor_command(cfg):
+            raise DataError(f"{error}; to check all of it: {doctor}") from error
+        raise
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:
@@ -280,14 +278,3 @@ def _task_name(config_file: PathLike | None, *variants: str) -> str:
     if path.name == CONFIG_NAME and record.is_file():
         return read_record(record).task
     return "_".join(filter(None, (path.stem, *variants))).replace("%", "pct")
-
-
-@contextmanager
-def _pointing_to_the_doctor(cfg: CfgNode) -> Iterator[None]:
-    """What is wrong with a custom dataset is rarely wrong in one place."""
-    try:
-        yield
-    except DataError as error:
-        if doctor := doctor_command(cfg):
-            raise DataError(f"{error}; to check all of it: {doctor}") from error
-        raise

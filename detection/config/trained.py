@@ -7,22 +7,17 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from detection.config.keys import NOT_PROTOCOL
-from detection.config.weights import apply_keys
+from detection.config.weights import TORCHVISION_INPUT, apply_keys
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
+from moco.common.files import PathLike
 from moco.common.run import RECORD_NAME, read_record
 
 CONFIG_NAME = "config.yaml"  # of a run, beside its record and its models
-_PIXEL_KEYS = (
-    "INPUT.FORMAT",
-    "MODEL.PIXEL_MEAN",
-    "MODEL.PIXEL_STD",
-    "MODEL.RESNETS.STRIDE_IN_1X1",
-)
 # What a model needs beside its tensors: the keys of the input contract and the head.
 _MODEL_KEYS = (
-    *_PIXEL_KEYS,
+    *TORCHVISION_INPUT,
     "MODEL.RESNETS.DEPTH",
     "MODEL.RESNETS.STEM",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
@@ -46,6 +41,12 @@ _TRAINING_KEYS = (
     "INPUT.SEM_SEG_",
     "MODEL.BACKBONE.FREEZE_AT",
 )
+
+
+def config_in(folder: PathLike) -> dict[str, Any]:
+    """The keys of the configuration that a run's folder was begun with, flat; {}: it has none."""
+    path = Path(folder) / CONFIG_NAME
+    return flatten(read_yaml(path)) if path.is_file() else {}
 
 
 def trained_config(opts: Sequence[str], *, resume: bool) -> Path:
@@ -102,9 +103,8 @@ def apply_trained(cfg: CfgNode, explicit: Collection[str]) -> None:
     Raises:
         UserError: a contradiction, or nobody says how the model's pixels were normalized.
     """
-    config = Path(cfg.MODEL.WEIGHTS).with_name(CONFIG_NAME)
-    trained: dict[str, Any] = flatten(read_yaml(config)) if config.is_file() else {}
-    unknown = [key for key in _PIXEL_KEYS if key not in trained and key not in explicit]
+    trained = config_in(Path(cfg.MODEL.WEIGHTS).parent)
+    unknown = [key for key in TORCHVISION_INPUT if key not in trained and key not in explicit]
     if unknown:
         raise UserError(
             f"{', '.join(unknown)}: not known for {cfg.MODEL.WEIGHTS}, which has no {CONFIG_NAME} "

@@ -30,6 +30,13 @@ from moco.common.shipped import CONFIGS, shown
 if TYPE_CHECKING:
     from convert.verify import Converted
 
+# What a network at random weights sees: torchvision's convention, as most weights have it.
+TORCHVISION_INPUT: dict[str, Any] = {
+    "INPUT.FORMAT": "RGB",
+    "MODEL.PIXEL_MEAN": IMAGENET_MEAN,
+    "MODEL.PIXEL_STD": IMAGENET_STD,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+}
 _WEIGHTS = (
     "a file from convert/convert_to_d2.py, a checkpoint that it reads, a name that `moco-transfer "
     f"weights list` shows, or {RANDOM!r} for a random initialization"
@@ -106,18 +113,11 @@ def apply_contract(
 
 
 def apply_random(cfg: CfgNode, explicit: Collection[str]) -> None:
-    """torchvision's convention for what the user left open (in place).
-
-    As of most pre-trained weights, so that every row of a table sees the same pixels.
-    """
-    rgb = cfg.INPUT.FORMAT == "RGB" or "INPUT.FORMAT" not in explicit
-    step = 1 if rgb else -1
-    values: dict[str, Any] = {
-        "INPUT.FORMAT": "RGB",
-        "MODEL.PIXEL_MEAN": list(IMAGENET_MEAN[::step]),
-        "MODEL.PIXEL_STD": list(IMAGENET_STD[::step]),
-        "MODEL.RESNETS.STRIDE_IN_1X1": False,
-    }
+    """`TORCHVISION_INPUT` for what the user left open (in place), so that every row of a table sees
+    the same pixels."""
+    values = dict(TORCHVISION_INPUT)
+    if "INPUT.FORMAT" in explicit and cfg.INPUT.FORMAT == "BGR":
+        values |= {key: values[key][::-1] for key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD")}
     if cfg.MODEL.RESNETS.DEPTH < 50:
         values["MODEL.RESNETS.RES2_OUT_CHANNELS"] = cfg.MODEL.RESNETS.STEM_OUT_CHANNELS
     open_keys = {key: value for key, value in values.items() if key not in explicit}

@@ -6,13 +6,12 @@ A format is one file here, which registers itself in `FORMATS`.
 import dataclasses
 import difflib
 import functools
-import gc
 from collections.abc import Iterable
 
 from fvcore.common.config import CfgNode
 
 from detection.datasets import cityscapes, coco, lvis, voc  # noqa: F401  # they register themselves
-from detection.datasets.base import Source, formats, official_counts
+from detection.datasets.base import Source, formats, official_counts, uncollected
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
 from detection.datasets.layout import datasets_root
@@ -71,14 +70,8 @@ def cache_clear() -> None:
 
 @functools.lru_cache(maxsize=16)
 def _read(source: Source) -> Split:
-    # The collector would go through millions of new lists again and again, and free none.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         split = source.read()
-    finally:
-        if collecting:
-            gc.enable()
     official, _ = official_counts(split.name)
     if official and official != len(split.records):
         note = f"{len(split.records)} images, the official split has {official}"

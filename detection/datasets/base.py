@@ -1,12 +1,17 @@
 """What a dataset is to both engines: formats, sources of splits, validated splits."""
 
+import gc
+import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
+
+from moco.common.errors import UserError
 
 # Detectron2's standard dict of one image ("file_name", "image_id", "height", "width",
 # "annotations" or "sem_seg_file_name"), equal to what Detectron2's own reader of the format gives.
@@ -65,6 +70,26 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
 def with_objects(records: Sequence[Record]) -> list[Record]:
     """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
     return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection, which goes through millions of new objects again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def require_package(module: str, extra: str, needs: str) -> None:
+    """Raise UserError where the package of an extra is not installed; begins with `needs`."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(
+            f"{needs} the package {module}; install it with: pip install 'moco-transfer[{extra}]'"
+        )
 
 
 class Source(Protocol):

@@ -12,7 +12,6 @@ last to the first, and each loses its hidden part. This needs shapely.
 """
 
 import hashlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -34,11 +33,12 @@ from detection.datasets.base import (
     Format,
     Record,
     Split,
+    require_package,
 )
 from detection.datasets.labels import semantic_split
 from detection.datasets.layout import expected, read_json, require_files
 from moco.common.distributed import usable_cores
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError
 
 # The names of all labels → id; below 0: not a label of pixels.
 _LABEL_IDS = {
@@ -135,9 +135,7 @@ class CityscapesSource:
         return semantic_split(self.name, STUFF_CLASSES, IGNORED, records, self._metadata())
 
     def _read_instances(self, frames: Sequence[tuple[str, str]]) -> Split:
-        if importlib.util.find_spec("shapely") is None:
-            extra = "pip install moco-transfer[cityscapes]"
-            raise UserError(f"Cityscapes' instances need the package shapely: {extra}")
+        require_package("shapely", "cityscapes", f"{self.name}: needs")
         read = _parallel if len(frames) > _FEW else map
         results = list(read(_instances, frames))
         files = "".join(f"{record['image_id']} {sha256}\n" for record, sha256, _ in results)

@@ -26,7 +26,7 @@ from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from PIL import Image
 
-from detection.datasets.base import Record
+from detection.datasets.base import Record, require_package
 from detection.datasets.images import read_image
 from moco.common.errors import DataError, UserError
 
@@ -49,11 +49,7 @@ def parse(text: str) -> tuple[str, int]:
             f"INPUT.CORRUPTION: got {text!r}, expected NAME.SEVERITY like fog.3; severities are 1 "
             f"to 5, names {', '.join(NAMES)}"
         )
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise UserError(
-            f"INPUT.CORRUPTION: needs the package {PACKAGE}; install it with: "
-            "pip install 'moco-transfer[corruptions]'"
-        )
+    require_package(PACKAGE, "corruptions", "INPUT.CORRUPTION: needs")
     return name, int(severity)
 
 

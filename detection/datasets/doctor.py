@@ -35,7 +35,7 @@ from detection.datasets.base import (
 from detection.datasets.labels import check_labels
 from detection.datasets.layout import DATASETS_VARIABLE, doctor_command, image_size
 from moco.common.command import program
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, first_few
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 
@@ -214,15 +214,12 @@ def _fault(record: Record) -> str:
 def _classes(split: Split) -> str:
     """`classes: cat 12, dog 3; no object of cow`."""
     counts = object_counts(split)
-    present = _some([f"{name} {counts[name]}" for name in split.classes if counts[name]])
-    absent = _some([name for name in split.classes if not counts[name]])
+    present = first_few(
+        [f"{name} {counts[name]}" for name in split.classes if counts[name]], _SHOWN
+    )
+    absent = first_few([name for name in split.classes if not counts[name]], _SHOWN)
     text = f"classes: {present or 'none with an object'}"
     return f"{text}; no object of {absent}" if absent else text
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """One run of a task in its folder: description, record, and what is printed at its end."""
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
-from detection.engine.processes import Job, Processes
+from detection.engine.processes import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen, read_start
 from detection.engine.weights import EngineResult
@@ -22,20 +23,6 @@ from moco.common.command import program
 from moco.common.errors import Preempted
 from moco.common.files import atomic_write_text, sha256_file
 from moco.common.run import RunFolder, RunRecord, provenance, write_record
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a command line says beside the task.
-
-    Attributes:
-        visualize: number of test images to plot the predictions on.
-    """
-
-    resume: bool
-    eval_only: bool
-    visualize: int
-    processes: Processes
 
 
 def describe(task: Task) -> str:
@@ -86,46 +73,62 @@ def _weights_and_schedule(task: Task) -> list[str]:
     ]
 
 
-def run_engine(task: Task, options: Options) -> EngineResult:
-    """Hand a task to its engine."""
-    job = Job(task.cfg, task.weights, **vars(options), imports=task.imports)
-    result: EngineResult = find_engine(task.engine).run(job)
+def run_engine(engine: str, job: Job) -> EngineResult:
+    """Hand a job to an engine."""
+    result: EngineResult = find_engine(engine).run(job)
     return result
 
 
-def run_in_folder(task: Task, options: Options, description: str, *, overwrite: bool) -> None:
+def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) -> None:
     """Run a task on the main process: lock OUTPUT_DIR, write its record last, say what is next.
 
     Raises:
         Exception: as the engine; a failed run has a record, a preempted one has none.
     """
     # An evaluation leaves the run that it is about as it is.
-    keep = options.resume or options.eval_only
+    keep = job.resume or job.eval_only
     with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=overwrite) as folder:
-        results = folder.path / "inference" if options.eval_only else folder.path
+        results = folder.path / "inference" if job.eval_only else folder.path
         if overwrite:
             # Else a later --resume could continue the run that was overwritten.
             for name in ("last_checkpoint", "log.txt"):
                 (folder.path / name).unlink(missing_ok=True)
-        if not (options.resume and (results / CONFIG_NAME).is_file()):
+        if not (job.resume and (results / CONFIG_NAME).is_file()):
             # A resumed run keeps its first one, so that what was changed since stays visible.
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
         with (folder.path / "log.txt").open("a") as log:
             log.write(f"{description}\n")
         start = time.monotonic()
         try:
-            result = run_engine(task, options)
-            begun = None if options.eval_only else read_start(folder.path)
+            result = run_engine(task.engine, job)
+            begun = None if job.eval_only else read_start(folder.path)
             check_frozen(begun, result.frozen)
         except Preempted:
             raise  # not over: --resume continues it
         except Exception as error:
-            write_record(results, _failed(task, error, folder.path, time.monotonic() - start))
+            done = 0 if job.eval_only else iterations_before(error, folder.path)
+            seconds = time.monotonic() - start
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            failed = _record(
+                task, job, [why], status="failed", iterations=done, seconds=seconds, metrics={}
+            )
+            write_record(results, failed)
             raise
-        record = replace(_done(task, result), start=begun)
+        metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
+        record = _record(
+            task,
+            job,
+            notes,
+            status="done",
+            iterations=result.iterations,
+            seconds=result.seconds,
+            metrics=metrics,
+            coverage=asdict(result.coverage) if result.coverage else None,
+            start=begun,
+        )
         path = write_record(results, record)
     print(f"{task.test.name}: {headline(record.metrics)}")
-    if options.eval_only:
+    if job.eval_only:
         print(f"wrote {path}")
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
@@ -134,53 +137,30 @@ def run_in_folder(task: Task, options: Options, description: str, *, overwrite: 
     print(f"next: {program('table', 'python -m benchmarks.make_table')} {path.parent}")
 
 
-def _done(task: Task, result: EngineResult) -> RunRecord:
-    """The record of a finished run."""
-    metrics, notes = for_record(result.metrics, metric_kinds(task.test, task.cfg))
-    return _record(
-        task,
-        status="done",
-        iterations=result.iterations,
-        seconds=round(result.seconds, 3),
-        metrics=metrics,
-        coverage=result.coverage.to_dict() if result.coverage else None,
-        notes=[*task.notes, *notes],
-    )
-
-
-def _failed(task: Task, error: Exception, folder: Path, seconds: float) -> RunRecord:
-    """The record of a run that ended without numbers; the last note says why."""
-    return _record(
-        task,
-        status="failed",
-        iterations=iterations_before(error, folder) if task.train else 0,
-        seconds=round(seconds, 3),
-        metrics={},
-        coverage=None,
-        notes=[*task.notes, " ".join(f"{type(error).__name__}: {error}".split())],
-    )
-
-
-def _record(task: Task, **outcome: Any) -> RunRecord:
+def _record(
+    task: Task, job: Job, notes: Sequence[str], *, seconds: float, **outcome: Any
+) -> RunRecord:
+    """The record of a run that came to an end; `notes`: of the end, after those of the task."""
     contract = task.weights.contract if task.weights else None
     file = task.weights.path if task.weights else Path(task.cfg.MODEL.WEIGHTS)
-    sha256 = sha256_file(file) if file and file.is_file() else None
     config = resolved_config(task)
     facts = provenance()
     if package := metric_package(task.test, task.cfg):
         facts["versions"][package] = metadata.version(package)
-    imports = {"imports": list(task.imports)} if task.imports else {}
+    imports = {"imports": job.imports} if job.imports else {}
     return RunRecord(
         kind="detection",
         task=task.name,
         engine=task.engine,
         init=task.init,
-        weights_sha256=sha256,
+        weights_sha256=sha256_file(file) if file and file.is_file() else None,
         weights_source=contract.source if contract else None,
         seed=task.cfg.SEED,
         config_sha256=protocol_sha256(config),
         config=config,
-        recipe=task.recipe.to_dict(),
-        provenance={**facts, "data": [list(item) for item in task.data], **imports},
+        recipe=asdict(task.recipe),
+        provenance={**facts, "data": task.data, **imports},
+        notes=[*task.notes, *notes],
+        seconds=round(seconds, 3),
         **outcome,
     )

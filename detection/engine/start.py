@@ -4,20 +4,17 @@ Two runs whose digests agree differ in nothing before their first step but the w
 write them into OUTPUT_DIR while they train; the run record takes them from there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from detection.engine.weights import UNTRACKED, Coverage
 from moco.common.files import atomic_write_json, sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 _STRIDE_PX = 8
 
@@ -82,8 +79,6 @@ def frozen_digest(model: nn.Module) -> dict[str, Any] | None:
     These are parameters without gradient, and the buffers of modules that train nothing: the
     statistics of frozen batch norm.
     """
-    from torch.nn import Parameter
-
     tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if name.partition(".")[0] != "backbone":
@@ -92,7 +87,9 @@ def frozen_digest(model: nn.Module) -> dict[str, Any] | None:
         tensors |= {key: value for key, value in own.items() if not value.requires_grad}
         if not any(value.requires_grad for value in own.values()):
             tensors |= dict(module.named_buffers(prefix=name, recurse=False))
-    if not any(isinstance(value, Parameter) or "running_" in key for key, value in tensors.items()):
+    if not any(
+        isinstance(value, nn.Parameter) or "running_" in key for key, value in tensors.items()
+    ):
         return None
     return {"tensors": len(tensors), "sha256": sha256_state(tensors)}
 

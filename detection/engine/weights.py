@@ -5,13 +5,14 @@ Names (the same in both engines) are matched whole: where a converted tensor goe
 detector to `roi_heads.res5.…`, because there it is the box head.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from convert.families.base import family_named
 from convert.files import read_file
@@ -19,9 +20,6 @@ from detection.modeling.backbones.base import BackboneType
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, named_objects
 from moco.common.unpickler import Inert
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +37,6 @@ class Coverage:
 
     loaded: int
     left_at_init: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"loaded": self.loaded, "left_at_init": list(self.left_at_init)}
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,6 @@ def read_trained(path: PathLike) -> dict[str, Tensor]:
     Raises:
         DataError: unreadable, or not a mapping of names to tensors.
     """
-    import torch
-
     raw = read_file(path)
     model = raw.get("model", raw) if isinstance(raw, Mapping) else None
     if not isinstance(model, Mapping) or not model:
@@ -157,8 +150,6 @@ def check_coverage(
         UserError: a tensor that differs from the file's, or a backbone tensor the file does not
             have.
     """
-    import torch
-
     targets = target_names(state, converted, kind)
     different = [
         name

@@ -1,6 +1,5 @@
 """What an evaluator is to both engines, and the registry of the datasets' metrics."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any, Protocol, Self
 from fvcore.common.registry import Registry
 
 from detection.datasets.base import Record, Split
-from moco.common.errors import UserError
 
 # A model's answer for one image, the same from both engines (predictions.py).
 Prediction = dict[str, Any]
@@ -50,12 +48,3 @@ class Metric:
 
 # `Split.evaluator_type` → function of that name: configuration → `Metric`.
 EVALUATORS = Registry("evaluator")
-
-
-def require_package(module: str, extra: str, split: Split) -> None:
-    """Raise UserError where the metric's package is not installed."""
-    if importlib.util.find_spec(module) is None:
-        raise UserError(
-            f"{split.name}: the metric needs the package {module}; "
-            f"install it with: pip install 'moco-transfer[{extra}]'"
-        )

@@ -20,8 +20,8 @@ import numpy as np
 from fvcore.common.config import CfgNode
 from PIL import Image
 
-from detection.datasets.base import Split
-from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.datasets.base import Split, require_package
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.predictions import Row, coco_rows, write_coco
 from moco.common.errors import UserError
 
@@ -119,7 +119,7 @@ def cityscapes_instance(cfg: CfgNode) -> Metric:
     def build(split: Split, folder: Path) -> Evaluator:
         if not cfg.MODEL.MASK_ON:
             raise UserError(f"{split.name} is evaluated by masks: MODEL.MASK_ON must be True")
-        require_package("cityscapesscripts", "cityscapes", split)
+        require_package("cityscapesscripts", "cityscapes", f"{split.name}: the metric needs")
         return CityscapesEvaluator(split.name, split.classes, split.truth, folder)
 
     return Metric(("segm",), build)

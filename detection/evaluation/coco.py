@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import Split
+from detection.datasets.base import Split, require_package
 from detection.datasets.layout import read_json
-from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction, require_package
+from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
 from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
 from detection.evaluation.predictions import Row, coco_rows, write_coco
@@ -250,9 +250,7 @@ def summarize(matches: Matches) -> dict[str, float]:
     objects = np.bincount(matches.object_classes)
     precision = np.full((THRESHOLDS, len(RECALLS), len(objects)), -1.0)  # (T, R, K)
     for class_id in np.flatnonzero(objects).tolist():
-        mine = matches.of_class(class_id)
-        true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
-        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)
+        tp, fp = matches.counts(class_id)  # (D, T)
         recall = tp / objects[class_id]
         envelope = np.maximum.accumulate((tp / (fp + tp + np.spacing(1)))[::-1], axis=0)[::-1]
         for t in range(THRESHOLDS):
@@ -304,7 +302,7 @@ def lvis(cfg: CfgNode) -> Metric:
     kinds = _boxes_and_masks(cfg)
 
     def build(split: Split, folder: Path) -> Evaluator:
-        require_package("hotcoco", "metrics", split)
+        require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
         return LVISEvaluator(**_of(split, kinds), folder=folder)
 
     return Metric(kinds, build, "hotcoco")

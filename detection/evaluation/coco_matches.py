@@ -7,8 +7,6 @@ said of the others follows from the annotations.
 D: detections, T: IoU thresholds, G: objects that count.
 """
 
-import contextlib
-import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from detection.datasets.base import uncollected
 from detection.evaluation.matches import THRESHOLDS, Matches
 
 Ints = NDArray[np.integer]
@@ -101,7 +100,7 @@ def extract(evaluation: Any, found: Detections, at: Ints, counted: NDArray[np.bo
     params = evaluation.params
     everything = list(params.areaRng[params.areaRngLbl.index("all")])
     true, ignored = np.zeros((2, len(found.scores), THRESHOLDS), bool)
-    with _uncollected():
+    with uncollected():
         cells = [
             cell
             for cell in evaluation.evalImgs
@@ -155,15 +154,3 @@ def _flags(parts: Sequence[Any]) -> Any:
     """(T, d) of each cell → bool (D, T)."""
     rows = (list(chain.from_iterable(part[t] for part in parts)) for t in range(THRESHOLDS))
     return np.array(list(rows), dtype=bool).T
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which 100,000s of small lists would set off; none is garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -59,6 +59,12 @@ class Matches:
         """The places of its detections."""
         return slice(*np.searchsorted(self.classes, [class_id, class_id + 1]).tolist())
 
+    def counts(self, class_id: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(D, T) each: its true and its false positives as far as each rank."""
+        mine = self.of_class(class_id)
+        true, false = self.true[mine], ~self.true[mine] & ~self.ignored[mine]
+        return np.cumsum(true, 0, np.float64), np.cumsum(false, 0, np.float64)
+
 
 @dataclass(frozen=True)
 class MatchFile:

@@ -175,9 +175,7 @@ def summarize(matches: Matches, class_names: Sequence[str], year: int) -> dict[s
     ap = np.zeros((len(class_names), len(IOU_THRESHOLDS)))
     objects = np.bincount(matches.object_classes, minlength=len(class_names))
     for class_id in range(len(class_names)):
-        mine = matches.of_class(class_id)
-        true, false = matches.true[mine], ~matches.true[mine] & ~matches.ignored[mine]
-        tp, fp = (np.cumsum(part, axis=0, dtype=np.float64) for part in (true, false))  # (D, T)
+        tp, fp = matches.counts(class_id)  # (D, T)
         with np.errstate(invalid="ignore"):  # no object of this class: 0 / 0
             recall = tp / np.float64(objects[class_id])
         precision = tp / np.maximum(tp + fp, np.finfo(np.float64).eps)

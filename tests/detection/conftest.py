@@ -70,6 +70,14 @@ def r18_file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def converted(r18_file):
+    """What is in `r18_file`."""
+    from convert.verify import read_converted
+
+    return read_converted(r18_file)
+
+
+@pytest.fixture(scope="session")
 def voc_folder(tmp_path_factory) -> Path:
     """Colored rectangles in VOC layout: 6 images to train on, 3 to test on, 3 classes."""
     return write_voc(tmp_path_factory.mktemp("data") / "shapes", {"trainval": 6, "test": 3})
@@ -85,6 +93,14 @@ def small_options(voc_folder) -> list[str]:
     """The small task cut down to seconds: 3 iterations of 2 images at about 100 px."""
     values = {"DATASETS.VOC_DIR": voc_folder, **SMALL_VOC}
     return [str(item) for pair in values.items() for item in pair]
+
+
+@pytest.fixture(scope="session")
+def task_cfg(r18_file, small_config, small_options):
+    """The small task with `r18_file`, frozen."""
+    from detection.config.task import load_task
+
+    return load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(r18_file)], "embedded").cfg
 
 
 def task_files() -> list[str]:

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from detection.engine import run
 from detection.engine.resuming import set_iterations
 from detection.train_net import build_parser, choose_engine, main
 from moco.common.command import parse_with_pairs
-from moco.common.errors import DataError, LockedError, NumericError, Preempted, UserError
+from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.run import LOCK_NAME, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,12 +192,6 @@ def test_evaluation_needs_no_training_data(argv, tmp_path, voc_folder):
     trained = read_record(tmp_path / "run" / "run.json")
     assert again.metrics == trained.metrics
     assert again.config_sha256 == trained.config_sha256
-
-
-def test_a_folder_in_use(argv, tmp_path):
-    (tmp_path / "run").mkdir()
-    with FileLock(tmp_path / "run" / LOCK_NAME), pytest.raises(LockedError, match="in use"):
-        main(argv(flags=("--overwrite",)))
 
 
 def test_a_failed_run_is_recorded_as_failed(argv, tmp_path, monkeypatch):

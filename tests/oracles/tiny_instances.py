@@ -177,3 +177,21 @@ def instances(*found: tuple[Any, float, int]) -> dict[str, Any]:
 def with_masks(prediction: dict[str, Any], H: int, W: int) -> dict[str, Any]:
     """The same with a mask for each box, which fills it."""
     return {**prediction, "masks": [rle(rectangle(H, W, box)) for box in prediction["boxes"]]}
+
+
+def detectron2_instances(prediction: dict[str, Any], H: int, W: int) -> Any:
+    """The same as Detectron2's structure of an image (H, W)."""
+    import torch
+    from detectron2.structures import Boxes, Instances
+    from pycocotools import mask as mask_util
+
+    found = Instances((H, W))
+    found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"].copy()))
+    found.scores = torch.from_numpy(prediction["scores"].copy())
+    found.pred_classes = torch.from_numpy(prediction["classes"].copy())
+    if "masks" in prediction:
+        masks = np.array([mask_util.decode(mask) for mask in prediction["masks"]])
+        found.pred_masks = torch.from_numpy(masks.reshape(-1, H, W))
+    if "keypoints" in prediction:
+        found.pred_keypoints = torch.from_numpy(prediction["keypoints"].copy())
+    return found

@@ -161,18 +161,3 @@ def test_the_readmes_command_runs(folder, data_of, tmp_path, capsys):
     assert record.task == "pascal_voc_R_50_C4_24k_moco"
     assert record.weights_source == "facebookresearch/moco (converted)"
     assert record.coverage["loaded"] == 265
-
-
-@pytest.mark.parametrize("name", ["voc", "coco"])
-def test_weights_under_the_wrong_file_are_refused(name, folder, data_of, tmp_path):
-    """Their placeholder, MoCo's weights under the supervised file, and the other way round."""
-    from moco.common.errors import DataError, UserError
-
-    data_of(name)
-    base = NAMES[name]
-    with pytest.raises(DataError, match=r"MODEL\.WEIGHTS See Instructions: no such file"):
-        load_task(str(folder / f"{base}_moco.yaml"), ["MODEL.DEVICE", "cpu"], "detectron2")
-    opts = ["MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", str(folder / "msra.pkl")]
-    with pytest.raises(UserError, match=r"INPUT\.FORMAT|PIXEL_MEAN") as caught:
-        load_task(str(folder / f"{base}_moco.yaml"), opts, "detectron2")
-    assert "the task file sets" in str(caught.value)

@@ -13,6 +13,7 @@ from detection.config.keys import NOT_PROTOCOL, same_value
 from detection.config.recipe import Recipe, RecipeCheck, check, load_recipes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
+from tests.convert.test_contract import R50
 from tests.oracles.official_yaml import NAMES, write_official
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,22 +34,7 @@ RGB = {
 
 
 def contract(**changes: Any) -> InputContract:
-    values: dict[str, Any] = {
-        "pixel_mean": (123.675, 116.28, 103.53),
-        "pixel_std": (58.395, 57.12, 57.375),
-        "channel_order": "RGB",
-        "stride_in_1x1": False,
-        "depth": 50,
-        "stem": "imagenet",
-        "stem_out_channels": 64,
-        "res2_out_channels": 256,
-        "num_groups": 1,
-        "width_per_group": 64,
-        "source": "facebookresearch/moco",
-        "source_sha256": "0",
-        "encoder": "query",
-    }
-    return InputContract.of(**(values | changes))
+    return InputContract.of(**R50 | changes)
 
 
 MSRA = contract(
@@ -218,29 +204,19 @@ def test_every_citation_is_used():
     assert {name for recipe in tree["recipes"] for name in recipe["groups"]} == set(tree["groups"])
 
 
-# A key that no recipe of this task lists, at a value that is not Detectron2's default.
-NOT_LISTED = {
-    "MODEL.RPN.CONV_DIMS": [256, 256],
-    "MODEL.RPN.HEAD_NAME": "OtherRPNHead",
-    "MODEL.RPN.BOUNDARY_THRESH": 0,
-    "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": True,
-    "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": True,
-    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": True,
-    "MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS": (1.0, 1.0, 1.0, 1.0),
-    "MODEL.ANCHOR_GENERATOR.OFFSET": 0.5,
-    "MODEL.LOAD_PROPOSALS": True,
-    "DATALOADER.REPEAT_SQRT": False,
-    "DATALOADER.ASPECT_RATIO_GROUPING": False,
-    "SOLVER.RESCALE_INTERVAL": True,
-    "FLOAT32_PRECISION": "medium",
-    "INPUT.SEM_SEG_CROP_SIZE": 513,
-}
-
-
-@pytest.mark.parametrize("key", [*NOT_LISTED, "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION"])
-def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("MODEL.RPN.CONV_DIMS", [256, 256]),
+        ("MODEL.LOAD_PROPOSALS", True),
+        ("MODEL.ROI_BOX_HEAD.BBOX_REG_WEIGHTS", (1.0, 1.0, 1.0, 1.0)),
+        ("MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION", 28),
+        ("INPUT.SEM_SEG_CROP_SIZE", 513),
+    ],
+)
+def test_a_change_of_a_key_that_the_recipe_does_not_list_is_a_deviation(key, value):
     cfg = resolved(ROOT / "configs" / "coco" / "mask_rcnn_R_50_C4_1x.yaml")
-    default, value = cfg[key], NOT_LISTED.get(key, 28)
+    default = cfg[key]
     result = check(cfg | {key: value}, None)
     owner = "this project's" if key.startswith("INPUT.SEM_SEG") else "Detectron2's"
     got, expected = (list(v) if isinstance(v, tuple) else v for v in (value, default))
@@ -409,15 +385,6 @@ def test_the_official_files_are_as_in_the_paper(name, recipe, tmp_path):
     # The mistake that users made: MoCo's weights under the supervised file.
     mixed = check(official(tmp_path, name, moco=False), contract())
     assert keys_of(mixed) == list(RGB)
-
-
-def test_a_record_of_it():
-    result = check(resolved(VOC_24K, SOLVER__BASE_LR=0.1), None)
-    assert result.to_dict() == {
-        "recipe": "Table 2b",
-        "label": "deviates from the paper (Table 2b)",
-        "deviations": list(result.deviations),
-    }
 
 
 def test_the_check_is_pure():

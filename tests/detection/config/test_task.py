@@ -88,22 +88,6 @@ def test_shipped_files_name_no_weights_and_no_normalization(path):
     assert f"--config-file {path.relative_to(ROOT)}" in header
 
 
-def test_the_papers_schedules():
-    """Table 2b: 24k iterations, steps 18k and 22k, batch 16; Table 4: 9k at the same fractions."""
-    long = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_24k.yaml"))
-    short = flatten(read_yaml(ROOT / "configs/voc/faster_rcnn_R_50_C4_9k.yaml"))
-    assert (long["SOLVER.MAX_ITER"], long["SOLVER.STEPS"]) == (24000, "(18000, 22000)")
-    assert (short["SOLVER.MAX_ITER"], short["SOLVER.STEPS"]) == (9000, "(6750, 8250)")
-    assert long["DATASETS.TRAIN"] == '("voc_2007_trainval", "voc_2012_trainval")'
-    assert short["DATASETS.TRAIN"] == '("voc_2007_trainval",)'
-    for flat in (long, short):
-        assert (flat["SOLVER.IMS_PER_BATCH"], flat["SOLVER.BASE_LR"]) == (16, 0.02)
-        assert flat["INPUT.MIN_SIZE_TEST"] == 800
-        assert flat["DATASETS.TEST"] == '("voc_2007_test",)'
-    differing = {key for key in long if long[key] != short.get(key)}
-    assert differing == {"DATASETS.TRAIN", "SOLVER.STEPS", "SOLVER.MAX_ITER"}
-
-
 @pytest.mark.parametrize("path", C4_ON_VOC, ids=lambda path: path.stem)
 def test_shipped_files_load_in_both_engines(path, engine, load):
     loaded = load(engine=engine, config=str(path))
@@ -437,10 +421,6 @@ def test_malicious_yaml(load, tmp_path):
     marker = tmp_path / "ran"
     path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.system ['touch {marker}']\n")
     with pytest.raises(UserError, match=r"python/object/apply:os\.system"):
-        load(config=str(path))
-    assert not marker.exists()
-    path.write_text("_BASE_: https://example.com/base.yaml\n")
-    with pytest.raises(UserError, match="remote"):
         load(config=str(path))
     assert not marker.exists()
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from convert import targets
-from convert.verify import read_converted
-from detection.config.task import load_task
 from detection.config.trained import apply_trained
 from detection.config.weights import read_weights
 from detection.engine import run
@@ -21,16 +19,6 @@ from moco.common.errors import DataError, NumericError, UserError
 from moco.common.pretrained import find_remote, init_name
 from moco.common.run import read_record
 from tests.oracles.file_server import file_server
-
-
-@pytest.fixture(scope="module")
-def converted(r18_file):
-    return read_converted(r18_file)
-
-
-@pytest.fixture(scope="module")
-def task_cfg(r18_file, small_config, small_options):
-    return load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(r18_file)], "embedded").cfg
 
 
 def test_random_and_a_file(r18_file):

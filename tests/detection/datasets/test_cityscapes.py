@@ -3,19 +3,14 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from detection.config.task import default_task
-from detection.datasets import cache_clear, cityscapes, read_split
+from detection.datasets import cache_clear, cityscapes
 from moco.common.errors import DataError, UserError
+from tests.detection.datasets.conftest import read
 from tests.oracles.tiny_cityscapes import alias_package, write_cityscapes
 
 INSTANCES, SEMANTIC = "cityscapes_fine_instance_seg_train", "cityscapes_fine_sem_seg_train"
-
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture
@@ -37,10 +32,6 @@ def theirs(monkeypatch):
     from detectron2.data.datasets import cityscapes as module
 
     return module
-
-
-def read(name: str):
-    return read_split(name, default_task())
 
 
 def by_name(records):
@@ -178,17 +169,3 @@ def test_files_that_are_missing_or_odd(root):
     make = f"CITYSCAPES_DATASET={root}/cityscapes csCreateTrainIdLabelImgs"
     with pytest.raises(DataError, match=rf"labelTrainIds\.png.*{make}"):
         read("cityscapes_fine_sem_seg_val")
-
-
-def test_labels_that_do_not_fit(root):
-    labels = Path(read(SEMANTIC).records[0]["sem_seg_file_name"])
-    height, width = np.asarray(Image.open(labels)).shape
-    for values, named in (
-        (np.full((height, width), 24, np.uint8), "label 24"),
-        (np.zeros((height, width + 1), np.uint8), f"{width + 1}x{height}"),
-        (np.zeros((height, width, 3), np.uint8), "RGB"),
-    ):
-        cache_clear()
-        Image.fromarray(values).save(labels)
-        with pytest.raises(DataError, match=f"{labels.name}: .*{named}"):
-            read(SEMANTIC)

@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.task import default_task, load_task
+from detection.config.task import default_task
 from detection.datasets import cache_clear, custom_names, known, read_split
 from detection.datasets.coco import DENSEPOSE_KEYS, COCOSource
 from detection.train_net import main
 from moco.common.errors import DataError, UserError
+from tests.detection.datasets.conftest import read
 from tests.oracles.broken_coco import BROKEN, COUNTED, second, write_good
 from tests.oracles.tiny_coco import write_coco
 
 ROOT = Path(__file__).resolve().parents[3]
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
-ENGINES = ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +34,6 @@ def tiny(tmp_path_factory) -> Path:
 def root(tiny, monkeypatch) -> Path:
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tiny))
     return tiny
-
-
-def read(name: str, **datasets: object):
-    cfg = default_task()
-    cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
-    return read_split(name, cfg)
 
 
 def read_custom(file: Path, **datasets: object):
@@ -146,13 +138,6 @@ def options(file: Path) -> list[str]:
     return opts
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_broken_files_stop_both_engines_before_training(engine, tmp_path):
-    file = write_good(tmp_path / "set", second(category_id=1))
-    with pytest.raises(DataError, match=r"objects\.json: annotation 12"):
-        load_task(ROOT / R18, options(file), engine)
-
-
 def in_run_lengths(*numbers: int, crowd: int = 0):
     """An edit: these annotations' masks as uncompressed run lengths."""
 
@@ -170,7 +155,6 @@ def check_only(file: Path, engine: str, *opts: str, task: str = MASK_RCNN) -> in
     return main([*argv, *options(file), *opts])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 def test_run_lengths_where_polygons_are_learned_from(engine, tmp_path):
     """A crowd's are no fault, for it is not learned from."""
     file = write_good(tmp_path / "set", in_run_lengths(12, 13))

@@ -222,25 +222,10 @@ def test_a_custom_folder_that_is_right(custom, capsys):
     assert shown.count("classes: ") == 3 and f"DATASETS.VOC_DIR '{custom}'" in shown
 
 
-def half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-900])
-
-
-def another_size(path: Path) -> None:
-    Image.new("RGB", (50, 50)).save(path)
-
-
-@pytest.mark.parametrize("kind", ["voc", "coco"])
-@pytest.mark.parametrize("change", [half, another_size])
-def test_custom_images_that_are_wrong(kind, change, custom, tmp_path, capsys):
-    arguments, images = ["--voc-dir", custom], custom / "JPEGImages"
-    if kind == "coco":
-        write_coco(tmp_path, {"val2017": 3})
-        images = tmp_path / "coco/val2017"
-        arguments = ["--coco-json", tmp_path / VAL2017, "--root", images]
-    image = sorted(images.iterdir())[0]
-    change(image)
-    code, shown = examine(*arguments, capsys=capsys)
+def test_a_custom_image_that_is_cut_off(custom, capsys):
+    image = custom / "JPEGImages" / "000000.jpg"
+    image.write_bytes(image.read_bytes()[:-900])
+    code, shown = examine("--voc-dir", custom, capsys=capsys)
     assert code == 3 and "WRONG" in shown and image.name in shown
 
 

@@ -16,7 +16,6 @@ from detection.datasets import archives, doctor
 from detection.datasets.__main__ import main
 from detection.datasets.archives import datasets, fetch_command
 from detection.datasets.base import formats
-from moco.common.download import CHUNK_BYTES
 from moco.common.errors import DataError, LockedError, UserError
 from tests.oracles.file_server import Served, file_server
 from tests.oracles.stopping import ROOT, wait_for
@@ -125,21 +124,6 @@ def test_a_damaged_mask(offer, root):
     assert not any(".tmp-" in file for file in files(root))
 
 
-def test_broken_off_and_resumed(offer, root):
-    offer.dataset("voc2007")
-    offer.change(TRAINVAL, packed(TRAINVAL, {"VOCdevkit/VOC2007/x": bytes(1 << 20)}))
-    # It arrives in blocks, of which the last one is not whole.
-    offer.served.stops_after, offer.served.honors_range = 600_000, False
-    with pytest.raises(UserError, match=TRAINVAL):
-        run(root, offer.served, "voc2007")
-    assert files(root) >= {f"archives/{TRAINVAL}.part"} and not (root / "VOC2007").exists()
-    offer.served.stops_after, offer.served.honors_range = 1 << 40, True
-    offer.served.asked.clear()
-    assert run(root, offer.served, "voc2007") == 0
-    assert offer.served.asked[0] == (f"/{TRAINVAL}", f"bytes={2 * CHUNK_BYTES}-")
-    assert (root / "VOC2007" / "x").read_bytes() == bytes(1 << 20)
-
-
 def test_another_content_than_published(offer, root):
     contents = offer.dataset("voc2007")
     changed = bytearray(contents[TRAINVAL])
@@ -148,13 +132,6 @@ def test_another_content_than_published(offer, root):
     with pytest.raises(DataError, match=f"{TRAINVAL}.*sha256"):
         run(root, offer.served, "voc2007")
     assert not {f for f in files(root) if not f.endswith(".lock")}
-
-
-def test_not_on_the_mirror(offer, root):
-    offer.dataset("voc2007")
-    offer.served.files.clear()
-    with pytest.raises(UserError, match=rf"{TRAINVAL}.*404"):
-        run(root, offer.served, "voc2007")
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -19,8 +19,6 @@ from moco.common.errors import DataError, UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 @dataclass(frozen=True)
 class ToySource:

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.task import default_task
-from detection.datasets import read_split
 from moco.common.errors import DataError
+from tests.detection.datasets.conftest import read
 from tests.oracles.tiny_lvis import KINDS, write_lvis
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +49,6 @@ class Index:
 
     def load_imgs(self, ids):
         return [self.imgs[image_id] for image_id in ids]
-
-
-def read(name: str):
-    return read_split(name, default_task())
 
 
 @pytest.mark.detectron2

@@ -12,15 +12,14 @@ from detection.evaluation.evaluators import build_evaluator
 from detection.train_net import main
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
+from tests.detection.datasets.conftest import read
+from tests.detection.evaluation.test_evaluators import prediction_of
 from tests.oracles.small_tasks import SMALL_VOC
 from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import write_voc
 
 SMALL = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 MASK_RCNN = "configs/coco/mask_rcnn_R_50_FPN_1x.yaml"
-ENGINES = ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-
-pytestmark = pytest.mark.usefixtures("fresh_cache")
 
 
 @pytest.fixture
@@ -28,12 +27,6 @@ def root(tmp_path, monkeypatch) -> Path:
     write_coco(tmp_path, {"train2017": 40, "val2017": 3})
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
     return tmp_path
-
-
-def read(name: str, **datasets: str):
-    cfg = default_task()
-    cfg.DATASETS.update(datasets)
-    return read_split(name, cfg)
 
 
 def ids(split) -> list[int]:
@@ -103,21 +96,11 @@ def test_metric_of_a_part_is_that_of_its_images_alone(root, tmp_path):
     split = read("coco_2017_train@held")
     evaluator = build_evaluator(split, cfg, tmp_path)
     for record in split.records:
-        boxes = [item["bbox"] for item in record["annotations"]]
-        evaluator.add(record, perfect(record, boxes))
+        evaluator.add(record, prediction_of(record))
     assert evaluator.evaluate()["bbox/AP"] == pytest.approx(100)
 
 
-def perfect(record, boxes):
-    import numpy as np
-
-    corners = np.array([[x, y, x + w, y + h] for x, y, w, h in boxes], dtype=float).reshape(-1, 4)
-    classes = np.array([item["category_id"] for item in record["annotations"]], dtype=int)
-    return {"boxes": corners, "scores": np.full(len(boxes), 0.9), "classes": classes}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_tuning_never_reads_the_test_split(tmp_path, engine):
     """Its images, lists and annotations are gone, and a tuning run trains and measures."""
     folder = write_voc(tmp_path / "data", {"trainval": 20, "test": 4})

@@ -30,15 +30,9 @@ SCHEDULE = {
 ORDER = torch.randperm(6, generator=torch.Generator().manual_seed(7)).tolist()
 
 
-ENGINES = ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-
-
 @pytest.fixture
 def images(tmp_path) -> Path:
-    root = write_voc(tmp_path / "own", {"trainval": 6, "test": 3})
-    cache_clear()
-    yield root
-    cache_clear()
+    return write_voc(tmp_path / "own", {"trainval": 6, "test": 3})
 
 
 @pytest.fixture
@@ -94,7 +88,6 @@ def assert_ended(error: pytest.ExceptionInfo[DataError], folder: Path, image: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("engine", ENGINES)
 def test_of_the_training_split(engine, workers, arguments, images, tmp_path, capfd):
     image = images / "JPEGImages" / f"{ORDER[5]:06d}.jpg"
     opts = ("DATALOADER.NUM_WORKERS", workers)
@@ -110,7 +103,6 @@ def test_of_the_training_split(engine, workers, arguments, images, tmp_path, cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_of_the_test_split(engine, arguments, images, tmp_path):
     image = images / "JPEGImages" / "000007.jpg"
     opts = ("DATALOADER.NUM_WORKERS", 2, "TEST.EVAL_PERIOD", 2)
@@ -125,7 +117,6 @@ def test_of_the_test_split(engine, arguments, images, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_on_two_processes(engine, arguments, images, tmp_path):
     """The process that reads it is not alone with it: all save, and the message is the image's."""
     image = images / "JPEGImages" / f"{ORDER[5]:06d}.jpg"
@@ -138,7 +129,6 @@ def test_on_two_processes(engine, arguments, images, tmp_path):
 def test_gray_of_16_bits_under_another_name(images):
     """What no check of the dataset opens is refused when it is read, by both engines alike."""
     from detection.d2.loader import NamesImages
-    from detection.datasets.images import read_image
 
     path = images / "JPEGImages" / "wide.jpg"
     Image.fromarray(np.full((4, 4), 999, dtype=np.uint16)).save(path, format="png")

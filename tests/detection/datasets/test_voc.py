@@ -17,8 +17,6 @@ from tests.oracles.tiny_voc import write_voc
 R18 = "configs/voc/faster_rcnn_R_18_C4_small.yaml"
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = pytest.mark.usefixtures("fresh_cache")
-
 
 def source(root: Path) -> VOCSource:
     return VOCSource("x_train", root, "train", 2007, ("blue", "green", "red"), False)
@@ -80,9 +78,6 @@ def test_broken_annotations_are_refused(case, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-)
 def test_broken_annotations_stop_both_engines_before_training(engine, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     root = write_one(tmp_path / "set", SIZE + obj("red", box(9, 9, 1, 1)))

@@ -97,9 +97,6 @@ def test_equal_seeds_start_equally(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "engine", ["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)]
-)
 def test_a_frozen_backbone_stays_as_it_was(tmp_path, small_config, small_options, engine):
     """Stem to res4 with their statistics of a ResNet-18; the record has both digests."""
     out = tmp_path / "run"

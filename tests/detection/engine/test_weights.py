@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from convert import targets
-from convert.verify import read_converted
 from detection.config.engines import find_engine
 from detection.config.task import load_task
 from detection.embedded.build import build_model
@@ -22,16 +21,6 @@ from moco.common.errors import DataError, UserError
 from moco.common.files import load_torch
 
 C4 = backbone_type("build_resnet_backbone")
-
-
-@pytest.fixture(scope="module")
-def converted(r18_file):
-    return read_converted(r18_file)
-
-
-@pytest.fixture(scope="module")
-def task_cfg(r18_file, small_config, small_options):
-    return load_task(small_config, [*small_options, "MODEL.WEIGHTS", str(r18_file)], "embedded").cfg
 
 
 @pytest.fixture

@@ -15,7 +15,13 @@ from detection.datasets.base import Split
 from detection.evaluation.cityscapes import _METRIC
 from detection.evaluation.evaluators import build_evaluator
 from tests.oracles.tiny_cityscapes import alias_package
-from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, with_masks
+from tests.oracles.tiny_instances import (
+    detectron2_instances,
+    empty_prediction,
+    instances,
+    rectangle,
+    with_masks,
+)
 
 pytest.importorskip("cityscapesscripts")
 
@@ -144,30 +150,19 @@ def aliases(monkeypatch):
 @pytest.mark.detectron2
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_equals_detectron2s(aliases, tmp_path, seed, capsys):
-    import torch
     from detectron2.data import MetadataCatalog
     from detectron2.evaluation import CityscapesInstanceEvaluator
-    from detectron2.structures import Boxes, Instances
-    from pycocotools import mask as mask_util
 
     split, predictions = made_up(tmp_path, seed)
     mine = measure(split, predictions, tmp_path / "out")
     name = str(tmp_path)
     MetadataCatalog.get(name).set(**split.metadata)
-    try:
-        theirs = CityscapesInstanceEvaluator(name)
-        theirs.reset()
-        for record, prediction in zip(split.records, predictions, strict=True):
-            found = Instances((H, W))
-            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"]))
-            found.scores = torch.from_numpy(prediction["scores"])
-            found.pred_classes = torch.from_numpy(prediction["classes"])
-            masks = np.array([mask_util.decode(m) for m in prediction["masks"]])
-            found.pred_masks = torch.from_numpy(masks.reshape(-1, H, W))
-            theirs.process([record], [{"instances": found}])
-        expected = theirs.evaluate()["segm"]
-    finally:
-        MetadataCatalog.remove(name)
+    theirs = CityscapesInstanceEvaluator(name)
+    theirs.reset()
+    for record, prediction in zip(split.records, predictions, strict=True):
+        found = detectron2_instances(prediction, H, W)
+        theirs.process([record], [{"instances": found}])
+    expected = theirs.evaluate()["segm"]
     assert 10 < mine["segm/AP"] < mine["segm/AP50"] < 100
     assert {n: mine[f"segm/{n}"] for n in expected} == pytest.approx(expected, abs=1e-12)
 

@@ -16,6 +16,7 @@ from tests.oracles.tiny_instances import (
     answers,
     coco_annotations,
     coco_split,
+    detectron2_instances,
     empty_prediction,
     instances,
     rectangle,
@@ -44,37 +45,23 @@ def ours(split, predictions, kinds, folder, **options):
     return mine.evaluate()
 
 
-def detectron2s(
-    split, predictions, folder, masks, keypoints, tasks=None, use_fast_impl=False, **options
-):
+def detectron2s(split, predictions, kinds, folder, **options):
     """Detectron2's own evaluator on the same answers, as canonical names."""
-    import torch
     from detectron2.data import MetadataCatalog
     from detectron2.evaluation import COCOEvaluator as Theirs
-    from detectron2.structures import Boxes, Instances
-    from pycocotools import mask as mask_util
 
+    fields = {"segm": "masks", "keypoints": "keypoints"}
+    unused = {field for kind, field in fields.items() if kind not in kinds}
     name = f"{folder}"  # unique: metadata cannot be set twice
     MetadataCatalog.get(name).set(**split.metadata)
-    try:
-        out = str(folder / "theirs")
-        theirs = Theirs(name, tasks, False, out, use_fast_impl=use_fast_impl, **options)
-        theirs.reset()
-        for record, prediction in zip(split.records, predictions, strict=True):
-            found = Instances((record["height"], record["width"]))
-            found.pred_boxes = Boxes(torch.from_numpy(prediction["boxes"].copy()))
-            found.scores = torch.from_numpy(prediction["scores"].copy())
-            found.pred_classes = torch.from_numpy(prediction["classes"].copy())
-            if masks:
-                decoded = [mask_util.decode(m) for m in prediction["masks"]]
-                shape = (0, record["height"], record["width"])
-                found.pred_masks = torch.from_numpy(np.array(decoded).reshape(-1, *shape[1:]))
-            if keypoints:
-                found.pred_keypoints = torch.from_numpy(prediction["keypoints"].copy())
-            theirs.process([record], [{"instances": found}])
-        results = theirs.evaluate()
-    finally:
-        MetadataCatalog.remove(name)
+    options = {"use_fast_impl": False, **options}
+    theirs = Theirs(name, kinds, False, str(folder / "theirs"), **options)
+    theirs.reset()
+    for record, prediction in zip(split.records, predictions, strict=True):
+        used = {name: prediction[name] for name in prediction.keys() - unused}
+        found = detectron2_instances(used, record["height"], record["width"])
+        theirs.process([record], [{"instances": found}])
+    results = theirs.evaluate()
     return {f"{kind}/{name}": v for kind, values in results.items() for name, v in values.items()}
 
 
@@ -91,9 +78,9 @@ def test_boxes_and_masks_equal_detectron2s(tmp_path, seed):
     split = coco_split(tmp_path / "tiny.json", content)
     predictions = answers(split, content, seed)
     mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
-    same(mine, detectron2s(split, predictions, tmp_path, True, False))
+    same(mine, detectron2s(split, predictions, ["bbox", "segm"], tmp_path))
     # Its own C++ adds in another order.
-    faster = detectron2s(split, predictions, tmp_path, True, False, use_fast_impl=True)
+    faster = detectron2s(split, predictions, ["bbox", "segm"], tmp_path, use_fast_impl=True)
     same(mine, faster, tolerance=1e-10)
     assert math.isnan(mine["bbox/AP-class11"])  # which has no object
     assert 0 < mine["segm/AP"] < mine["segm/AP50"] < 100
@@ -110,8 +97,9 @@ def test_keypoints_equal_detectron2s(tmp_path, keypoints, sigmas):
     content = coco_annotations(3, classes=1, keypoints=keypoints)
     split = coco_split(tmp_path / "people.json", content)
     predictions = answers(split, content, 4, keypoints=keypoints)
-    mine = ours(split, predictions, ["bbox", "keypoints"], tmp_path, oks_sigmas=sigmas)
-    same(mine, detectron2s(split, predictions, tmp_path, False, True, kpt_oks_sigmas=sigmas))
+    kinds = ["bbox", "keypoints"]
+    mine = ours(split, predictions, kinds, tmp_path, oks_sigmas=sigmas)
+    same(mine, detectron2s(split, predictions, kinds, tmp_path, kpt_oks_sigmas=sigmas))
     assert 0 < mine["keypoints/AP"] < 100
 
 
@@ -132,10 +120,9 @@ def test_no_predictions_are_nan_as_detectron2s(tmp_path):
     content = coco_annotations(9, classes=3, keypoints=17)
     split = coco_split(tmp_path / "tiny.json", content)
     nothing = [empty_prediction(17) for _ in split.records]
-    mine = ours(split, nothing, ["bbox", "segm", "keypoints"], tmp_path)
-    same(
-        mine, detectron2s(split, nothing, tmp_path, True, True, tasks=["bbox", "segm", "keypoints"])
-    )
+    kinds = ["bbox", "segm", "keypoints"]
+    mine = ours(split, nothing, kinds, tmp_path)
+    same(mine, detectron2s(split, nothing, kinds, tmp_path))
     assert all(map(math.isnan, mine.values()))
     assert json.loads((tmp_path / "ours" / "tiny.json").read_text()) == []
 
@@ -147,7 +134,7 @@ def test_real_images_equal_detectron2s(shared_data, tmp_path):
     split = coco_split(tmp_path / "instances_val2017.json", content)
     predictions = answers(split, content, 10)
     mine = ours(split, predictions, ["bbox", "segm"], tmp_path)
-    same(mine, detectron2s(split, predictions, tmp_path, True, False))
+    same(mine, detectron2s(split, predictions, ["bbox", "segm"], tmp_path))
     assert 20 < mine["bbox/AP"] < 100
 
 

@@ -61,16 +61,12 @@ def test_equals_detectron2s(tmp_path, absent):
     dataset = str(tmp_path)
     DatasetCatalog.register(dataset, lambda: records)
     MetadataCatalog.get(dataset).set(stuff_classes=names, ignore_label=255)
-    try:
-        theirs = Theirs(dataset, distributed=False)
-        theirs.reset()
-        for record, predicted in zip(records, predictions, strict=True):
-            scores = torch.nn.functional.one_hot(torch.from_numpy(predicted), len(names))
-            theirs.process([record], [{"sem_seg": scores.permute(2, 0, 1)}])
-        expected = theirs.evaluate()["sem_seg"]
-    finally:
-        DatasetCatalog.remove(dataset)
-        MetadataCatalog.remove(dataset)
+    theirs = Theirs(dataset, distributed=False)
+    theirs.reset()
+    for record, predicted in zip(records, predictions, strict=True):
+        scores = torch.nn.functional.one_hot(torch.from_numpy(predicted), len(names))
+        theirs.process([record], [{"sem_seg": scores.permute(2, 0, 1)}])
+    expected = theirs.evaluate()["sem_seg"]
     assert 20 < mine["sem_seg/mIoU"] < 90
     assert sum(map(math.isnan, mine.values())) == len(absent)
     names = [f"sem_seg/{name}" for name in ("mIoU", "fwIoU", "mACC", "pACC")]
@@ -150,15 +146,6 @@ def test_palettes_are_read_by_index(tmp_path):
         found = read_labels(path)
         assert found.dtype == np.uint8 and np.array_equal(found, labels)
         found[0, 0] = 0  # writable, as the augmentations need it
-
-
-def test_what_is_no_label_map_is_refused(tmp_path):
-    Image.new("RGB", (4, 3)).save(tmp_path / "color.png")
-    Image.new("I;16", (4, 3)).save(tmp_path / "deep.png")
-    (tmp_path / "text.png").write_text("no image")
-    for name in ("color.png", "deep.png", "text.png", "none.png"):
-        with pytest.raises(DataError, match=name):
-            read_labels(tmp_path / name)
 
 
 def test_label_maps_that_do_not_fit_are_refused(tmp_path):

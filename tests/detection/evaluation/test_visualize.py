@@ -9,7 +9,6 @@ from PIL import Image, ImageChops
 
 from detection.datasets.base import Split
 from detection.evaluation.visualize import Visualizer, render, shown
-from moco.common.errors import DataError
 from tests.oracles.tiny_instances import empty_prediction, instances, rectangle, rle
 
 H, W = 120, 160
@@ -104,27 +103,6 @@ def test_labels_tint_all_but_the_background(record):
     assert (legend == (192, 128, 128)).all(axis=1).any()
     colored = render(record, {"sem_seg": labels}, names, [(10 * i, 0, 250) for i in range(21)])
     assert np.asarray(colored)[60, 70, 2] == pytest.approx(0.4 * 128 + 0.6 * 250, abs=1)
-
-
-def test_first_class_of_other_data_is_tinted(record):
-    labels = np.zeros((H, W), dtype=np.int64)
-    image = render(record, {"sem_seg": labels}, ["road", "sidewalk"], [(128, 64, 128), (0, 0, 0)])
-    assert changed(image)[:H].all()
-
-
-def test_images_are_shown_as_their_exif_says(tmp_path):
-    image = Image.new("RGB", (W, H), GREY)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    record = {"file_name": str(tmp_path / "turned.jpg")}
-    assert render(record, instances(), ["cat"]).size == (H, W)
-
-
-def test_a_damaged_image_is_named(tmp_path):
-    (tmp_path / "x.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"x\.jpg"):
-        render({"file_name": str(tmp_path / "x.jpg")}, instances(), ["cat"])
 
 
 def split_of(folder: Path, names: list[str]) -> Split:

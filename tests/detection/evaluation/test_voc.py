@@ -15,6 +15,7 @@ from detection.evaluation.voc import (
     evaluate,
     inclusive_iou,
 )
+from tests.oracles.tiny_instances import detectron2_instances
 
 
 def truth(*objects: tuple[tuple[int, int, int, int], int, bool]) -> GroundTruth:
@@ -87,18 +88,6 @@ def test_ap75_is_the_threshold_three_quarters():
     assert (high["bbox/AP"], high["bbox/AP75"]) == pytest.approx((60.0, 100.0))
 
 
-def test_scores_and_boxes_are_rounded_like_result_files():
-    """.90040 and .90049 are both 0.900; corners have one decimal, ties go to the even digit."""
-    detections = VOCDetections(1)
-    boxes = np.float32([[0.25, 0.35, 9.96, 10.04], [0, 0, 1, 1]])
-    detections.add("a", boxes, np.float32([0.9004, 0.90049]), np.array([0, 0]))
-    ids, scores, rounded = detections.of_class(0)
-    assert ids == ["a", "a"]
-    assert scores.tolist() == [0.9, 0.9]
-    expected = [float(f"{x:.1f}") for x in (boxes[0] + np.float32([1, 1, 0, 0]))]
-    assert rounded[0].tolist() == expected == [1.2, 1.4, 10.0, 10.0]
-
-
 def test_rounding_equals_text_for_many_numbers():
     rng = np.random.default_rng(0)
     boxes = rng.uniform(0, 1500, (500, 4)).astype(np.float32)
@@ -140,20 +129,11 @@ def test_curves_by_hand():
     assert ap_11_points(recall, precision) == pytest.approx((3 * 1 + 3 * 0.6) / 11)
 
 
-def test_detections_of_two_processes_are_appended_in_order():
-    first, second = (detect(1, (name, (1, 1, 5, 5), 0.5, 0)) for name in ("a", "b"))
-    first.extend(second)
-    ids, scores, boxes = first.of_class(0)
-    assert ids == ["a", "b"]
-    assert scores.shape == (2,)
-    assert boxes.shape == (2, 4)
-
-
 NAMES = ("cat", "dog", "cow", "absent", "undetected")
 
 
 def random_case(
-    seed: int, *, absent: bool = True
+    seed: int, *, absent: bool
 ) -> tuple[dict[str, GroundTruth], list[tuple[str, np.ndarray, ...]]]:
     """Images with objects and detections near, on and away from them; many equal scores."""
     rng = np.random.default_rng(seed)
@@ -208,10 +188,8 @@ def write_annotations(folder: Path, objects: dict[str, GroundTruth]) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_equal_to_detectron2(tmp_path, seed, year, absent):
     """The same predictions through Detectron2's own evaluator: equal to 1e-6 (it is bitwise)."""
-    import torch
     from detectron2.data import MetadataCatalog
     from detectron2.evaluation import PascalVOCDetectionEvaluator
-    from detectron2.structures import Boxes, Instances
 
     objects, found = random_case(seed, absent=absent)
     write_annotations(tmp_path, objects)
@@ -223,15 +201,12 @@ def test_equal_to_detectron2(tmp_path, seed, year, absent):
     reference.reset()
     ours = VOCDetections(len(NAMES))
     for image_id, boxes, scores, labels in found:
-        instances = Instances((300, 300))
-        instances.pred_boxes = Boxes(torch.from_numpy(boxes))
-        instances.scores = torch.from_numpy(scores)
-        instances.pred_classes = torch.from_numpy(labels)
+        found_here = {"boxes": boxes, "scores": scores, "classes": labels}
+        instances = detectron2_instances(found_here, 300, 300)
         reference.process([{"image_id": image_id}], [{"instances": instances}])
         ours.add(image_id, boxes, scores, labels)
     with np.errstate(invalid="ignore"):
         expected = reference.evaluate()["bbox"]
-    MetadataCatalog.remove(name)
     metrics = evaluate(ours, objects, NAMES, year)
     # With a class that the split does not have, Detectron2's arithmetic goes by a name of its own.
     for key, value in expected.items():
@@ -241,37 +216,3 @@ def test_equal_to_detectron2(tmp_path, seed, year, absent):
     # What is detected but absent has no recall in Detectron2.
     assert np.isnan(expected["AP"]) == (absent and year == 2012)
     assert len(IOU_THRESHOLDS) == 10
-
-
-@pytest.mark.detectron2
-@pytest.mark.parametrize("seed", range(4))
-def test_equal_to_detectron2_per_class_under_the_2012_metric(tmp_path, seed):
-    """The area metric without an absent class, so that the mean is a number."""
-    from detectron2.evaluation.pascal_voc_evaluation import voc_eval
-
-    objects, found = random_case(100 + seed)
-    write_annotations(tmp_path, objects)
-    ours = VOCDetections(len(NAMES))
-    lines: dict[int, list[str]] = {label: [] for label in range(5)}
-    for image_id, boxes, scores, labels in found:
-        ours.add(image_id, boxes, scores, labels)
-        for box, score, label in zip(boxes, scores.tolist(), labels, strict=True):
-            x0, y0, x1, y1 = box + np.float32([1, 1, 0, 0])
-            lines[int(label)].append(f"{image_id} {score:.3f} {x0:.1f} {y0:.1f} {x1:.1f} {y1:.1f}")
-    metrics = evaluate(ours, objects, NAMES, 2012)
-    for label in (0, 1, 2):
-        (tmp_path / f"{NAMES[label]}.txt").write_text("\n".join(lines[label]))
-        aps = [
-            voc_eval(
-                str(tmp_path / "{}.txt"),
-                str(tmp_path / "Annotations" / "{}.xml"),
-                str(tmp_path / "ImageSets" / "Main" / "test.txt"),
-                NAMES[label],
-                ovthresh=percent / 100.0,
-                use_07_metric=False,
-            )[2]
-            for percent in range(50, 100, 5)
-        ]
-        assert 0.05 < np.mean(aps) < 0.95
-        assert metrics[f"bbox/AP-{NAMES[label]}"] == pytest.approx(100 * np.mean(aps), abs=1e-6)
-        assert metrics[f"bbox/AP50-{NAMES[label]}"] == pytest.approx(100 * aps[0], abs=1e-6)

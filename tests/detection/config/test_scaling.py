@@ -2,7 +2,7 @@
 
 import pytest
 
-from detection.config.scaling import scale_to_processes
+from detection.config.resolve import scale_to_processes
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError

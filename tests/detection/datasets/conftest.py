@@ -1,0 +1,19 @@
+"""Shared by the tests of datasets."""
+
+import pytest
+
+from detection.config.task import default_task
+from detection.datasets import read_split
+from detection.datasets.base import Split
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_read(fresh_cache) -> None:
+    """Files are rewritten in place here."""
+
+
+def read(name: str, **datasets: object) -> Split:
+    """A split, under keys of the node DATASETS."""
+    cfg = default_task()
+    cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
+    return read_split(name, cfg)
