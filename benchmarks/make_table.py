@@ -37,7 +37,7 @@ from moco.common.errors import DataError, UserError, run_cli
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
     from benchmarks.report.compare import Comparison
-    from benchmarks.report.progress import Progress
+    from benchmarks.report.content import Report
     from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
@@ -71,10 +71,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _renderers(formats)  # before the work
         results = collect(args.runs)
         tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
-        print(to_terminal(tables, results.unusable, sys.stdout.isatty(), args.near))
-        written = (
-            write_files(args.out, tables, results, formats, near=args.near) if args.out else []
-        )
+        report = Report(tables, results, near=args.near)
+        print(to_terminal(report, sys.stdout.isatty()))
+        written = write_files(args.out, report, formats) if args.out else []
         if args.bundle is not None:
             from benchmarks.report.share import share, write_bundle
 
@@ -84,11 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 replace(shared, resamples=table.resamples)
                 for shared, table in zip(own, tables, strict=True)
             ]
-            write_bundle(
-                args.bundle,
-                Report(tables, results, near=args.near),
-                Report(own, others, near=args.near),
-            )
+            write_bundle(args.bundle, report, Report(own, others, near=args.near))
             written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
@@ -174,26 +169,13 @@ def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
     return compare(*sides)
 
 
-def write_files(
-    out: Path,
-    tables: Sequence["Table"],
-    results: "Results",
-    formats: Sequence[str] = FORMATS,
-    progress: "Progress | None" = None,
-    near: bool = False,
-) -> list[Path]:
-    """Write the table in each format and the figures into `out`; returns the paths.
-
-    Args:
-        progress: of a suite that is being computed, for its page.
-        near: also published rows of near protocols.
+def write_files(out: Path, report: "Report", formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a report in each format and the figures into `out`; returns the paths.
 
     Raises:
         UserError: a format that no renderer is registered for.
     """
-    from benchmarks.report.content import Report
-
-    report, written = Report(tables, results, progress, near), []
+    written: list[Path] = []
     for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from benchmarks import make_table
 from benchmarks.report.content import Report
 from benchmarks.report.escape import latex
-from benchmarks.report.records import Unusable
+from benchmarks.report.records import Results, Unusable
 from benchmarks.report.render import RENDERERS, csv, md, tex, to_terminal
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
 
@@ -315,13 +316,14 @@ def test_the_papers_numbers_as_csv(voc_both, tmp_path):
 
 
 def test_terminal(own):
-    missing = [Unusable(Path("runs/x"), "failed: nan")]
-    plain = to_terminal(own.tables, missing, color=False)
+    failed = Unusable(Path("runs/x"), "failed: nan")
+    made = replace(own, results=Results((), (), (failed,)))
+    plain = to_terminal(made, color=False)
     assert "\033" not in plain
     assert re.search(r"moco +3 +22\.0 ± 2\.6 \(\+11\.0\) +44\.0", plain)
     assert "moco − random: AP +11.0 [" in plain
     assert "runs/x: failed: nan" in plain
-    colored = to_terminal(own.tables, missing, color=True)
+    colored = to_terminal(made, color=True)
     assert "\033[1;32m(+11.0)\033[0m" in colored and "\033[1;32m(+0.2)" not in colored
     assert re.sub(r"\033\[[0-9;]*m", "", colored) == plain
 
