@@ -33,12 +33,12 @@ class Forecast(NamedTuple):
     seconds_left: float
 
 
-Speeds = Mapping[tuple[str, str, int], Sequence[float]]
+Speeds = dict[tuple[str, str, int], list[float]]
 
 
 def by_key(measured: Iterable[Measured]) -> Speeds:
     """Seconds per iteration by `Run.speed_key`."""
-    speeds = defaultdict(list)
+    speeds: Speeds = defaultdict(list)
     for key, seconds in measured:
         speeds[key].append(seconds)
     return speeds
@@ -65,12 +65,10 @@ def foresee(
     Args:
         parallel: how many runs are computed at once.
     """
-    known_keys = {m.speed_key for m in measured}
     # What runs tells its speed only where nothing is finished: its start and end are not in it.
     own = [m for run in runs if (m := speed(run, states.get(run.name), RUNNING))]
-    speeds = [*measured, *(m for m in own if m.speed_key not in known_keys)]
-    known_speeds = by_key(speeds)
-    seconds = {run.name: estimate(run, known_speeds).seconds for run in runs}
+    speeds = by_key(own) | by_key(measured)
+    seconds = {run.name: estimate(run, speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
     usual = statistics.fmean(known) if known else None
     total = done = 0.0
