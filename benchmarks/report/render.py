@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
-PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
-SUMMARY_NAME = "table.summary.csv"  # inits x tasks, where there are two tasks or more
-LITERATURE_NAME = "table.literature.csv"  # and other published ones
 GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
 
 RENDERERS = Registry("RENDERERS")
@@ -55,15 +52,15 @@ def md(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def csv(report: Report) -> dict[str, str]:
-    """Means and gaps, runs, and published numbers in full precision."""
+    """Means and gaps, runs, inits x tasks, and published numbers in full precision."""
     papers = {paper.cite: paper for section in report.sections for paper in section.papers}
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     if papers:
-        texts[PAPER_NAME] = _paper_csv(papers.values())
+        texts["table.paper.csv"] = _paper_csv(papers.values())
     if report.summary is not None:
-        texts[SUMMARY_NAME] = _summary_csv(report.summary)
+        texts["table.summary.csv"] = _summary_csv(report.summary)
     if any(section.published for section in report.sections):
-        texts[LITERATURE_NAME] = _literature_csv(report.sections)
+        texts["table.literature.csv"] = _literature_csv(report.sections)
     return texts
 
 

@@ -94,13 +94,6 @@ def test_printed_gaps_are_the_differences_of_the_printed_means(tmp_path):
     assert made.tables[0].rows[1].gaps["bbox/AP"].value == pytest.approx(2.12)
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_intervals_say_which_seeds_they_are_of(tmp_path, seeds):
-    write_pair(tmp_path, {"random": [10.0, 11.0][:seeds], "moco": [12.0, 14.0][:seeds]}, task="t")
-    for renderer, text in rendered(report(tmp_path)).items():
-        assert ("fine-tuning seeds only" in text) == (seeds > 1), renderer
-
-
 def test_missing_is_a_dash(tmp_path):
     write_run(tmp_path / "a", task="t", metrics={"bbox/AP": 10.0, "bbox/AP50": None})
     texts = md(report(tmp_path))
