@@ -158,17 +158,17 @@ def run(
     findings = check_open(undone, executor, programs)
     specs = tuple(with_length(folder, spec, findings) for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
-    measured = measured_speeds([folder.run(spec) for spec in specs], hardware)
+    seen = [folder.run(spec) for spec in specs]
+    measured = measured_speeds(seen, hardware)
     if args.dry_run:
-        print(listing(folder, specs, measured, executor, args.retry_failed))
-        open_ = [spec for spec in specs if not folder.run(spec).state().settled]
+        print(listing(specs, seen, measured, executor, args.retry_failed))
+        open_ = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
         if open_:
             print(disk_line(open_, findings.checkpoints, keep, folder.path))
         if tables:
             from benchmarks.make_table import tables_so_far
 
-            so_far = tables_so_far(results_of([folder.run(spec) for spec in specs]), None)
-            print(f"\n{detectable(specs, so_far)}")
+            print(f"\n{detectable(specs, tables_so_far(results_of(seen), None))}")
         print("\nchecked every task, dataset and weights file; nothing was started")
         return
     folder.agree(content, specs)

@@ -43,15 +43,14 @@ def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> 
 
 
 def listing(
-    folder: SuiteFolder,
     specs: Sequence[RunSpec],
+    runs: Sequence[Run],
     measured: Sequence[Measured],
     executor: Executor,
     retry_failed: bool = False,
 ) -> str:
     """Every run with what it takes from its beginning, and what is left of all."""
     unit = "GPU hours" if executor.gpus else "CPU hours"
-    runs = [folder.run(spec) for spec in specs]
     states = {each.name: each.state() for each in runs}
     speeds = by_key(measured)
     rows, hours, unknown, number = [], 0.0, [], 0
