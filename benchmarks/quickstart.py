@@ -157,7 +157,7 @@ def announcement(plan: Plan, runs: Sequence[Run], workers: int) -> str:
     if plan.smoke:
         last = "--smoke: a few iterations only; the numbers will mean nothing."
     elif number:
-        left = foresee(runs, states, (), workers).seconds_left
+        left = foresee(runs, states, {}, workers).seconds_left
         last = f"About {format_seconds(left)} where the cores have nothing else to do."
     else:
         last = ""
