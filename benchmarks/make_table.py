@@ -12,16 +12,8 @@ all that a table needs, and what its paths lead to need not be here. They may co
 people, too: in every output a record's texts are texts and no markup, formula or path
 (benchmarks/report/escape.py).
 
-`--bundle` puts the page, the records and what else a table reads of the runs into one file, which
-is read like a folder of runs (benchmarks/report/bundle.py, share.py).
-
-`--margin` tests which rows are equal to the baseline within that many points.
-
-`--bootstrap` adds what the gaps are over other test images, and over seeds and test images
-together, from the match records beside the runs (benchmarks/report/bootstrap.py).
-
-`--diff` compares two such folders or files, say of two machines or of two versions: what changed
-per task, init and metric, what appeared or vanished, and where the protocols differ.
+The flags are explained in benchmarks/report/: `--bundle` in bundle.py and share.py, `--margin` in
+significance.py, `--bootstrap` in bootstrap.py, `--diff` in compare.py.
 """
 
 import argparse

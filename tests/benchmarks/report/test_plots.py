@@ -18,7 +18,6 @@ from benchmarks.report.plots import (
     family,
     gap_figure,
     loss_figure,
-    precision_figure,
     pretty,
     read_curves,
     schedule_figure,
@@ -150,10 +149,3 @@ def test_of_many_classes_those_that_differ_most(tmp_path):
 def test_titles_as_the_paper_sets_them():
     found = [pretty(title) for title in ("AP", "AP50", "AP^bb", "AP75^mk", "mIoU")]
     assert found == ["AP", "AP$_{50}$", r"AP$^{\mathrm{bb}}$", r"AP$^{\mathrm{mk}}_{75}$", "mIoU"]
-
-
-def test_precision_and_recall():
-    recall, precision = np.linspace(0, 1, 5), np.linspace(1, 0, 5)
-    [axis] = precision_figure({"random": (recall, precision), "x": (recall, recall)}).axes
-    assert [line.get_label() for line in axis.lines] == ["random", "x"]
-    assert axis.lines[0].get_ydata().tolist() == precision.tolist()
