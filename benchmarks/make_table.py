@@ -12,16 +12,8 @@ all that a table needs, and what its paths lead to need not be here. They may co
 people, too: in every output a record's texts are texts and no markup, formula or path
 (benchmarks/report/escape.py).
 
-`--bundle` puts the page, the records and what else a table reads of the runs into one file, which
-is read like a folder of runs (benchmarks/report/bundle.py, share.py).
-
-`--margin` tests which rows are equal to the baseline within that many points.
-
-`--bootstrap` adds what the gaps are over other test images, and over seeds and test images
-together, from the match records beside the runs (benchmarks/report/bootstrap.py).
-
-`--diff` compares two such folders or files, say of two machines or of two versions: what changed
-per task, init and metric, what appeared or vanished, and where the protocols differ.
+The flags are explained in benchmarks/report/: `--bundle` in bundle.py and share.py, `--margin` in
+significance.py, `--bootstrap` in bootstrap.py, `--diff` in compare.py.
 """
 
 import argparse
@@ -37,7 +29,7 @@ from moco.common.errors import DataError, UserError, run_cli
 if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
     from benchmarks.report.compare import Comparison
-    from benchmarks.report.progress import Progress
+    from benchmarks.report.content import Report
     from benchmarks.report.records import Results
 
 FORMATS = ("md", "csv", "tex", "html")
@@ -71,10 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _renderers(formats)  # before the work
         results = collect(args.runs)
         tables = make_tables(results, args.baseline, args.engine, args.margin, args.bootstrap)
-        print(to_terminal(tables, results.unusable, sys.stdout.isatty(), args.near))
-        written = (
-            write_files(args.out, tables, results, formats, near=args.near) if args.out else []
-        )
+        report = Report(tables, results, near=args.near)
+        print(to_terminal(report, sys.stdout.isatty()))
+        written = write_files(args.out, report, formats) if args.out else []
         if args.bundle is not None:
             from benchmarks.report.share import share, write_bundle
 
@@ -84,11 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 replace(shared, resamples=table.resamples)
                 for shared, table in zip(own, tables, strict=True)
             ]
-            write_bundle(
-                args.bundle,
-                Report(tables, results, near=args.near),
-                Report(own, others, near=args.near),
-            )
+            write_bundle(args.bundle, report, Report(own, others, near=args.near))
             written.append(args.bundle)
     for path in written:
         print(f"wrote {path}")
@@ -174,26 +161,13 @@ def diff(a: Path, b: Path, engine: str | None = None) -> "Comparison":
     return compare(*sides)
 
 
-def write_files(
-    out: Path,
-    tables: Sequence["Table"],
-    results: "Results",
-    formats: Sequence[str] = FORMATS,
-    progress: "Progress | None" = None,
-    near: bool = False,
-) -> list[Path]:
-    """Write the table in each format and the figures into `out`; returns the paths.
-
-    Args:
-        progress: of a suite that is being computed, for its page.
-        near: also published rows of near protocols.
+def write_files(out: Path, report: "Report", formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a report in each format and the figures into `out`; returns the paths.
 
     Raises:
         UserError: a format that no renderer is registered for.
     """
-    from benchmarks.report.content import Report
-
-    report, written = Report(tables, results, progress, near), []
+    written: list[Path] = []
     for renderer in _renderers(formats):
         written += _write(out, renderer(report))
     for name, plot in report.plots.items():

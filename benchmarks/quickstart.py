@@ -157,7 +157,7 @@ def announcement(plan: Plan, runs: Sequence[Run], workers: int) -> str:
     if plan.smoke:
         last = "--smoke: a few iterations only; the numbers will mean nothing."
     elif number:
-        left = foresee(runs, states, (), workers).seconds_left
+        left = foresee(runs, states, {}, workers).seconds_left
         last = f"About {format_seconds(left)} where the cores have nothing else to do."
     else:
         last = ""
@@ -173,23 +173,25 @@ def report(plan: Plan, runs: Sequence[Run]) -> None:
     """Print the table, write every file, name them and what to do next."""
     from benchmarks.make_table import write_files
     from benchmarks.report.aggregate import aggregate
+    from benchmarks.report.content import Report
     from benchmarks.report.records import collect
     from benchmarks.report.render import to_terminal
     from benchmarks.report.samples import save_samples
     from detection.datasets.voc import VOCSource, annotated_classes
 
     results = collect([run.folder for run in runs if run.product is None])
-    tables = aggregate(results.transfer, baseline=RANDOM)
-    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
-    print(f"\n{verdict(tables[0])}")
+    [table] = aggregate(results.transfer, baseline=RANDOM)
+    made = Report([table], results)
+    print(to_terminal(made, color=sys.stdout.isatty()))
+    print(f"\n{verdict(table)}")
     for run in results.pretraining:
         metrics = run.record.metrics.items()
         numbers = ", ".join(f"{name} {value:.1f}" for name, value in metrics if value is not None)
         print(printable(f"The pre-training itself: {numbers}"))
-    files = write_files(plan.out, tables, results)
-    classes, [name] = annotated_classes(plan.scenes), tables[0].tested_on
+    files = write_files(plan.out, made)
+    classes, [name] = annotated_classes(plan.scenes), table.tested_on
     tested = VOCSource(name, plan.scenes, "test", 2007, classes, published=False).read()
-    files.append(save_samples(plan.out / "samples.png", tables[0], tested))
+    files.append(save_samples(plan.out / "samples.png", table, tested))
     print("\nFiles:", *files, plan.weights, plan.pretrain, plan.out / "runs", sep="\n  ")
     print(next_commands(plan))
 

@@ -158,17 +158,17 @@ def run(
     findings = check_open(undone, executor, programs)
     specs = tuple(with_length(folder, spec, findings) for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
-    measured = measured_speeds([folder.run(spec) for spec in specs], hardware)
+    seen = [folder.run(spec) for spec in specs]
+    measured = measured_speeds(seen, hardware)
     if args.dry_run:
-        print(listing(folder, specs, measured, executor, args.retry_failed))
-        open_ = [spec for spec in specs if not folder.run(spec).state().settled]
+        print(listing(specs, seen, measured, executor, args.retry_failed))
+        open_ = [spec for spec, each in zip(specs, seen, strict=True) if not each.state().settled]
         if open_:
             print(disk_line(open_, findings.checkpoints, keep, folder.path))
         if tables:
             from benchmarks.make_table import tables_so_far
 
-            so_far = tables_so_far(results_of([folder.run(spec) for spec in specs]), None)
-            print(f"\n{detectable(specs, so_far)}")
+            print(f"\n{detectable(specs, tables_so_far(results_of(seen), None))}")
         print("\nchecked every task, dataset and weights file; nothing was started")
         return
     folder.agree(content, specs)
@@ -308,17 +308,19 @@ def refresh_tables(
 ) -> str:
     """Write the tables of the runs that are done so far, and the page, which is returned."""
     from benchmarks.make_table import FORMATS, tables_so_far, write_files
+    from benchmarks.report.content import Report
 
     results = results_of(runs, reported=())  # the page has the others in its progress
-    tables = tables_so_far(results, baseline)
+    report = Report(tables_so_far(results, baseline), results, progress)
     with lock():
-        write_files(out, tables, results, FORMATS if tables else ("html",), progress)
+        write_files(out, report, FORMATS if report.tables else ("html",))
     return (out / PAGE_NAME).read_text()
 
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:
     """Write and print the tables of the finished runs."""
     from benchmarks.make_table import RESAMPLES, tables_so_far, write_files
+    from benchmarks.report.content import Report
     from benchmarks.report.render import to_terminal
 
     results = results_of(runs)
@@ -326,14 +328,14 @@ def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None)
     if finished and baseline in {row_of(each.expected["init"]) for each in runs} - finished:
         instead = "random" if "random" in finished else "nothing"
         print(f"note: no run of the baseline {baseline} is done; gaps refer to {instead}")
-    tables = tables_so_far(results, baseline, RESAMPLES)
+    report = Report(tables_so_far(results, baseline, RESAMPLES), results)
     with folder.lock():  # another runner may have come to its end as well
         remove_stale(folder.tables)
-        files = write_files(folder.tables, tables, results)
-    if not tables:
+        files = write_files(folder.tables, report)
+    if not report.tables:
         print("no run is done, so there is no table")
         return
-    print(to_terminal(tables, results.unusable, color=sys.stdout.isatty()))
+    print(to_terminal(report, color=sys.stdout.isatty()))
     print("\nFiles:", *files, sep="\n  ")
     page = next(path for path in files if path.suffix == ".html")
     print(f"\nNext:\n  open {page} in a browser")

@@ -75,17 +75,20 @@ class Gap:
 
 @dataclass(frozen=True)
 class Row:
-    """All trials of one init, or of several pre-trainings; a metric that no trial has is None."""
+    """All trials of one init, or of several pre-trainings; a metric that no trial has is None.
+
+    Attributes:
+        units: what varies independently: each run or, of several pre-trainings, the runs of each.
+    """
 
     init: str
-    runs: tuple[Run, ...]
+    units: tuple[tuple[Run, ...], ...]
     cells: dict[str, Cell | None]
     gaps: dict[str, Gap | None]
 
     @property
-    def units(self) -> list[list[Run]]:
-        """What varies independently: runs or, where there are several, pre-trainings."""
-        return units(self.runs)
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(run for unit in self.units for run in unit)
 
     @property
     def n(self) -> int:
@@ -152,17 +155,16 @@ class Table:
     def runs(self) -> tuple[Run, ...]:
         return tuple(run for row in self.rows for run in row.runs)
 
+    @property
+    def base(self) -> Row | None:
+        """The row of the baseline, if there is one."""
+        return next((row for row in self.rows if row.init == self.baseline), None)
+
 
 def row_of(init: str) -> tuple[str, int]:
     """Name of the row that an init is in, and the number of its pre-training; 0: the only one."""
     found = _PRETRAINING.fullmatch(init)
     return (found[1], int(found[2])) if found else (init, 0)
-
-
-def units(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one row by pre-training, or each alone where all have the same weights."""
-    groups = list(_groups(runs, lambda run: run.record.init).values())
-    return groups if len(groups) > 1 else [[run] for run in runs]
 
 
 def stems(tables: Sequence[Table]) -> list[str]:
@@ -183,12 +185,10 @@ def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
         baseline: name of the row that gaps refer to; None takes `random` where there is one.
 
     Raises:
-        UserError: no runs; a baseline that no task has; or, within a task, several engines,
+        UserError: a baseline that no task has; or, within a task, several engines,
             protocols, weights under one name, or two runs with one seed. The message says which
             runs differ in what.
     """
-    if not runs:
-        raise UserError("no finished run to make a table of")
     inits = sorted({row_of(run.record.init)[0] for run in runs})
     if baseline is not None and baseline not in inits:
         raise UserError(f"baseline {baseline!r}: no such init; choices are {', '.join(inits)}")
@@ -196,6 +196,13 @@ def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
     for (task, _), members in groups.items():
         _require_comparable(task, members)
     return [_table(members, baseline or RANDOM) for _, members in sorted(groups.items())]
+
+
+def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
+    """A value per unit that has one: the mean of its runs; None where none has."""
+    known = ([value for value in values if value is not None] for values in of_units)
+    means = tuple(statistics.fmean(values) for values in known if values)
+    return Cell(means) if means else None
 
 
 def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
@@ -240,15 +247,20 @@ def _table(runs: list[Run], baseline: str) -> Table:
         key=lambda name: order.index(name) if name in order else len(order),
     )
     ordered = sorted(runs, key=lambda run: (row_of(run.record.init)[1], run.record.seed))
-    by_init = _groups(ordered, lambda run: row_of(run.record.init)[0])
-    cells: dict[str, dict[str, Cell | None]] = {}
-    for init, members in by_init.items():
-        cells[init] = {name: _cell(units(members), name) for name in metrics}
+    members = _groups(ordered, lambda run: row_of(run.record.init)[0])
+    by_init = {init: _units(runs_of) for init, runs_of in members.items()}
+    cells = {
+        init: {
+            name: mean_cell([run.record.metrics.get(name) for run in unit] for unit in units)
+            for name in metrics
+        }
+        for init, units in by_init.items()
+    }
     rows = []
     for init in sorted(by_init, key=lambda name: (name != RANDOM, name != baseline, name)):
         base = cells.get(baseline, {}) if init != baseline else {}
         gaps = {name: gap(cell, base.get(name)) for name, cell in cells[init].items()}
-        rows.append(Row(init, tuple(by_init[init]), cells[init], gaps))
+        rows.append(Row(init, by_init[init], cells[init], gaps))
     titles = {run.suite_task for run in runs}
     return Table(
         task=first.task,
@@ -262,12 +274,12 @@ def _table(runs: list[Run], baseline: str) -> Table:
     )
 
 
-def _cell(units: Sequence[Sequence[Run]], metric: str) -> Cell | None:
-    """A value per unit that has one: the mean of its runs."""
-    found = ([run.record.metrics.get(metric) for run in unit] for unit in units)
-    numbers = ([value for value in values if value is not None] for values in found)
-    means = tuple(statistics.fmean(values) for values in numbers if values)
-    return Cell(means) if means else None
+def _units(runs: Sequence[Run]) -> tuple[tuple[Run, ...], ...]:
+    """Of one row, see `Row`; each run alone where all have the same weights."""
+    groups = list(_groups(runs, lambda run: run.record.init).values())
+    if len(groups) == 1:
+        groups = [[run] for run in runs]
+    return tuple(tuple(group) for group in groups)
 
 
 def _require_comparable(task: str, runs: list[Run]) -> None:

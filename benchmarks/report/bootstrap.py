@@ -60,7 +60,7 @@ class RowSamples:
 
 def over_images(table: Table, number: int) -> Resamples:
     """The gaps of all rows to the baseline on `number` resampled sets of test images."""
-    base = next((row for row in table.rows if row.init == table.baseline), None)
+    base = table.base
     if base is None or not has_matches(table.metrics):
         return Resamples(number, {}, {})
     samples: dict[str, RowSamples] = {}

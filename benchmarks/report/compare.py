@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.report.aggregate import Cell, Gap, Row, Table, gap, listed_differences
 from benchmarks.report.captions import setting
-from benchmarks.report.content import Shown, evidence
+from benchmarks.report.cells import Shown, evidence
 from benchmarks.report.style import MISSING, format_cell
 from detection.evaluation.metrics import titles
 

@@ -16,39 +16,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import Gap, Row, Table, stems
+from benchmarks.report.aggregate import Row, Table, stems
 from benchmarks.report.captions import (
     EPOCHS,
     heading,
     missing_numbers,
     nothing_shown,
-    seeds,
     setting,
     trial,
     tuned,
     uncertainty,
     versions,
 )
+from benchmarks.report.cells import Grid, Shown, printed
+from benchmarks.report.convergence import convergence_grid
+from benchmarks.report.gaps import gap_grids
 from benchmarks.report.isolation import isolation
 from benchmarks.report.literature import LiteratureRow, rows_for
 from benchmarks.report.paper import OWN, PaperTable, load_paper, tables_for
 from benchmarks.report.progress import Progress
 from benchmarks.report.records import Results
 from benchmarks.report.significance import significance
-from benchmarks.report.style import (
-    FEW_MARK,
-    MAX_RUNS,
-    MINUS,
-    MISSING,
-    UNVERIFIED_MARK,
-    format_cell,
-    format_evidence,
-    format_gap,
-    format_interval,
-    format_p,
-    format_runs,
-    is_strong,
-)
+from benchmarks.report.style import FEW_MARK, MISSING, UNVERIFIED_MARK, format_cell
+from benchmarks.report.summary import Summary, summarize
+from benchmarks.report.why import reasons
 from detection.evaluation.metrics import titles
 
 if TYPE_CHECKING:
@@ -56,31 +47,6 @@ if TYPE_CHECKING:
 
 Column = tuple[str, str]  # metric, and whose pre-training: the paper's "method"
 LIVE_RUNS = 500  # that a page lists while its suite is computed
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A cell of a table.
-
-    Attributes:
-        value: what a column is sorted by; None: the text.
-        points: the gap beside the text, as printed; `significant`: its interval does not hold 0.
-        best: whether no other row has a higher number, as printed.
-    """
-
-    text: str
-    value: float | None = None
-    points: float | None = None
-    significant: bool = False
-    best: bool = False
-
-    @property
-    def gap(self) -> str:
-        return "" if self.points is None else format_gap(self.points)
-
-    @property
-    def strong(self) -> bool:
-        return self.points is not None and is_strong(self.points)
 
 
 @dataclass(frozen=True)
@@ -145,21 +111,9 @@ class Section:
         # How many trials the paper averages; 0 where it does not say.
         self.trials = max((paper.trials or 0 for paper in self.papers), default=0)
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
-        self.resampled_head = ["", "test images", "runs and test images"]
         self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
-        self.evidence_title = (
-            f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
-        )
         self.significance = significance(table)
-        self.significance_title = (
-            "The same gaps: corrected for their number, paired, and what this many runs can find"
-        )
         self.isolation = [str(each) for each in isolation(table)]
-        self.significance_head = [
-            *("", f"Holm ({len(self.significance)} gaps)", "paired by seed"),
-            *("detectable gap", "runs for this gap"),
-            *([f"within ±{table.margin:g}"] if table.margin is not None else []),
-        ]
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
         """Name, n, marked where the paper averages more trials, and a cell per column."""
@@ -184,56 +138,13 @@ class Section:
             return Shown(text, value, best=best)
         return Shown(text, value, gap.printed, gap.significant, best)
 
-    @property
-    def evidence(self) -> list[list[Shown]]:
-        """Per row other than the baseline: both names, and each gap in full."""
-        return [
-            [Shown(f"{row.init} {MINUS} {self.table.baseline}"), *map(evidence, row.gaps.values())]
-            for row in self.table.rows
-            if any(row.gaps.values())
-        ]
+    @cached_property
+    def gaps(self) -> list[Grid]:
+        return gap_grids(self.table, self.significance)
 
-    @property
-    def significance_rows(self) -> list[list[Shown]]:
-        """Per gap with an interval what benchmarks/report/significance.py finds."""
-        names = dict(zip(self.table.metrics, self.titles, strict=True))
-        found = []
-        for each in self.significance:
-            paired = Shown(f"not possible: {each.unpaired}")
-            if each.paired is not None:
-                low, high, *p = each.paired
-                paired = Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0])
-            row = [Shown(f"{each.row.init} {MINUS} {self.table.baseline}, {names[each.metric]}")]
-            row += [Shown(format_p(each.holm), each.holm), paired]
-            row += [Shown(f"{each.smallest:.2f}", each.smallest)]
-            row += [Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))]
-            row += [Shown(format_p(*each.same), each.same[0])] if each.same else []
-            found.append(row)
-        return found
-
-    @property
-    def resampled_title(self) -> str:
-        number = self.table.resamples.number if self.table.resamples else 0
-        return (
-            f"The same gaps over test images: {number} bootstrap resamples, the same of every row"
-        )
-
-    @property
-    def resampled_rows(self) -> list[list[Shown]]:
-        """Per gap over resampled test images its intervals and p-values."""
-        names = dict(zip(self.table.metrics, self.titles, strict=True))
-        gaps = self.table.resamples.gaps if self.table.resamples else {}
-        found = []
-        for (init, metric), each in gaps.items():
-            cells = [Shown(f"{init} {MINUS} {self.table.baseline}, {names[metric]}")]
-            for numbers in (each.images, each.both):
-                if numbers is None:
-                    cells.append(Shown("one run per row"))
-                    continue
-                low, high, *p = numbers
-                cells.append(Shown(f"{format_interval(low, high)}, {format_p(*p)}", p[0]))
-            found.append(cells)
-        return found
+    @cached_property
+    def others(self) -> list[Grid]:
+        return [*convergence_grid(self.table), *reasons(self.table)]
 
     @cached_property
     def notes(self) -> list[str]:
@@ -325,6 +236,10 @@ class Report:
         runs = [run for table in self.tables for run in table.runs]
         return {run.folder for run in sorted(runs, key=lambda run: run.finished)[-LIVE_RUNS:]}
 
+    @cached_property
+    def summary(self) -> Summary | None:
+        return summarize(self.tables)
+
     @property
     def citation(self) -> str:
         """Of the paper; empty where no table has rows of it."""
@@ -339,20 +254,10 @@ def paper_rows(paper: PaperTable, columns: Sequence[Column]) -> list[list[Shown]
     ]
 
 
-def printed(value: float | None, gap: float | None = None) -> Shown:
-    """The cell of one number."""
-    return Shown(MISSING if value is None else f"{value:.1f}", value, gap)
-
-
 def _published(row: LiteratureRow, metric: str, method: str) -> Shown:
     value = row.values.get(metric) if method == OWN else None
     shown = printed(value)
     return Shown(f"{shown.text}{UNVERIFIED_MARK}", value) if metric in row.unverified else shown
-
-
-def evidence(gap: Gap | None) -> Shown:
-    """The cell of a gap with its interval and p-value."""
-    return Shown(format_evidence(gap), None if gap is None else gap.value)
 
 
 def arrange(sections: Sequence[Section]) -> list[list[tuple[PaperTable | None, list[Section]]]]:

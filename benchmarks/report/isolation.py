@@ -52,8 +52,8 @@ class Isolation:
 
 def isolation(table: Table) -> list[Isolation]:
     """Of every row but the baseline."""
-    base = next((row for row in table.rows if row.init == table.baseline), None)
-    return [_compare(row, base) for row in table.rows if base is not None and row is not base]
+    base = table.base
+    return [_compare(row, base) for row in table.rows if base and row is not base]
 
 
 def _compare(row: Row, base: Row) -> Isolation:

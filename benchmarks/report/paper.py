@@ -81,18 +81,17 @@ def load_paper() -> tuple[str, tuple[PaperTable, ...]]:
     return tree["citation"], tuple(_table(**entry) for entry in tree["tables"])
 
 
-def tables_for(task: str, tested_on: Collection[str] | None = None) -> list[PaperTable]:
+def tables_for(task: str, tested_on: Collection[str]) -> list[PaperTable]:
     """The paper's tables that hold numbers for one of this project's tasks.
 
     Args:
         tested_on: DATASETS.TEST of the runs. A task is called after its file without the folder, so
-            COCO and LVIS have tasks of one name, which this tells apart; None asks by name alone.
+            COCO and LVIS have tasks of one name, which this tells apart.
     """
     return [
         table
         for table in load_paper()[1]
-        if task in table.tasks
-        and (tested_on is None or not table.tested_on or set(table.tested_on) == set(tested_on))
+        if task in table.tasks and set(table.tested_on) in (set(), set(tested_on))
     ]
 
 

@@ -24,9 +24,7 @@ from benchmarks.report.content import Report, Section, arrange, paper_rows
 from benchmarks.report.escape import csv_text
 from benchmarks.report.paper import OWN, PaperTable
 from benchmarks.report.progress import PAGE_NAME, Progress
-from benchmarks.report.records import Results, Unusable
-from benchmarks.report.summary import Summary, convergence_head, convergence_rows, summary
-from benchmarks.report.why import reasons
+from benchmarks.report.summary import Summary
 from detection.evaluation.metrics import titles
 from moco.common.errors import printable
 
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
-PAPER_NAME = "table.paper.csv"  # the paper's numbers of the same tasks, if it has any
-SUMMARY_NAME = "table.summary.csv"  # inits x tasks, where there are two tasks or more
-LITERATURE_NAME = "table.literature.csv"  # and other published ones
 GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
 
 RENDERERS = Registry("RENDERERS")
@@ -57,15 +52,15 @@ def md(report: Report) -> dict[str, str]:
 
 @RENDERERS.register()
 def csv(report: Report) -> dict[str, str]:
-    """Means and gaps, runs, and published numbers in full precision."""
+    """Means and gaps, runs, inits x tasks, and published numbers in full precision."""
     papers = {paper.cite: paper for section in report.sections for paper in section.papers}
     texts = {"table.csv": _means_csv(report.sections), "runs.csv": _runs_csv(report.tables)}
     if papers:
-        texts[PAPER_NAME] = _paper_csv(papers.values())
-    if (matrix := summary(report)) is not None:
-        texts[SUMMARY_NAME] = _summary_csv(matrix)
+        texts["table.paper.csv"] = _paper_csv(papers.values())
+    if report.summary is not None:
+        texts["table.summary.csv"] = _summary_csv(report.summary)
     if any(section.published for section in report.sections):
-        texts[LITERATURE_NAME] = _literature_csv(report.sections)
+        texts["table.literature.csv"] = _literature_csv(report.sections)
     return texts
 
 
@@ -100,15 +95,11 @@ def progress_text(progress: Progress) -> str:
 @RENDERERS.register()
 def terminal(report: Report) -> dict[str, str]:
     """The text that make_table prints."""
-    text = to_terminal(report.tables, report.results.unusable, color=False, near=report.near)
-    return {"table.txt": text + "\n"}
+    return {"table.txt": f"{to_terminal(report, color=False)}\n"}
 
 
-def to_terminal(
-    tables: Sequence[Table], unusable: Sequence[Unusable], color: bool, near: bool = False
-) -> str:
+def to_terminal(report: Report, color: bool) -> str:
     """Text for a terminal; `color` adds green to the bold gaps."""
-    report = Report(tables, Results((), (), tuple(unusable)), near=near)
     return _render("table.txt", report=report, color=color).rstrip("\n")
 
 
@@ -162,8 +153,6 @@ def _environment(kind: str) -> Environment:
     )
     environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
-    environment.globals.update(summary=summary, reasons=reasons)
-    environment.globals.update(convergence_rows=convergence_rows, convergence_head=convergence_head)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment
 

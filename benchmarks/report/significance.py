@@ -48,7 +48,7 @@ class Significance:
 
 def significance(table: Table) -> list[Significance]:
     """Of every gap that has an interval, in the order of rows and metrics."""
-    base = next((row for row in table.rows if row.init == table.baseline), None)
+    base = table.base
     if base is None:
         return []
     found: list[tuple[Row, str, int, str, float, float]] = []

@@ -1,4 +1,4 @@
-"""Inits over all tasks of a report with their mean rank, and over the schedule of one task.
+"""Inits over all tasks of a report with their mean rank.
 
 A rank is among a task's means as printed, the highest is 1, and equal ones share the mean of their
 places. The mean rank is over the tasks that every init has a number of: over others, a low rank
@@ -9,17 +9,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-import numpy as np
-
-from benchmarks.report.aggregate import Cell, Row, Table
-from benchmarks.report.content import Report, Section, Shown, printed
-from benchmarks.report.plots import Curve, read_curve
-from benchmarks.report.style import MISSING, format_cell
-from moco.common.run import METRICS_NAME
-
-SHARES = (0.1, 0.25, 0.5, 1.0)  # of the schedule
+from benchmarks.report.aggregate import Table
+from benchmarks.report.captions import heading
+from benchmarks.report.cells import Shown, printed
+from benchmarks.report.style import MISSING
+from detection.evaluation.metrics import titles
 
 
 @dataclass(frozen=True)
@@ -78,19 +73,17 @@ class Summary:
         return f"{text}; equal means share the mean of their ranks; no uncertainty is in a rank"
 
 
-def summary(report: Report) -> Summary | None:
-    """Of a report with two tables or more."""
-    if len(report.sections) < 2:
+def summarize(tables: Sequence[Table]) -> Summary | None:
+    """Of two tables or more."""
+    if len(tables) < 2:
         return None
-    inits = dict.fromkeys(row.init for table in report.tables for row in table.rows)
-    found = [
-        {row.init: row.cells[table.metrics[0]] for row in table.rows} for table in report.tables
-    ]
+    columns = [{row.init: row.cells[table.metrics[0]] for row in table.rows} for table in tables]
     means = {
-        init: tuple(cell.mean if (cell := column.get(init)) else None for column in found)
-        for init in inits
+        init: tuple(cell.mean if (cell := column.get(init)) else None for column in columns)
+        for init in dict.fromkeys(init for column in columns for init in column)
     }
-    return Summary(tuple(f"{s.heading}: {s.titles[0]}" for s in report.sections), means)
+    tasks = (f"{heading(table, tables)}: {titles(table.metrics)[0]}" for table in tables)
+    return Summary(tuple(tasks), means)
 
 
 def ranks(means: Sequence[float | None]) -> list[float | None]:
@@ -105,64 +98,6 @@ def ranks(means: Sequence[float | None]) -> list[float | None]:
     ]
 
 
-def convergence(table: Table) -> dict[str, tuple[Cell | None, ...]]:
-    """Init → its first metric at each of `SHARES` of the schedule, where it was evaluated there.
-
-    What a run has at the end is in its record, the rest in its `metrics.json`.
-
-    Raises:
-        UserError: a line of `metrics.json` that is not JSON.
-    """
-    return {row.init: _converged(row, table.metrics[0]) for row in table.rows}
-
-
-def convergence_rows(section: Section) -> list[list[Shown]]:
-    """Per init its name and a cell per share; empty where nothing but the end is known."""
-    found = convergence(section.table)
-    if not any(cell for cells in found.values() for cell in cells[:-1]):
-        return []
-    return [
-        [
-            Shown(row.init),
-            *(Shown(format_cell(c, row.n), c.mean if c else None) for c in found[row.init]),
-        ]
-        for row in section.table.rows
-    ]
-
-
-def convergence_head(section: Section) -> list[str]:
-    """Titles of `convergence_rows`."""
-    return [f"{section.titles[0]} at", *(f"{share:.0%} of the schedule" for share in SHARES)]
-
-
 def _ranked(mean: float | None, rank: float | None) -> Shown:
     shown = printed(mean)
     return shown if rank is None else Shown(f"{shown.text} ({rank:g})", mean)
-
-
-def _curve(path: Path, metric: str) -> Curve:
-    empty = np.empty(0)
-    return read_curve(path, [metric]) if path.is_file() else (empty, empty)
-
-
-def _converged(row: Row, metric: str) -> tuple[Cell | None, ...]:
-    curves = {run.folder: _curve(run.folder / METRICS_NAME, metric) for run in row.runs}
-    cells = []
-    for share in SHARES:
-        numbers = []
-        for unit in row.units:
-            at = [
-                run.record.metrics.get(metric)
-                if share == 1
-                else value_at(curves[run.folder], round(share * run.record.iterations))
-                for run in unit
-            ]
-            if known := [value for value in at if value is not None]:
-                numbers.append(statistics.fmean(known))
-        cells.append(Cell(tuple(numbers)) if numbers else None)
-    return tuple(cells)
-
-
-def value_at(curve: Curve, done: int) -> float | None:
-    """The value after `done` iterations, which are logged as `done - 1`."""
-    return next((float(y) for x, y in zip(*curve, strict=True) if x == done - 1), None)

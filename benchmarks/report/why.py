@@ -6,15 +6,15 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from benchmarks.report.aggregate import Cell, Row, Table
+from benchmarks.report.aggregate import Cell, Table, mean_cell
 from benchmarks.report.bundle import ERRORS_NAME, ROBUSTNESS_NAME
-from benchmarks.report.content import Section, Shown
+from benchmarks.report.cells import Grid, init_rows
 from benchmarks.report.records import Run
-from benchmarks.report.style import format_cell
 from detection.datasets.corruptions import GROUPS, NAMES
+from detection.evaluation.metrics import titles
 from moco.common.errors import DataError
 
 # TIDE's types, as hotcoco and tidecv call them.
@@ -55,19 +55,19 @@ def robustness(run: Run, metric: str) -> Numbers:
     return {**found, "rPC": 100 * found["mPC"] / clean} if clean and "mPC" in found else found
 
 
-def reasons(section: Section) -> list[tuple[str, list[str], list[list[Shown]]]]:
-    """Title, head and rows of what is known: error types, and numbers on corrupted images."""
-    table, metric = section.table, section.table.metrics[0]
-    found = []
-    if cells := _cells(table, error_types, list(ERROR_TYPES)):
+def reasons(table: Table) -> list[Grid]:
+    """What is known: error types, and numbers on corrupted images."""
+    metric, found = table.metrics[0], list[Grid]()
+    if cells := _cells(table, error_types, ERROR_TYPES):
         title = "Points of AP50 (COCO's) that a row gains without its errors of one type (TIDE)"
-        found.append((title, list(ERROR_TYPES.values()), cells))
-    if cells := _cells(table, lambda run: robustness(run, metric), list(MEASURES)):
+        found.append(Grid(title, ["pre-train", *ERROR_TYPES.values()], init_rows(table, cells)))
+    if cells := _cells(table, lambda run: robustness(run, metric), MEASURES):
         known = {_read(run, ROBUSTNESS_NAME, lambda x: f"{x['severity']:d}") for run in table.runs}
         severity = ", ".join(sorted(filter(None, known)))
-        title = f"{section.titles[0]} on clean (P) and corrupted images (mPC, the mean over 15), "
-        found.append((f"{title}rPC = mPC / P in %, severity {severity}", list(MEASURES), cells))
-    return [(title, ["pre-train", *head], _shown(section, rows)) for title, head, rows in found]
+        title = f"{titles(table.metrics)[0]} on clean (P) and corrupted images (mPC, the mean over "
+        title += f"15), rPC = mPC / P in %, severity {severity}"
+        found.append(Grid(title, ["pre-train", *MEASURES], init_rows(table, cells)))
+    return found
 
 
 def _read(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
@@ -85,31 +85,16 @@ def _finite(numbers: Mapping[str, Any]) -> Numbers:
     return {name: x for name, x in known.items() if math.isfinite(x)}
 
 
-def _shown(section: Section, cells: Mapping[str, list[Cell | None]]) -> list[list[Shown]]:
-    return [
-        [
-            Shown(row.init),
-            *(Shown(format_cell(c, row.n), c.mean if c else None) for c in cells[row.init]),
-        ]
-        for row in section.table.rows
-    ]
-
-
 def _cells(
-    table: Table, read: Callable[[Run], Numbers], keys: list[str]
+    table: Table, read: Callable[[Run], Numbers], keys: Iterable[str]
 ) -> dict[str, list[Cell | None]]:
     """Init → a cell per key; {} where no run has such a file."""
-    found = {row.init: _of_row(row, read, keys) for row in table.rows}
+    numbers = {run.folder: read(run) for run in table.runs}
+    found = {
+        row.init: [
+            mean_cell([numbers[run.folder].get(key) for run in unit] for unit in row.units)
+            for key in keys
+        ]
+        for row in table.rows
+    }
     return found if any(cell for cells in found.values() for cell in cells) else {}
-
-
-def _of_row(row: Row, read: Callable[[Run], Numbers], keys: list[str]) -> list[Cell | None]:
-    """Per key a value of each unit (run, or pre-training) that has one."""
-    numbers = {run.folder: read(run) for run in row.runs}
-    cells: list[Cell | None] = []
-    for key in keys:
-        of_units = ([numbers[run.folder].get(key) for run in unit] for unit in row.units)
-        known = ([value for value in values if value is not None] for values in of_units)
-        means = tuple(statistics.fmean(values) for values in known if values)
-        cells.append(Cell(means) if means else None)
-    return cells

@@ -6,28 +6,17 @@ line each. This imports torch and may hold a dataset's annotations for a moment,
 calls `check` in a process of its own.
 """
 
-import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.suites.keep import Checkpoints
-from benchmarks.suites.suite import (
-    DETECTION,
-    DETECTRON2,
-    EMBEDDED,
-    LINEAR,
-    MOCO,
-    RunSpec,
-    SuiteTask,
-)
+from benchmarks.suites.suite import DETECTION, LINEAR, MOCO, RunSpec, SuiteTask
 from benchmarks.suites.suite_file import refuse_per_run
-from convert.detectron2_backbone import installed
-from moco.common import pretrained
 from moco.common.cfgnode import split_assignments
 from moco.common.command import RANDOM
 from moco.common.errors import UserError, first_few
@@ -38,7 +27,6 @@ if TYPE_CHECKING:
     from detection.config.task import Task
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -60,48 +48,6 @@ class Findings:
     checkpoints: dict[tuple[str, str, str], Checkpoints] = field(default_factory=dict)
 
 
-def in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def locate_all(weights: Mapping[str, str]) -> dict[str, pretrained.LocalWeights | None]:
-    """Init → its file, downloaded if need be; None is random.
-
-    Raises:
-        UserError: weights that cannot be downloaded.
-    """
-    return {
-        init: None if text == RANDOM else pretrained.locate(text) for init, text in weights.items()
-    }
-
-
-def not_downloaded(weights: Mapping[str, str]) -> dict[str, str]:
-    """Init → what would have to be downloaded for it; those that need nothing are left out."""
-    needed = {init: pretrained.not_downloaded(text) for init, text in weights.items()}
-    return {init: what for init, what in needed.items() if what}
-
-
-def choose_engines(wanted: str) -> tuple[str, ...]:
-    """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
-
-    Detectron2 is not imported before `check`, which takes longer than all else that a dry run does.
-
-    Raises:
-        UserError: Detectron2 is needed and not installed.
-    """
-    if wanted == EMBEDDED or (wanted == "auto" and not installed()):
-        return (EMBEDDED,)
-    if not installed():
-        raise UserError(
-            f"--engine {wanted}: Detectron2 is not installed; README.md says how, or use --engine "
-            "embedded"
-        )
-    return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
-
-
 def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     """Check one run of each (task, engine, init) of `specs`: all trials are alike.
 
@@ -113,34 +59,33 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     warnings.simplefilter("ignore", FutureWarning)  # about Detectron2's own source
     from moco.common.run import provenance
 
-    trials = {(spec.task, spec.engine, spec.init): spec for spec in reversed(specs)}
-    problems: dict[str, list[str]] = {}  # what → which
+    trials: dict[tuple[str, str, str], RunSpec] = {}
+    for spec in specs:
+        trials.setdefault((spec.task, spec.engine, spec.init), spec)
     sound: dict[tuple[str, str, str], _Sound] = {}
-    for key, spec in reversed(trials.items()):
-        engine = "" if spec.engine == MOCO else f" ({spec.engine})"
+    problems: dict[str, list[str]] = {}  # what → which
+    for (task, engine, init), spec in trials.items():
         outcome = _outcome(spec)
-        if isinstance(outcome, str):
-            problems.setdefault(outcome, []).append(f"{spec.task} from {spec.init}{engine}")
+        if isinstance(outcome, _Sound):
+            sound[task, engine, init] = outcome
         else:
-            sound[key] = outcome
+            who = f"{task} from {init}" + ("" if engine == MOCO else f" ({engine})")
+            problems.setdefault(outcome, []).append(who)
     read = {(task, engine) for task, engine, _ in sound}  # data and keys, to the end
-    for spec in {(s.task, s.engine): s for s in reversed(trials.values())}.values():
-        if spec.program == DETECTION and (spec.task, spec.engine) not in read:
+    for (task, engine), spec in {(s.task, s.engine): s for s in trials.values()}.items():
+        if spec.program == DETECTION and (task, engine) not in read:
             # Bad weights end a check before the data is looked at.
             problem = _outcome(replace(spec, weights=RANDOM))
             if isinstance(problem, str):
-                who = problems.setdefault(problem, [])
-                if not any(name.startswith(f"{spec.task} from") for name in who):
-                    who.append(spec.task)
-    lines = []
-    for what, who in problems.items():
-        lines.append(f"{first_few(who, 3)}: {what}")
-    called: dict[str, dict[str, None]] = {}
-    noted: dict[str, dict[str, None]] = {}
+                which = problems.setdefault(problem, [])
+                if not any(name.startswith(f"{task} from") for name in which):
+                    which.append(task)
+    lines = [f"{first_few(which, 3)}: {what}" for what, which in problems.items()]
+    called, noted = (defaultdict[str, dict[str, None]](dict) for _ in range(2))  # in order
     for (task, _, _), found in sound.items():
-        called.setdefault(found.called, {})[task] = None
+        called[found.called][task] = None
         for note in found.notes:
-            noted.setdefault(note, {})[task] = None
+            noted[note][task] = None
     lines += [
         f"{' and '.join(tasks)}: both would be {name} in the tables; give one of them a file (or "
         "TASK) of its own name"

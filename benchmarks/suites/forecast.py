@@ -12,13 +12,6 @@ from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, WAITING, Run, 
 from moco.common.progress import Bar, format_seconds
 
 
-class Measured(NamedTuple):
-    """The speed of a run: see `Run.speed_key`."""
-
-    speed_key: tuple[str, str, int]
-    seconds_per_iteration: float
-
-
 class Estimate(NamedTuple):
     """What a run is expected to take: its seconds, None if unknown, and how that is known."""
 
@@ -33,15 +26,7 @@ class Forecast(NamedTuple):
     seconds_left: float
 
 
-Speeds = Mapping[tuple[str, str, int], Sequence[float]]
-
-
-def by_key(measured: Iterable[Measured]) -> Speeds:
-    """Seconds per iteration by `Run.speed_key`."""
-    speeds = defaultdict(list)
-    for key, seconds in measured:
-        speeds[key].append(seconds)
-    return speeds
+Speeds = dict[tuple[str, str, int], list[float]]  # `Run.speed_key` → seconds per iteration
 
 
 def estimate(run: Run, measured: Speeds) -> Estimate:
@@ -56,7 +41,7 @@ def estimate(run: Run, measured: Speeds) -> Estimate:
 
 
 def foresee(
-    runs: Sequence[Run], states: Mapping[str, State], measured: Sequence[Measured], parallel: int
+    runs: Sequence[Run], states: Mapping[str, State], measured: Speeds, parallel: int
 ) -> Forecast:
     """How far a plan is.
 
@@ -65,12 +50,9 @@ def foresee(
     Args:
         parallel: how many runs are computed at once.
     """
-    known_keys = {m.speed_key for m in measured}
     # What runs tells its speed only where nothing is finished: its start and end are not in it.
-    own = [m for run in runs if (m := speed(run, states.get(run.name), RUNNING))]
-    speeds = [*measured, *(m for m in own if m.speed_key not in known_keys)]
-    known_speeds = by_key(speeds)
-    seconds = {run.name: estimate(run, known_speeds).seconds for run in runs}
+    speeds = speeds_of(runs, states, RUNNING) | measured
+    seconds = {run.name: estimate(run, speeds).seconds for run in runs}
     known = [value for value in seconds.values() if value is not None]
     usual = statistics.fmean(known) if known else None
     total = done = 0.0
@@ -127,15 +109,25 @@ def time_left(
     return now
 
 
-def speed(run: Run, state: State | None, kind: str) -> Measured | None:
-    """Of a run of that kind: done, or running and a twentieth of it done by its process."""
+def speeds_of(runs: Iterable[Run], states: Mapping[str, State], kind: str) -> Speeds:
+    """Of the runs whose `speed` is known."""
+    speeds: Speeds = defaultdict(list)
+    for run in runs:
+        if (own := speed(run, states.get(run.name), kind)) is not None:
+            speeds[run.speed_key].append(own)
+    return speeds
+
+
+def speed(run: Run, state: State | None, kind: str) -> float | None:
+    """Seconds per iteration of a run that is done, or running and a twentieth of it done by its
+    process, whichever `kind` says."""
     if state is None or not run.iterations or state.kind != kind:
         return None
     if kind == DONE and state.iteration and state.seconds:
-        return Measured(run.speed_key, state.seconds / state.iteration)
+        return state.seconds / state.iteration
     progress = state.iteration - state.began_at
     if kind == RUNNING and state.seconds and progress > run.iterations / 20:
-        return Measured(run.speed_key, state.seconds / progress)
+        return state.seconds / progress
     return None
 
 

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from benchmarks.suites.executors.base import Executor
 from benchmarks.suites.executors.slurm import with_jobs
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Forecast, Measured, by_key, estimate, foresee, speed
+from benchmarks.suites.forecast import Forecast, Speeds, estimate, foresee, speeds_of
 from benchmarks.suites.runs import DONE, FAILED, QUEUED, RUNNING, STOPPED, WAITING, Run, State
 from benchmarks.suites.suite import RunSpec, row_of
 from moco.common.errors import printable
@@ -20,43 +20,40 @@ if TYPE_CHECKING:
     from benchmarks.report.aggregate import Table
 
 
-def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> list[Measured]:
+def measured_speeds(runs: Sequence[Run], hardware: Mapping[str, Any] | None) -> Speeds:
     """Speeds of finished runs.
 
     Args:
         hardware: only runs on this hardware (as records have it); None: on any.
     """
-    found = []
-    for each in runs:
-        state = each.state()
-        own, record = speed(each, state, DONE), each.record() if state.kind == DONE else None
-        if own is None or record is None:
-            continue
-        there = (record.provenance or {}).get("hardware") or {}
-        gpus = list(there.get("gpus") or ())
-        if hardware is None or (
-            gpus == list(hardware.get("gpus") or ())[: each.gpus]
-            and (each.gpus or there.get("cpu") == hardware.get("cpu"))
-        ):
-            found.append(own)
-    return found
+    states = {each.name: each.state() for each in runs}
+    done = [each for each in runs if states[each.name].kind == DONE]
+    if hardware is not None:
+        done = [each for each in done if _ran_on(each, hardware)]
+    return speeds_of(done, states, DONE)
+
+
+def _ran_on(run: Run, hardware: Mapping[str, Any]) -> bool:
+    record = run.record()
+    there = (record.provenance.get("hardware") if record else None) or {}
+    gpus = list(there.get("gpus") or ())
+    same_gpus = gpus == list(hardware.get("gpus") or ())[: run.gpus]
+    return same_gpus and bool(run.gpus or there.get("cpu") == hardware.get("cpu"))
 
 
 def listing(
-    folder: SuiteFolder,
     specs: Sequence[RunSpec],
-    measured: Sequence[Measured],
+    runs: Sequence[Run],
+    measured: Speeds,
     executor: Executor,
     retry_failed: bool = False,
 ) -> str:
     """Every run with what it takes from its beginning, and what is left of all."""
     unit = "GPU hours" if executor.gpus else "CPU hours"
-    runs = [folder.run(spec) for spec in specs]
     states = {each.name: each.state() for each in runs}
-    speeds = by_key(measured)
     rows, hours, unknown, number = [], 0.0, [], 0
     for spec, each in zip(specs, runs, strict=True):
-        state, expected = states[each.name], estimate(each, speeds)
+        state, expected = states[each.name], estimate(each, measured)
         seconds = expected.seconds
         own = None if seconds is None else seconds * max(spec.gpus, 1) / 3600
         if state.kind == FAILED and retry_failed and not state.foreign:
@@ -124,8 +121,7 @@ def look_at(runs: Sequence[Run]) -> tuple[dict[str, State], Forecast]:
     """How far runs are that others compute; reads only."""
     states = with_jobs(runs, {each.name: each.state() for each in runs})
     parallel = sum(state.kind == RUNNING for state in states.values())
-    measured = [own for each in runs if (own := speed(each, states[each.name], DONE))]
-    return states, foresee(runs, states, measured, parallel)
+    return states, foresee(runs, states, speeds_of(runs, states, DONE), parallel)
 
 
 def status(folder: SuiteFolder) -> None:

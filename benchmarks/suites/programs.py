@@ -1,15 +1,19 @@
 """The training programs that a suite runs: what they check, and the commands that start them."""
 
+import multiprocessing
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from benchmarks.suites import checks
-from benchmarks.suites.checks import Findings, command_keys, in_own_process
+from benchmarks.suites.checks import Findings, check, command_keys
 from benchmarks.suites.executors.base import HOST, PORT, RANK
-from benchmarks.suites.suite import DETECTION, RunSpec
+from benchmarks.suites.suite import DETECTION, DETECTRON2, EMBEDDED, RunSpec
+from convert.detectron2_backbone import installed
+from moco.common import pretrained
 from moco.common.command import RANDOM
+from moco.common.errors import UserError
 from moco.common.pretrained import LocalWeights
 
 _T = TypeVar("_T")
@@ -25,17 +29,40 @@ class Programs:
 
     def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
         """Init → what would have to be downloaded for it; those that need nothing are left out."""
-        return _imports_timm(checks.not_downloaded, weights)
+        needed = {init: _apart(pretrained.not_downloaded, text) for init, text in weights.items()}
+        return {init: what for init, what in needed.items() if what}
 
     def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:
-        """Init → its file, downloaded if need be; None is random."""
-        return _imports_timm(checks.locate_all, weights)
+        """Init → its file, downloaded if need be; None is random.
+
+        Raises:
+            UserError: weights that cannot be downloaded.
+        """
+        return {
+            init: None if text == RANDOM else _apart(pretrained.locate, text)
+            for init, text in weights.items()
+        }
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
-        return checks.choose_engines(wanted)
+        """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
+
+        Detectron2 is not imported before `check`, which takes longer than all else that a dry run
+        does.
+
+        Raises:
+            UserError: Detectron2 is needed and not installed.
+        """
+        if wanted == EMBEDDED or (wanted == "auto" and not installed()):
+            return (EMBEDDED,)
+        if not installed():
+            raise UserError(
+                f"--engine {wanted}: Detectron2 is not installed; README.md says how, or use "
+                "--engine embedded"
+            )
+        return (DETECTRON2, EMBEDDED) if wanted == "each" else (DETECTRON2,)
 
     def check(self, specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
-        return in_own_process(checks.check, list(specs), on_gpus)
+        return _in_own_process(check, list(specs), on_gpus)
 
     def command(self, spec: RunSpec, folder: Path, machines: int = 1) -> list[str]:
         """The command that starts a run in a folder, or continues it.
@@ -70,7 +97,13 @@ class Programs:
         return [sys.executable, *launcher, *program, *keys]
 
 
-def _imports_timm(function: Callable[[dict[str, str]], _T], weights: Mapping[str, str]) -> _T:
+def _apart(function: Callable[[str], _T], text: str) -> _T:
     """Call `function`, in a process of its own where it imports timm, and with it torch."""
-    apart = any(text.startswith("timm://") for text in weights.values())
-    return in_own_process(function, dict(weights)) if apart else function(dict(weights))
+    return _in_own_process(function, text) if text.startswith("timm://") else function(text)
+
+
+def _in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call `function` in a fresh process, so that what it imports and reads is gone afterwards."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()

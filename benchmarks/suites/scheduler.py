@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 
 from benchmarks.suites.executors.base import Executor, Process, Slots
-from benchmarks.suites.forecast import Display, Forecast, Measured, foresee, speed, summary
+from benchmarks.suites.forecast import Display, Forecast, Speeds, foresee, speed, summary
 from benchmarks.suites.keep import ALL, KEEP_SECONDS, remove_checkpoints
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import (
@@ -88,7 +87,7 @@ class Scheduler:
     name: str = "suite"
     retry_failed: bool = False
     fail_fast: bool = False
-    measured: Sequence[Measured] = ()
+    measured: Speeds = field(default_factory=dict)
     stop_seconds: float = 120.0
     keep: str = ALL
     watch: Callable[[Mapping[str, State], Forecast], None] = lambda states, forecast: None
@@ -117,7 +116,7 @@ class Scheduler:
             RunFailed: with `fail_fast`, a run failed.
             UserError: a cluster refuses a job, or the disk is full.
         """
-        display = Display(self.name)
+        self._display = Display(self.name)
         with self._noted_signals():
             try:
                 while self._open or self._active:
@@ -132,7 +131,7 @@ class Scheduler:
                     if not self.executor.remote:  # jobs do that themselves
                         self._now_and_then(self._tidy, KEEP_SECONDS)
                     seconds = REMOTE_SHOW_SECONDS if self.executor.remote else SHOW_SECONDS
-                    self._now_and_then(partial(self._show, display), seconds, "show")
+                    self._now_and_then(self._show, seconds)
                     if self._open or self._active:
                         time.sleep(POLL_SECONDS)
             except OSError as error:
@@ -141,14 +140,14 @@ class Scheduler:
                     f"{where}: {error.strerror or error}; fix that, and the same command continues"
                 ) from error
             finally:
-                display.close()
+                self._display.close()
                 self._stop()
         return self._states
 
     def _settle(self, run: Run, state: State) -> None:
         seen = run.name in self._states  # else it was done before, and is among the measured
         if seen and (own := speed(run, state, DONE)):
-            self.measured = [*self.measured, own]
+            self.measured.setdefault(run.speed_key, []).append(own)
         if seen and state.kind == DONE:
             remove_checkpoints(run.folder, self.keep, done=True)
         self._states[run.name] = state
@@ -157,9 +156,9 @@ class Scheduler:
             exit_code = int(run.failure().get("exit_code", 1))
             raise RunFailed(f"{run.title} failed: {state.text}", max(exit_code, 1))
 
-    def _now_and_then(self, work: Callable[[], None], seconds: float, name: str = "") -> None:
+    def _now_and_then(self, work: Callable[[], None], seconds: float) -> None:
         """Do something every `seconds`; less often where that takes long, of many runs."""
-        name, now = name or work.__name__, time.monotonic()
+        name, now = work.__name__, time.monotonic()
         if now >= self._next.get(name, 0.0):
             start = time.thread_time()
             work()
@@ -343,7 +342,7 @@ class Scheduler:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _show(self, display: Display) -> None:
+    def _show(self) -> None:
         remote = self.executor.remote
         for name, active in self._active.items():
             if remote:
@@ -359,4 +358,4 @@ class Scheduler:
         parallel = self.executor.parallel(max((run.gpus for run in self.runs), default=0))
         forecast = foresee(self.runs, self._states, self.measured, parallel)
         self.watch(self._states, forecast)
-        display.show(forecast, summary(self.runs, self._states))
+        self._display.show(forecast, summary(self.runs, self._states))

@@ -26,27 +26,23 @@ class Grid:
     """The points of one task.
 
     Attributes:
-        axes: key → values, in the order of the table.
-        own: the task's own value of each key.
+        axes: key → values, as texts, in the order of the table.
+        untuned: the task's own values.
         share: of the task's iterations.
     """
 
-    axes: Mapping[str, tuple[float, ...]]
-    own: Mapping[str, float]
+    axes: Mapping[str, tuple[str, ...]]
+    untuned: Point
     share: float
 
     @property
     def points(self) -> tuple[Point, ...]:
-        values = [[(key, f"{value:.6g}") for value in axis] for key, axis in self.axes.items()]
-        return tuple(itertools.product(*values))
-
-    @property
-    def untuned(self) -> Point:
-        return tuple((key, f"{value:.6g}") for key, value in self.own.items())
+        pairs = [[(key, value) for value in axis] for key, axis in self.axes.items()]
+        return tuple(itertools.product(*pairs))
 
     def __str__(self) -> str:
         """As SOLVER.TUNED has it, from which `tuned_keys` reads the keys."""
-        axes = (f"{k}={','.join(f'{v:.6g}' for v in axis)}" for k, axis in self.axes.items())
+        axes = (f"{key}={','.join(axis)}" for key, axis in self.axes.items())
         return f"{' '.join(axes)} at {self.share:g} of the schedule"
 
 
@@ -69,11 +65,7 @@ class Choice:
 
 
 def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
-    """The grid of a task; `own`: the suite's `tune`.
-
-    Raises:
-        UserError: a key that cannot be tuned, or a value that cannot be.
-    """
+    """The grid of a task; `own`: the suite's `tune`."""
     keys = {**HONORED, **TRANSFER, **all_keys(task)}
     table = read_yaml(DEFAULTS)
     share = float((own or {}).get("share", table["share"]))
@@ -82,7 +74,8 @@ def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
     else:
         factors = table["factors"][keys.get("SOLVER.OPTIMIZER", "SGD")]
         axes = {k: tuple(float(keys[k]) * f for f in values) for k, values in factors.items()}
-    return Grid(axes, {key: float(keys[key]) for key in axes}, share)
+    texts = {key: tuple(f"{value:.6g}" for value in axis) for key, axis in axes.items()}
+    return Grid(texts, tuple((key, f"{float(keys[key]):.6g}") for key in axes), share)
 
 
 def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
@@ -109,11 +102,7 @@ def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
 
 
 def tunable(suite: Suite) -> list[SuiteTask]:
-    """The tasks that have a grid: detection's.
-
-    Raises:
-        UserError: none.
-    """
+    """The tasks that have a grid, detection's; UserError: there is none."""
     found = [task for task in suite.tasks if task.program == DETECTION]
     if not found:
         raise UserError(f"suite {suite.name}: has no task of detection, which is what is tuned")
@@ -147,8 +136,8 @@ def choose(
             edges = tuple(
                 key
                 for key, value in best
-                if len(grid.axes[key]) > 1
-                and float(value) in (float(f"{f(grid.axes[key]):.6g}") for f in (min, max))
+                if len(axis := grid.axes[key]) > 1
+                and value in (min(axis, key=float), max(axis, key=float))
             )
             choices.setdefault(task.name, {})[init] = Choice(
                 best, finite[best], finite.get(grid.untuned), edges, len(values) - len(finite)

@@ -1,4 +1,4 @@
-"""Robustness by hand, in a report, and of a trained model on either engine."""
+"""Robustness by hand, and of a run without its model."""
 
 import json
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ from benchmarks.report.why import robustness
 from benchmarks.robustness import main
 from detection.datasets.corruptions import NAMES
 from moco.common.errors import DataError
-from tests.benchmarks.report.fake_runs import rendered, report, write_run
+from tests.benchmarks.report.fake_runs import write_run
 
 
 def content(without=(), severity=3):
@@ -33,16 +33,6 @@ def test_robustness_by_hand(tmp_path):
     path.write_text('{"clean": [3]}')
     with pytest.raises(DataError, match=ROBUSTNESS_NAME):
         robustness(run, "bbox/AP")
-
-
-def test_report_shows_it(tmp_path):
-    own = {"task": "own", "metrics": {"bbox/AP": 40.0}}
-    folder = write_run(tmp_path / "run", **own)
-    assert "mPC" not in rendered(report(tmp_path))["html"]
-    (folder / ROBUSTNESS_NAME).write_text(json.dumps(content(severity=2)))
-    for name in ("md", "tex", "html", "terminal"):
-        text = rendered(report(tmp_path))[name]
-        assert "severity 2" in text and "45.0" in text and "18.0" in text, name
 
 
 def test_run_without_its_model_is_refused(tmp_path):

@@ -14,6 +14,7 @@ from fvcore.common.registry import Registry
 from benchmarks.suites.keep import ALL
 from benchmarks.suites.locks import Lock
 from benchmarks.suites.runs import Run
+from moco.common.errors import UserError
 
 EXECUTORS = Registry("EXECUTORS")
 # Torch and its libraries read these; more threads on one small run only get in each other's way.
@@ -32,12 +33,19 @@ class Options:
         workers: runs at a time on the CPU, jobs in the queue of a cluster; 0: the default.
         slurm: the `KEY=VALUE` of `--slurm`.
         keep: which checkpoints stay, where jobs have to see to that, see benchmarks/suites/keep.py.
+
+    Raises:
+        UserError: fewer than no workers.
     """
 
     folder: Path
     workers: int = 0
     slurm: Sequence[str] = ()
     keep: str = ALL
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise UserError(f"--workers: got {self.workers}, expected at least 1")
 
 
 class Process(ABC):

@@ -102,13 +102,7 @@ class LocalExecutor(Executor):
 
 @EXECUTORS.register()
 def cpu(options: Options) -> LocalExecutor:
-    """One run per core, each with one thread, or as many as `--workers` says.
-
-    Raises:
-        UserError: fewer than no workers.
-    """
-    if options.workers < 0:
-        raise UserError(f"--workers: got {options.workers}, expected at least 1")
+    """One run per core, each with one thread, or as many as `--workers` says."""
     return LocalExecutor(options.folder, cores=options.workers or usable_cores())
 
 

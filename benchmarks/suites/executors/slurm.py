@@ -55,8 +55,6 @@ def slurm(options: Options) -> "SlurmExecutor":
             "--executor slurm: sbatch is not found on PATH; run this where jobs are submitted (a "
             "login node), or use --executor local"
         )
-    if options.workers < 0:
-        raise UserError(f"--workers: got {options.workers}, expected at least 1")
     return SlurmExecutor(options.folder, own, options.workers, options.keep)
 
 

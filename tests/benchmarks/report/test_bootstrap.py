@@ -277,5 +277,5 @@ def test_a_metric_without_match_records_says_so(tmp_path, capsys):
 
 
 def test_of_what_has_no_boxes_there_is_nothing():
-    table = SimpleNamespace(rows=[SimpleNamespace(init="r")], baseline="r", metrics=["knn/top1"])
+    table = SimpleNamespace(base=SimpleNamespace(init="r"), metrics=["knn/top1"])
     assert bootstrap.over_images(table, 100).missing == {}

@@ -87,15 +87,6 @@ def test_classifications_are_beside_the_papers_numbers(tmp_path, out, capsys):
         assert ("68.6" in (out / name).read_text()) == (not ours_alone)
 
 
-def test_networks_are_not_mixed(tmp_path):
-    common = {"kind": "linear", "engine": "moco", "metrics": {"linear/top1": 50.0}, "task": "t"}
-    for arch in ("resnet18", "resnet50"):
-        config = {"MODEL.ARCH": arch, "DATA.ROOT": arch, "SEED": 0}
-        write_run(tmp_path / arch, init=arch, config=config, config_sha256=arch, **common)
-    with pytest.raises(UserError, match=r"differ in MODEL\.ARCH \('resnet18' / 'resnet50'\)$"):
-        main([str(tmp_path)])
-
-
 def test_results_of_other_machines_are_read_together(tmp_path, out, capsys):
     """Two folders, copied from elsewhere: the paths within their records lead nowhere here."""
     for machine, init in (("one", "random"), ("two", "moco")):

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from benchmarks import make_table
 from benchmarks.report.content import Report
 from benchmarks.report.escape import latex
-from benchmarks.report.records import Unusable
+from benchmarks.report.records import Results, Unusable
 from benchmarks.report.render import RENDERERS, csv, md, tex, to_terminal
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
 
@@ -91,13 +92,6 @@ def test_printed_gaps_are_the_differences_of_the_printed_means(tmp_path):
     assert "moco − random: AP +2.2 [" in texts["terminal"]
     assert [row["gap"] for row in csv_rows(csv(made)["table.csv"])][3] == "2.12"
     assert made.tables[0].rows[1].gaps["bbox/AP"].value == pytest.approx(2.12)
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_intervals_say_which_seeds_they_are_of(tmp_path, seeds):
-    write_pair(tmp_path, {"random": [10.0, 11.0][:seeds], "moco": [12.0, 14.0][:seeds]}, task="t")
-    for renderer, text in rendered(report(tmp_path)).items():
-        assert ("fine-tuning seeds only" in text) == (seeds > 1), renderer
 
 
 def test_missing_is_a_dash(tmp_path):
@@ -315,13 +309,14 @@ def test_the_papers_numbers_as_csv(voc_both, tmp_path):
 
 
 def test_terminal(own):
-    missing = [Unusable(Path("runs/x"), "failed: nan")]
-    plain = to_terminal(own.tables, missing, color=False)
+    failed = Unusable(Path("runs/x"), "failed: nan")
+    made = replace(own, results=Results((), (), (failed,)))
+    plain = to_terminal(made, color=False)
     assert "\033" not in plain
     assert re.search(r"moco +3 +22\.0 ± 2\.6 \(\+11\.0\) +44\.0", plain)
     assert "moco − random: AP +11.0 [" in plain
     assert "runs/x: failed: nan" in plain
-    colored = to_terminal(own.tables, missing, color=True)
+    colored = to_terminal(made, color=True)
     assert "\033[1;32m(+11.0)\033[0m" in colored and "\033[1;32m(+0.2)" not in colored
     assert re.sub(r"\033\[[0-9;]*m", "", colored) == plain
 

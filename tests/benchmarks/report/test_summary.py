@@ -5,9 +5,10 @@ import json
 import pytest
 
 from benchmarks.report.aggregate import aggregate
+from benchmarks.report.convergence import convergence
 from benchmarks.report.records import collect
 from benchmarks.report.render import RENDERERS
-from benchmarks.report.summary import Summary, convergence, ranks, summary
+from benchmarks.report.summary import Summary, ranks
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
 
@@ -30,7 +31,7 @@ def test_mean_rank_is_over_the_tasks_that_all_have():
 
 def test_matrix_is_in_every_report_of_two_tasks(tmp_path):
     write_pair(tmp_path / "a", {"random": [10.0, 12.0], "moco": [20.0, 22.0]}, task="one")
-    assert summary(report(tmp_path)) is None
+    assert report(tmp_path).summary is None
     write_pair(tmp_path / "b", {"random": [9.0], "moco": [8.0], "x": [7.0]}, task="two")
     made = report(tmp_path)
     for name in ("md", "tex", "html", "terminal"):

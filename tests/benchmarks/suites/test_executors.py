@@ -56,12 +56,12 @@ def test_which_executor(tmp_path, monkeypatch):
     assert make_executor("auto", Options(tmp_path)).gpus == 2
     assert make_executor("cpu", Options(tmp_path, workers=3)).parallel(0) == 3
     for name, options, flag in (
-        ("auto", Options(tmp_path, workers=2), "--workers"),
-        ("cpu", Options(tmp_path, workers=-1), "--workers"),
-        ("cpu", Options(tmp_path, slurm=["partition=x"]), "--slurm partition=x"),
+        ("auto", {"workers": 2}, "--workers"),
+        ("cpu", {"workers": -1}, "--workers"),
+        ("cpu", {"slurm": ["partition=x"]}, "--slurm partition=x"),
     ):
         with pytest.raises(UserError, match=flag):
-            make_executor(name, options)
+            make_executor(name, Options(tmp_path, **options))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == () and make_executor("auto", Options(tmp_path)).gpus == 0
     with pytest.raises(UserError, match="--executor local"):

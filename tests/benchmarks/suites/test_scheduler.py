@@ -24,7 +24,7 @@ from benchmarks.suites import scheduler
 from benchmarks.suites.executors.base import Options
 from benchmarks.suites.executors.local import LocalExecutor, cpu
 from benchmarks.suites.folder import SuiteFolder
-from benchmarks.suites.forecast import Forecast, Measured, by_key, estimate, foresee, time_left
+from benchmarks.suites.forecast import Forecast, estimate, foresee, time_left
 from benchmarks.suites.runs import MAX_FRUITLESS, Run, State
 from benchmarks.suites.scheduler import RunFailed, Scheduler
 from moco.common.errors import Preempted, UserError
@@ -320,32 +320,30 @@ def test_time_left_by_hand():
 def test_forecast_by_hand():
     runs = [named(name, iterations=100) for name in ("a0", "a1", "b0", "b1")]
     states = {"a0": State("done", 100, seconds=50.0), "a1": State("running", 40)}
-    of_a = [Measured(("a", "embedded", 0), 0.5)]
-    of_b = [Measured(("b", "embedded", 0), 1.0)]
-    found = foresee(runs, states, of_a + of_b, 2)
+    of_a, of_b = {("a", "embedded", 0): [0.5]}, {("b", "embedded", 0): [1.0]}
+    found = foresee(runs, states, of_a | of_b, 2)
     # a takes 50 s, b 100 s: 30 s of a are left beside 100 s of b; the other b starts at 30 s.
     assert found.seconds_left == pytest.approx(130.0)
     assert found.done == pytest.approx((50 + 20) / 300)
     # A running process tells its speed: 40 iterations in 60 s, but of 100 it began at 20.
     going = {"b1": State("running", 60, seconds=60.0, began_at=20)}
-    assert foresee(runs[2:], going, [], 1).seconds_left == pytest.approx(150 + 60)
+    assert foresee(runs[2:], going, {}, 1).seconds_left == pytest.approx(150 + 60)
     assert foresee(runs[2:], going, of_b, 1).seconds_left == pytest.approx(100 + 40)
     # Of b nothing is known: it is taken to last as long as a.
     assert foresee(runs, states, of_a, 2).seconds_left == pytest.approx(30 + 50)
-    assert foresee(runs, {}, [], 2).seconds_left == float("inf")
-    assert foresee(runs, {run.name: State("failed") for run in runs}, [], 2) == Forecast(1.0, 0.0)
+    assert foresee(runs, {}, {}, 2).seconds_left == float("inf")
+    assert foresee(runs, {run.name: State("failed") for run in runs}, {}, 2) == Forecast(1.0, 0.0)
 
 
 def test_estimates_by_hand():
     run = Run("r", "r", Path("r"), tuple, ("task", "embedded", 2), gpus=2, iterations=1000)
-    other = Measured(("task", "detectron2", 2), 9.0)
-    own = [Measured(run.speed_key, 1.0), Measured(run.speed_key, 2.0)]
+    other, own = {("task", "detectron2", 2): [9.0]}, {run.speed_key: [1.0, 2.0]}
     stated = replace(run, seconds_per_iteration=0.36)
-    assert estimate(run, by_key([other])) == (None, "unknown")
-    assert estimate(stated, by_key([other])) == (360.0, "stated")
+    assert estimate(run, other) == (None, "unknown")
+    assert estimate(stated, other) == (360.0, "stated")
     for each in (run, stated):  # what was measured is better
-        assert estimate(each, by_key([other, *own])) == (1500.0, "measured, 2 runs")
-    assert estimate(replace(stated, iterations=0), by_key(own)).seconds is None
+        assert estimate(each, other | own) == (1500.0, "measured, 2 runs")
+    assert estimate(replace(stated, iterations=0), own).seconds is None
 
 
 def test_progress_is_the_last_whole_line(tmp_path):

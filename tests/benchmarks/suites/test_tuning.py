@@ -33,7 +33,7 @@ def suite(tmp_path: Path) -> Suite:
 
 def test_grid_around_the_tasks_own_values(suite):
     (task,) = suite.tasks
-    assert grid_of(task).axes == {LR: (0.01, 0.02, 0.04, 0.1)}
+    assert grid_of(task).axes == {LR: ("0.01", "0.02", "0.04", "0.1")}
     own = {"share": 0.5, "values": {"SOLVER": {"BASE_LR": [0.3], "WEIGHT_DECAY": [1e-4, 1e-5]}}}
     grid = grid_of(task, own)
     assert grid.points == (

@@ -1,0 +1,77 @@
+"""The gaps of a table in full: intervals, corrections, what the runs can find, over test images."""
+
+from collections.abc import Sequence
+
+from benchmarks.report.aggregate import Resamples, Table
+from benchmarks.report.captions import seeds
+from benchmarks.report.cells import Grid, Shown, evidence
+from benchmarks.report.significance import Significance
+from benchmarks.report.style import MAX_RUNS, MINUS, format_interval, format_p, format_runs
+from detection.evaluation.metrics import titles
+
+
+def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
+    """Those that have a row.
+
+    Args:
+        found: of every gap that has an interval.
+    """
+    grids = [_welch(table), _corrected(table, found)]
+    grids += [_resampled(table, table.resamples)] if table.resamples else []
+    return [grid for grid in grids if grid.rows]
+
+
+def _welch(table: Table) -> Grid:
+    """Per row other than the baseline: both names, and each gap."""
+    title = f"Gap to {table.baseline}, 95% interval over {seeds(table)}, Welch's test"
+    rows = [
+        [Shown(f"{row.init} {MINUS} {table.baseline}"), *map(evidence, row.gaps.values())]
+        for row in table.rows
+        if any(row.gaps.values())
+    ]
+    return Grid(title, ["", *titles(table.metrics)], rows)
+
+
+def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
+    """What benchmarks/report/significance.py finds."""
+    head = ["", f"Holm ({len(found)} gaps)", "paired by seed"]
+    head += ["detectable gap", "runs for this gap"]
+    head += [f"within ±{table.margin:g}"] if table.margin is not None else []
+    rows = []
+    for each in found:
+        row = [
+            _name(table, each.row.init, each.metric),
+            Shown(format_p(each.holm), each.holm),
+            _interval(each.paired, f"not possible: {each.unpaired}"),
+            Shown(f"{each.smallest:.2f}", each.smallest),
+            Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1)),
+        ]
+        rows.append([*row, Shown(format_p(*each.same), each.same[0])] if each.same else row)
+    title = "The same gaps: corrected for their number, paired, and what this many runs can find"
+    return Grid(title, head, rows, folded=True)
+
+
+def _resampled(table: Table, resamples: Resamples) -> Grid:
+    rows = [
+        [
+            _name(table, init, metric),
+            *(_interval(numbers, "one run per row") for numbers in (each.images, each.both)),
+        ]
+        for (init, metric), each in resamples.gaps.items()
+    ]
+    many = f"{resamples.number} bootstrap resamples, the same of every row"
+    title = f"The same gaps over test images: {many}"
+    return Grid(title, ["", "test images", "runs and test images"], rows)
+
+
+def _name(table: Table, init: str, metric: str) -> Shown:
+    title = titles(table.metrics)[table.metrics.index(metric)]
+    return Shown(f"{init} {MINUS} {table.baseline}, {title}")
+
+
+def _interval(numbers: tuple[float, float, float, float] | None, otherwise: str) -> Shown:
+    """Both ends, the p-value and this corrected; `otherwise` where they are not known."""
+    if numbers is None:
+        return Shown(otherwise)
+    low, high, p, corrected = numbers
+    return Shown(f"{format_interval(low, high)}, {format_p(p, corrected)}", p)
