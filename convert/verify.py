@@ -230,7 +230,7 @@ def _reference_features(
     import torchvision.models  # noqa: F401 - which computes: not on meta
 
     with torch.device("meta"):
-        net, modules = family.reference(architecture)
+        net = family.reference(architecture)
     _fill(net, state)
     features: dict[str, Tensor] = {}
 
@@ -240,7 +240,7 @@ def _reference_features(
 
         return hook
 
-    for module, name in modules.items():
+    for module, name in family.features.items():
         net.get_submodule(module).register_forward_hook(keep(name))
     net(image)
     return features

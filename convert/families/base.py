@@ -7,15 +7,17 @@ file Detectron2's.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import pkgutil
 import re
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.registry import Registry
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, shown
 from moco.common.registry import lookup
 from moco.modeling import soundness
 
@@ -37,37 +39,57 @@ USUAL = "usual"
 LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
 
 
-class Architecture(Protocol):
-    """One network of a family: a frozen dataclass whose fields are saved in the input contract.
+@dataclasses.dataclass(frozen=True)
+class Architecture(abc.ABC):
+    """One network of a family; its fields are saved in the input contract.
 
-    Raises UserError when a value is out of its range. As a text: for people, e.g. "ResNet-50".
+    Whole numbers are 1..65536, also 0 where that is what a field starts with; other numbers are
+    between 0 and 1. Raises UserError when a value is out of its range. As a text: for people, e.g.
+    "ResNet-50".
     """
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), int(field.default != 0)
+            whole = type(value) is int and least <= value <= 2**16
+            is_valid, expected = {
+                "int": (whole, f"a whole number, {least}..65536"),
+                "bool": (type(value) is bool, "true or false"),
+                "float": (type(value) is float and 0 < value < 1, "a number between 0 and 1"),
+                "str": (isinstance(value, str), "a text"),
+            }.get(str(field.type), (True, ""))
+            if not is_valid:
+                raise UserError(f"{field.name}: got {shown(value)}, expected {expected}")
+
+    @abc.abstractmethod
     def d2_keys(self) -> dict[str, Any]:
         """Detectron2's keys that describe it."""
 
+    @abc.abstractmethod
     def details(self) -> str:
         """For people: what else a user of its weights has to know."""
 
-    def lost_options(self) -> list[str]:
-        """Options of the converter that say again what a plain state dict does not."""
-
+    @abc.abstractmethod
     def task_key(self) -> tuple[str, str]:
         """The key whose value a task file is made for, and what the network of a value is called,
         e.g. "ResNet-{}"."""
 
-    def in_torchvision(self) -> str:
-        """Why torchvision has no such network; "": it has."""
-
-    def in_detectron2(self) -> str:
-        """Why Detectron2's own network cannot be compared; "": it can."""
-
+    @abc.abstractmethod
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """A task file that fine-tunes a detector, the keys of `d2_keys` that it sets, and
         arguments for its data."""
 
-    def classification_stem(self) -> str:
-        """MODEL.STEM of moco.linear; "" where it need not be given."""
+    def lost_options(self) -> list[str]:
+        """Options of the converter that say again what a plain state dict does not."""
+        return []
+
+    def in_torchvision(self) -> str:
+        """Why torchvision has no such network; "": it has."""
+        return f"torchvision has other names for the tensors of a {self}"
+
+    def in_detectron2(self) -> str:
+        """Why Detectron2's own network cannot be compared; "": it can."""
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +127,15 @@ class Option:
         name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
         choices: text on the command line -> value; None: a whole number.
         help: for the command line.
-        convention: needed for weights whose convention nobody wrote down.
+        convention: needed for weights whose convention nobody wrote down; converted weights take it.
+        fixed: a field of the architecture that converted weights cannot change.
     """
 
     name: str
     choices: Mapping[str, Any] | None
     help: str
     convention: bool = False
+    fixed: bool = False
 
     @property
     def flag(self) -> str:
@@ -169,12 +193,11 @@ class Family:
             the file, notes, warnings) -> architecture, from the shapes; notes and warnings for
             people are appended. Raises DataError: not this family, or not what the file says;
             UserError: options that do not fit.
-        with_options: (converted architecture, values of the family's options, file's name) -> the
-            same under these options. Raises UserError where they contradict it.
         build: the backbone as Detectron2 has it, with all features; random weights. It returns the
             features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
-            family's names; and the modules whose outputs are the features, by Detectron2's names.
+            family's names.
+        features: its modules whose outputs are the features -> Detectron2's names of those.
         options: of the converter, for this family alone.
         lookalikes: other networks that people take for this family: what one is, and two of its
             keys after one prefix.
@@ -201,9 +224,9 @@ class Family:
     recognize: Callable[
         [Mapping[str, Tensor], Hints, str, Callable[[str], str], list[str], list[str]], Any
     ]
-    with_options: Callable[[Any, Mapping[str, Any], str], Any]
     build: Callable[[Any], nn.Module]
-    reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
+    reference: Callable[[Any], nn.Module]
+    features: Mapping[str, str]
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -228,6 +251,19 @@ class Family:
                     f"options are {', '.join(own.values()) or 'none'}"
                 )
 
+    def with_options(self, architecture: Any, asked: Mapping[str, Any], where: str) -> Any:
+        """A converted architecture under values of the options; raises UserError for one that
+        converted weights cannot change."""
+        for option in (option for option in self.options if option.name in asked):
+            value, converted = asked[option.name], getattr(architecture, option.name, None)
+            if option.convention:
+                architecture = dataclasses.replace(architecture, **{option.name: value})
+            elif option.fixed and value != converted:
+                raise UserError(
+                    f"{option.flag} {value}: {where} was converted with {option.name} {converted}"
+                )
+        return architecture
+
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         """Another process that is handed a contract looks its family up."""
         return family_named, (self.name,)
@@ -242,6 +278,11 @@ def family_named(name: str) -> Family:
 def families() -> list[Family]:
     """Every registered family."""
     return [make() for _, make in FAMILIES]
+
+
+def later(name: str) -> Callable[..., Any]:
+    """What calls "module:function", and imports the module then: those of networks import torch."""
+    return lambda *args: pkgutil.resolve_name(name)(*args)
 
 
 def shape_of(

@@ -24,13 +24,14 @@ from convert.families.base import (
     Hints,
     Scheme,
     check_layer_norms,
+    later,
     shape_of,
 )
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
 from moco.common.errors import DataError, shown
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 OFFICIAL, TORCHVISION = "official", "torchvision"  # names of schemes
 
@@ -176,18 +177,7 @@ def recognize(
 @functools.cache
 def convnext() -> Family:
     """ConvNeXts of any size."""
-
-    def build(architecture: ConvNeXtArchitecture) -> nn.Module:
-        from convert.families.convnext_network import ConvNeXt
-
-        return ConvNeXt(architecture)
-
-    def reference(architecture: ConvNeXtArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.convnext_network import reference
-
-        stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
-        return reference(architecture), dict(zip(stages, FEATURES, strict=True))
-
+    stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
     return Family(
         name="convnext",
         networks="ConvNeXts (V1 and V2, in the names of timm, torchvision or the official code)",
@@ -198,9 +188,9 @@ def convnext() -> Family:
         to_detectron2=to_detectron2,
         from_detectron2=to_detectron2,
         recognize=recognize,
-        with_options=lambda architecture, asked, where: architecture,
-        build=build,
-        reference=reference,
+        build=later("convert.families.convnext_network:ConvNeXt"),
+        reference=later("convert.families.convnext_network:reference"),
+        features=dict(zip(stages, FEATURES, strict=True)),
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
         in_own_shape=in_own_shape,

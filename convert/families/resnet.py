@@ -8,11 +8,10 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convert.families.base import (
     FAMILIES,
@@ -23,6 +22,7 @@ from convert.families.base import (
     Hints,
     Option,
     Scheme,
+    later,
     shape_of,
 )
 from convert.families.resnet_architecture import (
@@ -35,7 +35,7 @@ from moco.common.errors import DataError, UserError, shown
 from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 # torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
 STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
@@ -137,6 +137,7 @@ OPTIONS = (
         {stem: stem for stem in STEMS},
         "stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
         "(stride 1) unless the checkpoint or this option says stride2",
+        fixed=True,
     ),
 )
 
@@ -371,31 +372,10 @@ def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> st
     return asked or possible[0]
 
 
-def with_options(
-    architecture: ResNetArchitecture, asked: Mapping[str, Any], where: str
-) -> ResNetArchitecture:
-    """A converted network under the command line's options; raises UserError for another stem."""
-    stem = asked.get("stem", architecture.stem)
-    if stem != architecture.stem:
-        raise UserError(f"--stem {stem}: {where} was converted with stem {architecture.stem}")
-    return dataclasses.replace(architecture, **asked)
-
-
 @FAMILIES.register()
 @functools.cache
 def resnet() -> Family:
     """ResNet-10, 18, 34, 50, 101, 152 of any width, and ResNeXts."""
-
-    def build(architecture: ResNetArchitecture) -> nn.Module:
-        from convert.families.resnet_network import ResNet
-
-        return ResNet(**dataclasses.asdict(architecture))
-
-    def reference(architecture: ResNetArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.resnet_network import torchvision_resnet
-
-        return torchvision_resnet(architecture), {"maxpool": "stem", **STAGES}
-
     return Family(
         name="resnet",
         networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
@@ -406,9 +386,9 @@ def resnet() -> Family:
         to_detectron2=to_detectron2,
         from_detectron2=from_detectron2,
         recognize=recognize,
-        with_options=with_options,
-        build=build,
-        reference=reference,
+        build=later("convert.families.resnet_network:build"),
+        reference=later("convert.families.resnet_network:torchvision_resnet"),
+        features={"maxpool": "stem", **STAGES},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
     )

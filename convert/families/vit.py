@@ -11,16 +11,16 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convert.families.base import (
     FAMILIES,
-    Adapted,
     Family,
     Hints,
     Option,
     check_layer_norms,
     first_rule,
+    later,
     shape_of,
 )
 from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
@@ -35,7 +35,7 @@ from convert.families.vit_names import (
 from moco.common.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 LAYER_NORM_EPS = 1e-6  # of every project but transformers; it is in no file
 
@@ -57,6 +57,7 @@ OPTIONS = (
         None,
         "attention heads of a vision transformer, which no tensor tells: ViT-B has 12, ViT-L 16; "
         "ViT-S 6, but MoCo v3's 12 (default: the source's)",
+        fixed=True,
     ),
     Option(
         "patch_size",
@@ -215,50 +216,10 @@ def _num_heads(width: int, hints: Hints, where: str) -> int:
     )
 
 
-def with_options(
-    architecture: ViTArchitecture, asked: Mapping[str, Any], where: str
-) -> ViTArchitecture:
-    """The architecture itself; raises UserError for other heads than it was converted with."""
-    heads = asked.get("num_heads", architecture.num_heads)
-    if heads != architecture.num_heads:
-        raise UserError(
-            f"--num-heads {heads}: {where} was converted with {architecture.num_heads} heads"
-        )
-    return architecture
-
-
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
     """Plain vision transformers of any size."""
-
-    def build(architecture: ViTArchitecture) -> nn.Module:
-        from convert.families.vit_network import ViT
-
-        return ViT(architecture)
-
-    def reference(architecture: ViTArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.vit_network import reference
-
-        return reference(architecture), {"norm": FEATURE}
-
-    def effect(
-        architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
-    ) -> str:
-        from convert.families.vit_network import effect_of_tokens
-
-        return effect_of_tokens(architecture, state, dropped)
-
-    def adapt(
-        architecture: ViTArchitecture,
-        state: dict[str, Tensor],
-        asked: Mapping[str, Any],
-        where: str,
-    ) -> Adapted:
-        from convert.families.vit_changes import adapt
-
-        return adapt(architecture, state, asked, where)
-
     return Family(
         name="vit",
         networks="plain vision transformers",
@@ -269,15 +230,15 @@ def vit() -> Family:
         to_detectron2=known,
         from_detectron2=known,
         recognize=recognize,
-        with_options=with_options,
-        build=build,
-        reference=reference,
+        build=later("convert.families.vit_network:ViT"),
+        reference=later("convert.families.vit_network:reference"),
+        features={"norm": FEATURE},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
         obstacles=OBSTACLES,
         check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
-        effect=effect,
-        adapt=adapt,
+        effect=later("convert.families.vit_network:effect_of_tokens"),
+        adapt=later("convert.families.vit_changes:adapt"),
     )
