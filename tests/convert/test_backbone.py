@@ -15,25 +15,9 @@ from convert.families.resnet_network import FEATURES, ResNet, make_stage
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
 
-def torchvision_names(model: ResNet) -> dict[str, str]:
-    """Detectron2 name -> torchvision name, spelled here a second time on purpose."""
-    names = {}
-    for key in model.state_dict():
-        parts = key.removeprefix("stem.").split(".")
-        if parts[0].startswith("res"):
-            parts[0] = f"layer{int(parts[0][3]) - 1}"
-        for i, part in enumerate(parts):
-            if part == "norm":
-                if parts[i - 1] == "shortcut":
-                    parts[i - 1 : i + 1] = ["downsample", "1"]
-                else:
-                    parts[i - 1 : i + 1] = ["bn" + parts[i - 1][-1]]
-                break
-            if part == "shortcut" and parts[i + 1] != "norm":
-                parts[i : i + 1] = ["downsample", "0"]
-                break
-        names[key] = ".".join(parts)
-    return names
+def renamed(source: nn.Module, names: Callable[[str], str]) -> dict[str, Tensor]:
+    """torchvision's tensors under Detectron2's names, as the official converter has them."""
+    return {names(k): v for k, v in source.state_dict().items() if not k.startswith("fc.")}
 
 
 def randomize(model: nn.Module, seed: int) -> None:
@@ -73,14 +57,16 @@ def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     ],
 )
 def test_bitwise_equal_to_torchvision(
-    depth: int, stem: str, base: int, shape: dict[str, int], make_resnet: Callable[..., Any]
+    depth: int,
+    stem: str,
+    base: int,
+    shape: dict[str, int],
+    make_resnet: Callable[..., Any],
+    official_names: Callable[[str], str],
 ) -> None:
     source = make_resnet(depth, stem=stem, base=base)
     model = ResNet(depth, stem=stem, **shape).eval()
-    names = torchvision_names(model)
-    state = source.state_dict()
-    assert {n for n in state if not n.startswith("fc.")} == set(names.values())
-    model.load_state_dict({name: state[names[name]] for name in names})
+    model.load_state_dict(renamed(source, official_names))
     x = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     expected = torchvision_features(source, x)
     with torch.no_grad():
@@ -99,12 +85,13 @@ def test_bitwise_equal_to_torchvision(
         (tv.wide_resnet50_2, {"width_per_group": 128}),
     ],
 )
-def test_groups_and_wide_bottlenecks(factory: Any, shape: dict[str, int]) -> None:
+def test_groups_and_wide_bottlenecks(
+    factory: Any, shape: dict[str, int], official_names: Callable[[str], str]
+) -> None:
     source = factory(weights=None)
     model = ResNet(50, **shape)
-    names = torchvision_names(model)
     assert {n: v.shape for n, v in model.state_dict().items()} == {
-        n: source.state_dict()[names[n]].shape for n in names
+        n: v.shape for n, v in renamed(source, official_names).items()
     }
     assert model.res5[0].conv2.groups == source.layer4[0].conv2.groups
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from convert.files import read_file
 from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError
-from moco.common.files import sha256_file
+from tests.convert.layout_checks import assert_has_pixels, assert_is
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
-RGB_MEAN, RGB_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def assert_backbone(
@@ -182,20 +179,6 @@ def test_msras_convention_is_not_extended_to_a_resnext(
         convert_file(save_pickle(caffe2(net)), tmp_path / "out.pth")
 
 
-def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
-    path = save_pickle(caffe2(make_resnet(50)))
-    found = recognize(read_file(path), "x")
-    assert found.contract.architecture.stride_in_1x1
-    converted = convert_in_memory(path)
-    in_3x3 = dataclasses.replace(found.contract.architecture, stride_in_1x1=False)
-    wrong = dataclasses.replace(
-        converted, contract=dataclasses.replace(converted.contract, architecture=in_3x3)
-    )
-    verify.check_features(found.state, found.contract.architecture, converted, "x")
-    with pytest.raises(DataError, match="verification failed at res3"):
-        verify.check_features(found.state, found.contract.architecture, wrong, "x")
-
-
 @pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
 def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
@@ -215,50 +198,30 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
 @pytest.mark.parametrize(
     ("author", "head", "source"),
     [
-        ("torchvision", "linear", "detectron2/torchvision"),
-        ("MOCO", "linear", "facebookresearch/moco (converted)"),
-        ("MOCO", "mlp", "facebookresearch/moco (converted)"),
-        ("MOCO", None, "facebookresearch/moco (converted)"),
+        ("torchvision", "linear head", "detectron2/torchvision"),
+        ("MOCO", "linear head", "facebookresearch/moco (converted)"),
+        ("MOCO", "MLP head", "facebookresearch/moco (converted)"),
+        ("MOCO", "no fc", "facebookresearch/moco (converted)"),
+        ("OpenSelfSup", "linear head", "OpenSelfSup / DenseCL (converted)"),
+        ("MMSelfSup", "linear head", "MMSelfSup (converted)"),
+        ("Yonglong", "linear head", "HobbitLong/PyContrast (converted)"),
+        ("solo-learn", "linear head", "vturrisi/solo-learn (converted)"),
     ],
 )
 def test_detectron2s_layout_of_known_authors(
-    author: str,
-    head: str | None,
-    source: str,
-    make_resnet: Any,
-    detectron2_layout: Any,
-    save_pickle: Any,
-    tmp_path: Path,
-    official_names: Any,
+    author: str, head: str, source: str, make_resnet: Any, detectron2_layout: Any
 ) -> None:
-    net = make_resnet(50)
-    if head == "mlp":
-        net.fc = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), net.fc)
-    elif head is None:
+    net = make_resnet()
+    if head == "MLP head":
+        net.fc = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), net.fc)
+    elif head == "no fc":
         net.fc = nn.Identity()
-    content = detectron2_layout(net, author)
-    report = convert_file(save_pickle(content, protocol=4), tmp_path / "out.pth")
-    converted = read_converted(tmp_path / "out.pth")
-    state = nn.Module.state_dict(net)
-    backbone = {k: v for k, v in state.items() if not k.startswith("fc")}
-    assert len(converted.model) == 265
-    for key, value in converted.model.items():
-        assert torch.equal(value, backbone[resnet.from_detectron2(key) or ""])
-        assert key == official_names(resnet.from_detectron2(key) or "")
-    contract = converted.contract
-    assert (
-        contract.source,
-        contract.pixels.channel_order,
-        contract.architecture.stride_in_1x1,
-    ) == (
-        source,
-        "RGB",
-        False,
-    )
-    assert (contract.pixels.mean, contract.pixels.std) == (RGB_MEAN, RGB_STD)
-    assert report.head == {"linear": "linear head", "mlp": "MLP head", None: "no fc"}[head]
-    assert report.dropped.get("head", 0) == {"linear": 2, "mlp": 4, None: 0}[head]
-    assert report.dropped["batch counter"] == 53
+    found = recognize(detectron2_layout(net, author), "a.file")
+    assert (found.contract.source, found.contract.encoder, found.head) == (source, "single", head)
+    assert found.dropped.get("head", 0) == len(list(net.fc.parameters()))
+    assert found.dropped["batch counter"] == 20
+    assert_is(found, net, 100)
+    assert_has_pixels(found)
 
 
 def test_detectron2s_layout_is_read_strictly(
@@ -368,23 +331,3 @@ def test_detectron2_loads_the_same_tensors(
     for key, value in converted.model.items():
         place = ("roi_heads." if key.startswith("res5") else "backbone.") + key
         assert torch.equal(state[place], value), key
-
-
-def test_payloads_in_these_layouts_do_not_run(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
-    class Payload:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "ran",))
-
-    path = save_pickle({**caffe2(make_resnet(50)), "extra": Payload()})
-    report = convert_file(path, tmp_path / "out.pth")
-    assert any("pathlib.Path" in note for note in report.notes)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_source_is_not_touched(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
-    path = save_pickle(caffe2(make_resnet(50)))
-    before = sha256_file(path)
-    assert convert_in_memory(path).contract.source_sha256 == before
-    assert sha256_file(path) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,25 +88,6 @@ def test_networks_of_other_colors_are_refused(choice: str) -> None:
         recognize(
             layouts_frameworks.pycontrast(modal="CMC").checkpoint, "a.file", Given(encoder=choice)
         )
-
-
-@pytest.mark.parametrize(
-    ("author", "source"),
-    [
-        ("OpenSelfSup", "OpenSelfSup / DenseCL (converted)"),
-        ("MMSelfSup", "MMSelfSup (converted)"),
-        ("Yonglong", "HobbitLong/PyContrast (converted)"),
-        ("solo-learn", "vturrisi/solo-learn (converted)"),
-    ],
-)
-def test_converted_by_the_projects(
-    author: str, source: str, detectron2_layout: Callable[..., dict[str, Any]]
-) -> None:
-    net = headless(seed=0)
-    found = recognize(detectron2_layout(net, author), "a.file")
-    assert (found.contract.source, found.contract.encoder) == (source, "single")
-    assert_is(found, net, TENSORS)
-    assert_has_pixels(found)
 
 
 @pytest.mark.parametrize(

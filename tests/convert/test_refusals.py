@@ -391,6 +391,7 @@ def test_tensors_are_named_as_in_the_file(make_resnet: Any, detectron2_layout: A
         (("downsample_layers.0.0.weight", "stages.0.0.depthwise_conv.weight"), "a ConvNeXt"),
         (("stem.0.weight", "trunk_output.block1.block1-0.f.a.0.weight"), "a RegNet"),
         (("stem.conv.weight", "s1.b1.conv1.conv.weight"), "a RegNet"),
+        (("patch_embed.proj.0.weight", "blocks.0.norm1.weight"), "MoCo v3's transformer"),
         (
             (
                 *("visual.conv1.weight", "visual.conv3.weight", "visual.layer1.0.conv1.weight"),

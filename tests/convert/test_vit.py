@@ -173,35 +173,6 @@ def test_registers_are_dropped_by_a_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        "blocks.0.attn.q_bias",
-        "blocks.0.attn.qkv.bias_mask",
-        "blocks.1.attn.relative_position_bias_table",
-        "blocks.0.mlp.w12.weight",
-        "rope_embed.periods",
-        "norm_pre.weight",
-        "dist_token",
-    ],
-)
-def test_what_other_transformers_have_is_refused_by_name(key: str) -> None:
-    with pytest.raises(DataError, match=key.rpartition(".")[2]):
-        recognize({**make_state(), key: torch.ones(3)}, "a.file", Given.of(num_heads=3))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("patch_embed.proj.", "patch_embed.proj.0.", "stem of convolutions"),
-    ],
-)
-def test_lookalikes_are_refused(old: str, new: str, what: str) -> None:
-    state = {key.replace(old, new): value for key, value in make_state("module.").items()}
-    with pytest.raises(DataError, match=what):
-        recognize(state, "a.file", Given.of(num_heads=3))
-
-
-@pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda s: s.pop("pos_embed"), "pos_embed"),
