@@ -155,8 +155,8 @@ def own() -> Callable[..., dict[str, Any]]:
 def save(tmp_path: Path) -> Callable[..., Path]:
     """Write a checkpoint under a name that says nothing about it."""
 
-    def write(value: Any, name: str = "some.file", **kwargs: Any) -> Path:
-        torch.save(value, tmp_path / name, **kwargs)
+    def write(value: Any, name: str = "some.file") -> Path:
+        torch.save(value, tmp_path / name)
         return tmp_path / name
 
     return write

@@ -63,11 +63,8 @@ def test_msra_with_statistics(
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
     assert (contract.pixels.mean, contract.pixels.std) == (MSRA_MEAN, MSRA_STD)
     assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("BGR", True)
-    assert (
-        contract.architecture.depth,
-        contract.architecture.num_groups,
-        contract.architecture.width_per_group,
-    ) == (50, 1, 8)
+    network = contract.architecture
+    assert (network.depth, network.num_groups, network.width_per_group) == (50, 1, 8)
     assert not contract.bn_folded and converted.notes == ()
     assert report.mapped == 265
     record = {"training record": 1} if wrapped else {}  # the author's name
@@ -92,10 +89,8 @@ def test_msra_with_folded_statistics(
     assert_backbone(converted.model, net, official_names, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
-    assert (
-        converted.contract.pixels.channel_order,
-        converted.contract.architecture.stride_in_1x1,
-    ) == ("BGR", True)
+    assert converted.contract.pixels.channel_order == "BGR"
+    assert converted.contract.architecture.stride_in_1x1
     assert "BN statistics start at 0 and 1" in converted.notes[0]
     assert report.mapped == 265 - 2 * 53
     assert report.left == {"BN statistics (0 and 1)": 106, "batch counter": 53}

@@ -23,7 +23,6 @@ from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from tests.oracles.layouts_frameworks import wrapped
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 Q = "module.encoder_q."
 
 
@@ -288,35 +287,6 @@ def test_numpy_state_dicts_are_read(make_resnet: Any, tmp_path: Path) -> None:
     state["bn1.weight"] = state["bn1.weight"].astype(">f4")
     (tmp_path / "x").write_bytes(pickle.dumps(state, protocol=5))  # 5 keeps the byte order
     assert convert_file(tmp_path / "x", tmp_path / "out.pth").mapped == 100
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"epoch,loss\n1,2\n" * 100, "this is a text file"),
-        ("Größe: 1\n".encode(), "this is a text file"),
-        (b"\x00" * 4096, "not a pickle or damaged"),
-        (b"PK\x03\x04" + b"\x00" * 4096, "not a torch checkpoint or damaged"),
-        (b"<!DOCTYPE html><html>", "this is a web page"),
-        (b"\x89PNG\r\n\x1a\n" + b"\x00" * 64, "not a pickle or damaged"),
-    ],
-)
-def test_files_that_are_no_checkpoint(
-    content: bytes, reason: str, refuse: Callable[..., str], tmp_path: Path
-) -> None:
-    (tmp_path / "x.pth.tar").write_bytes(content)
-    refuse(tmp_path / "x.pth.tar", reason)
-
-
-@pytest.mark.parametrize("fraction", [0.001, 0.3, 0.999])
-@pytest.mark.parametrize("zipped", [True, False])
-def test_truncated_files(
-    fraction: float, zipped: bool, official: Any, save: Any, refuse: Callable[..., str]
-) -> None:
-    path = save(official(), _use_new_zipfile_serialization=zipped)
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * fraction)])
-    refuse(path, "damaged")
 
 
 def test_missing_files_and_folders(refuse: Callable[..., str], tmp_path: Path) -> None:

@@ -170,26 +170,8 @@ def test_the_convention_of_nobodys_weights_must_be_given(
 
 def test_scale_of_the_command_line(official: Any, save: Save, tmp_path: Path) -> None:
     src, dst = str(save(official())), str(tmp_path / "a.pth")
-    main(
-        [
-            src,
-            dst,
-            *[
-                "--mean",
-                "0",
-                "0.5",
-                "1",
-                "--std",
-                "0.2",
-                "0.4",
-                "1",
-                "--scale",
-                "1",
-                "--stride-in-1x1",
-                "no",
-            ],
-        ]
-    )
+    options = "--mean 0 0.5 1 --std 0.2 0.4 1 --scale 1 --stride-in-1x1 no"
+    main([src, dst, *options.split()])
     contract = read_converted(dst).contract
     assert contract.pixels.mean == (0.0, 127.5, 255.0)
     assert contract.pixels.std == (51.0, 102.0, 255.0)
