@@ -8,6 +8,7 @@ code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -234,13 +235,10 @@ def _reference_features(
     _fill(net, state)
     features: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            features[name] = output
-
-        return hook
+    def keep(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        features[name] = output
 
     for module, name in family.features.items():
-        net.get_submodule(module).register_forward_hook(keep(name))
+        net.get_submodule(module).register_forward_hook(functools.partial(keep, name))
     net(image)
     return features

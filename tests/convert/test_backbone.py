@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
 from convert.families.resnet_network import FEATURES, ResNet, make_stage
-from tests.oracles.resnets import randomize
+from tests.oracles.resnets import make_resnet, randomize
+from tests.oracles.checkpoints import official_names
 
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
 
-def renamed(source: nn.Module, names: Callable[[str], str]) -> dict[str, Tensor]:
+def renamed(source: nn.Module) -> dict[str, Tensor]:
     """torchvision's tensors under Detectron2's names, as the official converter has them."""
-    return {names(k): v for k, v in source.state_dict().items() if not k.startswith("fc.")}
+    return {official_names(k): v for k, v in source.state_dict().items() if not k.startswith("fc.")}
 
 
 def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -47,17 +48,10 @@ def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_bitwise_equal_to_torchvision(
-    depth: int,
-    stem: str,
-    base: int,
-    shape: dict[str, int],
-    make_resnet: Callable[..., Any],
-    official_names: Callable[[str], str],
-) -> None:
+def test_bitwise_equal_to_torchvision(depth: int, stem: str, base: int, shape: dict[str, int]) -> None:
     source = make_resnet(depth, stem=stem, base=base)
     model = ResNet(depth, stem=stem, **shape).eval()
-    model.load_state_dict(renamed(source, official_names))
+    model.load_state_dict(renamed(source))
     x = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     expected = torchvision_features(source, x)
     with torch.no_grad():
@@ -76,13 +70,11 @@ def test_bitwise_equal_to_torchvision(
         (tv.wide_resnet50_2, {"width_per_group": 128}),
     ],
 )
-def test_groups_and_wide_bottlenecks(
-    factory: Any, shape: dict[str, int], official_names: Callable[[str], str]
-) -> None:
+def test_groups_and_wide_bottlenecks(factory: Any, shape: dict[str, int]) -> None:
     source = factory(weights=None)
     model = ResNet(50, **shape)
     assert {n: v.shape for n, v in model.state_dict().items()} == {
-        n: v.shape for n, v in renamed(source, official_names).items()
+        n: v.shape for n, v in renamed(source).items()
     }
     assert model.res5[0].conv2.groups == source.layer4[0].conv2.groups
 

@@ -20,45 +20,38 @@ from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_has_pixels, assert_is
+from tests.oracles.checkpoints import caffe2, detectron2_layout, official, official_names, own
+from tests.oracles.resnets import make_resnet
 
 MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
 
 
 def assert_backbone(
-    model: dict[str, torch.Tensor], net: nn.Module, names: Any, **skip: Any
+    model: dict[str, torch.Tensor], net: nn.Module, folded: bool = False
 ) -> None:
     """The converted tensors are the network's, every one, under the official names."""
     expected = {
-        names(key): value
+        official_names(key): value
         for key, value in net.state_dict().items()
         if not key.startswith("fc.") and "num_batches" not in key
     }
     assert model.keys() == expected.keys()
     for key, value in expected.items():
-        if key.endswith(("running_mean", "running_var")) and skip.get("folded"):
+        if key.endswith(("running_mean", "running_var")) and folded:
             assert bool((model[key] == key.endswith("running_var")).all()), key
-        elif not skip.get("folded") or not key.endswith((".norm.weight", ".norm.bias")):
+        elif not folded or not key.endswith((".norm.weight", ".norm.bias")):
             assert torch.equal(model[key], value), key
 
 
 @pytest.mark.parametrize(("suffix", "wrapped", "protocol"), [(".pth", False, 2), (".pkl", True, 5)])
-def test_msra_with_statistics(
-    suffix: str,
-    wrapped: bool,
-    protocol: int,
-    make_resnet: Any,
-    caffe2: Any,
-    save_pickle: Any,
-    tmp_path: Path,
-    official_names: Any,
-) -> None:
+def test_msra_with_statistics(suffix: str, wrapped: bool, protocol: int, save_pickle: Any, tmp_path: Path) -> None:
     net = make_resnet(50)
     blobs = caffe2(net)
     content = {"model": blobs, "__author__": "Caffe2"} if wrapped else blobs
     src = save_pickle({**content} if wrapped else blobs, protocol=protocol)
     report = convert_file(src, tmp_path / f"out{suffix}")
     converted = read_converted(tmp_path / f"out{suffix}")
-    assert_backbone(converted.model, net, official_names)
+    assert_backbone(converted.model, net)
     contract = converted.contract
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
     assert (contract.pixels.mean, contract.pixels.std) == (MSRA_MEAN, MSRA_STD)
@@ -80,13 +73,11 @@ def test_msra_with_statistics(
     )
 
 
-def test_msra_with_folded_statistics(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
-) -> None:
+def test_msra_with_folded_statistics(save_pickle: Any, tmp_path: Path) -> None:
     net = make_resnet(50)
     report = convert_file(save_pickle(caffe2(net, folded=True)), tmp_path / "out.pth")
     converted = read_converted(tmp_path / "out.pth")
-    assert_backbone(converted.model, net, official_names, folded=True)
+    assert_backbone(converted.model, net, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
     assert converted.contract.pixels.channel_order == "BGR"
@@ -107,9 +98,7 @@ def test_msra_with_folded_statistics(
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-2, atol=1e-3)
 
 
-def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(save_pickle: Any, tmp_path: Path) -> None:
     both = {**caffe2(make_resnet(50)), **caffe2(make_resnet(50), folded=True)}
     with pytest.raises(DataError, match=r"53 keys .*'res2_0_branch1_bn_s'"):
         convert_file(save_pickle(both), tmp_path / "out.pth")
@@ -137,9 +126,7 @@ def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
         (lambda b: b.update(conv1_w=b["conv1_w"].astype("i4")), "int32 where torch.float32"),
     ],
 )
-def test_one_wrong_blob(
-    change: Any, reason: str, make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_one_wrong_blob(change: Any, reason: str, save_pickle: Any, tmp_path: Path) -> None:
     blobs = caffe2(make_resnet(50))
     change(blobs)
     with pytest.raises(DataError, match=reason) as caught:
@@ -148,9 +135,7 @@ def test_one_wrong_blob(
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_zero_biases_momentum_and_doubles(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
-) -> None:
+def test_zero_biases_momentum_and_doubles(save_pickle: Any, tmp_path: Path) -> None:
     net = make_resnet(50)
     blobs = caffe2(net)
     blobs["conv1_b"] = blobs["conv1_b"] * 0
@@ -162,12 +147,10 @@ def test_zero_biases_momentum_and_doubles(
     assert report.warnings == [
         "1 of 265 tensors are torch.float64 in the file, rounded to float32: 'conv1_w'"
     ]
-    assert_backbone(read_converted(tmp_path / "out.pth").model, net, official_names)
+    assert_backbone(read_converted(tmp_path / "out.pth").model, net)
 
 
-def test_msras_convention_is_not_extended_to_a_resnext(
-    caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_msras_convention_is_not_extended_to_a_resnext(save_pickle: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = tv.ResNet(tv.Bottleneck, [3, 4, 6, 3], groups=2, width_per_group=4, num_classes=4).eval()
     with pytest.raises(DataError, match="a ResNeXt in Caffe2's names"):
@@ -203,9 +186,7 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
         ("solo-learn", "linear head", "vturrisi/solo-learn (converted)"),
     ],
 )
-def test_detectron2s_layout_of_known_authors(
-    author: str, head: str, source: str, make_resnet: Any, detectron2_layout: Any
-) -> None:
+def test_detectron2s_layout_of_known_authors(author: str, head: str, source: str) -> None:
     net = make_resnet()
     if head == "MLP head":
         net.fc = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), net.fc)
@@ -219,9 +200,7 @@ def test_detectron2s_layout_of_known_authors(
     assert_has_pixels(found)
 
 
-def test_detectron2s_layout_is_read_strictly(
-    make_resnet: Any, detectron2_layout: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_detectron2s_layout_is_read_strictly(save_pickle: Any, tmp_path: Path) -> None:
     content = detectron2_layout(make_resnet(50))
     del content["model"]["res3.0.shortcut.norm.running_mean"]
     with pytest.raises(DataError, match=r"missing: 'res3\.0\.shortcut\.norm\.running_mean'"):
@@ -233,17 +212,7 @@ def test_detectron2s_layout_is_read_strictly(
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "official", "own", "msra", "layout"])
-def test_in_memory_is_what_a_file_would_hold(
-    kind: str,
-    make_resnet: Any,
-    official: Any,
-    own: Any,
-    caffe2: Any,
-    detectron2_layout: Any,
-    save: Any,
-    save_pickle: Any,
-    tmp_path: Path,
-) -> None:
+def test_in_memory_is_what_a_file_would_hold(kind: str, save: Any, save_pickle: Any, tmp_path: Path) -> None:
     src = {
         "torchvision": lambda: save(make_resnet(18).state_dict()),
         "official": lambda: save(official()),
@@ -265,7 +234,7 @@ def test_in_memory_is_what_a_file_would_hold(
         assert rest == report.notes
 
 
-def test_in_memory_is_verified(official: Any, save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_is_verified(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     src = save(official())
     build = verify.build_backbone
 
@@ -279,9 +248,7 @@ def test_in_memory_is_verified(official: Any, save: Any, monkeypatch: pytest.Mon
         convert_in_memory(src)
 
 
-def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
-    make_resnet: Any, save: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvisions_v2_is_named_by_the_hash_of_its_file(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     src = save(make_resnet().state_dict())
     assert not any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
     monkeypatch.setattr(translate, "sha256_file", lambda path: "11ad3fa6" + "0" * 56)
@@ -290,9 +257,7 @@ def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
-def test_detectron2_loads_the_same_tensors(
-    folded: bool, caffe2: Any, save_pickle: Any, detectron2: Any
-) -> None:
+def test_detectron2_loads_the_same_tensors(folded: bool, save_pickle: Any, detectron2: Any) -> None:
     """A full-size R-50 in MSRA's layout: its checkpointer and ours fill a C4 detector alike."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg

@@ -20,6 +20,7 @@ from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_frameworks
 from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.resnets import headless, make_resnet, sgd_state
+from tests.oracles.checkpoints import official
 
 Save = Callable[..., Path]
 TENSORS = 100  # a ResNet-18's, without its batch counters
@@ -93,7 +94,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_tensors_beside_the_network(name: str, official: Any) -> None:
+def test_tensors_beside_the_network(name: str) -> None:
     """In a checkpoint of no one's, of torchvision's names alone, and of the official code."""
     net = make_resnet()
     raws = [{"state_dict": net.state_dict(), name: BESIDE[name]}]
@@ -115,7 +116,7 @@ def test_tensors_beside_the_network(name: str, official: Any) -> None:
         ("module.encoder_k.", "projector.3.bias"),
     ],
 )
-def test_one_more_head_in_a_moco_checkpoint(where: str, head: str, official: Any) -> None:
+def test_one_more_head_in_a_moco_checkpoint(where: str, head: str) -> None:
     checkpoint = official()
     checkpoint["state_dict"][where + head] = torch.ones(4, 4)
     found = recognize(checkpoint, "a.file")
@@ -153,7 +154,7 @@ def choices_of(raw: Any) -> list[str]:
     return listed[1].split(", ")
 
 
-def test_every_listed_name_works(official: Any, save: Save) -> None:
+def test_every_listed_name_works(save: Save) -> None:
     """A third network in a checkpoint of the official code, under a key or among the others."""
     third = make_resnet(seed=7)
     inside = official()
@@ -170,7 +171,7 @@ def test_every_listed_name_works(official: Any, save: Save) -> None:
         assert all(f"--encoder {name}" in out for name in names)
 
 
-def test_convolutions_of_a_network_that_is_not_known(official: Any) -> None:
+def test_convolutions_of_a_network_that_is_not_known() -> None:
     other = {"stage.0.conv.weight": torch.ones(8, 8, 3, 3), "stage.0.conv.bias": torch.ones(8)}
     for raw in (
         {**official(), "generator": other},
@@ -269,7 +270,7 @@ WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrappers_at_any_level(wrapper: str, official: Any) -> None:
+def test_wrappers_at_any_level(wrapper: str) -> None:
     """torch.compile, FSDP and activation checkpointing of a network, an encoder, or each block."""
     plain = official()
     block = re.compile(r"(layer\d\.\d\.)")

@@ -22,6 +22,7 @@ from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
 from tests.oracles.resnets import make_resnet, randomize
+from tests.oracles.checkpoints import caffe2, official
 
 Save = Callable[..., Path]
 
@@ -129,7 +130,7 @@ def test_a_flat_dict_is_said_to_say_little() -> None:
     assert "3x3 stem" in recognize(state(stem="cifar"), "x").warnings[-1]
 
 
-def test_fairs_resnext(caffe2: Any) -> None:
+def test_fairs_resnext() -> None:
     """X-101-32x8d.pkl has Caffe2's names and a convention of its own."""
     with torch.device("meta"):
         net = tv.resnext101_32x8d()
@@ -191,9 +192,7 @@ def test_one_storage_for_every_tensor() -> None:
         ({"version": ["x" * 10**6] * 50}, "version a list"),
     ],
 )
-def test_a_forged_contract(
-    change: dict[str, Any], reason: str, official: Any, save: Save, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_a_forged_contract(change: dict[str, Any], reason: str, save: Save, save_pickle: Any, tmp_path: Path) -> None:
     convert_file(save(official()), tmp_path / "out.pth")
     content = torch.load(tmp_path / "out.pth", weights_only=True)
     content["contract"].update(change)
