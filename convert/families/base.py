@@ -144,9 +144,12 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """What is known of a network beside its tensors.
+    """What is known of a network beside its tensors, and what a family has to say about it.
 
     Attributes:
+        where: the file's name, for messages.
+        named: what the family's names are called in the file.
+        notes, warnings: for people; a family appends to them.
         arch: as the file records it; None: it does not.
         says: what the file, else its layout, says, in the family's words.
         asked: what the family's options say.
@@ -154,12 +157,41 @@ class Hints:
         assumed_pixels: the layout whose usual pixels are assumed; "": they are known.
     """
 
+    where: str = "the file"
+    named: Callable[[str], str] = str
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
     arch: Any = None
     says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     assumed_pixels: str = ""
+
+    def name(self, key: str) -> str:
+        """What a tensor of the family is called in the file, for messages: escaped and cut."""
+        return shown(self.named(key), 200)
+
+    def shape(
+        self, state: Mapping[str, Tensor], key: str, count: int, otherwise: str
+    ) -> tuple[int, ...]:
+        """The shape of a tensor that a family must have, of `count` dimensions.
+
+        Args:
+            otherwise: what a file without the tensor is, for messages.
+
+        Raises:
+            DataError: it is missing, empty, or has another number of dimensions.
+        """
+        if key not in state:
+            raise DataError(f"{self.where}: {self.name(key)} is missing; {otherwise}")
+        dims = tuple(state[key].shape)
+        if len(dims) != count or 0 in dims:
+            raise DataError(
+                f"{self.where}: {self.name(key)} has shape {list(dims)}, expected {count} "
+                "dimensions"
+            )
+        return dims
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +221,9 @@ class Family:
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
         heads: a head's tensor -> what a report calls the head; "": there is none.
         to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.
-        recognize: (tensors by the family's names, hints, file's name, what the names are called in
-            the file, notes, warnings) -> architecture, from the shapes; notes and warnings for
-            people are appended. Raises DataError: not this family, or not what the file says;
-            UserError: options that do not fit.
+        recognize: (tensors by the family's names, hints) -> architecture, from the shapes. Raises
+            DataError: not this family, or not what the file says; UserError: options that do not
+            fit.
         build: the backbone as Detectron2 has it, with all features; random weights. It returns the
             features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
@@ -221,9 +252,7 @@ class Family:
     heads: Mapping[str, str]
     to_detectron2: Callable[[str], str | None]
     from_detectron2: Callable[[str], str | None]
-    recognize: Callable[
-        [Mapping[str, Tensor], Hints, str, Callable[[str], str], list[str], list[str]], Any
-    ]
+    recognize: Callable[[Mapping[str, Tensor], Hints], Any]
     build: Callable[[Any], nn.Module]
     reference: Callable[[Any], nn.Module]
     features: Mapping[str, str]
@@ -283,26 +312,6 @@ def families() -> list[Family]:
 def later(name: str) -> Callable[..., Any]:
     """What calls "module:function", and imports the module then: those of networks import torch."""
     return lambda *args: pkgutil.resolve_name(name)(*args)
-
-
-def shape_of(
-    state: Mapping[str, Tensor], key: str, count: int, name: str, otherwise: str
-) -> tuple[int, ...]:
-    """The shape of a tensor that a family must have, of `count` dimensions.
-
-    Args:
-        name: of the file and the tensor, for messages.
-        otherwise: what a file without the tensor is, for messages.
-
-    Raises:
-        DataError: it is missing, empty, or has another number of dimensions.
-    """
-    if key not in state:
-        raise DataError(f"{name} is missing; {otherwise}")
-    dims = tuple(state[key].shape)
-    if len(dims) != count or 0 in dims:
-        raise DataError(f"{name} has shape {list(dims)}, expected {count} dimensions")
-    return dims
 
 
 def check_layer_norms(

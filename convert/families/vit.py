@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convert.families.base import (
@@ -21,7 +21,6 @@ from convert.families.base import (
     check_layer_norms,
     first_rule,
     later,
-    shape_of,
 )
 from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
 from convert.families.vit_names import (
@@ -119,45 +118,34 @@ LOOKALIKES = (
 )
 
 
-def recognize(
-    state: Mapping[str, Tensor],
-    hints: Hints,
-    where: str,
-    named: Callable[[str], str],
-    notes: list[str],
-    warnings: list[str],
-) -> ViTArchitecture:
+def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
     """Recognize a vision transformer by its shapes, see `convert.families.base.Family`."""
-
-    def shape(key: str, count: int) -> tuple[int, ...]:
-        kind = "not a plain vision transformer"
-        return shape_of(state, key, count, f"{where}: {shown(named(key), 200)}", kind)
-
-    width, channels, patch, patch_width = shape("patch_embed.proj.weight", 4)
+    where, kind = hints.where, "not a plain vision transformer"
+    width, channels, patch, patch_width = hints.shape(state, "patch_embed.proj.weight", 4, kind)
     if (channels, patch) != (3, patch_width):
         raise DataError(
-            f"{where}: {shown(named('patch_embed.proj.weight'), 200)} has shape "
+            f"{where}: {hints.name('patch_embed.proj.weight')} has shape "
             f"{[width, channels, patch, patch_width]}, expected square patches of RGB"
         )
     blocks = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
     if blocks != set(range(len(blocks))):
         missing = min(set(range(max(blocks))) - blocks)
-        raise DataError(f"{where}: {shown(named(f'blocks.{missing}.'), 200)} is missing")
+        raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
     if "pos_embed" not in state:
         raise DataError(
-            f"{where}: {shown(named('pos_embed'), 200)} is missing; positions that are relative "
+            f"{where}: {hints.name('pos_embed')} is missing; positions that are relative "
             "(BEiT) or rotary (DINOv3) have no place in a detector here"
         )
-    _, positions, _ = shape("pos_embed", 3)
+    _, positions, _ = hints.shape(state, "pos_embed", 3, kind)
     grid = math.isqrt(positions)
     class_position = grid * grid != positions
     if class_position and grid * grid != positions - 1:
         raise DataError(
-            f"{where}: {shown(named('pos_embed'), 200)} has {positions} positions, expected a "
+            f"{where}: {hints.name('pos_embed')} has {positions} positions, expected a "
             "square, or one more for the class token"
         )
     if hints.assumed_pixels == "timm":
-        warnings.append(
+        hints.warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's mean and std are "
             "assumed, and vision transformers of timm often have 127.5 for both: then give --mean "
             "127.5 127.5 127.5 --std 127.5 127.5 127.5"
@@ -175,7 +163,7 @@ def recognize(
             "networks here have gelu"
         )
     if "usual_eps" in said and "layer_norm_eps" not in said:
-        notes.append(
+        hints.notes.append(
             f"no config.json is beside the file: LayerNorm eps {said['usual_eps']:g} is assumed, "
             "as transformers has it where a configuration does not say"
         )
@@ -183,8 +171,8 @@ def recognize(
     return ViTArchitecture(
         embed_dim=width,
         depth=len(blocks),
-        num_heads=_num_heads(width, hints, where),
-        mlp_dim=shape("blocks.0.mlp.fc1.weight", 2)[0],
+        num_heads=_num_heads(width, hints),
+        mlp_dim=hints.shape(state, "blocks.0.mlp.fc1.weight", 2, kind)[0],
         patch_size=patch,
         image_size=grid * patch,
         qkv_bias="blocks.0.attn.qkv.bias" in state,
@@ -197,8 +185,9 @@ def recognize(
     )
 
 
-def _num_heads(width: int, hints: Hints, where: str) -> int:
+def _num_heads(width: int, hints: Hints) -> int:
     """What the option says, else the layout, else the file's name of the network."""
+    where = hints.where
     if "num_heads" in hints.asked:
         heads: int = hints.asked["num_heads"]
         if heads < 1 or width % heads:

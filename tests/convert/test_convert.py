@@ -57,8 +57,7 @@ def test_official_moco(version: int, suffix: str, save: Save, tmp_path: Path) ->
     report = convert_file(src, dst)
     converted = read_converted(dst)
     assert_same_model(
-        converted.model,
-        expected_model(checkpoint["state_dict"], "module.encoder_q."),
+        converted.model, expected_model(checkpoint["state_dict"], "module.encoder_q.")
     )
     contract = converted.contract
     assert contract == report.contract
