@@ -127,7 +127,7 @@ class Option:
         name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
         choices: text on the command line -> value; None: a whole number.
         help: for the command line.
-        convention: needed for weights whose convention nobody wrote down; may change converted ones.
+        convention: needed for weights whose convention nobody noted; may change converted ones.
         fixed: a field of the architecture that may not change in converted ones.
     """
 
