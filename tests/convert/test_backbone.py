@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
 from convert.families.resnet_network import FEATURES, ResNet, make_stage
-from tests.oracles.resnets import make_resnet, randomize
 from tests.oracles.checkpoints import official_names
+from tests.oracles.resnets import make_resnet, randomize
 
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
@@ -48,7 +47,9 @@ def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_bitwise_equal_to_torchvision(depth: int, stem: str, base: int, shape: dict[str, int]) -> None:
+def test_bitwise_equal_to_torchvision(
+    depth: int, stem: str, base: int, shape: dict[str, int]
+) -> None:
     source = make_resnet(depth, stem=stem, base=base)
     model = ResNet(depth, stem=stem, **shape).eval()
     model.load_state_dict(renamed(source))

@@ -128,7 +128,9 @@ def test_torchvision(depth: int, head: bool, save: Save, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("depth", "stem", "base"), [(10, "cifar", 24), (18, "stride2", 8), (50, "imagenet", 8)]
 )
-def test_own_checkpoint_says_its_stem_and_input(depth: int, stem: str, base: int, save: Save, tmp_path: Path) -> None:
+def test_own_checkpoint_says_its_stem_and_input(
+    depth: int, stem: str, base: int, save: Save, tmp_path: Path
+) -> None:
     src = save(own(depth=depth, stem=stem, base=base))
     report = convert_file(src, tmp_path / "out.pth")
     contract, network = report.contract, report.contract.architecture
@@ -151,7 +153,9 @@ def test_own_checkpoint_says_its_stem_and_input(depth: int, stem: str, base: int
         ("resnext50_32x8d", "imagenet", 1.0),
     ],
 )
-def test_what_the_pretraining_room_really_writes(arch: str, stem: str, width: float, tmp_path: Path) -> None:
+def test_what_the_pretraining_room_really_writes(
+    arch: str, stem: str, width: float, tmp_path: Path
+) -> None:
     spec = EncoderSpec(arch, stem, width)
     encoder = build_encoder(spec, dim=16, mlp=True, bn_splits=2)
     encoder.to(memory_format=torch.channels_last)
@@ -182,7 +186,9 @@ def test_what_the_pretraining_room_really_writes(arch: str, stem: str, width: fl
     torch.testing.assert_close(pooled, expected)
 
 
-def test_a_3x3_stem_of_unknown_stride_is_said_aloud(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_3x3_stem_of_unknown_stride_is_said_aloud(
+    save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     src = save(make_resnet(stem="stride2").state_dict())
     assert main([str(src), str(tmp_path / "out.pth")]) == 0
     assert "assumed 'cifar'" in capsys.readouterr().out
@@ -306,7 +312,9 @@ def test_one_changed_bit_is_seen_when_read_back(
     ("change", "where"),
     [({"stride_in_1x1": True}, "res3"), ({"num_groups": 2, "width_per_group": 4}, None)],
 )
-def test_a_wrong_contract_is_seen_in_the_features(change: dict[str, Any], where: str | None) -> None:
+def test_a_wrong_contract_is_seen_in_the_features(
+    change: dict[str, Any], where: str | None
+) -> None:
     found = recognize(make_resnet(50).state_dict(), "x")
     contract, right = found.contract, found.contract.architecture
     model = {resnet.to_detectron2(key) or "": value for key, value in found.state.items()}
@@ -330,7 +338,9 @@ def test_a_wrong_stride_is_seen_in_the_features(
     )
 
 
-def test_minus_zero_is_another_bit_pattern(converted_before: Path, save: Save, tmp_path: Path) -> None:
+def test_minus_zero_is_another_bit_pattern(
+    converted_before: Path, save: Save, tmp_path: Path
+) -> None:
     converted = read_converted(tmp_path / "old.pth")
     source = recognize(official(), "x").state
     verify.check_round_trip(source, converted, "x")

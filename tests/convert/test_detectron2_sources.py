@@ -26,9 +26,7 @@ from tests.oracles.resnets import make_resnet
 MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
 
 
-def assert_backbone(
-    model: dict[str, torch.Tensor], net: nn.Module, folded: bool = False
-) -> None:
+def assert_backbone(model: dict[str, torch.Tensor], net: nn.Module, folded: bool = False) -> None:
     """The converted tensors are the network's, every one, under the official names."""
     expected = {
         official_names(key): value
@@ -44,7 +42,9 @@ def assert_backbone(
 
 
 @pytest.mark.parametrize(("suffix", "wrapped", "protocol"), [(".pth", False, 2), (".pkl", True, 5)])
-def test_msra_with_statistics(suffix: str, wrapped: bool, protocol: int, save_pickle: Any, tmp_path: Path) -> None:
+def test_msra_with_statistics(
+    suffix: str, wrapped: bool, protocol: int, save_pickle: Any, tmp_path: Path
+) -> None:
     net = make_resnet(50)
     blobs = caffe2(net)
     content = {"model": blobs, "__author__": "Caffe2"} if wrapped else blobs
@@ -98,7 +98,9 @@ def test_msra_with_folded_statistics(save_pickle: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-2, atol=1e-3)
 
 
-def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(save_pickle: Any, tmp_path: Path) -> None:
+def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
+    save_pickle: Any, tmp_path: Path
+) -> None:
     both = {**caffe2(make_resnet(50)), **caffe2(make_resnet(50), folded=True)}
     with pytest.raises(DataError, match=r"53 keys .*'res2_0_branch1_bn_s'"):
         convert_file(save_pickle(both), tmp_path / "out.pth")
@@ -212,7 +214,9 @@ def test_detectron2s_layout_is_read_strictly(save_pickle: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "official", "own", "msra", "layout"])
-def test_in_memory_is_what_a_file_would_hold(kind: str, save: Any, save_pickle: Any, tmp_path: Path) -> None:
+def test_in_memory_is_what_a_file_would_hold(
+    kind: str, save: Any, save_pickle: Any, tmp_path: Path
+) -> None:
     src = {
         "torchvision": lambda: save(make_resnet(18).state_dict()),
         "official": lambda: save(official()),
@@ -248,7 +252,9 @@ def test_in_memory_is_verified(save: Any, monkeypatch: pytest.MonkeyPatch) -> No
         convert_in_memory(src)
 
 
-def test_torchvisions_v2_is_named_by_the_hash_of_its_file(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
+    save: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     src = save(make_resnet().state_dict())
     assert not any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
     monkeypatch.setattr(translate, "sha256_file", lambda path: "11ad3fa6" + "0" * 56)

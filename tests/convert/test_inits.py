@@ -27,7 +27,9 @@ def _inits() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(_inits()))
-def test_the_described_inits_have_the_contract_that_convert_finds(name: str, save: Any, save_pickle: Any) -> None:
+def test_the_described_inits_have_the_contract_that_convert_finds(
+    name: str, save: Any, save_pickle: Any
+) -> None:
     init = _inits()[name]
     required = {"weights", "source", "contract", "paper", "cite", "notes"}
     assert required <= set(init) <= required | {"hash", "size_mb"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,9 @@ from tests.oracles.checkpoints import official
 Save = Callable[..., Path]
 
 
-def test_a_checkpoint_with_two_encoders(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_with_two_encoders(
+    save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     src = save(official())
     before = set(tmp_path.rglob("*"))
     assert main(["--inspect", str(src)]) == 0

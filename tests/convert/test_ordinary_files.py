@@ -18,9 +18,9 @@ from convert.sources import Given, Recognized, recognize
 from moco.common.errors import DataError
 from tests.convert.layout_checks import assert_is
 from tests.oracles import layouts_frameworks
+from tests.oracles.checkpoints import official
 from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.resnets import headless, make_resnet, sgd_state
-from tests.oracles.checkpoints import official
 
 Save = Callable[..., Path]
 TENSORS = 100  # a ResNet-18's, without its batch counters

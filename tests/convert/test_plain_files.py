@@ -94,7 +94,9 @@ def test_marks_of_another_type() -> None:
         ),
     ],
 )
-def test_several_networks_that_nobody_described(wrap: Any, labels: list[str], save: Save, tmp_path: Path) -> None:
+def test_several_networks_that_nobody_described(
+    wrap: Any, labels: list[str], save: Save, tmp_path: Path
+) -> None:
     states = [make_resnet(seed=seed).state_dict() for seed in (0, 1)]
     src = save(wrap(*states))
     with pytest.raises(DataError, match=f"ambiguous.* --encoder with one of {', '.join(labels)}"):

@@ -21,8 +21,8 @@ from convert.files import read_file
 from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
-from tests.oracles.resnets import make_resnet, randomize
 from tests.oracles.checkpoints import caffe2, official
+from tests.oracles.resnets import make_resnet, randomize
 
 Save = Callable[..., Path]
 
@@ -192,7 +192,9 @@ def test_one_storage_for_every_tensor() -> None:
         ({"version": ["x" * 10**6] * 50}, "version a list"),
     ],
 )
-def test_a_forged_contract(change: dict[str, Any], reason: str, save: Save, save_pickle: Any, tmp_path: Path) -> None:
+def test_a_forged_contract(
+    change: dict[str, Any], reason: str, save: Save, save_pickle: Any, tmp_path: Path
+) -> None:
     convert_file(save(official()), tmp_path / "out.pth")
     content = torch.load(tmp_path / "out.pth", weights_only=True)
     content["contract"].update(change)

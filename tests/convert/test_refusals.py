@@ -21,8 +21,8 @@ from convert.inspect_file import inspect_file
 from convert.sources import recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
-from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.checkpoints import detectron2_layout, official, own
+from tests.oracles.layouts_frameworks import wrapped
 from tests.oracles.resnets import make_resnet
 
 Q = "module.encoder_q."
@@ -166,7 +166,9 @@ def test_an_encoder_that_the_source_does_not_have(refuse: Callable[..., str]) ->
     ("stem", "asked", "reason"),
     [("imagenet", "cifar", "can only have imagenet"), ("cifar", "imagenet", "cifar or stride2")],
 )
-def test_a_stem_that_the_tensors_contradict(stem: str, asked: str, reason: str, refuse: Callable[..., str]) -> None:
+def test_a_stem_that_the_tensors_contradict(
+    stem: str, asked: str, reason: str, refuse: Callable[..., str]
+) -> None:
     refuse(
         make_resnet(stem=stem).state_dict(), f"--stem {asked}: .*{reason}", UserError, stem=asked
     )
@@ -386,7 +388,9 @@ def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path)
         ("backbone.conv1.weight", "rpn_head.rpn_conv.weight"),
     ],
 )
-def test_detectors_of_others_are_not_sent_to_an_evaluation(keys: tuple[str, ...], refuse: Callable[..., str]) -> None:
+def test_detectors_of_others_are_not_sent_to_an_evaluation(
+    keys: tuple[str, ...], refuse: Callable[..., str]
+) -> None:
     start = keys[0].removesuffix("conv1.weight")
     state = wrapped(make_resnet(), start) | {key: torch.ones(2, 2, 3, 3) for key in keys[1:]}
     for raw in (state, {"model": state}, {"state_dict": state}):

@@ -128,7 +128,9 @@ def test_overwrite(save: Save, tmp_path: Path) -> None:
     assert read_converted(dst).contract.source == "facebookresearch/moco"
 
 
-def test_a_converted_file_keeps_its_contract_or_takes_the_command_lines(save: Save, tmp_path: Path) -> None:
+def test_a_converted_file_keeps_its_contract_or_takes_the_command_lines(
+    save: Save, tmp_path: Path
+) -> None:
     src = save(official())
     first = convert_file(src, tmp_path / "a.pth", encoder="key").contract
     assert convert_file(tmp_path / "a.pth", tmp_path / "b.pkl", encoder="key").contract == first

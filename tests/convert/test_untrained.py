@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,7 +51,9 @@ def test_a_random_initialization_is_refused(save: Save, tmp_path: Path) -> None:
     ("statistics", "affine", "words"),
     [(True, False, "had never seen an image"), (False, True, "had been frozen")],
 )
-def test_one_layer_is_a_warning_with_its_name(statistics: bool, affine: bool, words: str, save: Save, tmp_path: Path) -> None:
+def test_one_layer_is_a_warning_with_its_name(
+    statistics: bool, affine: bool, words: str, save: Save, tmp_path: Path
+) -> None:
     net = make_resnet()
     reset(net, "layer2.1.bn2", statistics=statistics, affine=affine)
     report = convert_file(save(net.state_dict()), tmp_path / "out.pth")
@@ -74,7 +75,9 @@ def test_a_trained_network_has_no_warnings(save: Save, tmp_path: Path) -> None:
         (torch.float64, "rounded"),
     ],
 )
-def test_other_floats_become_float32(dtype: torch.dtype, how: str, save: Save, tmp_path: Path) -> None:
+def test_other_floats_become_float32(
+    dtype: torch.dtype, how: str, save: Save, tmp_path: Path
+) -> None:
     state = {
         key: value.to(dtype) if value.is_floating_point() else value
         for key, value in make_resnet().state_dict().items()
