@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +16,12 @@ from convert.families import resnet
 from convert.files import read_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
-from tests.convert.layout_checks import assert_has_pixels, assert_is
+from tests.convert.layout_checks import assert_has_pixels, assert_is, made
 from tests.oracles import layouts_frameworks, layouts_lightning
-from tests.oracles.layouts_fair import EPOCH, Made
+from tests.oracles.layouts_fair import EPOCH
 from tests.oracles.resnets import headless, make_resnet, randomize
 
 TENSORS = 20 * 5  # a ResNet-18 has 20 convolutions, and each a batch norm of four tensors
-
-
-@functools.cache
-def made(name: str) -> Made:
-    return layouts_frameworks.LAYOUTS[name]()
 
 
 @pytest.fixture(autouse=True)
