@@ -127,7 +127,7 @@ class InputContract:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and texts; `from_dict` is the inverse."""
-        fields = dataclasses.asdict(self.architecture)  # type: ignore[call-overload]
+        fields = dataclasses.asdict(self.architecture)
         is_first = self.family.name == DEFAULT_FAMILY
         return {
             "version": 1 if is_first else 2,

@@ -28,9 +28,9 @@ if not __package__:
 
 from convert import targets
 from convert.detectron2_backbone import Detectron2Backbone
-from convert.families.base import LEFT_AT_INIT, families, first_rule
+from convert.families.base import LEFT_AT_INIT, Option, families, first_rule
 from convert.files import is_converted, read_file
-from convert.layouts.table import LAYOUTS
+from convert.layouts import LAYOUTS
 from convert.lookalikes import source_file
 from convert.report import ConversionReport, agreement
 from convert.sources import Given
@@ -233,7 +233,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=CHANNEL_ORDERS,
         help="order of the colors the network was trained on (default: the source's)",
     )
-    for option in (option for family in families() for option in family.options):
+    for option in _family_options():
         if option.choices is None:
             parser.add_argument(option.flag, type=int, metavar="N", help=option.help)
         else:
@@ -270,10 +270,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--inspect FILE only describes a file"
         )
     scale = 255 / args.scale
-    options = {o.name: getattr(args, o.name) for family in families() for o in family.options}
-    for option in (option for family in families() for option in family.options):
-        if option.choices is not None:
-            options[option.name] = option.choices.get(options[option.name])
+    options: dict[str, Any] = {}
+    for option in _family_options():
+        said = getattr(args, option.name)
+        options[option.name] = said if option.choices is None else option.choices.get(said)
     _announce(args.input)
     report = convert_file(
         args.input,
@@ -289,6 +289,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(report.text())
     return 0
+
+
+def _family_options() -> list[Option]:
+    return [option for family in families() for option in family.options]
 
 
 def _announce(source: str) -> None:

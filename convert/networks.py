@@ -14,8 +14,8 @@ from typing import Any
 
 from convert.families.base import Family, Scheme, families, first_rule
 from convert.files import Entry, at, describe, is_converted, names, unwrapped
+from convert.layouts import LAYOUTS
 from convert.layouts.base import PLAIN_DROPPED, TOP_DROPPED, Layout
-from convert.layouts.table import LAYOUTS
 from convert.lookalikes import other_network, refuse_detector, supported
 from moco.common.errors import DataError, UserError, shown
 

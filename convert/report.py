@@ -14,6 +14,7 @@ from convert.targets import lost_options
 from moco.common.command import program
 from moco.common.errors import UserError
 from moco.common.shipped import ROOT, shown
+from moco.modeling.archs import EncoderSpec, Spec
 
 if TYPE_CHECKING:
     from convert.verify import FeatureCheck
@@ -115,17 +116,15 @@ def fine_tune_command(contract: InputContract, path: Path) -> str:
 def classify_command(contract: InputContract, path: Path) -> str:
     """The command that classifies with torchvision's names, or converts them where it cannot."""
     file = shlex.quote(str(path))
-    stem = contract.architecture.classification_stem()
     try:
-        encoder_spec(contract.architecture)
-        readable = contract.pixels.channel_order == "RGB"
-        readable = readable and not contract.architecture.in_torchvision()
+        spec: Spec | None = encoder_spec(contract.architecture)
     except UserError:
-        readable = False
-    if not readable:
+        spec = None
+    readable = contract.pixels.channel_order == "RGB" and not contract.architecture.in_torchvision()
+    if not readable or not isinstance(spec, EncoderSpec):
         options = " ".join(lost_options(contract))
         return f"{command()} {file} weights.pth {options}".rstrip()
-    keys = f"MODEL.STEM {stem} " if stem else ""
+    keys = f"MODEL.STEM {spec.stem} " if spec.stem != "imagenet" else ""
     for key, values, usual in (
         ("MEAN", contract.pixels.mean, IMAGENET_MEAN),
         ("STD", contract.pixels.std, IMAGENET_STD),

@@ -162,6 +162,10 @@ def recognize(
     to_float32(backbone, named, warnings)
     tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
     hints = Hints(
+        where=where,
+        named=named,
+        notes=notes,
+        warnings=warnings,
         arch=recorded.arch or at(raw, ("arch",)),
         says={**network.scheme.says, **layout.says, **recorded.says},
         asked=given.options,
@@ -169,7 +173,7 @@ def recognize(
         tokens=tokens,
         assumed_pixels="" if recorded.mean or given.mean is not None else layout.name,
     )
-    architecture = network.family.recognize(backbone, hints, where, named, notes, warnings)
+    architecture = network.family.recognize(backbone, hints)
     adapted = network.family.adapt(architecture, backbone, given.options, where)
     notes += [f"changed as requested: {change}" for change in adapted.changes]
     pixels = Pixels(

@@ -8,6 +8,7 @@ code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -230,17 +231,14 @@ def _reference_features(
     import torchvision.models  # noqa: F401 - which computes: not on meta
 
     with torch.device("meta"):
-        net, modules = family.reference(architecture)
+        net = family.reference(architecture)
     _fill(net, state)
     features: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            features[name] = output
+    def keep(name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        features[name] = output
 
-        return hook
-
-    for module, name in modules.items():
-        net.get_submodule(module).register_forward_hook(keep(name))
+    for module, name in family.features.items():
+        net.get_submodule(module).register_forward_hook(functools.partial(keep, name))
     net(image)
     return features

@@ -7,15 +7,17 @@ file Detectron2's.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import pkgutil
 import re
 from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fvcore.common.registry import Registry
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, shown
 from moco.common.registry import lookup
 from moco.modeling import soundness
 
@@ -37,37 +39,57 @@ USUAL = "usual"
 LEFT_AT_INIT = {"batch counter": "*.num_batches_tracked"}
 
 
-class Architecture(Protocol):
-    """One network of a family: a frozen dataclass whose fields are saved in the input contract.
+@dataclasses.dataclass(frozen=True)
+class Architecture(abc.ABC):
+    """One network of a family; its fields are saved in the input contract.
 
-    Raises UserError when a value is out of its range. As a text: for people, e.g. "ResNet-50".
+    Whole numbers are 1..65536, also 0 where that is what a field starts with; other numbers are
+    between 0 and 1. Raises UserError when a value is out of its range. As a text: for people, e.g.
+    "ResNet-50".
     """
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), int(field.default != 0)
+            whole = type(value) is int and least <= value <= 2**16
+            is_valid, expected = {
+                "int": (whole, f"a whole number, {least}..65536"),
+                "bool": (type(value) is bool, "true or false"),
+                "float": (type(value) is float and 0 < value < 1, "a number between 0 and 1"),
+                "str": (isinstance(value, str), "a text"),
+            }.get(str(field.type), (True, ""))
+            if not is_valid:
+                raise UserError(f"{field.name}: got {shown(value)}, expected {expected}")
+
+    @abc.abstractmethod
     def d2_keys(self) -> dict[str, Any]:
         """Detectron2's keys that describe it."""
 
+    @abc.abstractmethod
     def details(self) -> str:
         """For people: what else a user of its weights has to know."""
 
-    def lost_options(self) -> list[str]:
-        """Options of the converter that say again what a plain state dict does not."""
-
+    @abc.abstractmethod
     def task_key(self) -> tuple[str, str]:
         """The key whose value a task file is made for, and what the network of a value is called,
         e.g. "ResNet-{}"."""
 
-    def in_torchvision(self) -> str:
-        """Why torchvision has no such network; "": it has."""
-
-    def in_detectron2(self) -> str:
-        """Why Detectron2's own network cannot be compared; "": it can."""
-
+    @abc.abstractmethod
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         """A task file that fine-tunes a detector, the keys of `d2_keys` that it sets, and
         arguments for its data."""
 
-    def classification_stem(self) -> str:
-        """MODEL.STEM of moco.linear; "" where it need not be given."""
+    def lost_options(self) -> list[str]:
+        """Options of the converter that say again what a plain state dict does not."""
+        return []
+
+    def in_torchvision(self) -> str:
+        """Why torchvision has no such network; "": it has."""
+        return f"torchvision has other names for the tensors of a {self}"
+
+    def in_detectron2(self) -> str:
+        """Why Detectron2's own network cannot be compared; "": it can."""
+        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +127,15 @@ class Option:
         name: of what it says, e.g. "stride_in_1x1"; the option is --stride-in-1x1.
         choices: text on the command line -> value; None: a whole number.
         help: for the command line.
-        convention: needed for weights whose convention nobody wrote down.
+        convention: needed for weights whose convention nobody noted; may change converted ones.
+        fixed: a field of the architecture that may not change in converted ones.
     """
 
     name: str
     choices: Mapping[str, Any] | None
     help: str
     convention: bool = False
+    fixed: bool = False
 
     @property
     def flag(self) -> str:
@@ -120,9 +144,12 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-    """What is known of a network beside its tensors.
+    """What is known of a network beside its tensors, and what a family has to say about it.
 
     Attributes:
+        where: the file's name, for messages.
+        named: what the family's names are called in the file.
+        notes, warnings: for people; a family appends to them.
         arch: as the file records it; None: it does not.
         says: what the file, else its layout, says, in the family's words.
         asked: what the family's options say.
@@ -130,12 +157,41 @@ class Hints:
         assumed_pixels: the layout whose usual pixels are assumed; "": they are known.
     """
 
+    where: str = "the file"
+    named: Callable[[str], str] = str
+    notes: list[str] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
     arch: Any = None
     says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     tokens: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     assumed_pixels: str = ""
+
+    def name(self, key: str) -> str:
+        """What a tensor of the family is called in the file, for messages: escaped and cut."""
+        return shown(self.named(key), 200)
+
+    def shape(
+        self, state: Mapping[str, Tensor], key: str, count: int, otherwise: str
+    ) -> tuple[int, ...]:
+        """The shape of a tensor that a family must have, of `count` dimensions.
+
+        Args:
+            otherwise: what a file without the tensor is, for messages.
+
+        Raises:
+            DataError: it is missing, empty, or has another number of dimensions.
+        """
+        if key not in state:
+            raise DataError(f"{self.where}: {self.name(key)} is missing; {otherwise}")
+        dims = tuple(state[key].shape)
+        if len(dims) != count or 0 in dims:
+            raise DataError(
+                f"{self.where}: {self.name(key)} has shape {list(dims)}, expected {count} "
+                "dimensions"
+            )
+        return dims
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,16 +221,14 @@ class Family:
         dropped: rule -> patterns of names inside a network that are no part of the backbone.
         heads: a head's tensor -> what a report calls the head; "": there is none.
         to_detectron2, from_detectron2: the family's names and Detectron2's; None for unknown ones.
-        recognize: (tensors by the family's names, hints, file's name, what the names are called in
-            the file, notes, warnings) -> architecture, from the shapes; notes and warnings for
-            people are appended. Raises DataError: not this family, or not what the file says;
-            UserError: options that do not fit.
-        with_options: (converted architecture, values of the family's options, file's name) -> the
-            same under these options. Raises UserError where they contradict it.
+        recognize: (tensors by the family's names, hints) -> architecture, from the shapes. Raises
+            DataError: not this family, or not what the file says; UserError: options that do not
+            fit.
         build: the backbone as Detectron2 has it, with all features; random weights. It returns the
             features of an image by name, and its `strides` are theirs.
         reference: the reference implementation, which shares no code with `build`'s and has the
-            family's names; and the modules whose outputs are the features, by Detectron2's names.
+            family's names.
+        features: its modules whose outputs are the features -> Detectron2's names of those.
         options: of the converter, for this family alone.
         lookalikes: other networks that people take for this family: what one is, and two of its
             keys after one prefix.
@@ -198,12 +252,10 @@ class Family:
     heads: Mapping[str, str]
     to_detectron2: Callable[[str], str | None]
     from_detectron2: Callable[[str], str | None]
-    recognize: Callable[
-        [Mapping[str, Tensor], Hints, str, Callable[[str], str], list[str], list[str]], Any
-    ]
-    with_options: Callable[[Any, Mapping[str, Any], str], Any]
+    recognize: Callable[[Mapping[str, Tensor], Hints], Any]
     build: Callable[[Any], nn.Module]
-    reference: Callable[[Any], tuple[nn.Module, Mapping[str, str]]]
+    reference: Callable[[Any], nn.Module]
+    features: Mapping[str, str]
     options: tuple[Option, ...] = ()
     lookalikes: tuple[tuple[str, str, str], ...] = ()
     obstacles: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -228,6 +280,19 @@ class Family:
                     f"options are {', '.join(own.values()) or 'none'}"
                 )
 
+    def with_options(self, architecture: Any, asked: Mapping[str, Any], where: str) -> Any:
+        """A converted architecture under values of the options; raises UserError for one that
+        converted weights cannot change."""
+        for option in (option for option in self.options if option.name in asked):
+            value, converted = asked[option.name], getattr(architecture, option.name, None)
+            if option.convention:
+                architecture = dataclasses.replace(architecture, **{option.name: value})
+            elif option.fixed and value != converted:
+                raise UserError(
+                    f"{option.flag} {value}: {where} was converted with {option.name} {converted}"
+                )
+        return architecture
+
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         """Another process that is handed a contract looks its family up."""
         return family_named, (self.name,)
@@ -244,24 +309,9 @@ def families() -> list[Family]:
     return [make() for _, make in FAMILIES]
 
 
-def shape_of(
-    state: Mapping[str, Tensor], key: str, count: int, name: str, otherwise: str
-) -> tuple[int, ...]:
-    """The shape of a tensor that a family must have, of `count` dimensions.
-
-    Args:
-        name: of the file and the tensor, for messages.
-        otherwise: what a file without the tensor is, for messages.
-
-    Raises:
-        DataError: it is missing, empty, or has another number of dimensions.
-    """
-    if key not in state:
-        raise DataError(f"{name} is missing; {otherwise}")
-    dims = tuple(state[key].shape)
-    if len(dims) != count or 0 in dims:
-        raise DataError(f"{name} has shape {list(dims)}, expected {count} dimensions")
-    return dims
+def later(name: str) -> Callable[..., Any]:
+    """What calls "module:function", and imports the module then: those of networks import torch."""
+    return lambda *args: pkgutil.resolve_name(name)(*args)
 
 
 def check_layer_norms(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convert.families.base import (
@@ -24,13 +24,13 @@ from convert.families.base import (
     Hints,
     Scheme,
     check_layer_norms,
-    shape_of,
+    later,
 )
 from convert.families.convnext_architecture import FEATURES, ConvNeXtArchitecture
-from moco.common.errors import DataError, shown
+from moco.common.errors import DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 OFFICIAL, TORCHVISION = "official", "torchvision"  # names of schemes
 
@@ -146,25 +146,17 @@ def in_own_shape(name: str, value: Tensor) -> Tensor:
     return value.squeeze() if name.endswith(".gamma") or ".grn." in name else value
 
 
-def recognize(
-    state: Mapping[str, Tensor],
-    hints: Hints,
-    where: str,
-    named: Callable[[str], str],
-    notes: list[str],
-    warnings: list[str],
-) -> ConvNeXtArchitecture:
+def recognize(state: Mapping[str, Tensor], hints: Hints) -> ConvNeXtArchitecture:
     """Recognize a ConvNeXt by its shapes, see `convert.families.base.Family`."""
     depths, dims = [], []
     for start in TIMM.stages:
         blocks = {int(key.removeprefix(start).split(".")[0]) for key in state if start in key}
         if missing := sorted(set(range(max(blocks, default=0) + 1)) - blocks):
-            key = shown(named(f"{start}{missing[0]}.{TIMM.parts[0]}"), 200)
-            raise DataError(f"{where}: {key} is missing; not the whole of a ConvNeXt")
+            key = hints.name(f"{start}{missing[0]}.{TIMM.parts[0]}")
+            raise DataError(f"{hints.where}: {key} is missing; not the whole of a ConvNeXt")
         key = f"{start}0.{TIMM.parts[0]}"
-        name = f"{where}: {shown(named(key), 200)}"
         depths.append(len(blocks))
-        dims.append(shape_of(state, key, 4, name, "not the whole of a ConvNeXt")[0])
+        dims.append(hints.shape(state, key, 4, "not the whole of a ConvNeXt")[0])
     # timm's convnext_xxlarge, CLIP's, is the only one with another; it is in no file.
     eps = 1e-5 if depths == [3, 4, 30, 3] else 1e-6
     first = f"{TIMM.stages[0]}0."
@@ -176,18 +168,7 @@ def recognize(
 @functools.cache
 def convnext() -> Family:
     """ConvNeXts of any size."""
-
-    def build(architecture: ConvNeXtArchitecture) -> nn.Module:
-        from convert.families.convnext_network import ConvNeXt
-
-        return ConvNeXt(architecture)
-
-    def reference(architecture: ConvNeXtArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.convnext_network import reference
-
-        stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
-        return reference(architecture), dict(zip(stages, FEATURES, strict=True))
-
+    stages = (start.rstrip(".") for start in TORCHVISION_NAMES.stages)
     return Family(
         name="convnext",
         networks="ConvNeXts (V1 and V2, in the names of timm, torchvision or the official code)",
@@ -198,9 +179,9 @@ def convnext() -> Family:
         to_detectron2=to_detectron2,
         from_detectron2=to_detectron2,
         recognize=recognize,
-        with_options=lambda architecture, asked, where: architecture,
-        build=build,
-        reference=reference,
+        build=later("convert.families.convnext_network:ConvNeXt"),
+        reference=later("convert.families.convnext_network:reference"),
+        features=dict(zip(stages, FEATURES, strict=True)),
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
         in_own_shape=in_own_shape,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from convert.families.base import Architecture
 from moco.common.errors import UserError, shown
 
 FEATURES = ("res2", "res3", "res4", "res5")  # Detectron2's words, of strides 4 to 32
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvNeXtArchitecture:
+class ConvNeXtArchitecture(Architecture):
     """A ConvNeXt, or a ConvNeXt V2; raises UserError out of its range.
 
     Attributes:
@@ -28,17 +29,13 @@ class ConvNeXtArchitecture:
     layer_norm_eps: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("depths", "dims"):
             values = getattr(self, name)
             four = isinstance(values, list | tuple) and len(values) == len(FEATURES)
             if not four or not all(type(v) is int and 1 <= v <= 2**16 for v in values):
                 raise UserError(f"{name}: got {shown(values)}, expected four numbers, 1..65536")
             object.__setattr__(self, name, tuple(values))
-        for name in ("layer_scale", "grn"):
-            if type(getattr(self, name)) is not bool:
-                raise UserError(f"{name}: got {shown(getattr(self, name))}, expected true or false")
-        if type(self.layer_norm_eps) is not float or not 0 < self.layer_norm_eps < 1:
-            raise UserError(f"layer_norm_eps: got {shown(self.layer_norm_eps)}, expected 0..1")
 
     def __str__(self) -> str:
         blocks, widths = ("-".join(map(str, values)) for values in (self.depths, self.dims))
@@ -53,14 +50,8 @@ class ConvNeXtArchitecture:
     def details(self) -> str:
         return f"LayerNorm eps {self.layer_norm_eps:g}"
 
-    def lost_options(self) -> list[str]:
-        return []
-
     def task_key(self) -> tuple[str, str]:
         return "MODEL.CONVNEXT.DIMS", "ConvNeXt of widths {}"
-
-    def in_torchvision(self) -> str:
-        return f"torchvision has other names for the tensors of a {self}"
 
     def in_detectron2(self) -> str:
         return "Detectron2 has no ConvNeXt of its own"
@@ -73,6 +64,3 @@ class ConvNeXtArchitecture:
         dims = [width * 2**stage for stage in range(len(FEATURES))]
         keys = {"MODEL.CONVNEXT.DEPTHS": depths, "MODEL.CONVNEXT.DIMS": dims}
         return f"configs/{file}.yaml", keys, data
-
-    def classification_stem(self) -> str:
-        return ""

@@ -8,11 +8,10 @@ the official facebookresearch/moco@7397dfe detection/convert-pretrain-to-detectr
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from convert.families.base import (
     FAMILIES,
@@ -23,7 +22,7 @@ from convert.families.base import (
     Hints,
     Option,
     Scheme,
-    shape_of,
+    later,
 )
 from convert.families.resnet_architecture import (
     NUM_BLOCKS,
@@ -31,11 +30,11 @@ from convert.families.resnet_architecture import (
     ResNetArchitecture,
     is_bottleneck,
 )
-from moco.common.errors import DataError, UserError, shown
+from moco.common.errors import DataError, UserError
 from moco.modeling.soundness import check_arch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 # torchvision -> Detectron2. A name is <stem module>.<tensor> or <stage>.<block>.<module>.<tensor>.
 STEM_MODULES = {"conv1": "stem.conv1", "bn1": "stem.conv1.norm"}
@@ -137,6 +136,7 @@ OPTIONS = (
         {stem: stem for stem in STEMS},
         "stem of the network where tensors cannot tell: a 3x3 stem is taken for cifar "
         "(stride 1) unless the checkpoint or this option says stride2",
+        fixed=True,
     ),
 )
 
@@ -161,8 +161,6 @@ LOOKALIKES = (
         "encoder.stages.0.layers.0.layer.0.convolution.weight",
     ),
 )
-
-_MAX_NAME = 200  # of a tensor's name that is shown
 
 
 def to_detectron2(key: str) -> str | None:
@@ -283,26 +281,19 @@ SCHEMES = {
 }
 
 
-def recognize(
-    state: Mapping[str, Tensor],
-    hints: Hints,
-    where: str,
-    named: Callable[[str], str],
-    notes: list[str],
-    warnings: list[str],
-) -> ResNetArchitecture:
+def recognize(state: Mapping[str, Tensor], hints: Hints) -> ResNetArchitecture:
     """Recognize a ResNet by its shapes, see `convert.families.base.Family`."""
 
-    def shape(key: str, count: int = 4) -> tuple[int, ...]:
-        kind = "not a ResNet, or not the whole of it"
-        return shape_of(state, key, count, f"{where}: {shown(named(key), _MAX_NAME)}", kind)
+    def shape(key: str) -> tuple[int, ...]:
+        return hints.shape(state, key, 4, "not a ResNet, or not the whole of it")
 
+    where = hints.where
     blocks = tuple(
         len({key.split(".")[1] for key in state if key.startswith(f"{stage}.")}) for stage in STAGES
     )
     missing = [stage for stage, count in zip(STAGES, blocks, strict=True) if not count]
     if missing:
-        texts = [shown(named(f"{stage}.0.conv1.weight"), _MAX_NAME) for stage in missing]
+        texts = [hints.name(f"{stage}.0.conv1.weight") for stage in missing]
         raise DataError(
             f"{where}: {', '.join(missing)} is missing; not the whole of a ResNet (no "
             f"{', '.join(texts)})"
@@ -315,7 +306,7 @@ def recognize(
             f"{where}: {list(blocks)} {kind} blocks, not one of ResNet-{sorted(NUM_BLOCKS)}"
         )
     stem_channels, image_channels, kernel_size, _ = shape("conv1.weight")
-    first = shown(named("conv1.weight"), _MAX_NAME)
+    first = hints.name("conv1.weight")
     if image_channels != 3:
         raise DataError(f"{where}: {first} takes {image_channels} channels, expected 3 (RGB)")
     # Detectron2's default: basic blocks have no groups.
@@ -330,18 +321,18 @@ def recognize(
         "num_groups": groups,
         "width_per_group": width,
     }
-    check_arch(hints.arch, channels, where, notes, warnings)
+    check_arch(hints.arch, channels, where, hints.notes, hints.warnings)
     width_said = hints.says.get("width")
     if width_said is not None and 64 * width_said != stem_channels:
         raise DataError(
             f"{where}: says width {width_said!r}, but {first} has {stem_channels} channels "
             "instead of 64 x width"
         )
-    stem = _stem(kernel_size, hints, where, warnings)
+    stem = _stem(kernel_size, hints)
     if kernel_size == 3 and "no_3x3_stem" in hints.says:
         raise DataError(f"{where}: a CIFAR network; {hints.says['no_3x3_stem']}")
     if kernel_size == 3 and hints.assumed_pixels:
-        warnings.append(
+        hints.warnings.append(
             f"a network with a 3x3 stem is seldom trained on {hints.assumed_pixels}'s usual "
             "pixels, which are assumed: else give --mean, --std"
         )
@@ -351,7 +342,8 @@ def recognize(
     return ResNetArchitecture(stride_in_1x1=stride_in_1x1, stem=stem, **channels)
 
 
-def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> str:
+def _stem(kernel_size: int, hints: Hints) -> str:
+    where = hints.where
     possible = [name for name, (size, _, _) in STEMS.items() if size == kernel_size]
     size = f"conv1.weight is {kernel_size}x{kernel_size}"
     if not possible:
@@ -364,38 +356,17 @@ def _stem(kernel_size: int, hints: Hints, where: str, warnings: list[str]) -> st
     if asked is not None and asked not in possible:
         raise UserError(f"--stem {asked}: {where} can only have {' or '.join(possible)}")
     if asked is None and len(possible) > 1:
-        warnings.append(
+        hints.warnings.append(
             f"the stem is 3x3 and its stride is not in the file: assumed {possible[0]!r} (stride "
             f"1); if it is 3x3 with stride 2, convert again with --stem {possible[1]}"
         )
     return asked or possible[0]
 
 
-def with_options(
-    architecture: ResNetArchitecture, asked: Mapping[str, Any], where: str
-) -> ResNetArchitecture:
-    """A converted network under the command line's options; raises UserError for another stem."""
-    stem = asked.get("stem", architecture.stem)
-    if stem != architecture.stem:
-        raise UserError(f"--stem {stem}: {where} was converted with stem {architecture.stem}")
-    return dataclasses.replace(architecture, **asked)
-
-
 @FAMILIES.register()
 @functools.cache
 def resnet() -> Family:
     """ResNet-10, 18, 34, 50, 101, 152 of any width, and ResNeXts."""
-
-    def build(architecture: ResNetArchitecture) -> nn.Module:
-        from convert.families.resnet_network import ResNet
-
-        return ResNet(**dataclasses.asdict(architecture))
-
-    def reference(architecture: ResNetArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.resnet_network import torchvision_resnet
-
-        return torchvision_resnet(architecture), {"maxpool": "stem", **STAGES}
-
     return Family(
         name="resnet",
         networks="ResNets and ResNeXts (10, 18, 34, 50, 101, 152 layers, of any width)",
@@ -406,9 +377,9 @@ def resnet() -> Family:
         to_detectron2=to_detectron2,
         from_detectron2=from_detectron2,
         recognize=recognize,
-        with_options=with_options,
-        build=build,
-        reference=reference,
+        build=later("convert.families.resnet_network:build"),
+        reference=later("convert.families.resnet_network:torchvision_resnet"),
+        features={"maxpool": "stem", **STAGES},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from convert.families.base import Architecture
 from moco.common.errors import UserError, shown
 
 # Blocks in res2..res5. 10 is this project's small network (one basic block per stage); the others
@@ -31,7 +32,7 @@ def is_bottleneck(depth: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetArchitecture:
+class ResNetArchitecture(Architecture):
     """A ResNet, as Detectron2's MODEL.RESNETS describes it; raises UserError out of its range."""
 
     stride_in_1x1: bool  # False: a bottleneck's stride is in its 3x3 (torchvision)
@@ -43,18 +44,11 @@ class ResNetArchitecture:
     width_per_group: int  # channels per group of res2's 3x3; 64 where there are no bottlenecks
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("depth", tuple(NUM_BLOCKS)),
-            ("stem", tuple(STEMS)),
-            ("stride_in_1x1", (False, True)),
-        ):
+        super().__post_init__()
+        for name, choices in (("depth", tuple(NUM_BLOCKS)), ("stem", tuple(STEMS))):
             value = getattr(self, name)
-            if not any(type(value) is type(c) and value == c for c in choices):
+            if value not in choices:
                 raise UserError(f"{name}: got {shown(value)}, expected one of {list(choices)}")
-        for name in ("stem_out_channels", "res2_out_channels", "num_groups", "width_per_group"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 2**16:
-                raise UserError(f"{name}: got {shown(value)}, expected a whole number, 1..65536")
         if not is_bottleneck(self.depth) and self.num_groups != 1:
             raise UserError(
                 f"num_groups: got {self.num_groups}, but ResNet-{self.depth} has basic blocks, "
@@ -91,9 +85,6 @@ class ResNetArchitecture:
             "own would load these tensors and compute something else"
         )
 
-    def in_detectron2(self) -> str:
-        return ""
-
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         folder, depth = "configs/voc/faster_rcnn", "MODEL.RESNETS.DEPTH"
         if is_bottleneck(self.depth):
@@ -101,6 +92,3 @@ class ResNetArchitecture:
         channels = {"MODEL.RESNETS.RES2_OUT_CHANNELS": 64}
         data = "DATASETS.VOC_DIR path/to/voc "
         return f"{folder}_R_18_C4_small.yaml", {depth: 18, **channels}, data
-
-    def classification_stem(self) -> str:
-        return "" if self.stem == "imagenet" else self.stem

@@ -10,6 +10,7 @@ Shapes: N images, C channels, H W pixels. `stride` of a feature map: input pixel
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -302,6 +303,11 @@ class ResNet(nn.Module):
             if name in self.out_features:
                 outputs[name] = x
         return outputs
+
+
+def build(architecture: ResNetArchitecture) -> ResNet:
+    """The backbone of an input contract, with all features."""
+    return ResNet(**dataclasses.asdict(architecture))
 
 
 def torchvision_resnet(architecture: ResNetArchitecture) -> tv.ResNet:

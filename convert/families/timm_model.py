@@ -13,18 +13,19 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from convert.families.base import FAMILIES, Family, check_layer_norms
+from convert.families.base import FAMILIES, Architecture, Family, check_layer_norms, later
+from convert.families.convnext_architecture import FEATURES
 from moco.common.errors import UserError, shown
 from moco.modeling import soundness
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _NAME = re.compile(r"[a-z0-9_]{1,100}", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
-class TimmArchitecture:
+class TimmArchitecture(Architecture):
     """A network of timm by its name without a tag, e.g. "regnety_004"; raises UserError."""
 
     name: str
@@ -48,18 +49,12 @@ class TimmArchitecture:
     def task_key(self) -> tuple[str, str]:
         return "MODEL.TIMM.NAME", "timm {}"
 
-    def in_torchvision(self) -> str:
-        return f"a {self} has timm's names"
-
     def in_detectron2(self) -> str:
         return "Detectron2 has no networks of timm's"
 
     def example_task(self) -> tuple[str, dict[str, Any], str]:
         keys = {"MODEL.TIMM.NAME": "regnety_002"}
         return "configs/voc/faster_rcnn_timm_small.yaml", keys, "DATASETS.VOC_DIR path/to/voc "
-
-    def classification_stem(self) -> str:
-        return ""
 
 
 def check_trained(
@@ -76,17 +71,8 @@ def check_trained(
 @functools.cache
 def timm() -> Family:
     """timm's networks, by their names."""
-
-    def build(architecture: TimmArchitecture) -> nn.Module:
-        from convert.families.timm_network import TimmFeatures
-
-        return TimmFeatures(architecture.name)
-
-    def reference(architecture: TimmArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.timm_network import FEATURES, LoadedByTimm
-
-        return LoadedByTimm(architecture.name), {name: name for name in FEATURES}
-
+    features = later("convert.families.timm_network:TimmFeatures")
+    loaded_by_timm = later("convert.families.timm_network:LoadedByTimm")
     return Family(
         name="timm",
         networks="with --timm-model any network of timm with maps of strides 4 to 32",
@@ -97,8 +83,8 @@ def timm() -> Family:
         to_detectron2=str,
         from_detectron2=str,
         recognize=lambda *_: None,  # never asked: there are no schemes
-        with_options=lambda architecture, asked, where: architecture,
-        build=build,
-        reference=reference,
+        build=lambda architecture: features(architecture.name),
+        reference=lambda architecture: loaded_by_timm(architecture.name),
+        features={name: name for name in FEATURES},
         check_trained=check_trained,
     )

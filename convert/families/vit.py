@@ -10,18 +10,17 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from convert.families.base import (
     FAMILIES,
-    Adapted,
     Family,
     Hints,
     Option,
     check_layer_norms,
     first_rule,
-    shape_of,
+    later,
 )
 from convert.families.vit_architecture import FEATURE, PATCH_RULES, ViTArchitecture
 from convert.families.vit_names import (
@@ -35,7 +34,7 @@ from convert.families.vit_names import (
 from moco.common.errors import DataError, UserError, shown
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 LAYER_NORM_EPS = 1e-6  # of every project but transformers; it is in no file
 
@@ -57,6 +56,7 @@ OPTIONS = (
         None,
         "attention heads of a vision transformer, which no tensor tells: ViT-B has 12, ViT-L 16; "
         "ViT-S 6, but MoCo v3's 12 (default: the source's)",
+        fixed=True,
     ),
     Option(
         "patch_size",
@@ -118,45 +118,34 @@ LOOKALIKES = (
 )
 
 
-def recognize(
-    state: Mapping[str, Tensor],
-    hints: Hints,
-    where: str,
-    named: Callable[[str], str],
-    notes: list[str],
-    warnings: list[str],
-) -> ViTArchitecture:
+def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
     """Recognize a vision transformer by its shapes, see `convert.families.base.Family`."""
-
-    def shape(key: str, count: int) -> tuple[int, ...]:
-        kind = "not a plain vision transformer"
-        return shape_of(state, key, count, f"{where}: {shown(named(key), 200)}", kind)
-
-    width, channels, patch, patch_width = shape("patch_embed.proj.weight", 4)
+    where, kind = hints.where, "not a plain vision transformer"
+    width, channels, patch, patch_width = hints.shape(state, "patch_embed.proj.weight", 4, kind)
     if (channels, patch) != (3, patch_width):
         raise DataError(
-            f"{where}: {shown(named('patch_embed.proj.weight'), 200)} has shape "
+            f"{where}: {hints.name('patch_embed.proj.weight')} has shape "
             f"{[width, channels, patch, patch_width]}, expected square patches of RGB"
         )
     blocks = {int(key.split(".")[1]) for key in state if key.startswith("blocks.")}
     if blocks != set(range(len(blocks))):
         missing = min(set(range(max(blocks))) - blocks)
-        raise DataError(f"{where}: {shown(named(f'blocks.{missing}.'), 200)} is missing")
+        raise DataError(f"{where}: {hints.name(f'blocks.{missing}.')} is missing")
     if "pos_embed" not in state:
         raise DataError(
-            f"{where}: {shown(named('pos_embed'), 200)} is missing; positions that are relative "
+            f"{where}: {hints.name('pos_embed')} is missing; positions that are relative "
             "(BEiT) or rotary (DINOv3) have no place in a detector here"
         )
-    _, positions, _ = shape("pos_embed", 3)
+    _, positions, _ = hints.shape(state, "pos_embed", 3, kind)
     grid = math.isqrt(positions)
     class_position = grid * grid != positions
     if class_position and grid * grid != positions - 1:
         raise DataError(
-            f"{where}: {shown(named('pos_embed'), 200)} has {positions} positions, expected a "
+            f"{where}: {hints.name('pos_embed')} has {positions} positions, expected a "
             "square, or one more for the class token"
         )
     if hints.assumed_pixels == "timm":
-        warnings.append(
+        hints.warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's mean and std are "
             "assumed, and vision transformers of timm often have 127.5 for both: then give --mean "
             "127.5 127.5 127.5 --std 127.5 127.5 127.5"
@@ -174,7 +163,7 @@ def recognize(
             "networks here have gelu"
         )
     if "usual_eps" in said and "layer_norm_eps" not in said:
-        notes.append(
+        hints.notes.append(
             f"no config.json is beside the file: LayerNorm eps {said['usual_eps']:g} is assumed, "
             "as transformers has it where a configuration does not say"
         )
@@ -182,8 +171,8 @@ def recognize(
     return ViTArchitecture(
         embed_dim=width,
         depth=len(blocks),
-        num_heads=_num_heads(width, hints, where),
-        mlp_dim=shape("blocks.0.mlp.fc1.weight", 2)[0],
+        num_heads=_num_heads(width, hints),
+        mlp_dim=hints.shape(state, "blocks.0.mlp.fc1.weight", 2, kind)[0],
         patch_size=patch,
         image_size=grid * patch,
         qkv_bias="blocks.0.attn.qkv.bias" in state,
@@ -196,8 +185,9 @@ def recognize(
     )
 
 
-def _num_heads(width: int, hints: Hints, where: str) -> int:
+def _num_heads(width: int, hints: Hints) -> int:
     """What the option says, else the layout, else the file's name of the network."""
+    where = hints.where
     if "num_heads" in hints.asked:
         heads: int = hints.asked["num_heads"]
         if heads < 1 or width % heads:
@@ -215,50 +205,10 @@ def _num_heads(width: int, hints: Hints, where: str) -> int:
     )
 
 
-def with_options(
-    architecture: ViTArchitecture, asked: Mapping[str, Any], where: str
-) -> ViTArchitecture:
-    """The architecture itself; raises UserError for other heads than it was converted with."""
-    heads = asked.get("num_heads", architecture.num_heads)
-    if heads != architecture.num_heads:
-        raise UserError(
-            f"--num-heads {heads}: {where} was converted with {architecture.num_heads} heads"
-        )
-    return architecture
-
-
 @FAMILIES.register()
 @functools.cache
 def vit() -> Family:
     """Plain vision transformers of any size."""
-
-    def build(architecture: ViTArchitecture) -> nn.Module:
-        from convert.families.vit_network import ViT
-
-        return ViT(architecture)
-
-    def reference(architecture: ViTArchitecture) -> tuple[nn.Module, Mapping[str, str]]:
-        from convert.families.vit_network import reference
-
-        return reference(architecture), {"norm": FEATURE}
-
-    def effect(
-        architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
-    ) -> str:
-        from convert.families.vit_network import effect_of_tokens
-
-        return effect_of_tokens(architecture, state, dropped)
-
-    def adapt(
-        architecture: ViTArchitecture,
-        state: dict[str, Tensor],
-        asked: Mapping[str, Any],
-        where: str,
-    ) -> Adapted:
-        from convert.families.vit_changes import adapt
-
-        return adapt(architecture, state, asked, where)
-
     return Family(
         name="vit",
         networks="plain vision transformers",
@@ -269,15 +219,15 @@ def vit() -> Family:
         to_detectron2=known,
         from_detectron2=known,
         recognize=recognize,
-        with_options=with_options,
-        build=build,
-        reference=reference,
+        build=later("convert.families.vit_network:ViT"),
+        reference=later("convert.families.vit_network:reference"),
+        features={"norm": FEATURE},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
         obstacles=OBSTACLES,
         check_trained=functools.partial(check_layer_norms, pattern=r"norm[12]\.weight$"),
         image_size=lambda architecture: (architecture.image_size, architecture.image_size),
         tokens=(CLASS_TOKEN, REGISTERS),
-        effect=effect,
-        adapt=adapt,
+        effect=later("convert.families.vit_network:effect_of_tokens"),
+        adapt=later("convert.families.vit_changes:adapt"),
     )

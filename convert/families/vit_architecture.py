@@ -6,13 +6,12 @@ import dataclasses
 import importlib.util
 from typing import Any
 
-from moco.common.errors import UserError, shown
+from convert.families.base import Architecture
+from moco.common.errors import UserError
 
 FEATURE = "last_feat"  # Detectron2's name
 # How patches are resized, the default first; see convert/families/vit_changes.py.
 PATCH_RULES = ("pseudo-inverse", "bicubic")
-
-
 # Fields of the architecture -> their keys below MODEL.VIT. The other fields are about the source.
 KEYS = {
     "embed_dim": "EMBED_DIM",
@@ -29,7 +28,7 @@ KEYS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class ViTArchitecture:
+class ViTArchitecture(Architecture):
     """A plain vision transformer; raises UserError out of its range.
 
     Attributes:
@@ -57,17 +56,7 @@ class ViTArchitecture:
     final_norm: bool = False
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "registers" else 1
-            if field.type == "int" and not (type(value) is int and least <= value <= 2**16):
-                raise UserError(
-                    f"{field.name}: got {shown(value)}, expected a whole number, {least}..65536"
-                )
-            if field.type == "bool" and type(value) is not bool:
-                raise UserError(f"{field.name}: got {shown(value)}, expected true or false")
-        if type(self.layer_norm_eps) is not float or not 0 < self.layer_norm_eps < 1:
-            raise UserError(f"layer_norm_eps: got {shown(self.layer_norm_eps)}, expected 0..1")
+        super().__post_init__()
         for name, whole in (("num_heads", "embed_dim"), ("patch_size", "image_size")):
             if getattr(self, whole) % getattr(self, name):
                 raise UserError(
@@ -102,9 +91,6 @@ class ViTArchitecture:
     def task_key(self) -> tuple[str, str]:
         return "MODEL.VIT.EMBED_DIM", "ViT of width {}"
 
-    def in_torchvision(self) -> str:
-        return f"torchvision has other names for the tensors of a {self}"
-
     def in_detectron2(self) -> str:
         if importlib.util.find_spec("timm") is None:
             return "timm, which Detectron2's own ViT imports, is not installed"
@@ -115,6 +101,3 @@ class ViTArchitecture:
         keys = {f"MODEL.VIT.{name}": value for name, value in keys.items()}
         data = "DATASETS.VOC_DIR path/to/voc "
         return "configs/voc/faster_rcnn_ViT_Ti_small.yaml", keys, data
-
-    def classification_stem(self) -> str:
-        return ""

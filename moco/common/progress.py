@@ -7,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 LINE_EVERY_SECONDS = 30.0
 
@@ -43,15 +42,10 @@ class Bar:
         self._last, self._shown = time.monotonic(), state
         print(text(), file=sys.stderr, flush=True)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -79,9 +73,6 @@ class Progress(Bar):
         self._done = self._initial = self._shown = initial
         self._postfix: dict[str, Any] = {}
         self._start = time.monotonic()
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def update(self, n: int = 1, **postfix: Any) -> None:
         """Count `n` more items; `postfix` are values to show beside the count."""

@@ -17,7 +17,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -103,12 +102,7 @@ class RunFolder:
             for earlier in self.path.glob(name):
                 earlier.unlink()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._lock.release()
 
     def log(self, values: Mapping[str, Any]) -> None:

@@ -28,7 +28,6 @@ ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION, HUE)))
 # Columns of a view's color parameters. ORDER is an index into ORDERS, -1 for no jitter; the next
 # four are indexed by BRIGHTNESS..HUE; GRAY and SOLARIZE are 0 or 1; SIGMA_PX is 0 for no blur.
 ORDER, FACTORS, GRAY, SIGMA_PX, SOLARIZE, NUM_PARAMS = 0, 1, 5, 6, 7, 8
-CHUNK_VALUES = 3 * 224 * 224  # pixel values that are worked on at a time on a CPU
 
 
 @dataclass(frozen=True)
@@ -192,21 +191,13 @@ def apply_colors(
             for _ in (pool.map if torch.get_num_threads() > 1 else map)(*work):
                 pass
         return out
-    blurred = [view[SIGMA_PX] > 0 for view in views]
-    solarized = [bool(view[SOLARIZE]) for view in views]
     sigma_px = params[:, SIGMA_PX].view(-1, 1, 1, 1)
     factor_columns = params[:, FACTORS:GRAY].T.reshape(GRAY - FACTORS, -1, 1, 1, 1).to(out.device)
-    normalization = [torch.tensor(values, device=out.device) for values in (mean, std)]
-    # On a CPU all operations are done to one image before the next one, while it is in the cache.
-    chunk = len(pixels) if pixels.is_cuda else max(1, CHUNK_VALUES // pixels[0].numel())
-    for start in range(0, len(pixels), chunk):
-        part = slice(start, start + chunk)
-        x = out[part].copy_(pixels[part]).div_(255)
-        _jitter(x, sequences[part], factor_columns[:, part])
-        _apply(gaussian_blur, x, [n for n, yes in enumerate(blurred[part]) if yes], sigma_px[part])
-        _apply(solarize, x, [n for n, yes in enumerate(solarized[part]) if yes])
-        normalize(x, *normalization)
-    return out
+    x = out.copy_(pixels).div_(255)
+    _jitter(x, sequences, factor_columns)
+    _apply(gaussian_blur, x, [n for n, view in enumerate(views) if view[SIGMA_PX] > 0], sigma_px)
+    _apply(solarize, x, [n for n, view in enumerate(views) if view[SOLARIZE]])
+    return normalize(x, mean, std)
 
 
 def _jitter(x: Tensor, sequences: list[tuple[int, ...]], factors: Tensor) -> None:
@@ -308,44 +299,21 @@ def gaussian_blur(x: Tensor, sigma_px: Tensor) -> None:
 
     The kernel reaches three sigmas; beyond the edge pixels are repeated, as in PIL.
     """
+    N, C, H, W = x.shape
     sigmas = sigma_px.flatten().tolist()
-    radius = math.ceil(3 * max(sigmas))
+    R = math.ceil(3 * max(sigmas))
     kernels = []
     for sigma in sigmas:
         half = [
-            math.exp(-0.5 * (i / sigma) ** 2) if i < 3 * sigma + 1 else 0.0
-            for i in range(radius + 1)
+            math.exp(-0.5 * (i / sigma) ** 2) if i < 3 * sigma + 1 else 0.0 for i in range(R + 1)
         ]
         total = 2 * sum(half) - half[0]
-        kernels.append([weight / total for weight in half])
-    half_kernels = torch.tensor(kernels, device=x.device).view(len(x), 1, 1, -1)
-    if x.is_cuda:
-        x.copy_(_convolve_on_gpu(x, half_kernels))
-    else:
-        _convolve_on_cpu(x, half_kernels)
-
-
-def _convolve_on_gpu(x: Tensor, half: Tensor) -> Tensor:
-    """Images (N, C, H, W) convolved with kernels of which `half` (N, 1, 1, R + 1) is half."""
-    N, C, H, W = x.shape
-    R = half.shape[-1] - 1
-    kernels = torch.cat([half.flip(-1)[..., :-1], half], dim=-1).repeat_interleave(C, dim=0)
+        kernels.append([weight / total for weight in [*half[:0:-1], *half]])
+    kernel = torch.tensor(kernels, device=x.device).view(N, 1, 1, -1).repeat_interleave(C, dim=0)
     padded = F.pad(x, (R, R, 0, 0), mode="replicate").view(1, N * C, H, -1)
-    x = F.conv2d(padded, kernels, groups=N * C).view(N, C, H, W)
-    padded = F.pad(x, (0, 0, R, R), mode="replicate").view(1, N * C, -1, W)
-    return F.conv2d(padded, kernels.mT, groups=N * C).view(N, C, H, W)
-
-
-def _convolve_on_cpu(x: Tensor, half: Tensor) -> None:
-    """The same, in place, as a sum of shifted images: ten times as fast as the convolution."""
-    R = half.shape[-1] - 1
-    weights = half.split(1, dim=-1)
-    for dim, pad in ((3, (R, R, 0, 0)), (2, (0, 0, R, R))):
-        padded = F.pad(x, pad, mode="replicate")
-        shifted = [padded.narrow(dim, start, x.shape[dim]) for start in range(2 * R + 1)]
-        torch.mul(shifted[R], weights[0], out=x)
-        for i in range(1, R + 1):
-            x.addcmul_(shifted[R - i] + shifted[R + i], weights[i])
+    rows = F.conv2d(padded, kernel, groups=N * C).view(N, C, H, W)
+    padded = F.pad(rows, (0, 0, R, R), mode="replicate").view(1, N * C, -1, W)
+    x.copy_(F.conv2d(padded, kernel.mT, groups=N * C).view(N, C, H, W))
 
 
 def solarize(x: Tensor) -> None:
@@ -353,7 +321,7 @@ def solarize(x: Tensor) -> None:
     torch.minimum(x, 1 - x, out=x)
 
 
-def normalize(x: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> Tensor:
+def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Per-channel `(x - mean) / std` of (N, 3, H, W) in 0..1, in place."""
     shift, scale = (
         torch.as_tensor(values, dtype=x.dtype, device=x.device).view(1, 3, 1, 1)

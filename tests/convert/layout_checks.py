@@ -1,11 +1,22 @@
 """What is expected of what is recognized, whoever wrote the file."""
 
+import functools
+
 from torch import equal, nn
 
 from convert.families import resnet
 from convert.sources import Recognized
+from tests.oracles import layouts_fair, layouts_frameworks
+from tests.oracles.layouts_fair import Made
 
 IMAGENET = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+MAKERS = {**layouts_fair.LAYOUTS, **layouts_frameworks.LAYOUTS}
+
+
+@functools.cache
+def made(name: str) -> Made:
+    """A generated file of a layout; not to be changed."""
+    return MAKERS[name]()
 
 
 def assert_is(found: Recognized, network: nn.Module, tensors: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,39 +10,15 @@ from torch import Tensor, nn
 from torchvision.models import resnet as tv
 
 from convert.families.resnet_network import FEATURES, ResNet, make_stage
+from tests.oracles.checkpoints import official_names
+from tests.oracles.resnets import make_resnet, randomize
 
 TV_STAGE = {"layer1": "res2", "layer2": "res3", "layer3": "res4", "layer4": "res5"}
 
 
-def torchvision_names(model: ResNet) -> dict[str, str]:
-    """Detectron2 name -> torchvision name, spelled here a second time on purpose."""
-    names = {}
-    for key in model.state_dict():
-        parts = key.removeprefix("stem.").split(".")
-        if parts[0].startswith("res"):
-            parts[0] = f"layer{int(parts[0][3]) - 1}"
-        for i, part in enumerate(parts):
-            if part == "norm":
-                if parts[i - 1] == "shortcut":
-                    parts[i - 1 : i + 1] = ["downsample", "1"]
-                else:
-                    parts[i - 1 : i + 1] = ["bn" + parts[i - 1][-1]]
-                break
-            if part == "shortcut" and parts[i + 1] != "norm":
-                parts[i : i + 1] = ["downsample", "0"]
-                break
-        names[key] = ".".join(parts)
-    return names
-
-
-def randomize(model: nn.Module, seed: int) -> None:
-    """Random BN statistics too: at (0, 1) a swapped mean and bias would not be seen."""
-    generator = torch.Generator().manual_seed(seed)
-    for key, value in model.state_dict().items():
-        if value.is_floating_point() and value.dim() == 1:
-            value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
-            if "mean" in key or "bias" in key:
-                value.sub_(1.0)
+def renamed(source: nn.Module) -> dict[str, Tensor]:
+    """torchvision's tensors under Detectron2's names, as the official converter has them."""
+    return {official_names(k): v for k, v in source.state_dict().items() if not k.startswith("fc.")}
 
 
 def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -73,14 +48,11 @@ def torchvision_features(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     ],
 )
 def test_bitwise_equal_to_torchvision(
-    depth: int, stem: str, base: int, shape: dict[str, int], make_resnet: Callable[..., Any]
+    depth: int, stem: str, base: int, shape: dict[str, int]
 ) -> None:
     source = make_resnet(depth, stem=stem, base=base)
     model = ResNet(depth, stem=stem, **shape).eval()
-    names = torchvision_names(model)
-    state = source.state_dict()
-    assert {n for n in state if not n.startswith("fc.")} == set(names.values())
-    model.load_state_dict({name: state[names[name]] for name in names})
+    model.load_state_dict(renamed(source))
     x = torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     expected = torchvision_features(source, x)
     with torch.no_grad():
@@ -102,9 +74,8 @@ def test_bitwise_equal_to_torchvision(
 def test_groups_and_wide_bottlenecks(factory: Any, shape: dict[str, int]) -> None:
     source = factory(weights=None)
     model = ResNet(50, **shape)
-    names = torchvision_names(model)
     assert {n: v.shape for n, v in model.state_dict().items()} == {
-        n: source.state_dict()[names[n]].shape for n in names
+        n: v.shape for n, v in renamed(source).items()
     }
     assert model.res5[0].conv2.groups == source.layer4[0].conv2.groups
 
@@ -148,7 +119,7 @@ def test_bitwise_equal_to_detectron2(depth: int, stride_in_1x1: bool, dilation: 
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
 
-    randomize(expected, seed=1)
+    randomize(expected)  # at (0, 1) a swapped mean and bias would not be seen
     model.load_state_dict(expected.state_dict())
     x = torch.randn(1, 3, 96, 64, generator=torch.Generator().manual_seed(0))
     shapes = expected.output_shape()

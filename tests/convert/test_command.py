@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,17 +16,15 @@ from convert.inspect_file import inspect_file
 from moco.common.errors import DataError
 from moco.common.files import load_torch, sha256_file
 from moco.engine.checkpoint import checkpoint_name
+from tests.oracles.checkpoints import official, own
+from tests.oracles.resnets import make_resnet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
-Make = Callable[..., dict[str, Any]]
 Save = Callable[..., Path]
 
 
-def test_report(
-    official: Make, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_report(save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     src, dst = save(official()), tmp_path / "out 1.pth"
     assert main([str(src), str(dst)]) == 0
     out = capsys.readouterr().out
@@ -48,9 +45,7 @@ def test_report(
 
 
 @pytest.mark.parametrize(("depth", "base"), [(10, 24), (18, 64), (34, 8), (50, 8)])
-def test_the_next_command_is_complete(
-    depth: int, base: int, make_resnet: Any, save: Save, tmp_path: Path
-) -> None:
+def test_the_next_command_is_complete(depth: int, base: int, save: Save, tmp_path: Path) -> None:
     """As printed, but for the data: a task takes these weights and has a folder to write to."""
     from detection.train_net import main as train
     from tests.oracles.tiny_voc import COLORS, write_voc
@@ -64,9 +59,7 @@ def test_the_next_command_is_complete(
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "stride2"])
-def test_the_next_command_of_torchvisions_names(
-    stem: str, own: Make, save: Save, tmp_path: Path
-) -> None:
+def test_the_next_command_of_torchvisions_names(stem: str, save: Save, tmp_path: Path) -> None:
     from convert.initial_weights import read_initial_weights
     from moco.classification.classify import parse_args
     from moco.classification.config import load_classify_cfg, with_weights
@@ -85,7 +78,7 @@ def test_the_next_command_of_torchvisions_names(
     assert "OUTPUT_DIR" in args.opts
 
 
-def test_a_run_folder_means_its_last_checkpoint(own: Make, save: Save, tmp_path: Path) -> None:
+def test_a_run_folder_means_its_last_checkpoint(save: Save, tmp_path: Path) -> None:
     """The one that `last_checkpoint` names, also where a resumed run has left later ones."""
     for epoch in (0, 2, 10):
         save({**own(), "epoch": epoch}, checkpoint_name(epoch))
@@ -105,7 +98,7 @@ def test_a_run_folder_means_its_last_checkpoint(own: Make, save: Save, tmp_path:
 
 
 @pytest.mark.slow
-def test_run_as_a_script_from_any_folder(official: Make, save: Save, tmp_path: Path) -> None:
+def test_run_as_a_script_from_any_folder(save: Save, tmp_path: Path) -> None:
     src = save(official())
     script = str(ROOT / "convert" / "convert_to_d2.py")
     done = subprocess.run(
@@ -134,7 +127,7 @@ def test_the_flags_are_these() -> None:
     assert flags == set(expected.split())
 
 
-def test_same_input_gives_the_same_file(official: Make, save: Save, tmp_path: Path) -> None:
+def test_same_input_gives_the_same_file(save: Save, tmp_path: Path) -> None:
     src = save(official())
     for suffix in (".pth", ".pkl"):
         (tmp_path / "a").mkdir(exist_ok=True)

@@ -90,7 +90,7 @@ def test_the_keys_are_detectron2s() -> None:
         ("pixel_std", (1.0, 0.0, 1.0), "more than 0"),
         ("pixel_std", (1.0, True, 1.0), "three finite numbers"),
         ("channel_order", "rgb", "'RGB', 'BGR'"),
-        ("stride_in_1x1", 0, "expected one of"),
+        ("stride_in_1x1", 0, "true or false"),
         ("depth", 20, "expected one of"),
         ("stem", "vgg", "expected one of"),
         ("num_groups", 0, "whole number"),

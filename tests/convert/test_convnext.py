@@ -13,6 +13,7 @@ from torchvision.models import convnext as tv
 
 from convert.contract import InputContract
 from convert.convert_to_d2 import convert_file
+from convert.families.base import Hints
 from convert.families.convnext import (
     OFFICIAL_NAMES,
     TIMM,
@@ -204,5 +205,5 @@ def test_its_contract() -> None:
             InputContract.from_dict({**written, "architecture": {**listed, field: value}})
     clip = dataclasses.replace(SMALL, depths=(3, 4, 30, 3))
     shapes = {k: torch.empty(v.shape) for k, v in ConvNeXt(clip).state_dict().items()}
-    found = convnext().recognize(shapes, None, "a.file", str, [], [])  # type: ignore[arg-type]
+    found = convnext().recognize(shapes, Hints())
     assert found == dataclasses.replace(clip, layer_norm_eps=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +19,31 @@ from convert.files import read_file
 from convert.sources import recognize
 from convert.verify import build_backbone, read_converted
 from moco.common.errors import DataError
-from moco.common.files import sha256_file
+from tests.convert.layout_checks import assert_has_pixels, assert_is
+from tests.oracles.checkpoints import caffe2, detectron2_layout, official, official_names, own
+from tests.oracles.resnets import make_resnet
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MSRA_MEAN, MSRA_STD = (103.53, 116.28, 123.675), (1.0, 1.0, 1.0)
-RGB_MEAN, RGB_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
-def assert_backbone(
-    model: dict[str, torch.Tensor], net: nn.Module, names: Any, **skip: Any
-) -> None:
+def assert_backbone(model: dict[str, torch.Tensor], net: nn.Module, folded: bool = False) -> None:
     """The converted tensors are the network's, every one, under the official names."""
     expected = {
-        names(key): value
+        official_names(key): value
         for key, value in net.state_dict().items()
         if not key.startswith("fc.") and "num_batches" not in key
     }
     assert model.keys() == expected.keys()
     for key, value in expected.items():
-        if key.endswith(("running_mean", "running_var")) and skip.get("folded"):
+        if key.endswith(("running_mean", "running_var")) and folded:
             assert bool((model[key] == key.endswith("running_var")).all()), key
-        elif not skip.get("folded") or not key.endswith((".norm.weight", ".norm.bias")):
+        elif not folded or not key.endswith((".norm.weight", ".norm.bias")):
             assert torch.equal(model[key], value), key
 
 
 @pytest.mark.parametrize(("suffix", "wrapped", "protocol"), [(".pth", False, 2), (".pkl", True, 5)])
 def test_msra_with_statistics(
-    suffix: str,
-    wrapped: bool,
-    protocol: int,
-    make_resnet: Any,
-    caffe2: Any,
-    save_pickle: Any,
-    tmp_path: Path,
-    official_names: Any,
+    suffix: str, wrapped: bool, protocol: int, save_pickle: Any, tmp_path: Path
 ) -> None:
     net = make_resnet(50)
     blobs = caffe2(net)
@@ -61,16 +51,13 @@ def test_msra_with_statistics(
     src = save_pickle({**content} if wrapped else blobs, protocol=protocol)
     report = convert_file(src, tmp_path / f"out{suffix}")
     converted = read_converted(tmp_path / f"out{suffix}")
-    assert_backbone(converted.model, net, official_names)
+    assert_backbone(converted.model, net)
     contract = converted.contract
     assert (contract.source, contract.encoder) == ("detectron2/MSRA", "single")
     assert (contract.pixels.mean, contract.pixels.std) == (MSRA_MEAN, MSRA_STD)
     assert (contract.pixels.channel_order, contract.architecture.stride_in_1x1) == ("BGR", True)
-    assert (
-        contract.architecture.depth,
-        contract.architecture.num_groups,
-        contract.architecture.width_per_group,
-    ) == (50, 1, 8)
+    network = contract.architecture
+    assert (network.depth, network.num_groups, network.width_per_group) == (50, 1, 8)
     assert not contract.bn_folded and converted.notes == ()
     assert report.mapped == 265
     record = {"training record": 1} if wrapped else {}  # the author's name
@@ -86,19 +73,15 @@ def test_msra_with_statistics(
     )
 
 
-def test_msra_with_folded_statistics(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
-) -> None:
+def test_msra_with_folded_statistics(save_pickle: Any, tmp_path: Path) -> None:
     net = make_resnet(50)
     report = convert_file(save_pickle(caffe2(net, folded=True)), tmp_path / "out.pth")
     converted = read_converted(tmp_path / "out.pth")
-    assert_backbone(converted.model, net, official_names, folded=True)
+    assert_backbone(converted.model, net, folded=True)
     assert converted.contract.source == "detectron/MSRA (BN folded)"
     assert converted.contract.bn_folded
-    assert (
-        converted.contract.pixels.channel_order,
-        converted.contract.architecture.stride_in_1x1,
-    ) == ("BGR", True)
+    assert converted.contract.pixels.channel_order == "BGR"
+    assert converted.contract.architecture.stride_in_1x1
     assert "BN statistics start at 0 and 1" in converted.notes[0]
     assert report.mapped == 265 - 2 * 53
     assert report.left == {"BN statistics (0 and 1)": 106, "batch counter": 53}
@@ -116,7 +99,7 @@ def test_msra_with_folded_statistics(
 
 
 def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
+    save_pickle: Any, tmp_path: Path
 ) -> None:
     both = {**caffe2(make_resnet(50)), **caffe2(make_resnet(50), folded=True)}
     with pytest.raises(DataError, match=r"53 keys .*'res2_0_branch1_bn_s'"):
@@ -145,9 +128,7 @@ def test_the_statistics_of_a_folded_file_are_not_taken_from_elsewhere(
         (lambda b: b.update(conv1_w=b["conv1_w"].astype("i4")), "int32 where torch.float32"),
     ],
 )
-def test_one_wrong_blob(
-    change: Any, reason: str, make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_one_wrong_blob(change: Any, reason: str, save_pickle: Any, tmp_path: Path) -> None:
     blobs = caffe2(make_resnet(50))
     change(blobs)
     with pytest.raises(DataError, match=reason) as caught:
@@ -156,9 +137,7 @@ def test_one_wrong_blob(
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_zero_biases_momentum_and_doubles(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path, official_names: Any
-) -> None:
+def test_zero_biases_momentum_and_doubles(save_pickle: Any, tmp_path: Path) -> None:
     net = make_resnet(50)
     blobs = caffe2(net)
     blobs["conv1_b"] = blobs["conv1_b"] * 0
@@ -170,30 +149,14 @@ def test_zero_biases_momentum_and_doubles(
     assert report.warnings == [
         "1 of 265 tensors are torch.float64 in the file, rounded to float32: 'conv1_w'"
     ]
-    assert_backbone(read_converted(tmp_path / "out.pth").model, net, official_names)
+    assert_backbone(read_converted(tmp_path / "out.pth").model, net)
 
 
-def test_msras_convention_is_not_extended_to_a_resnext(
-    caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_msras_convention_is_not_extended_to_a_resnext(save_pickle: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = tv.ResNet(tv.Bottleneck, [3, 4, 6, 3], groups=2, width_per_group=4, num_classes=4).eval()
     with pytest.raises(DataError, match="a ResNeXt in Caffe2's names"):
         convert_file(save_pickle(caffe2(net)), tmp_path / "out.pth")
-
-
-def test_the_place_of_the_stride_is_proved(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
-    path = save_pickle(caffe2(make_resnet(50)))
-    found = recognize(read_file(path), "x")
-    assert found.contract.architecture.stride_in_1x1
-    converted = convert_in_memory(path)
-    in_3x3 = dataclasses.replace(found.contract.architecture, stride_in_1x1=False)
-    wrong = dataclasses.replace(
-        converted, contract=dataclasses.replace(converted.contract, architecture=in_3x3)
-    )
-    verify.check_features(found.state, found.contract.architecture, converted, "x")
-    with pytest.raises(DataError, match="verification failed at res3"):
-        verify.check_features(found.state, found.contract.architecture, wrong, "x")
 
 
 @pytest.mark.detectron2
@@ -215,55 +178,31 @@ def test_msra_names_are_detectron2s_own(folded: bool, detectron2: Any) -> None:
 @pytest.mark.parametrize(
     ("author", "head", "source"),
     [
-        ("torchvision", "linear", "detectron2/torchvision"),
-        ("MOCO", "linear", "facebookresearch/moco (converted)"),
-        ("MOCO", "mlp", "facebookresearch/moco (converted)"),
-        ("MOCO", None, "facebookresearch/moco (converted)"),
+        ("torchvision", "linear head", "detectron2/torchvision"),
+        ("MOCO", "linear head", "facebookresearch/moco (converted)"),
+        ("MOCO", "MLP head", "facebookresearch/moco (converted)"),
+        ("MOCO", "no fc", "facebookresearch/moco (converted)"),
+        ("OpenSelfSup", "linear head", "OpenSelfSup / DenseCL (converted)"),
+        ("MMSelfSup", "linear head", "MMSelfSup (converted)"),
+        ("Yonglong", "linear head", "HobbitLong/PyContrast (converted)"),
+        ("solo-learn", "linear head", "vturrisi/solo-learn (converted)"),
     ],
 )
-def test_detectron2s_layout_of_known_authors(
-    author: str,
-    head: str | None,
-    source: str,
-    make_resnet: Any,
-    detectron2_layout: Any,
-    save_pickle: Any,
-    tmp_path: Path,
-    official_names: Any,
-) -> None:
-    net = make_resnet(50)
-    if head == "mlp":
-        net.fc = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), net.fc)
-    elif head is None:
+def test_detectron2s_layout_of_known_authors(author: str, head: str, source: str) -> None:
+    net = make_resnet()
+    if head == "MLP head":
+        net.fc = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), net.fc)
+    elif head == "no fc":
         net.fc = nn.Identity()
-    content = detectron2_layout(net, author)
-    report = convert_file(save_pickle(content, protocol=4), tmp_path / "out.pth")
-    converted = read_converted(tmp_path / "out.pth")
-    state = nn.Module.state_dict(net)
-    backbone = {k: v for k, v in state.items() if not k.startswith("fc")}
-    assert len(converted.model) == 265
-    for key, value in converted.model.items():
-        assert torch.equal(value, backbone[resnet.from_detectron2(key) or ""])
-        assert key == official_names(resnet.from_detectron2(key) or "")
-    contract = converted.contract
-    assert (
-        contract.source,
-        contract.pixels.channel_order,
-        contract.architecture.stride_in_1x1,
-    ) == (
-        source,
-        "RGB",
-        False,
-    )
-    assert (contract.pixels.mean, contract.pixels.std) == (RGB_MEAN, RGB_STD)
-    assert report.head == {"linear": "linear head", "mlp": "MLP head", None: "no fc"}[head]
-    assert report.dropped.get("head", 0) == {"linear": 2, "mlp": 4, None: 0}[head]
-    assert report.dropped["batch counter"] == 53
+    found = recognize(detectron2_layout(net, author), "a.file")
+    assert (found.contract.source, found.contract.encoder, found.head) == (source, "single", head)
+    assert found.dropped.get("head", 0) == len(list(net.fc.parameters()))
+    assert found.dropped["batch counter"] == 20
+    assert_is(found, net, 100)
+    assert_has_pixels(found)
 
 
-def test_detectron2s_layout_is_read_strictly(
-    make_resnet: Any, detectron2_layout: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_detectron2s_layout_is_read_strictly(save_pickle: Any, tmp_path: Path) -> None:
     content = detectron2_layout(make_resnet(50))
     del content["model"]["res3.0.shortcut.norm.running_mean"]
     with pytest.raises(DataError, match=r"missing: 'res3\.0\.shortcut\.norm\.running_mean'"):
@@ -276,15 +215,7 @@ def test_detectron2s_layout_is_read_strictly(
 
 @pytest.mark.parametrize("kind", ["torchvision", "official", "own", "msra", "layout"])
 def test_in_memory_is_what_a_file_would_hold(
-    kind: str,
-    make_resnet: Any,
-    official: Any,
-    own: Any,
-    caffe2: Any,
-    detectron2_layout: Any,
-    save: Any,
-    save_pickle: Any,
-    tmp_path: Path,
+    kind: str, save: Any, save_pickle: Any, tmp_path: Path
 ) -> None:
     src = {
         "torchvision": lambda: save(make_resnet(18).state_dict()),
@@ -307,7 +238,7 @@ def test_in_memory_is_what_a_file_would_hold(
         assert rest == report.notes
 
 
-def test_in_memory_is_verified(official: Any, save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_memory_is_verified(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     src = save(official())
     build = verify.build_backbone
 
@@ -322,7 +253,7 @@ def test_in_memory_is_verified(official: Any, save: Any, monkeypatch: pytest.Mon
 
 
 def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
-    make_resnet: Any, save: Any, monkeypatch: pytest.MonkeyPatch
+    save: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     src = save(make_resnet().state_dict())
     assert not any("IMAGENET1K_V2" in note for note in convert_in_memory(src).notes)
@@ -332,9 +263,7 @@ def test_torchvisions_v2_is_named_by_the_hash_of_its_file(
 
 @pytest.mark.detectron2
 @pytest.mark.parametrize("folded", [False, True])
-def test_detectron2_loads_the_same_tensors(
-    folded: bool, caffe2: Any, save_pickle: Any, detectron2: Any
-) -> None:
+def test_detectron2_loads_the_same_tensors(folded: bool, save_pickle: Any, detectron2: Any) -> None:
     """A full-size R-50 in MSRA's layout: its checkpointer and ours fill a C4 detector alike."""
     from detectron2.checkpoint import DetectionCheckpointer
     from detectron2.config import get_cfg
@@ -368,23 +297,3 @@ def test_detectron2_loads_the_same_tensors(
     for key, value in converted.model.items():
         place = ("roi_heads." if key.startswith("res5") else "backbone.") + key
         assert torch.equal(state[place], value), key
-
-
-def test_payloads_in_these_layouts_do_not_run(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
-    class Payload:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "ran",))
-
-    path = save_pickle({**caffe2(make_resnet(50)), "extra": Payload()})
-    report = convert_file(path, tmp_path / "out.pth")
-    assert any("pathlib.Path" in note for note in report.notes)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_the_source_is_not_touched(make_resnet: Any, caffe2: Any, save_pickle: Any) -> None:
-    path = save_pickle(caffe2(make_resnet(50)))
-    before = sha256_file(path)
-    assert convert_in_memory(path).contract.source_sha256 == before
-    assert sha256_file(path) == before

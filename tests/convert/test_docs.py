@@ -6,7 +6,7 @@ from pathlib import Path
 
 from convert.convert_to_d2 import build_parser
 from convert.families.base import PLAIN, PLAIN_DETECTRON2
-from convert.layouts.table import LAYOUTS
+from convert.layouts import LAYOUTS
 
 PAGE = (
     Path(__file__).resolve().parent.parent.parent / "docs" / "guides" / "converting.md"

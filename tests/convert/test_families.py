@@ -51,9 +51,9 @@ def toy() -> Family:
         to_detectron2=names.get,
         from_detectron2=inverse.get,
         recognize=lambda state, *rest: ToyArchitecture(len(state["patch.weight"])),
-        with_options=lambda architecture, *rest: architecture,
         build=lambda architecture: torch.nn.Identity(),
-        reference=lambda architecture: (torch.nn.Identity(), {}),
+        reference=lambda architecture: torch.nn.Identity(),
+        features={},
         options=(OPTION,),
         lookalikes=(("a brick", "studs.weight", "walls.weight"),),
     )

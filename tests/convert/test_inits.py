@@ -16,6 +16,8 @@ from convert.convert_to_d2 import convert_in_memory
 from convert.weights import fetchable
 from moco.common.errors import UserError
 from moco.common.pretrained import find_remote
+from tests.oracles.checkpoints import caffe2, detectron2_layout, official
+from tests.oracles.resnets import make_resnet
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,13 +28,7 @@ def _inits() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list(_inits()))
 def test_the_described_inits_have_the_contract_that_convert_finds(
-    name: str,
-    make_resnet: Any,
-    official: Any,
-    caffe2: Any,
-    detectron2_layout: Any,
-    save: Any,
-    save_pickle: Any,
+    name: str, save: Any, save_pickle: Any
 ) -> None:
     init = _inits()[name]
     required = {"weights", "source", "contract", "paper", "cite", "notes"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +12,13 @@ from convert.convert_to_d2 import convert_file, main
 from convert.inspect_file import inspect_file
 from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_file
+from tests.oracles.checkpoints import official
 
 Save = Callable[..., Path]
 
 
 def test_a_checkpoint_with_two_encoders(
-    official: Any, save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    save: Save, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     src = save(official())
     before = set(tmp_path.rglob("*"))
@@ -51,7 +51,7 @@ def test_a_checkpoint_with_two_encoders(
     assert count == 176_712
 
 
-def test_only_a_key_encoder(official: Any, save: Save) -> None:
+def test_only_a_key_encoder(save: Save) -> None:
     checkpoint = official()
     for key in [key for key in checkpoint["state_dict"] if "encoder_q" in key]:
         del checkpoint["state_dict"][key]
@@ -60,7 +60,7 @@ def test_only_a_key_encoder(official: Any, save: Save) -> None:
     assert out.splitlines()[-1].endswith("weights.pth --encoder key")
 
 
-def test_a_converted_file(official: Any, save: Save, tmp_path: Path) -> None:
+def test_a_converted_file(save: Save, tmp_path: Path) -> None:
     src = save(official())
     for suffix in (".pth", ".pkl", ".safetensors"):
         dst = tmp_path / f"out{suffix}"
@@ -71,9 +71,7 @@ def test_a_converted_file(official: Any, save: Save, tmp_path: Path) -> None:
         assert f"MODEL.WEIGHTS {dst}" in out.splitlines()[-1]
 
 
-def test_a_file_that_cannot_be_converted_is_described_with_the_reason(
-    official: Any, save: Save
-) -> None:
+def test_a_file_that_cannot_be_converted_is_described_with_the_reason(save: Save) -> None:
     broken = official()
     broken["state_dict"]["module.encoder_q.bn1.bias"][0] = torch.nan
     out = inspect_file(save(broken))
@@ -86,7 +84,7 @@ def test_a_file_that_cannot_be_converted_is_described_with_the_reason(
     assert "a list, not a dict" in inspect_file(save([1, 2]))
 
 
-def test_words_of_the_command_line(official: Any, save: Save, tmp_path: Path) -> None:
+def test_words_of_the_command_line(save: Save, tmp_path: Path) -> None:
     src = str(save(official()))
     with pytest.raises(UserError, match="--inspect"):
         main(["--inspect", src, src])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +11,7 @@ from torchvision.models import resnet as tv
 from convert.families import resnet
 from convert.families.base import LEFT_AT_INIT, first_rule
 from convert.families.resnet_network import ResNet, is_bottleneck
+from tests.oracles.checkpoints import official_names
 
 FACTORIES = {
     18: tv.resnet18,
@@ -24,7 +23,7 @@ FACTORIES = {
 
 
 @pytest.mark.parametrize("depth", FACTORIES)
-def test_every_tensor_both_ways(depth: int, official_names: Callable[[str], str]) -> None:
+def test_every_tensor_both_ways(depth: int) -> None:
     with torch.device("meta"):
         source = FACTORIES[depth](num_classes=3).state_dict()
         target = ResNet(depth, res2_out_channels=256 if is_bottleneck(depth) else 64).state_dict()

@@ -17,9 +17,9 @@ from convert.sources import Given, recognize
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_file
-from tests.convert.layout_checks import IMAGENET, assert_has_pixels, assert_is
+from tests.convert.layout_checks import IMAGENET, MAKERS, assert_has_pixels, assert_is, made
 from tests.oracles import layouts_fair, layouts_frameworks
-from tests.oracles.layouts_fair import EPOCH, Made
+from tests.oracles.layouts_fair import EPOCH
 
 SWAV = ((123.675, 116.28, 103.53), (58.14, 57.12, 57.375))  # 0.228 x 255
 ONLY_SCALED = ((0.0, 0.0, 0.0), (255.0, 255.0, 255.0))
@@ -242,14 +242,8 @@ FRAMEWORKS["solo-learn older"] = FRAMEWORKS["solo-learn byol"]
 
 EXPECTED |= FRAMEWORKS
 WITH_CONFIGURATION = (OLD_MM, NEW_MM, ANY_MM, "WXinlong/DenseCL", "mmpretrain")
-MAKERS = {**layouts_fair.LAYOUTS, **layouts_frameworks.LAYOUTS}
 LAYOUTS = pytest.mark.parametrize("name", MAKERS)
 ONE_OF_EACH = {expected.source: name for name, expected in EXPECTED.items()}.values()
-
-
-@functools.cache
-def made(name: str) -> Made:
-    return MAKERS[name]()
 
 
 def write(name: str, save: Callable[..., Path]) -> Path:

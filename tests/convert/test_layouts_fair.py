@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,11 @@ from convert.families import resnet
 from convert.files import read_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
-from tests.convert.layout_checks import assert_has_pixels, assert_is
+from tests.convert.layout_checks import assert_has_pixels, assert_is, made
 from tests.oracles import layouts_fair
-from tests.oracles.layouts_fair import Made
 
 # A ResNet-50 has 53 convolutions, and each a batch norm of four tensors and a counter.
 TENSORS = 53 * 5
-
-
-@functools.cache
-def made(name: str) -> Made:
-    return layouts_fair.LAYOUTS[name]()
 
 
 def test_selective_kernels_are_refused() -> None:

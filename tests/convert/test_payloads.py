@@ -19,6 +19,7 @@ from convert.convert_to_d2 import convert_file
 from convert.inspect_file import inspect_file
 from convert.verify import read_converted
 from moco.common.errors import DataError, UserError
+from tests.oracles.checkpoints import official, own
 from tests.oracles.payloads import ASLEEP, HOWS, WRITERS, Payload, as_tar, as_zip, corpus, harmless
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -87,9 +88,7 @@ def test_the_payloads_are_alive(tmp_path: Path) -> None:
         marker.unlink()
 
 
-def test_a_payload_in_the_optimizer_of_a_good_checkpoint(
-    official: Any, own: Any, save: Any, tmp_path: Path
-) -> None:
+def test_a_payload_in_the_optimizer_of_a_good_checkpoint(save: Any, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     for checkpoint in (official(), own()):
         checkpoint["optimizer"]["param_groups"][0]["lr"] = Payload(marker, "reduce")

@@ -16,11 +16,13 @@ from convert.files import read_file
 from convert.inspect_file import inspect_file
 from convert.sources import Given, recognize
 from moco.common.errors import DataError
+from tests.oracles.checkpoints import official, own
+from tests.oracles.resnets import make_resnet
 
 Save = Callable[..., Path]
 
 
-def test_lists_that_hold_each_other_many_times(official: Any) -> None:
+def test_lists_that_hold_each_other_many_times() -> None:
     nested: list[Any] = []
     for _ in range(100):
         nested = [nested, nested]
@@ -30,7 +32,7 @@ def test_lists_that_hold_each_other_many_times(official: Any) -> None:
     assert found.dropped["training record"] == 3
 
 
-def test_lists_that_hold_themselves(official: Any) -> None:
+def test_lists_that_hold_themselves() -> None:
     cycle: dict[str, Any] = {}
     cycle["parent"] = [cycle]
     assert recognize({**official(), "args": cycle}, "x").dropped["training record"] == 3
@@ -39,7 +41,7 @@ def test_lists_that_hold_themselves(official: Any) -> None:
     assert found.dropped["ignored"] == 1 and "'args'" in found.notes[0]
 
 
-def test_objects_of_any_class_are_listed(official: Any, save: Save, tmp_path: Path) -> None:
+def test_objects_of_any_class_are_listed(save: Save, tmp_path: Path) -> None:
     """They were refused, with the network beside them."""
     weight = torch.nn.Parameter(torch.ones(8, 3, 7, 7))
     scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([weight], lr=0.1), 5)
@@ -62,7 +64,7 @@ def test_objects_of_any_class_are_listed(official: Any, save: Save, tmp_path: Pa
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_whole_module_has_a_sentence_of_its_own(make_resnet: Any, save: Save) -> None:
+def test_a_whole_module_has_a_sentence_of_its_own(save: Save) -> None:
     for content in (make_resnet(), {"state_dict": make_resnet()}):
         src = save(content)
         assert "ResNet" in inspect_file(src)
@@ -70,7 +72,7 @@ def test_a_whole_module_has_a_sentence_of_its_own(make_resnet: Any, save: Save) 
             convert_file(src, src.parent / "out.pth")
 
 
-def test_marks_of_another_type(make_resnet: Any) -> None:
+def test_marks_of_another_type() -> None:
     state = make_resnet().state_dict()
     for value in (np.ones(3), torch.ones(3), ["moco-transfer/1"]):
         raw = {"state_dict": dict(state), "format": value, "more": torch.ones(1)}
@@ -93,7 +95,7 @@ def test_marks_of_another_type(make_resnet: Any) -> None:
     ],
 )
 def test_several_networks_that_nobody_described(
-    wrap: Any, labels: list[str], make_resnet: Any, save: Save, tmp_path: Path
+    wrap: Any, labels: list[str], save: Save, tmp_path: Path
 ) -> None:
     states = [make_resnet(seed=seed).state_dict() for seed in (0, 1)]
     src = save(wrap(*states))
@@ -106,14 +108,14 @@ def test_several_networks_that_nobody_described(
         assert convert_file(src, tmp_path / "out.pth", encoder=label).contract.encoder == label
 
 
-def test_a_wrapped_and_a_plain_key_of_one_name(make_resnet: Any) -> None:
+def test_a_wrapped_and_a_plain_key_of_one_name() -> None:
     state = dict(make_resnet().state_dict())
     state["module.bn1.bias"] = state["bn1.bias"] + 1
     with pytest.raises(DataError, match=r"two tensors for bn1\.bias; the second is 'module\.bn1"):
         recognize(state, "x")
 
 
-def test_our_classifiers_backbone(own: Any) -> None:
+def test_our_classifiers_backbone() -> None:
     """What moco.linear and moco.finetune write has the same record of its encoder and input."""
     checkpoint = own()
     prefix = "module.encoder_q."
@@ -131,7 +133,7 @@ def test_our_classifiers_backbone(own: Any) -> None:
 
 @pytest.mark.parametrize("damage", [torch.ones(2), np.ones(2), 7, [1, 2], {"arch": torch.ones(2)}])
 @pytest.mark.parametrize("key", ["encoder", "input"])
-def test_a_damaged_record_of_our_own(key: str, damage: Any, own: Any) -> None:
+def test_a_damaged_record_of_our_own(key: str, damage: Any) -> None:
     with pytest.raises(DataError, match=r"damaged record|expected one of") as caught:
         recognize({**own(), key: damage}, "x")
     assert len(str(caught.value).splitlines()) == 1

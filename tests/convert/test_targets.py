@@ -15,6 +15,8 @@ from convert.convert_to_d2 import convert_file, main
 from convert.files import read_file
 from convert.verify import read_converted
 from moco.common.errors import UserError
+from tests.oracles.checkpoints import caffe2, detectron2_layout, official, own
+from tests.oracles.resnets import make_resnet
 
 Save = Callable[..., Path]
 
@@ -26,9 +28,7 @@ def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_any_round_trip_is_bitwise_equal(
-    depth: int, official: Any, save: Save, tmp_path: Path
-) -> None:
+def test_any_round_trip_is_bitwise_equal(depth: int, save: Save, tmp_path: Path) -> None:
     checkpoint = official(depth=depth)
     prefix = "module.encoder_q."
     expected = {
@@ -62,7 +62,7 @@ def test_any_round_trip_is_bitwise_equal(
             assert converted.contract.source == "facebookresearch/moco"
 
 
-def test_torchvision_loads_its_own(make_resnet: Any, save: Save, tmp_path: Path) -> None:
+def test_torchvision_loads_its_own(save: Save, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = tv.resnet18(num_classes=3).train()
     net(torch.randn(2, 3, 64, 64))
@@ -79,16 +79,14 @@ def test_torchvision_loads_its_own(make_resnet: Any, save: Save, tmp_path: Path)
         assert torch.equal(again.eval()(image), net.eval()(image))
 
 
-def test_safetensors_are_readable_by_the_package(official: Any, save: Save, tmp_path: Path) -> None:
+def test_safetensors_are_readable_by_the_package(save: Save, tmp_path: Path) -> None:
     convert_file(save(official()), tmp_path / "a.safetensors")
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
         assert file.metadata()["format"] == "pt"
         assert file.get_tensor("stem.conv1.weight").shape == (8, 3, 7, 7)
 
 
-def test_a_plain_state_dict_says_what_it_lost(
-    own: Any, make_resnet: Any, save: Save, tmp_path: Path
-) -> None:
+def test_a_plain_state_dict_says_what_it_lost(save: Save, tmp_path: Path) -> None:
     report = convert_file(save(own()), tmp_path / "a.pth", to="torchvision")
     (note,) = report.notes
     assert "--mean 102 127.5 153 --std 51 63.75 76.5" in note
@@ -101,15 +99,13 @@ def test_a_plain_state_dict_says_what_it_lost(
     assert "-m moco.linear --config-file" in plain.next_command()
 
 
-def test_torchvision_has_no_stride_in_the_1x1(
-    make_resnet: Any, caffe2: Any, save_pickle: Any, tmp_path: Path
-) -> None:
+def test_torchvision_has_no_stride_in_the_1x1(save_pickle: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="torchvision has no such network"):
         convert_file(save_pickle(caffe2(make_resnet(50))), tmp_path / "a.pth", to="torchvision")
     assert not (tmp_path / "a.pth").exists()
 
 
-def test_suffixes(official: Any, save: Save, tmp_path: Path) -> None:
+def test_suffixes(save: Save, tmp_path: Path) -> None:
     src = save(official())
     with pytest.raises(UserError, match=r"output for torchvision must end in \.pth or \.safet"):
         convert_file(src, tmp_path / "a.pkl", to="torchvision")
@@ -117,7 +113,7 @@ def test_suffixes(official: Any, save: Save, tmp_path: Path) -> None:
         convert_file(src, tmp_path / "a.pth", to="caffe")
 
 
-def test_overwrite(official: Any, save: Save, tmp_path: Path) -> None:
+def test_overwrite(save: Save, tmp_path: Path) -> None:
     src = save(official())
     dst = tmp_path / "a.pth"
     convert_file(src, dst, to="torchvision")
@@ -133,7 +129,7 @@ def test_overwrite(official: Any, save: Save, tmp_path: Path) -> None:
 
 
 def test_a_converted_file_keeps_its_contract_or_takes_the_command_lines(
-    official: Any, save: Save, tmp_path: Path
+    save: Save, tmp_path: Path
 ) -> None:
     src = save(official())
     first = convert_file(src, tmp_path / "a.pth", encoder="key").contract
@@ -147,9 +143,7 @@ def test_a_converted_file_keeps_its_contract_or_takes_the_command_lines(
             convert_file(tmp_path / "a.pth", tmp_path / "d.pth", **wrong)
 
 
-def test_the_convention_of_nobodys_weights_must_be_given(
-    make_resnet: Any, detectron2_layout: Any, save: Save, tmp_path: Path
-) -> None:
+def test_the_convention_of_nobodys_weights_must_be_given(save: Save, tmp_path: Path) -> None:
     """A backbone in Detectron2's names that says nothing about its input."""
     src = save(detectron2_layout(make_resnet(50), author="ACME"))
     full = {
@@ -168,28 +162,10 @@ def test_the_convention_of_nobodys_weights_must_be_given(
     assert contract.pixels.std == (1.0, 1.0, 1.0)
 
 
-def test_scale_of_the_command_line(official: Any, save: Save, tmp_path: Path) -> None:
+def test_scale_of_the_command_line(save: Save, tmp_path: Path) -> None:
     src, dst = str(save(official())), str(tmp_path / "a.pth")
-    main(
-        [
-            src,
-            dst,
-            *[
-                "--mean",
-                "0",
-                "0.5",
-                "1",
-                "--std",
-                "0.2",
-                "0.4",
-                "1",
-                "--scale",
-                "1",
-                "--stride-in-1x1",
-                "no",
-            ],
-        ]
-    )
+    options = "--mean 0 0.5 1 --std 0.2 0.4 1 --scale 1 --stride-in-1x1 no"
+    main([src, dst, *options.split()])
     contract = read_converted(dst).contract
     assert contract.pixels.mean == (0.0, 127.5, 255.0)
     assert contract.pixels.std == (51.0, 102.0, 255.0)

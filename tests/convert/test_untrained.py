@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from convert.convert_to_d2 import convert_file
 from convert.verify import read_converted
 from moco.common.errors import DataError
+from tests.oracles.resnets import make_resnet
 
 Save = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def norms(net: nn.Module) -> list[str]:
     return [name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def test_a_random_initialization_is_refused(make_resnet: Any, save: Save, tmp_path: Path) -> None:
+def test_a_random_initialization_is_refused(save: Save, tmp_path: Path) -> None:
     net = make_resnet()
     for name in norms(net):
         reset(net, name, statistics=True, affine=True)
@@ -52,7 +52,7 @@ def test_a_random_initialization_is_refused(make_resnet: Any, save: Save, tmp_pa
     [(True, False, "had never seen an image"), (False, True, "had been frozen")],
 )
 def test_one_layer_is_a_warning_with_its_name(
-    statistics: bool, affine: bool, words: str, make_resnet: Any, save: Save, tmp_path: Path
+    statistics: bool, affine: bool, words: str, save: Save, tmp_path: Path
 ) -> None:
     net = make_resnet()
     reset(net, "layer2.1.bn2", statistics=statistics, affine=affine)
@@ -63,7 +63,7 @@ def test_one_layer_is_a_warning_with_its_name(
     assert f"warning       {warning}" in report.text()
 
 
-def test_a_trained_network_has_no_warnings(make_resnet: Any, save: Save, tmp_path: Path) -> None:
+def test_a_trained_network_has_no_warnings(save: Save, tmp_path: Path) -> None:
     assert convert_file(save(make_resnet().state_dict()), tmp_path / "out.pth").warnings == []
 
 
@@ -76,7 +76,7 @@ def test_a_trained_network_has_no_warnings(make_resnet: Any, save: Save, tmp_pat
     ],
 )
 def test_other_floats_become_float32(
-    dtype: torch.dtype, how: str, make_resnet: Any, save: Save, tmp_path: Path
+    dtype: torch.dtype, how: str, save: Save, tmp_path: Path
 ) -> None:
     state = {
         key: value.to(dtype) if value.is_floating_point() else value

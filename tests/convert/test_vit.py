@@ -166,39 +166,8 @@ def test_registers_are_dropped_by_a_rule() -> None:
     found = recognize(make_state(tokens=5), "a.file", Given.of(num_heads=3), "0" * 64)
     assert found.contract.architecture.registers == 4
     assert "class token, 4 registers, final norm" in found.contract.convention()
-    assert (found.dropped["registers"], found.tokens.keys()) == (
-        1,
-        {"cls_token", "register_tokens"},
-    )
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "blocks.0.attn.q_bias",
-        "blocks.0.attn.qkv.bias_mask",
-        "blocks.1.attn.relative_position_bias_table",
-        "blocks.0.mlp.w12.weight",
-        "rope_embed.periods",
-        "norm_pre.weight",
-        "dist_token",
-    ],
-)
-def test_what_other_transformers_have_is_refused_by_name(key: str) -> None:
-    with pytest.raises(DataError, match=key.rpartition(".")[2]):
-        recognize({**make_state(), key: torch.ones(3)}, "a.file", Given.of(num_heads=3))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ("patch_embed.proj.", "patch_embed.proj.0.", "stem of convolutions"),
-    ],
-)
-def test_lookalikes_are_refused(old: str, new: str, what: str) -> None:
-    state = {key.replace(old, new): value for key, value in make_state("module.").items()}
-    with pytest.raises(DataError, match=what):
-        recognize(state, "a.file", Given.of(num_heads=3))
+    assert found.dropped["registers"] == 1
+    assert found.tokens.keys() == {"cls_token", "register_tokens"}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,13 @@ def _zip(name: str) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("content", [b"", b"hello world\n", _truncated_zip(), _zip("hello.txt")])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"hello world\n", bytes(4096), b"PK\x03\x04" + bytes(4096)),
+        *(b"\x89PNG\r\n\x1a\n" + bytes(64), _truncated_zip(), _zip("hello.txt")),
+    ],
+)
 @pytest.mark.parametrize("load", [fileio.load_torch, fileio.load_pickle])
 def test_damaged_files_are_one_line(tmp_path, load, content):
     path = tmp_path / "weights"

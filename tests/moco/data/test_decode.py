@@ -2,9 +2,7 @@
 
 import io
 import random
-import struct
 import warnings
-import zlib
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from PIL import Image
 
 from moco.common.errors import DataError
 from moco.data.decode import decode, decode_pixels
+from tests.oracles.bombs import png_bomb
 
 
 def save(path, mode="RGB", size=(8, 6), **options):
@@ -76,23 +75,11 @@ def test_bad_files_are_named(tmp_path):
 @pytest.mark.parametrize("side", [10_000, 20_000])
 def test_decompression_bombs_are_refused_before_decoding(tmp_path, side):
     """10,000² pixels are over PIL's limit for a warning, 20,000² over that for an error."""
-
-    def chunk(kind, data):
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    bomb = tmp_path / "bomb.png"
-    bomb.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(bytes(1000)))
-        + chunk(b"IEND", b"")
-    )
+    (tmp_path / "bomb.png").write_bytes(png_bomb(side))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(DataError, match=r"bomb\.png: decompression bomb"):
-            decode(bomb)
+            decode(tmp_path / "bomb.png")
 
 
 def test_a_files_content_is_decoded_as_the_file(tmp_path):

@@ -2,16 +2,10 @@
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from moco.common.errors import DataError
 from moco.data.images import find_images, find_labeled_images, labeled_sets, open_images
-
-
-def save(path, mode="RGB", size=(8, 6), **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, options.pop("color", 0)).save(path, **options)
-    return path
+from tests.moco.data.test_decode import save
 
 
 def test_flat_folder(tmp_path):
