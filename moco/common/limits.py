@@ -27,30 +27,31 @@ def check_parts(root: Any, limit: int) -> None:
         root: dictionaries, lists and tuples; anything else, a subclass among it, has no parts.
         limit: number of parts, each counted as often as it can be reached.
     """
-    done: dict[int, tuple[int, int]] = {}
+    _measure(root, 0, limit, {})
 
-    def measure(value: Any, depth: int) -> tuple[int, int]:
-        """Parts and levels of a value that is N levels below the root."""
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise Implausible(f"a whole number of {value.bit_length()} bits")
-        if type(value) not in (dict, OrderedDict, list, tuple):
-            return 1, 0
-        count, levels = done.get(id(value), (1, 1))
-        if id(value) not in done and depth <= MAX_DEPTH:
-            for part in value.values() if isinstance(value, dict) else value:
-                if type(part) in _SINGLE:  # most of a record, without a call
-                    count += 1
-                    continue
-                parts, below = measure(part, depth + 1)
-                count, levels = count + parts, max(levels, below + 1)
-            done[id(value)] = count, levels
-        if depth + levels > MAX_DEPTH:
-            raise Implausible(f"nested more than {MAX_DEPTH} levels deep")
-        if count > limit:
-            raise Implausible(f"more than {limit} parts, or one named again and again")
-        return count, levels
 
-    measure(root, 0)
+def _measure(
+    value: Any, depth: int, limit: int, done: dict[int, tuple[int, int]]
+) -> tuple[int, int]:
+    """Parts and levels of a value that is N levels below the root; `done` has them by identity."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise Implausible(f"a whole number of {value.bit_length()} bits")
+    if type(value) not in (dict, OrderedDict, list, tuple):
+        return 1, 0
+    count, levels = done.get(id(value), (1, 1))
+    if id(value) not in done and depth <= MAX_DEPTH:
+        for part in value.values() if isinstance(value, dict) else value:
+            if type(part) in _SINGLE:  # most of a record, without a call
+                count += 1
+                continue
+            parts, below = _measure(part, depth + 1, limit, done)
+            count, levels = count + parts, max(levels, below + 1)
+        done[id(value)] = count, levels
+    if depth + levels > MAX_DEPTH:
+        raise Implausible(f"nested more than {MAX_DEPTH} levels deep")
+    if count > limit:
+        raise Implausible(f"more than {limit} parts, or one named again and again")
+    return count, levels
 
 
 def open_zip(file: BinaryIO) -> zipfile.ZipFile:
