@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.convert.conftest import _own
+from tests.oracles.checkpoints import own
 from tests.oracles.resnets import make_resnet
 from tests.oracles.small_tasks import SHORT, SMALL, SMALL_VOC, narrow_file
 from tests.oracles.tiny_coco import write_coco
@@ -100,7 +100,7 @@ def published_voc(folder: Path) -> None:
 
 def test_your_checkpoint_on_voc(tmp_path, shell):
     published_voc(tmp_path / "datasets")
-    torch.save(_own(depth=50, base=16), tmp_path / "my_checkpoint.pth.tar")
+    torch.save(own(depth=50, base=16), tmp_path / "my_checkpoint.pth.tar")
     small = words(SMALL | SHORT)
     text = script(
         "checkpoint_on_voc",
@@ -169,7 +169,7 @@ def tiny_suite(narrow: Mapping[str, int]) -> str:
 
 def test_table_2b(tmp_path, shell):
     published_voc(tmp_path / "datasets")
-    torch.save(_own(depth=50, base=16), tmp_path / "moco.pth.tar")
+    torch.save(own(depth=50, base=16), tmp_path / "moco.pth.tar")
     torch.save(make_resnet(50, base=16).state_dict(), tmp_path / "r50.pth")
     text = script(
         "table_2b",
@@ -195,7 +195,7 @@ SLURM = r"--executor slurm.*time=12:00:00"
 
 def slurm_script(tmp_path: Path, executor: str) -> str:
     published_voc(tmp_path / "datasets")
-    torch.save(_own(depth=50, base=16), tmp_path / "mine.pth")
+    torch.save(own(depth=50, base=16), tmp_path / "mine.pth")
     suite = "name: voc\ntitle: tiny\ntasks:\n  - config: faster_rcnn_R_50_C4_24k\n    trials: 1"
     (tmp_path / "tiny.yaml").write_text(
         re.sub(r"^  - config: (\S+)", tiny_suite(NARROW_50), suite, flags=re.M)

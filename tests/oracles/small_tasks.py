@@ -86,9 +86,9 @@ SMALL_VOC = {
 def narrow_file(depth: int, folder: Path) -> Path:
     """A converted ResNet of a quarter of the width, as this project's pre-training leaves it."""
     from convert.convert_to_d2 import convert_file
-    from tests.convert.conftest import _own
+    from tests.oracles.checkpoints import own
 
-    torch.save(_own(depth=depth, base=16), folder / "checkpoint.pth.tar")
+    torch.save(own(depth=depth, base=16), folder / "checkpoint.pth.tar")
     path = folder / f"narrow_r{depth}.pth"
     convert_file(folder / "checkpoint.pth.tar", path)
     return path

@@ -14,7 +14,7 @@ from detection.config.recipe import check
 from detection.config.task import load_task
 from detection.train_net import main
 from moco.common.run import read_record
-from tests.convert.conftest import _caffe2, _detectron2_layout
+from tests.oracles.checkpoints import caffe2, detectron2_layout
 from tests.oracles.official_yaml import NAMES, write_official
 from tests.oracles.resnets import make_resnet
 from tests.oracles.small_tasks import SHORT, SMALL
@@ -42,9 +42,9 @@ def folder(tmp_path_factory) -> Path:
         if name.endswith("bn3.weight"):
             value.mul_(0.2)  # else the residual sums of random blocks overflow
     for name, content in (
-        ("output.pkl", _detectron2_layout(narrow, "MOCO")),
-        ("msra.pkl", _caffe2(narrow)),
-        ("full.pkl", _detectron2_layout(full, "MOCO")),
+        ("output.pkl", detectron2_layout(narrow, "MOCO")),
+        ("msra.pkl", caffe2(narrow)),
+        ("full.pkl", detectron2_layout(full, "MOCO")),
     ):
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     return folder
