@@ -19,7 +19,6 @@ from moco.modeling.mechanisms.base import (
     KeyBatch,
     Mechanism,
     StepOutput,
-    gather_queries,
     in_bf16,
     own_rows,
     unit_rows,
@@ -108,7 +107,7 @@ class MemoryBank(Mechanism):
         progress: float,
     ) -> None:
         """The entries of the batch's images follow their queries."""
-        gathered, images = gather_queries(queries), images.cpu()
+        gathered, images = gather_rows(torch.cat(list(queries))), images.cpu()
         here = (images % world_size() == rank()).nonzero()[:, 0]
         rows = (images[here] // world_size()).to(self.bank.device)
         new = gathered[here.to(gathered.device)].to(self.bank)

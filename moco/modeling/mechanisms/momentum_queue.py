@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
@@ -22,7 +21,6 @@ from moco.modeling.mechanisms.base import (
     in_bf16,
     own_rows,
 )
-from moco.modeling.shuffle_bn import unshuffle
 
 
 class MomentumQueue(Mechanism):
@@ -56,9 +54,7 @@ class MomentumQueue(Mechanism):
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The new keys as positives, the queue as negatives."""
-        keys = gather_rows(encode_keys(self.encoder_k, batch, self.queue))  # (N, C)
-        if batch.plan is not None:
-            keys = unshuffle(keys, batch.plan)
+        keys = encode_keys(self.encoder_k, batch)  # (N, C)
         return Dictionary(own_rows(keys, len(batch.x_k)), self.queue, keys=keys)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:

@@ -147,5 +147,5 @@ def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
 def test_no_thread_of_a_connection_outlives_the_training():
-    for connected, afterwards in run_on(2, detectron2s_gloo_threads):
+    for connected, afterwards in run_on(2, detectron2s_gloo_threads, fresh=True):
         assert connected and not afterwards
