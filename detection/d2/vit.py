@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from convert.families.vit_network import LayerScale, run_blocks
-from detection.d2.resnet import StageFPN
-from detection.d2.shapes import WithShapes
+from detection.d2.fpn import StageFPN, WithShapes
 from detection.modeling.backbones.vit import (
     MAPS,
     SCALES,
