@@ -89,14 +89,6 @@ def test_only_queries_have_gradients(specs):
     assert all(p.grad is not None for p in model.predictor.parameters())
 
 
-def test_shuffled_keys_come_back_to_their_queries(specs):
-    model, plan = make_model(specs["resnet"], vit=False), torch.tensor([3, 0, 4, 1, 2])
-    x = torch.randn(N, 3, 8, 8, dtype=torch.float64)
-    straight = model.dictionary(KeyBatch(x, None, torch.arange(N), 0))
-    shuffled = model.dictionary(KeyBatch(x[plan], plan, torch.arange(N), 0))
-    torch.testing.assert_close(straight.negatives, shuffled.negatives)
-
-
 def test_momentum_rises_to_1_by_half_a_cosine():
     """adjust_moco_momentum of the official main_moco.py."""
     got = [cosine_momentum(0.99, progress) for progress in (0, 0.25, 0.5, 1)]
