@@ -176,6 +176,17 @@ class TestResume:
 class TestOtherProcesses:
     """Row 8."""
 
+    def test_are_refused(self, words, tmp_path):
+        """tests/moco/classification/test_linear.py: also one instead of two."""
+        done = run_ranks(1, words(SOLVER__STOP_AT_ITERS=3), tmp_path)
+        assert done.codes == [85], done.err
+        saved = weights(tmp_path / "run")
+        done = run_ranks(2, [*words(), "--resume"], tmp_path)
+        assert done.codes == [2, 2]
+        assert re.search(r"was trained by 1 processes, this run has 2; .*--other-processes", done.err)
+        assert done.err.count("\n") == 2  # a line of each process
+        assert weights(tmp_path / "run") == saved
+
     @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
     @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
     def test_goes_on_with_the_same_batch_if_asked(
@@ -183,14 +194,6 @@ class TestOtherProcesses:
     ):
         done = run_ranks(before, words(mechanism, SOLVER__STOP_AT_ITERS=3), tmp_path)
         assert done.codes == [85] * before, done.err
-        saved = weights(tmp_path / "run")
-        done = run_ranks(after, [*words(mechanism), "--resume"], tmp_path)
-        assert set(done.codes) == {2}
-        message = f"was trained by {before} processes, this run has {after}; .*--other-processes"
-        assert re.search(message, done.err)
-        assert done.err.count("\n") == after  # a line of each process
-        assert weights(tmp_path / "run") == saved
-
         done = resume(words(mechanism), tmp_path, "--other-processes", world=after)
         assert f"batch 8: {after} process" in done.out
         # Sums in another order, and nothing else: weights, queue or bank, momentum.
