@@ -1,7 +1,7 @@
 """Pre-training in several processes, one of which fails after a chosen step.
 
 As a program: `moco.pretrain` with the fault that the variable FAULT describes. `run_ranks` starts
-processes without torchrun, from a server that has imported everything, in a tenth of the time.
+processes without torchrun, from the server of processes.py.
 """
 
 import contextlib
