@@ -118,21 +118,6 @@ def test_a_batch_is_padded_where_stock_detectron2_forgets_it():
     assert SimpleFeaturePyramid.size_divisibility.fget(model.backbone) == 0
 
 
-def test_checkpointed_blocks_have_the_same_gradients():
-    from tests.oracles import detectron2_engine as d2
-
-    samples = tiny.images([(101, 133), (90, 64)], seed=2)
-    gradients = []
-    for checkpointed in (False, True):
-        keys = {**tiny.VIT_SFP, "MODEL.VIT.CHECKPOINT_BLOCKS": checkpointed}
-        torch.manual_seed(0)
-        model = d2.model(d2.config(keys))
-        torch.manual_seed(1)
-        sum(d2.losses(model, samples).values()).backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    assert all(torch.equal(x, gradients[1][name]) for name, x in gradients[0].items())
-
-
 def test_without_timm_it_is_one_line(monkeypatch):
     import importlib.util
 
