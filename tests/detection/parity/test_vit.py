@@ -1,4 +1,4 @@
-"""Vision transformers in both engines: Detectron2's stock classes, whole runs, checkpointing.
+"""Vision transformers in both engines: Detectron2's stock classes, whole runs.
 
 Every quantity of their detectors is compared in test_model.py.
 """
