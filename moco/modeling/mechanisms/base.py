@@ -7,7 +7,7 @@ encoder is updated. One step is, for all of them:
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
     out.loss.backward()
     optimizer.step()
-    model.update([dictionary], [out.queries], images, progress)
+    model.update(Passes([dictionary], [out.queries], images, progress))
 
 N images of all processes, n of this one, C dimension, K negatives.
 """
@@ -72,6 +72,22 @@ class StepOutput(NamedTuple):
     queries: Tensor
 
 
+class Passes(NamedTuple):
+    """All passes of a step over its batch.
+
+    Attributes:
+        dictionaries: of each.
+        queries: (n, C) of each.
+        images: (N,), as in `KeyBatch`.
+        progress: share of the run that is done with this step, 0..1.
+    """
+
+    dictionaries: Sequence[Dictionary]
+    queries: Sequence[Tensor]
+    images: Tensor
+    progress: float
+
+
 class Mechanism(nn.Module, ABC):
     """Query encoder and dictionary.
 
@@ -100,20 +116,8 @@ class Mechanism(nn.Module, ABC):
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         """Loss of some or all of this process's queries (n, 3, H, W) and their dictionary."""
 
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
-        """The end of a step: what the dictionary becomes. All processes call it together.
-
-        Args:
-            dictionaries: of each pass over the batch; queries: (n, C) of each pass.
-            images: (N,), as in `KeyBatch`.
-            progress: share of the run that is done with this step, 0..1.
-        """
+    def update(self, passes: Passes) -> None:
+        """The end of a step: what the dictionary becomes. All processes call it together."""
 
     def gathered_state(self) -> dict[str, Tensor]:
         """`state_dict` of all processes together, the same on each; they call it together."""

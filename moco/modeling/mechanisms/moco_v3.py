@@ -6,7 +6,6 @@ passes, with each view as queries once and as keys once; its loss is their sum.
 
 import copy
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
+    Passes,
     StepOutput,
     batch_as_dictionary,
     encode_keys,
@@ -79,15 +79,9 @@ class MoCoV3(Mechanism):
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
+    def update(self, passes: Passes) -> None:
         """The key encoder follows."""
-        follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, progress))
+        follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, passes.progress))
 
     def queries(self, x_q: Tensor) -> Tensor:
         """Predictions (n, C) of unit length."""

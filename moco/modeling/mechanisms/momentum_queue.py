@@ -4,7 +4,6 @@ N images of all processes, n of this one, C dimension, K length of the queue.
 """
 
 import copy
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
+    Passes,
     StepOutput,
     encode_keys,
     follow,
@@ -64,16 +64,10 @@ class MomentumQueue(Mechanism):
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
+    def update(self, passes: Passes) -> None:
         """The key encoder follows, the keys replace the oldest in the queue."""
         follow(self.encoder_k, self.encoder_q, self.m)
-        for dictionary in dictionaries:
+        for dictionary in passes.dictionaries:
             assert dictionary.keys is not None
             self._enqueue(dictionary.keys)
 

@@ -29,7 +29,7 @@ class Prototypes(Mechanism):
         loss, accuracy = info_nce(q, dictionary.positive, dictionary.negatives, self.T)
         return StepOutput(loss, accuracy, q.detach())
 
-    def update(self, dictionaries, queries, images, progress):
+    def update(self, passes):
         self.steps += 1
 
 

@@ -10,7 +10,7 @@ from moco.modeling import archs
 from moco.modeling.archs import EncoderSpec, ViTArch, ViTSpec
 from moco.modeling.encoder import build_encoder
 from moco.modeling.mechanisms import MECHANISMS
-from moco.modeling.mechanisms.base import KeyBatch
+from moco.modeling.mechanisms.base import KeyBatch, Passes
 from moco.modeling.mechanisms.moco_v3 import MoCoV3, cosine_momentum
 from tests.oracles.moco_v3 import MoCoV3Oracle
 
@@ -34,15 +34,16 @@ def make_model(spec, vit):
 def symmetric_step(model, optimizer, x1, x2, progress):
     """Both passes of a step; the loss."""
     optimizer.zero_grad()
-    total, passes = 0.0, []
+    total, dictionaries, queries = 0.0, [], []
     for x_q, x_k in ((x1, x2), (x2, x1)):
         dictionary = model.dictionary(KeyBatch(x_k, None, torch.arange(N), 0))
         out = model(x_q, dictionary)
         out.loss.backward()
         total += out.loss.item()
-        passes.append((dictionary, out.queries))
+        dictionaries.append(dictionary)
+        queries.append(out.queries)
     optimizer.step()
-    model.update([d for d, _ in passes], [q for _, q in passes], torch.arange(N), progress)
+    model.update(Passes(dictionaries, queries, torch.arange(N), progress))
     return total
 
 
