@@ -3,8 +3,8 @@
 
 Detectron2's own builder makes every backbone that it can. It has the 7x7 stem only, no ResNet-10,
 and no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own
-ResNet. Under the same seed they start as convert/families/resnet_network.py does, which the embedded
-engine trains.
+ResNet. Under the same seed they start as convert/families/resnet_network.py does, which the
+embedded engine trains.
 """
 
 import torch.nn.functional as F

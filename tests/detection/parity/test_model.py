@@ -353,7 +353,9 @@ def test_the_same_seed_gives_the_same_initial_weights(keys):
     d2.same_start(keys)
 
 
-@pytest.mark.parametrize("keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN, CONVNEXT])
+@pytest.mark.parametrize(
+    "keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN, CONVNEXT]
+)
 def test_intermediate_quantities(keys):
     """Features, RPN outputs, anchors, proposals: where a difference starts, if there is one."""
     theirs, ours = both(keys)

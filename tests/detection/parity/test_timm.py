@@ -1,5 +1,7 @@
-"""Files of timm's networks through conversion and training in both engines: bitwise identical. Every
-quantity of their detectors is compared in test_model.py."""
+"""Files of timm's networks through conversion and training in both engines: bitwise identical.
+
+Every quantity of their detectors is compared in test_model.py.
+"""
 
 import sys
 from pathlib import Path

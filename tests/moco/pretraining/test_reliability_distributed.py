@@ -183,7 +183,8 @@ class TestOtherProcesses:
         saved = weights(tmp_path / "run")
         done = run_ranks(2, [*words(), "--resume"], tmp_path)
         assert done.codes == [2, 2]
-        assert re.search(r"was trained by 1 processes, this run has 2; .*--other-processes", done.err)
+        message = "was trained by 1 processes, this run has 2; .*--other-processes"
+        assert re.search(message, done.err)
         assert done.err.count("\n") == 2  # a line of each process
         assert weights(tmp_path / "run") == saved
 
