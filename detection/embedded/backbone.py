@@ -160,11 +160,16 @@ def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
     return build_fpn(model, build_resnet_backbone(model))
 
 
-def build_fpn(model: CfgNode, bottom_up: BottomUp) -> FPN:
-    """MODEL.FPN over a network."""
-    fpn = model.FPN
-    norm = norm_layer(fpn.NORM)
-    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
+def build_fpn(
+    model: CfgNode,
+    bottom_up: BottomUp,
+    in_features: Sequence[str] | None = None,
+    top_block: LastLevelP6P7 | None = None,
+) -> FPN:
+    """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
+    fpn, norm = model.FPN, norm_layer(model.FPN.NORM)
+    names = fpn.IN_FEATURES if in_features is None else in_features
+    return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
 
 
 @BACKBONES.register()
@@ -179,10 +184,9 @@ def build_timm_fpn_backbone(model: CfgNode) -> FPN:
 
 @BACKBONES.register()
 def build_retinanet_resnet_fpn_backbone(model: CfgNode) -> FPN:
-    bottom_up, fpn = build_resnet_backbone(model), model.FPN
-    top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], fpn.OUT_CHANNELS)
-    norm = norm_layer(fpn.NORM)
-    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
+    bottom_up = build_resnet_backbone(model)
+    top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], model.FPN.OUT_CHANNELS)
+    return build_fpn(model, bottom_up, top_block=top_block)
 
 
 @BACKBONES.register()
