@@ -69,9 +69,7 @@ class StageFPN(FPN):
         self._out_feature_channels = dict.fromkeys(self._out_features, channels)
 
 
-def build_fpn(
-    cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None = None
-) -> StageFPN:
+def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None = None) -> StageFPN:
     """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
     fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
     names = fpn.IN_FEATURES if in_features is None else in_features

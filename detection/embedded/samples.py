@@ -249,9 +249,7 @@ def _bitmap(shape: Any, moved: Moved) -> NDArray[np.bool_]:
     return moved.bitmap(mask_util.decode(shape)).astype(bool)
 
 
-def _keypoints(
-    item: dict[str, Any], moved: Moved, flipped: tuple[int, ...]
-) -> NDArray[np.float64]:
+def _keypoints(item: dict[str, Any], moved: Moved, flipped: tuple[int, ...]) -> NDArray[np.float64]:
     """(number, 3): x, y and visibility; all 0 where there is none or it is outside."""
     points = np.array(item["keypoints"], dtype=np.float64).reshape(-1, 3)
     points[:, :2] = moved(points[:, :2])
