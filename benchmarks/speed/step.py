@@ -70,7 +70,7 @@ class OurStep:
         self.optimizer.zero_grad()
         out.loss.backward()
         self.optimizer.step()
-        self.model.update([dictionary], [out.queries], images, 0.0)
+        self.model.update(Passes([dictionary], [out.queries], images, 0.0))
         return out.loss.detach()
 
     def without_encoders(self, N: int, P: int, with_colors: bool) -> Callable[[], object]:

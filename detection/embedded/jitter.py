@@ -46,7 +46,7 @@ class Resize(Transform):
         return coords
 
     def _resized(self, array: NDArray[Any], how: Image.Resampling) -> NDArray[Any]:
-        return np.asarray(Image.fromarray(array).resize(self.new_size[::-1], how))
+        return np.array(Image.fromarray(array).resize(self.new_size[::-1], how))
 
 
 @dataclass(frozen=True)
