@@ -36,15 +36,15 @@ def start_processes(
 ) -> Any:
     """torch.multiprocessing's, from the `server`, with the variables that this process has now."""
     server()
-    given = dict(os.environ), function, args
-    return _START(_with_variables, given, nprocs, join, daemon, start_method="forkserver")
+    # By value: multiprocessing would share tensors by files, of which a server takes few.
+    given = dict(os.environ), pickle.dumps((function, args))
+    return _START(_unpacked, given, nprocs, join, daemon, start_method="forkserver")
 
 
-def _with_variables(
-    rank: int, variables: dict[str, str], function: Callable[..., None], args: tuple[Any, ...]
-) -> None:
+def _unpacked(rank: int, variables: dict[str, str], content: bytes) -> None:
     os.environ.clear()
     os.environ.update(variables)
+    function, args = pickle.loads(content)
     function(rank, *args)
 
 
