@@ -76,7 +76,7 @@ def test_resume_without_a_checkpoint_starts_from_scratch(train, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "0 bytes"), (b"rubbish", "damaged"), (None, "has no iteration, trainer")],
+    [(b"", "0 bytes"), (b"rubbish", "text file"), (None, "has no iteration, trainer")],
 )
 def test_a_damaged_checkpoint_is_named(content, message, tmp_path):
     from detection.d2.checkpoint import check_checkpoint
