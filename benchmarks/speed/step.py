@@ -20,7 +20,7 @@ from benchmarks.speed.results import Result, compare
 from moco.data.augment import V2, apply_colors, draw_colors
 from moco.modeling.encoder import EncoderSpec, build_encoder
 from moco.modeling.loss import info_nce
-from moco.modeling.mechanisms.base import Dictionary, KeyBatch
+from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Passes
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 
 DIM, M, T, LR = 128, 0.999, 0.07, 0.03
@@ -70,7 +70,7 @@ class OurStep:
         self.optimizer.zero_grad()
         out.loss.backward()
         self.optimizer.step()
-        self.model.update([dictionary], [out.queries], images, 0.0)
+        self.model.update(Passes([dictionary], [out.queries], images, 0.0))
         return out.loss.detach()
 
     def without_encoders(self, N: int, P: int, with_colors: bool) -> Callable[[], object]:
@@ -89,7 +89,7 @@ class OurStep:
             value, _ = info_nce(F.normalize(q, dim=1), F.normalize(k, dim=1), queue, T)
             value.backward()
             self.optimizer.step()
-            self.model.update([Dictionary(k, queue, keys=k)], [q], images, 0.0)
+            self.model.update(Passes([Dictionary(k, queue, keys=k)], [q], images, 0.0))
             return x
 
         return rest
@@ -180,7 +180,7 @@ def momentum(setting: Setting, goal: str, device: str) -> list[Result]:
     images = torch.arange(0)
     contenders: dict[str, Callable[[], object]] = {
         "reference": lambda: reference.momentum_update(encoder_k, encoder_q, M),
-        "ours": lambda: step.model.update([], [], images, 0.0),
+        "ours": lambda: step.model.update(Passes([], [], images, 0.0)),
     }
     with suppress(ImportError):
         from lightly.models.utils import update_momentum

@@ -17,8 +17,8 @@ from detection.d2.config import (
     transfer_defaults,
     with_builder,
 )
-from detection.d2.convnext import build_convnext_fpn_backbone
 from detection.d2.data import register
+from detection.d2.fpn import build_convnext_fpn_backbone, build_timm_fpn_backbone
 from detection.d2.resnet import (
     build_resnet_dilated_c5_backbone,
     build_transfer_resnet_backbone,
@@ -26,7 +26,6 @@ from detection.d2.resnet import (
 )
 from detection.d2.roi_heads import Res5ROIHeadsExtraNorm
 from detection.d2.semantic_seg import FCN16sHead
-from detection.d2.timm_backbone import build_timm_fpn_backbone
 from detection.d2.vit import build_vit_fpn_backbone, build_vit_sfp_backbone
 from detection.modeling.norms import with_process_norms
 

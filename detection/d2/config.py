@@ -55,7 +55,7 @@ def apply_weights(cfg: CfgNode) -> None:
 
 def check_transfer_config(cfg: CfgNode) -> None:
     """Raise UserError for what Detectron2 would answer with an assertion or another network."""
-    resnets = cfg.MODEL.RESNETS
+    resnets, values = cfg.MODEL.RESNETS, flatten(cfg)
     for key, known in (("STEM", STEMS), ("DEPTH", NUM_BLOCKS)):
         if resnets[key] not in known:
             choices = ", ".join(map(str, known))
@@ -68,10 +68,9 @@ def check_transfer_config(cfg: CfgNode) -> None:
         ("MODEL.ROI_HEADS.NAME", ROI_HEADS_REGISTRY),
         ("MODEL.SEM_SEG_HEAD.NAME", SEM_SEG_HEADS_REGISTRY),
     ):
-        name = flatten(cfg)[key]
-        if name not in registry:
+        if values[key] not in registry:
             choices = ", ".join(known for known, _ in registry)
-            raise UserError(f"{key}: got {name!r}, choices are {choices}")
+            raise UserError(f"{key}: got {values[key]!r}, choices are {choices}")
     check_backbone(cfg)
     if backbone_type(cfg.MODEL.BACKBONE.NAME).family == "vit":
         require_timm()
@@ -82,8 +81,8 @@ def check_transfer_config(cfg: CfgNode) -> None:
             f"{resnets.DEPTH}, {resnets.STEM} stem; set all to False"
         )
     for key in norm_keys(cfg):
-        if flatten(cfg)[key] not in _NORMS:
-            raise UserError(f"{key}: got {flatten(cfg)[key]!r}, choices are {', '.join(_NORMS)}")
+        if values[key] not in _NORMS:
+            raise UserError(f"{key}: got {values[key]!r}, choices are {', '.join(_NORMS)}")
     if cfg.TEST.EXPECTED_RESULTS:
         raise UserError("TEST.EXPECTED_RESULTS: this train_net.py has no such thing; remove it")
     _check_test_aug(cfg)

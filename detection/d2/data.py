@@ -68,18 +68,15 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> ReadableLoader:
 
 def build_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
     """A record → what the model takes in training or in evaluation."""
-    if not training:
-        return with_corruption(_plain_mapper(cfg, training=False), cfg)
-    return _plain_mapper(cfg, training=True)
-
-
-def _plain_mapper(cfg: CfgNode, *, training: bool) -> Callable[[Record], dict[str, Any]]:
-    if is_semantic(cfg):
-        return semantic_seg.build_mapper(cfg, training=training)
-    if training and cfg.INPUT.LSJ.ENABLED:
-        changes = _large_scale_jitter(cfg)
-        return DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=cfg.MODEL.MASK_ON)
-    return _package(cfg).DatasetMapper(cfg, training)
+    mapper: Callable[[Record], dict[str, Any]]
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        mapper = semantic_seg.build_mapper(cfg, training=training)
+    elif training and cfg.INPUT.LSJ.ENABLED:
+        changes, boxes = _large_scale_jitter(cfg), cfg.MODEL.MASK_ON
+        mapper = DatasetMapper(cfg, True, augmentations=changes, recompute_boxes=boxes)
+    else:
+        mapper = _package(cfg).DatasetMapper(cfg, training)
+    return mapper if training else with_corruption(mapper, cfg)
 
 
 def _large_scale_jitter(cfg: CfgNode) -> list[T.Augmentation]:
@@ -99,10 +96,6 @@ def _large_scale_jitter(cfg: CfgNode) -> list[T.Augmentation]:
         T.ResizeScale(*given.SCALE_RANGE, given.SIZE, given.SIZE),
         T.FixedSizeCrop((given.SIZE, given.SIZE), pad=given.PAD, seg_pad_value=0),
     ]
-
-
-def is_semantic(cfg: CfgNode) -> bool:
-    return cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor"
 
 
 def _package(cfg: CfgNode) -> Any:

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
 
-from detection.d2.model_zoo import TIMEOUT_SECONDS, socket_timeout
 from detection.datasets.base import Split
 from moco.common.errors import UserError
 
@@ -27,6 +28,7 @@ SURFACE_FILES = (
     "SMPL_SUBDIV_TRANSFORM.mat",
     "Pdist_matrix.pkl",
 )
+TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download
 
 
 def add_keys(cfg: CfgNode) -> None:
@@ -56,7 +58,7 @@ def fetch_surface() -> None:
     for name in SURFACE_FILES:
         try:
             # iopath's progress bar would come before the one line of an error.
-            with socket_timeout(TIMEOUT_SECONDS), contextlib.redirect_stderr(io.StringIO()):
+            with _socket_timeout(), contextlib.redirect_stderr(io.StringIO()):
                 PathManager.get_local_path(SURFACE + name)
         except Exception as error:  # of the network, of the file system, of iopath
             cache = Path(get_cache_dir()) / "densepose" / "data"
@@ -96,3 +98,14 @@ def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
     from densepose.engine import Trainer
 
     return Trainer.build_evaluator(cfg, dataset_name)
+
+
+@contextlib.contextmanager
+def _socket_timeout() -> Iterator[None]:
+    """iopath opens its connections without a timeout of their own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

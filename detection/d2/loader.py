@@ -11,7 +11,6 @@ images it would have seen.
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +28,9 @@ from detection.engine.random_state import (
     private_random,
     restore_augmentation,
 )
-from moco.common.errors import DataError, kill_children
+from moco.common.errors import DataError
 from moco.data.decode import FORMATS
+from moco.engine.loader import kill_workers_at_exit
 from moco.engine.stop import ignore_stop_signals
 
 Sample = dict[str, Any]
@@ -98,9 +98,7 @@ class ResumableLoader:
         done = islice(order, self._start["done"])  # ends before the loader below takes from `order`
         again = [self._images.again(key, waiting[key[0]]) for key in done if key[0] in waiting]
         if self._num_workers:
-            # They ignore the signal with which multiprocessing ends, and then awaits, those that
-            # an error has left behind.
-            Finalize(None, kill_children, exitpriority=10)
+            kill_workers_at_exit()
         loader: DataLoader[Any] = DataLoader(
             self._images,
             batch_size=None,

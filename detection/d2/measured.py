@@ -12,9 +12,8 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from detection.d2 import semantic_seg
 from detection.d2.config import with_builder
-from detection.d2.data import is_semantic, register
+from detection.d2.data import build_mapper, register
 from detection.d2.trainer import Trainer, inner_loop
 from detection.modeling.norms import with_process_norms
 
@@ -48,7 +47,6 @@ def training_step(
 def training_batches(cfg: CfgNode) -> Iterator[list[dict[str, Any]]]:
     """Batches without end from Detectron2's own loader, from the first one of SEED on."""
     register(cfg, cfg.DATASETS.TRAIN)
-    mapper = semantic_seg.build_mapper(cfg, training=True) if is_semantic(cfg) else None
-    loader = build_detection_train_loader(cfg, mapper=mapper)
+    loader = build_detection_train_loader(cfg, mapper=build_mapper(cfg, training=True))
     seed_all_rng(cfg.SEED)
     return iter(loader)

@@ -1,9 +1,6 @@
 """Detectron2's names of task files, as local files."""
 
-import contextlib
 import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +8,6 @@ import yaml
 from fvcore.common.config import BASE_KEY
 
 from moco.common.errors import UserError
-
-TIMEOUT_SECONDS = 10.0  # of one connection or read, not of the download
 
 
 def plain_copy(path: Path, scratch: Path) -> Path:
@@ -47,14 +42,3 @@ _EXPRESSIONS = {
     ]
 }
 _ZooLoader.add_constructor("tag:yaml.org,2002:python/object/apply:eval", _known_value)
-
-
-@contextlib.contextmanager
-def socket_timeout(seconds: float) -> Iterator[None]:
-    """iopath opens its connections without a timeout of their own."""
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -2,10 +2,9 @@
 (R50-dilated-C5).
 
 Detectron2's own builder makes every backbone that it can. It has the 7x7 stem only, no ResNet-10,
-and
-no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own ResNet.
-Under the same seed they start as convert/families/resnet_network.py does, which the embedded
-engine trains.
+and no widths of ResNet-18 and 34; those are put together here, from its own blocks and its own
+ResNet. Under the same seed they start as convert/families/resnet_network.py does, which the
+embedded engine trains.
 """
 
 import torch.nn.functional as F
@@ -13,12 +12,13 @@ from detectron2.config import CfgNode
 from detectron2.layers import CNNBlockBase, Conv2d, ShapeSpec, get_norm
 from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone, build_resnet_backbone
 from detectron2.modeling.backbone import ResNet
-from detectron2.modeling.backbone.fpn import LastLevelMaxPool, build_resnet_fpn_backbone
+from detectron2.modeling.backbone.fpn import build_resnet_fpn_backbone
 from detectron2.modeling.backbone.resnet import BasicBlock, BasicStem, BottleneckBlock
 from fvcore.nn.weight_init import c2_msra_fill, c2_xavier_fill
 from torch import Tensor
 
 from convert.families.resnet_network import NUM_BLOCKS, STAGES, STEMS, is_bottleneck
+from detection.d2.fpn import build_fpn
 from moco.common.errors import UserError
 
 FEATURE = "c5"
@@ -56,39 +56,6 @@ class SmallStem(CNNBlockBase):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu_(self.conv1(x))
-
-
-class StageFPN(FPN):
-    """Detectron2's FPN with maps named by their stage, whatever the stem's stride: res2 -> p2.
-
-    The task files name p2..p6. Detectron2 names a map by its stride, so that on a stem of stride 1
-    the same maps would be p0..p4. Strides are the true ones; behind a stem of stride 4 both
-    names are the same. The last map is max-pooled once more, as in `build_resnet_fpn_backbone`.
-
-    `square_pad`: MODEL.BACKBONE.SQUARE_PAD; the others as for Detectron2's.
-    """
-
-    def __init__(
-        self,
-        bottom_up: Backbone,
-        in_features: list[str],
-        channels: int,
-        norm: str,
-        fuse_type: str,
-        square_pad: int,
-    ) -> None:
-        super().__init__(
-            bottom_up, in_features, channels, norm, fuse_type=fuse_type, square_pad=square_pad
-        )
-        strides = [shape.stride for shape in self.output_shape().values()]
-        stages = [int(name.removeprefix("res")) for name in in_features]
-        self.top_block = LastLevelMaxPool()
-        self.top_block.in_feature = f"p{stages[-1]}"
-        self._out_features = [f"p{stage}" for stage in (*stages, stages[-1] + 1)]
-        self._out_feature_strides = dict(
-            zip(self._out_features, [*strides, 2 * strides[-1]], strict=True)
-        )
-        self._out_feature_channels = dict.fromkeys(self._out_features, channels)
 
 
 class DilatedC5(Backbone):
@@ -203,14 +170,6 @@ def build_transfer_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> 
     if detectron2_has(cfg) and not cfg.MODEL.BACKBONE.SQUARE_PAD:
         return build_resnet_fpn_backbone(cfg, input_shape)
     return build_fpn(cfg, build_transfer_resnet_backbone(cfg, input_shape))
-
-
-def build_fpn(cfg: CfgNode, bottom_up: Backbone) -> StageFPN:
-    """MODEL.FPN over a network."""
-    fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
-    return StageFPN(
-        bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad
-    )
 
 
 @BACKBONE_REGISTRY.register()

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from convert.families.vit_architecture import FEATURE, ViTArchitecture
 from convert.families.vit_network import LayerScale, run_blocks
-from detection.d2.resnet import StageFPN
-from detection.d2.shapes import WithShapes
+from detection.d2.fpn import StageFPN, WithShapes, build_fpn
 from detection.modeling.backbones.vit import (
     MAPS,
     SCALES,
@@ -172,15 +171,6 @@ def build_vit_sfp_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> SimplePyrami
 @BACKBONE_REGISTRY.register()
 def build_vit_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> ViTFPN:
     """A feature pyramid network of the maps of four blocks (arXiv 2111.11429)."""
-    model, fpn = cfg.MODEL, cfg.MODEL.FPN
-    net = build_vit(model, four_maps=True)
-    maps = _Maps(model.VIT.EMBED_DIM, model.VIT.PATCH_SIZE)
-    pyramid = StageFPN(
-        maps,
-        list(maps.strides),
-        fpn.OUT_CHANNELS,
-        fpn.NORM,
-        fpn.FUSE_TYPE,
-        model.BACKBONE.SQUARE_PAD,
-    )
-    return ViTFPN(net, pyramid)
+    net, keys = build_vit(cfg.MODEL, four_maps=True), cfg.MODEL.VIT
+    maps = _Maps(keys.EMBED_DIM, keys.PATCH_SIZE)
+    return ViTFPN(net, build_fpn(cfg, maps, list(maps.strides)))

@@ -1,8 +1,8 @@
-"""Backbones by the name that MODEL.BACKBONE.NAME has in Detectron2: ResNet, FPN, dilated C5.
+"""Backbones by the name that MODEL.BACKBONE.NAME has in Detectron2: ResNet, dilated C5, FPN.
 
 A backbone maps images (N, 3, H, W) to feature maps by name. It has their `strides` and their
 `stage_channels` by the same names, and the `size_divisibility` that images are padded to. The
-ResNet is convert/families/resnet_network.py's.
+networks under an FPN are those of convert/families; vision transformers are in vit.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,11 @@ from fvcore.common.registry import Registry
 from fvcore.nn.weight_init import c2_xavier_fill
 from torch import Tensor, nn
 
+from convert.families.convnext_network import ConvNeXt
 from convert.families.resnet_network import FEATURES, ConvNorm, NormLayer, ResNet, make_stage
+from convert.families.timm_network import TimmFeatures
 from detection.embedded.layers import NORMS, conv, freeze, norm_layer
+from detection.modeling.backbones.convnext import build_convnext
 
 BACKBONES = Registry("embedded backbones")
 DILATED_CHANNELS = 512
@@ -157,19 +160,33 @@ def build_resnet_fpn_backbone(model: CfgNode) -> FPN:
     return build_fpn(model, build_resnet_backbone(model))
 
 
-def build_fpn(model: CfgNode, bottom_up: BottomUp) -> FPN:
-    """MODEL.FPN over a network."""
-    fpn = model.FPN
-    norm = norm_layer(fpn.NORM)
-    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE)
+def build_fpn(
+    model: CfgNode,
+    bottom_up: BottomUp,
+    in_features: Sequence[str] | None = None,
+    top_block: LastLevelP6P7 | None = None,
+) -> FPN:
+    """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
+    fpn, norm = model.FPN, norm_layer(model.FPN.NORM)
+    names = fpn.IN_FEATURES if in_features is None else in_features
+    return FPN(bottom_up, names, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
+
+
+@BACKBONES.register()
+def build_convnext_fpn_backbone(model: CfgNode) -> FPN:
+    return build_fpn(model, build_convnext(model, ConvNeXt))
+
+
+@BACKBONES.register()
+def build_timm_fpn_backbone(model: CfgNode) -> FPN:
+    return build_fpn(model, TimmFeatures(model.TIMM.NAME, model.TIMM.DROP_PATH))
 
 
 @BACKBONES.register()
 def build_retinanet_resnet_fpn_backbone(model: CfgNode) -> FPN:
-    bottom_up, fpn = build_resnet_backbone(model), model.FPN
-    top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], fpn.OUT_CHANNELS)
-    norm = norm_layer(fpn.NORM)
-    return FPN(bottom_up, fpn.IN_FEATURES, fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE, top_block)
+    bottom_up = build_resnet_backbone(model)
+    top_block = LastLevelP6P7(bottom_up.stage_channels["res5"], model.FPN.OUT_CHANNELS)
+    return build_fpn(model, bottom_up, top_block=top_block)
 
 
 @BACKBONES.register()

@@ -2,9 +2,7 @@
 
 from fvcore.common.config import CfgNode
 
-from detection.embedded import convnext as convnext  # registers its backbones
-from detection.embedded import timm_backbone as timm_backbone
-from detection.embedded import vit as vit
+from detection.embedded import vit as vit  # registers its backbones
 from detection.embedded.backbone import BACKBONES, Backbone
 from detection.embedded.model import (
     DenseDetector,

@@ -8,7 +8,6 @@ no image.
 """
 
 import math
-import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
@@ -23,12 +22,12 @@ from detection.datasets.images import first_error
 from detection.embedded.model import Sample
 from moco.common import distributed
 from moco.common.errors import DataError
+from moco.engine.loader import kill_workers_at_exit
+from moco.engine.stop import ignore_stop_signals
 
 # An image's number and its sampled changes, as its mapper takes them (samples.py).
 Planned = tuple[int, Any]
 Map = Callable[[Record, Any], Sample]
-
-STOP_AFTER_SECONDS = 30
 
 
 def with_keypoints(records: Sequence[Record], minimum: int) -> list[Record]:
@@ -128,12 +127,14 @@ def load_batches(
     Raises:
         DataError: from the iterator; an image cannot be read.
     """
+    if num_workers:
+        kill_workers_at_exit()
     loader = DataLoader(
         images,
         batch_sampler=plan,
         num_workers=num_workers,
         collate_fn=list,
-        worker_init_fn=_outlive_the_stop_signal,
+        worker_init_fn=ignore_stop_signals,
     )
     return _raising(iter(loader), together)
 
@@ -166,15 +167,6 @@ def raise_on_all(error: DataError | None) -> None:
             own, texts = texts[0], [None] * distributed.world_size()
             torch.distributed.all_gather_object(texts, own)
         raise DataError(next(filter(None, texts)))
-
-
-def _outlive_the_stop_signal(worker: int) -> None:
-    """Workers leave their parent time to save, when a scheduler signals all processes at once.
-
-    Not for ever: whoever terminates a worker and waits for its end would wait for ever, too.
-    """
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(STOP_AFTER_SECONDS))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def training_batches(

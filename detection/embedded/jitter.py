@@ -1,4 +1,5 @@
-"""Large-scale jitter (Ghiasi et al. 2021, arXiv 2012.07177): flip, random scale, crop to a square.
+"""What happens to an image and its annotations; large-scale jitter (Ghiasi et al. 2021, arXiv
+2012.07177): flip, random scale, crop to a square.
 
 Bitwise identical to RandomFlip, ResizeScale and FixedSizeCrop of Detectron2
 (detectron2/data/transforms/augmentation_impl.py) in the order of ViTDet's configs, under the same
@@ -45,7 +46,39 @@ class Resize(Transform):
         return coords
 
     def _resized(self, array: NDArray[Any], how: Image.Resampling) -> NDArray[Any]:
-        return np.asarray(Image.fromarray(array).resize(self.new_size[::-1], how))
+        return np.array(Image.fromarray(array).resize(self.new_size[::-1], how))
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What happened to an image of which `size` (height, width) is left; `flip` is among it."""
+
+    transforms: TransformList
+    size: tuple[int, int]
+    flip: str
+
+    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
+        """(..., 2) points, not cut to the image; may be changed in place."""
+        return self.transforms.apply_coords(points.reshape(-1, 2)).reshape(points.shape)
+
+    def polygons(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Polygons (P, 2) of one object; a crop cuts them: more of them, fewer, or none."""
+        cut: list[NDArray[Any]] = self.transforms.apply_polygons(list(parts))
+        return cut
+
+    def bitmap(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(H, W) of the image as it was → of the image as it is."""
+        changed: NDArray[np.uint8] = self.transforms.apply_segmentation(mask)
+        return changed
+
+
+def flips(flip: str, size: tuple[int, int]) -> list[Transform]:
+    """Of an image of `size` (height, width): "horizontal", "vertical" or "none"."""
+    return {
+        "none": [],
+        "horizontal": [HFlipTransform(size[1])],
+        "vertical": [VFlipTransform(size[0])],
+    }[flip]
 
 
 @dataclass(frozen=True)
@@ -55,29 +88,6 @@ class JitterDraw:
     flip: str
     ratio: float
     offset: float
-
-
-@dataclass(frozen=True)
-class Jittered:
-    """What happened to an image of which `size` (height, width) is left."""
-
-    transforms: TransformList
-    size: tuple[int, int]
-    flip: str
-
-    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
-        """(..., 2) points, not cut to the image."""
-        return self.transforms.apply_coords(points.reshape(-1, 2)).reshape(points.shape)
-
-    def polygons(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Polygons (P, 2) of one object, cut to the crop: more of them, fewer, or none."""
-        cut: list[NDArray[Any]] = self.transforms.apply_polygons(list(parts))
-        return cut
-
-    def bitmap(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(H, W) of the image as it was → of the image as it is."""
-        changed: NDArray[np.uint8] = self.transforms.apply_segmentation(mask)
-        return changed
 
 
 @dataclass(frozen=True)
@@ -107,17 +117,16 @@ class LargeScaleJitter:
         ratio = rng.uniform(*self.scale_range)
         return JitterDraw(self.flip if flipped else "none", ratio, rng.uniform())
 
-    def changes(self, size: tuple[int, int], draw: JitterDraw) -> Jittered:
+    def changes(self, size: tuple[int, int], draw: JitterDraw) -> Moved:
         """What `draw` does to an image of `size` (height, width)."""
         old, side = np.array(size), self.size_px
         # Rounded half to even, as there.
         new = np.round(old * (side * draw.ratio / old).min()).astype(int)
         y, x = np.round(np.maximum(new - side, 0) * draw.offset).astype(int)
         height, width = np.minimum(new, side)
-        flips = {"horizontal": HFlipTransform(size[1]), "vertical": VFlipTransform(size[0])}
-        transforms = [flips[draw.flip]] if draw.flip in flips else []
+        transforms = flips(draw.flip, size)
         transforms += [Resize(size, (int(new[0]), int(new[1]))), CropTransform(x, y, side, side)]
         if self.pad:
             transforms.append(PadTransform(0, 0, side - width, side - height, pad_value=PAD_VALUE))
             height = width = side
-        return Jittered(TransformList(transforms), (int(height), int(width)), draw.flip)
+        return Moved(TransformList(transforms), (int(height), int(width)), draw.flip)

@@ -6,7 +6,7 @@ its image and its box.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,12 +50,24 @@ class RegionRules:
     keypoint_weight: float
 
 
+class Regions(NamedTuple):
+    """Regions of all images, and what they are of.
+
+    Attributes:
+        rois: (R, 5).
+        classes: (R,) in 0..K; K is background.
+        objects: (R,) index among the objects of all images; -1: none.
+    """
+
+    rois: Tensor
+    classes: Tensor
+    objects: Tensor
+
+
 def box_losses(
     rules: RegionRules,
     predicted: tuple[Tensor, Tensor],
-    rois: Tensor,
-    classes: Tensor,
-    objects: Tensor,
+    regions: Regions,
     boxes: Tensor,
     class_weights: Tensor | None,
 ) -> dict[str, Tensor]:
@@ -63,10 +75,10 @@ def box_losses(
 
     Args:
         predicted: logits (R, K + 1), deltas (R, 4 K) or (R, 4).
-        rois: (R, 5). classes: (R,). objects: (R,) index of `boxes` (G, 4), -1 for none.
+        boxes: (G, 4) of the objects of all images.
         class_weights: (K,), see `BoxPredictor`.
     """
-    logits, deltas = predicted
+    (logits, deltas), (rois, classes, objects) = predicted, regions
     (index,) = (objects >= 0).nonzero(as_tuple=True)
     deltas = deltas.unflatten(1, (-1, 4))
     column = classes[index] if deltas.shape[1] > 1 else 0

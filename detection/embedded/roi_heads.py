@@ -25,6 +25,7 @@ from detection.embedded.masks import locate_keypoints, visible_in
 from detection.embedded.regions import (
     Detections,
     RegionRules,
+    Regions,
     box_losses,
     by_image,
     choose,
@@ -115,17 +116,17 @@ class RoIHeads(nn.Module):
     ) -> dict[str, Tensor]:
         """The loss of every head on a sample of the proposals (., 4) of each image."""
         maps = [features[name] for name in self.in_features]
-        rois, classes, objects = self.sample_regions(proposals, targets)
-        losses, pooled = self.box_losses(maps, rois, classes, objects, targets, image_sizes)
-        chosen = objects >= 0
-        foreground, objects = rois[chosen], objects[chosen]
+        sampled = self.sample_regions(proposals, targets)
+        losses, pooled = self.box_losses(maps, sampled, targets, image_sizes)
+        chosen = sampled.objects >= 0
+        foreground, classes, objects = (part[chosen] for part in sampled)
         if self.mask_head is not None:
             pool = self.poolers.get("mask")
             own = pooled[chosen] if pool is None else pool(maps, foreground)
             masks = [mask for t in targets for mask in t["masks"]]
             masks = [masks[index] for index in objects.tolist()]
             logits = self.mask_head(own)
-            losses["loss_mask"] = mask_loss(logits, classes[chosen], masks, foreground[:, 1:])
+            losses["loss_mask"] = mask_loss(logits, classes, masks, foreground[:, 1:])
         if self.keypoint_head is not None:
             points = torch.cat([t["keypoints"] for t in targets])[objects]
             seen = visible_in(points, foreground[:, 1:])
@@ -161,13 +162,8 @@ class RoIHeads(nn.Module):
         pooled = self.poolers["box"](maps, rois)
         return pooled if self.res5 is None else self.res5(pooled)
 
-    def sample_regions(
-        self, proposals: Sequence[Tensor], targets: Sequence[Target]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Regions (R, 5), their classes (R,), and which (R,) of the batch's objects, -1 for none.
-
-        Of each image foreground before background; the objects' own boxes are among the proposals.
-        """
+    def sample_regions(self, proposals: Sequence[Tensor], targets: Sequence[Target]) -> Regions:
+        """Of each image foreground before background; the objects' own boxes are proposals, too."""
         rules, thresholds = self.rules, (self.rules.iou_threshold,) * 2
         regions, objects, first = [], [], 0
         for boxes, target in zip(proposals, targets, strict=True):
@@ -178,26 +174,21 @@ class RoIHeads(nn.Module):
             objects += [matched[chosen[0]] + first, matched[chosen[1]]]
             first += len(target["boxes"])
         index = torch.cat(objects)
-        return with_image(regions), classes_of(index, targets, rules.num_classes), index
+        return Regions(with_image(regions), classes_of(index, targets, rules.num_classes), index)
 
     def box_losses(
         self,
         maps: Sequence[Tensor],
-        rois: Tensor,
-        classes: Tensor,
-        objects: Tensor,
+        regions: Regions,
         targets: Sequence[Target],
         image_sizes: Sizes,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The box head's losses and its maps (R, C, P, P).
-
-        Args: see `sample_regions`, of which (R, 5), (R,) and (R,) are.
-        """
-        pooled = self.pool_boxes(maps, rois)
+        """The box head's losses and its maps (R, C, P, P)."""
+        pooled = self.pool_boxes(maps, regions.rois)
         predicted = self.box_predictor(self.box_head(pooled))
         wanted = torch.cat([t["boxes"] for t in targets])
         weights = self.box_predictor.fed_loss_cls_weights
-        return box_losses(self.rules, predicted, rois, classes, objects, wanted, weights), pooled
+        return box_losses(self.rules, predicted, regions, wanted, weights), pooled
 
     def detect_boxes(
         self, maps: Sequence[Tensor], proposals: Sequence[Tensor], image_sizes: Sizes
@@ -265,25 +256,23 @@ class CascadeRoIHeads(RoIHeads):
     def box_losses(
         self,
         maps: Sequence[Tensor],
-        rois: Tensor,
-        classes: Tensor,
-        objects: Tensor,
+        regions: Regions,
         targets: Sequence[Target],
         image_sizes: Sizes,
     ) -> tuple[dict[str, Tensor], Tensor]:
         wanted = torch.cat([t["boxes"] for t in targets])
-        first = pooled = self.pool_boxes(maps, rois)
+        first = pooled = self.pool_boxes(maps, regions.rois)
         losses: dict[str, Tensor] = {}
         boxes: list[Tensor] = []
         for number, rules in enumerate(self.stages):
             if number:
-                rois, objects = match_regions(boxes, targets, rules.iou_threshold)
-                classes = classes_of(objects, targets, rules.num_classes)
-                pooled = self.pool_boxes(maps, rois)
+                regions = match_regions(boxes, targets, rules)
+                pooled = self.pool_boxes(maps, regions.rois)
             predicted = self.run_stage(number, pooled)
             weights = self.box_predictor[number].fed_loss_cls_weights
-            own = box_losses(rules, predicted, rois, classes, objects, wanted, weights)
+            own = box_losses(rules, predicted, regions, wanted, weights)
             losses |= {f"{name}_stage{number}": loss for name, loss in own.items()}
+            rois = regions.rois
             moved = decode(predicted[1].detach(), rois[:, 1:], rules.bbox_reg_weights)
             boxes = [own[nonempty(own)] for own in by_image(moved, rois, image_sizes)]
         return losses, first
@@ -311,15 +300,16 @@ def classes_of(objects: Tensor, targets: Sequence[Target], num_classes: int) -> 
 
 
 def match_regions(
-    boxes: Sequence[Tensor], targets: Sequence[Target], iou_threshold: float
-) -> tuple[Tensor, Tensor]:
-    """Boxes (., 4) of each image -> all as regions (R, 5), which of the batch's objects (R,)."""
+    boxes: Sequence[Tensor], targets: Sequence[Target], rules: RegionRules
+) -> Regions:
+    """Boxes (., 4) of each image, all of them, as regions."""
     objects, first = [], 0
     for own, target in zip(boxes, targets, strict=True):
-        matched = match(target["boxes"], own, (iou_threshold,) * 2, each_object=False)
+        matched = match(target["boxes"], own, (rules.iou_threshold,) * 2, each_object=False)
         objects.append(torch.where(matched < 0, matched, matched + first))
         first += len(target["boxes"])
-    return with_image(boxes), torch.cat(objects)
+    index = torch.cat(objects)
+    return Regions(with_image(boxes), classes_of(index, targets, rules.num_classes), index)
 
 
 def build_rules(cfg: CfgNode) -> RegionRules:

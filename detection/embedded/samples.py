@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pycocotools.mask as mask_util
 import torch
+from fvcore.transforms.transform import TransformList
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -22,7 +23,7 @@ from detection.datasets.base import Record
 from detection.datasets.images import check_size, read_image
 from detection.datasets.labels import read_labels
 from detection.embedded.boxes import nonempty
-from detection.embedded.jitter import Jittered, LargeScaleJitter
+from detection.embedded.jitter import LargeScaleJitter, Moved, Resize, flips
 from detection.embedded.masks import boxes_of_bitmaps, boxes_of_polygons, draw_polygons
 from detection.embedded.model import Sample
 from moco.common.errors import DataError
@@ -83,36 +84,6 @@ def resized_size(size: tuple[int, int], short_edge_px: int, max_size_px: int) ->
 
 
 @dataclass(frozen=True)
-class _Moved:
-    """What happened to the image: (x, y) scale, size after it, flip of that; as `Jittered`."""
-
-    scale: tuple[float, float]
-    size: tuple[int, int]
-    flip: str
-
-    def __call__(self, points: NDArray[Any]) -> NDArray[Any]:
-        """(..., 2) points, changed in place."""
-        for axis, scale in enumerate(self.scale):
-            points[..., axis] = points[..., axis] * scale
-        if self.flip == "horizontal":
-            points[..., 0] = self.size[1] - points[..., 0]
-        elif self.flip == "vertical":
-            points[..., 1] = self.size[0] - points[..., 1]
-        return points
-
-    def polygons(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Polygons (P, 2) of one object."""
-        return [self(part) for part in parts]
-
-    def bitmap(self, mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """(H, W) of the image as it was → of the image as it is."""
-        image = Image.fromarray(mask)
-        if self.scale != (1.0, 1.0):
-            image = image.resize(self.size[::-1], Image.Resampling.NEAREST)
-        return _flipped(np.asarray(image), self.flip)
-
-
-@dataclass(frozen=True)
 class Mapper:
     """A record and its sampled changes -> a sample for a detector.
 
@@ -146,7 +117,7 @@ class Mapper:
         sample = _sample(record, planes)
         return sample | self._objects(record, moved) if self.learning else sample
 
-    def _changed(self, image: Image.Image, draw: Any) -> tuple[Tensor, _Moved | Jittered]:
+    def _changed(self, image: Image.Image, draw: Any) -> tuple[Tensor, Moved]:
         """(3, H, W), and what happened."""
         width, height = image.size
         if self.jitter is not None:
@@ -160,10 +131,11 @@ class Mapper:
         # Band by band: twice as fast as whole pixels that are put in this order afterwards.
         planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
         flipped = _FLIPPED[draw.flip]
-        moved = _Moved((size[1] / width, size[0] / height), size, draw.flip)
+        transforms = TransformList([Resize((height, width), size), *flips(draw.flip, size)])
+        moved = Moved(transforms, size, draw.flip)
         return planes.flip(flipped) if flipped else planes, moved
 
-    def _objects(self, record: Record, moved: _Moved | Jittered) -> dict[str, Any]:
+    def _objects(self, record: Record, moved: Moved) -> dict[str, Any]:
         """Boxes, classes, masks and keypoints of what is no crowd and has an area."""
         objects = [item for item in record["annotations"] if not item.get("iscrowd", 0)]
         learned: dict[str, Any] = {
@@ -239,11 +211,7 @@ def _planes(pixels: NDArray[np.uint8], channel_order: str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def _flipped(array: NDArray[Any], flip: str) -> NDArray[Any]:
-    return {"none": array, "horizontal": array[:, ::-1], "vertical": array[::-1]}[flip]
-
-
-def _boxes(objects: Sequence[dict[str, Any]], moved: _Moved | Jittered) -> NDArray[np.float64]:
+def _boxes(objects: Sequence[dict[str, Any]], moved: Moved) -> NDArray[np.float64]:
     """(R, 4), clipped to the image."""
     corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
     corners = moved(corners)
@@ -259,15 +227,13 @@ def _corners(item: dict[str, Any]) -> Sequence[float]:
     return [x, y, x + width, y + height]
 
 
-def _polygons(shape: Sequence[Any], moved: _Moved | Jittered) -> list[NDArray[np.float64]]:
+def _polygons(shape: Sequence[Any], moved: Moved) -> list[NDArray[np.float64]]:
     """Of one object: x0, y0, x1, y1, ... each; whole numbers stay whole, as in Detectron2."""
     parts = moved.polygons([np.array(part).reshape(-1, 2) for part in shape])
     return [part.reshape(-1).astype(np.float64) for part in parts]
 
 
-def _only_polygons(
-    shape: Any, moved: _Moved | Jittered, record: Record
-) -> list[NDArray[np.float64]]:
+def _only_polygons(shape: Any, moved: Moved, record: Record) -> list[NDArray[np.float64]]:
     if not isinstance(shape, list):
         raise DataError(
             f"{record['file_name']}: has a mask in run lengths, not in polygons; set "
@@ -276,19 +242,18 @@ def _only_polygons(
     return _polygons(shape, moved)
 
 
-def _bitmap(shape: Any, moved: _Moved | Jittered) -> NDArray[np.bool_]:
+def _bitmap(shape: Any, moved: Moved) -> NDArray[np.bool_]:
     """(H, W) of one object in polygons or run lengths."""
     if isinstance(shape, list):
         return draw_polygons(_polygons(shape, moved), moved.size)
     return moved.bitmap(mask_util.decode(shape)).astype(bool)
 
 
-def _keypoints(
-    item: dict[str, Any], moved: _Moved | Jittered, flipped: tuple[int, ...]
-) -> NDArray[np.float64]:
+def _keypoints(item: dict[str, Any], moved: Moved, flipped: tuple[int, ...]) -> NDArray[np.float64]:
     """(number, 3): x, y and visibility; all 0 where there is none or it is outside."""
     points = np.array(item["keypoints"], dtype=np.float64).reshape(-1, 3)
-    x, y = moved(points[:, :2]).T
+    points[:, :2] = moved(points[:, :2])
+    x, y = points[:, :2].T
     outside = (x < 0) | (y < 0) | (x > moved.size[1]) | (y > moved.size[0])
     points[outside, 2] = 0
     if moved.flip == "horizontal":

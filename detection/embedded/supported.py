@@ -5,7 +5,6 @@ configuration says. The tables of keys are in detection/config/keys.py.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -13,14 +12,16 @@ from detection.config.checks import check_basic_blocks, check_box_head
 from detection.config.keys import DETECTRON2_ONLY, EMBEDDED_CHOICES, same_value
 from detection.modeling.backbones import check_backbone
 from detection.modeling.backbones.base import require_maps
+from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 
 
 def check_supported(cfg: CfgNode) -> None:
     """Raise UserError for the first key, or pair of keys, that this engine cannot honor."""
     choices = {key: (default,) for key, default in DETECTRON2_ONLY.items()} | EMBEDDED_CHOICES
+    values = flatten(cfg)
     for key, allowed in choices.items():
-        value = _get(cfg, key, default=allowed[0])
+        value = values.get(key, allowed[0])
         if not any(same_value(value, choice) for choice in allowed):
             names = ", ".join(repr(c) if c == "" else str(c) for c in allowed)
             raise UserError(
@@ -105,13 +106,3 @@ def _check_segmenter(cfg: CfgNode, maps: Sequence[str]) -> None:
     require_maps("MODEL.SEM_SEG_HEAD.IN_FEATURES", head.IN_FEATURES, maps)
     if cfg.INPUT.RANDOM_FLIP == "vertical":
         raise UserError("INPUT.RANDOM_FLIP vertical: semantic segmentation has horizontal, none")
-
-
-def _get(cfg: CfgNode, key: str, default: Any) -> Any:
-    """The value of a dotted key, `default` where the key does not exist."""
-    node: Any = cfg
-    for part in key.split("."):
-        if part not in node:
-            return default
-        node = node[part]
-    return node

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from convert.families.resnet_network import NormLayer
 from convert.families.vit_network import ViT
-from detection.embedded.backbone import BACKBONES, FPN
-from detection.embedded.layers import NORMS, conv, norm_layer
+from detection.embedded.backbone import BACKBONES, FPN, build_fpn
+from detection.embedded.layers import NORMS, conv
 from detection.modeling.backbones.vit import (
     MAPS,
     SCALES,
@@ -90,7 +90,6 @@ def build_vit_sfp_backbone(model: CfgNode) -> SimplePyramid:
 
 @BACKBONES.register()
 def build_vit_fpn_backbone(model: CfgNode) -> ViTFPN:
-    net, fpn = build_vit(model, four_maps=True), model.FPN
+    net = build_vit(model, four_maps=True)
     maps = FourMaps(model.VIT.EMBED_DIM, model.VIT.PATCH_SIZE)
-    norm = norm_layer(fpn.NORM)
-    return ViTFPN(net, FPN(maps, list(maps.strides), fpn.OUT_CHANNELS, norm, fpn.FUSE_TYPE))
+    return ViTFPN(net, build_fpn(model, maps, list(maps.strides)))

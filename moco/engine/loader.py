@@ -1,7 +1,7 @@
 """Data loading: batches from worker processes, with an error where one dies or hangs."""
 
-import atexit
 from collections.abc import Iterable, Iterator
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 import torch
@@ -48,10 +48,7 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
     Raises:
         DataError: a data-loader worker died or hangs.
     """
-    # The workers ignore SIGTERM, with which multiprocessing would end, and then await, those that
-    # an error has left behind. What is registered last is called first.
-    atexit.unregister(kill_children)
-    atexit.register(kill_children)
+    kill_workers_at_exit()
     try:
         yield from loader
     except RuntimeError as error:
@@ -63,3 +60,12 @@ def read_ahead(loader: Iterable[T]) -> Iterator[T]:
             "/dev/shm, or a slow disk? Lower DATA.NUM_WORKERS or DATA.CACHE_MIB, or raise "
             "DATA.WORKER_TIMEOUT_SECONDS, then --resume"
         ) from error
+
+
+def kill_workers_at_exit() -> None:
+    """To be called before workers are started that `ignore_stop_signals`.
+
+    They ignore the one with which multiprocessing ends, and then awaits, those that an error has
+    left behind.
+    """
+    Finalize(None, kill_children, exitpriority=10)

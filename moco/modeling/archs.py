@@ -84,7 +84,8 @@ class EncoderSpec:
             raise UserError(f"arch: got {self.arch!r}, choices are {', '.join((*ARCHS, *VITS))}")
         if self.stem not in STEMS:
             raise UserError(f"stem: got {self.stem!r}, choices are {', '.join(STEMS)}")
-        if not (self.width > 0 and (64 * self.width).is_integer() and 64 * self.width >= 8):
+        channels = 64 * float(self.width)
+        if not (channels.is_integer() and channels >= MIN_STEM_CHANNELS):
             raise UserError(
                 f"width: got {self.width}, expected 64 * width to be a whole number "
                 f">= {MIN_STEM_CHANNELS}, e.g. 0.375 (24 channels)"

@@ -40,7 +40,7 @@ from moco.modeling.encoder import (
     zero_init_residual,
 )
 from moco.modeling.mechanisms import MECHANISMS
-from moco.modeling.mechanisms.base import Dictionary, KeyBatch, Mechanism
+from moco.modeling.mechanisms.base import KeyBatch, Mechanism, Passes
 from moco.modeling.shuffle_bn import Pass, exchange_plan, items_of_step, shuffle_plan
 from moco.modeling.vit import ViT
 from moco.pretraining.config import ADDED_KEYS, MAY_CHANGE, NOT_PROTOCOL, scale_to_batch
@@ -71,12 +71,9 @@ class PretrainPlan(Plan):
 
 @dataclass(frozen=True)
 class PretrainStep(Step):
-    """Of a step what the mechanism's update needs, see `Mechanism.update`."""
+    """Of a step."""
 
-    dictionaries: list[Dictionary]
-    queries: list[Tensor]
-    images: Tensor
-    progress: float
+    passes: Passes
 
 
 class Pretraining(Training[PretrainPlan, PretrainStep]):
@@ -190,12 +187,13 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             dictionaries.append(dictionary)
             queries.append(torch.cat(of_pass))
         progress = (plan.step + 1) / self.total_steps
-        return PretrainStep(total[0], total[1], dictionaries, queries, plan.images, progress)
+        done = Passes(dictionaries, queries, plan.images, progress)
+        return PretrainStep(total[0], total[1], done)
 
     def update(self, step: PretrainStep) -> None:
         """The optimizer's step, then the mechanism's: key encoder, queue or bank."""
         super().update(step)
-        self.model.update(step.dictionaries, step.queries, step.images, step.progress)
+        self.model.update(step.passes)
 
     def evaluate(self) -> Evaluation | None:
         """kNN with the query encoder, if there is data for it."""

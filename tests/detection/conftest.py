@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moco.common.run import RunRecord
+from tests.oracles.processes import start_processes
 from tests.oracles.small_tasks import SMALL_VOC, narrow_file
 from tests.oracles.tiny_voc import write_voc
 
@@ -30,6 +31,12 @@ def _catalogs_stay_detectron2s():
     for catalog, content in before:
         catalog.data.clear()
         catalog.data.update(content)
+
+
+@pytest.fixture(autouse=True)
+def _ranks_begin_with_everything_imported(monkeypatch):
+    """Those that a test's own process starts, by --num-gpus."""
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", start_processes)
 
 
 @pytest.fixture(params=["embedded", pytest.param("detectron2", marks=pytest.mark.detectron2)])

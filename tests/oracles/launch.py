@@ -1,7 +1,7 @@
 """Pre-training in several processes, one of which fails after a chosen step.
 
 As a program: `moco.pretrain` with the fault that the variable FAULT describes. `run_ranks` starts
-processes without torchrun, from a server that has imported everything, in a tenth of the time.
+processes without torchrun, from the server of processes.py.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.oracles.processes import processes, variables_of
+from tests.oracles.processes import processes, server, variables_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULT = "MOCO_TEST_FAULT"
@@ -64,7 +64,7 @@ def torchrun(words: Sequence[str], fault: Fault | None = None, *flags: str) -> D
 
 def run_ranks(world: int, words: Sequence[str], tmp: Path, fault: Fault | None = None) -> Done:
     """`python -m moco.pretrain` in `world` connected processes."""
-    context = _server()
+    context = server()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -92,7 +92,7 @@ def kill_while_saving(folder: Path, call: int) -> int:
     Returns:
         The last step that it reported as saved, 0 if none.
     """
-    context = _server()
+    context = server()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_save_until_killed, args=(str(folder), sender, call))
     process.start()
@@ -110,12 +110,6 @@ def processes_of(text: str) -> list[int]:
     """Running processes whose command line holds `text`, e.g. an output folder."""
     found = {number for number, stat, line in processes() if text in line and stat[0] != "Z"}
     return sorted(found - {os.getpid()})
-
-
-def _server() -> "multiprocessing.context.ForkServerContext":
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["moco.pretraining.run", "torch.nn.parallel"])
-    return context
 
 
 def _save_until_killed(

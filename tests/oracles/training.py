@@ -11,7 +11,7 @@ from torch import Tensor
 from moco.common.distributed import rank, world_size
 from moco.common.files import sha256_state
 from moco.engine.checkpoint import FORMAT, list_checkpoints, load_checkpoint
-from moco.modeling.mechanisms.base import KeyBatch, Mechanism, StepOutput
+from moco.modeling.mechanisms.base import KeyBatch, Mechanism, Passes, StepOutput
 
 
 def train_step(
@@ -45,7 +45,7 @@ def train_step(
     optimizer.zero_grad()
     out.loss.backward()
     optimizer.step()
-    model.update([dictionary], [out.queries], numbers, progress)
+    model.update(Passes([dictionary], [out.queries], numbers, progress))
     return out
 
 

@@ -7,20 +7,21 @@ encoder is updated. One step is, for all of them:
     out = model(x_q, dictionary)              # InfoNCE (eq. 1)
     out.loss.backward()
     optimizer.step()
-    model.update([dictionary], [out.queries], images, progress)
+    model.update(Passes([dictionary], [out.queries], images, progress))
 
 N images of all processes, n of this one, C dimension, K negatives.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows, rank
+from moco.common.distributed import gather_rows, rank, world_size
+from moco.modeling.shuffle_bn import unshuffle
 
 
 class KeyBatch(NamedTuple):
@@ -71,6 +72,22 @@ class StepOutput(NamedTuple):
     queries: Tensor
 
 
+class Passes(NamedTuple):
+    """All passes of a step over its batch.
+
+    Attributes:
+        dictionaries: of each.
+        queries: (n, C) of each.
+        images: (N,), as in `KeyBatch`.
+        progress: share of the run that is done with this step, 0..1.
+    """
+
+    dictionaries: Sequence[Dictionary]
+    queries: Sequence[Tensor]
+    images: Tensor
+    progress: float
+
+
 class Mechanism(nn.Module, ABC):
     """Query encoder and dictionary.
 
@@ -99,20 +116,8 @@ class Mechanism(nn.Module, ABC):
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         """Loss of some or all of this process's queries (n, 3, H, W) and their dictionary."""
 
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
-        """The end of a step: what the dictionary becomes. All processes call it together.
-
-        Args:
-            dictionaries: of each pass over the batch; queries: (n, C) of each pass.
-            images: (N,), as in `KeyBatch`.
-            progress: share of the run that is done with this step, 0..1.
-        """
+    def update(self, passes: Passes) -> None:
+        """The end of a step: what the dictionary becomes. All processes call it together."""
 
     def gathered_state(self) -> dict[str, Tensor]:
         """`state_dict` of all processes together, the same on each; they call it together."""
@@ -132,10 +137,23 @@ def unit_rows(x: Tensor, like: Tensor) -> Tensor:
     return F.normalize(x.to(like.dtype), dim=1)
 
 
-def encode_keys(encoder: nn.Module, batch: KeyBatch, like: Tensor) -> Tensor:
-    """Keys (n, C) of unit length of this process's key views, in the order of the plan."""
+def encode_keys(
+    encoder: nn.Module, batch: KeyBatch, gather: Callable[[Tensor], Tensor] = gather_rows
+) -> Tensor:
+    """Keys (N, C) of unit length of all processes' key views, in the order of the queries.
+
+    `gather`: rows (n, C) -> (N, C), with or without gradient.
+    """
     parts = [encoder(part) for part in batch.x_k.chunk(batch.num_chunks)]
-    return unit_rows(torch.cat(parts), like)
+    keys = gather(unit_rows(torch.cat(parts), like=next(encoder.parameters())))
+    return keys if batch.plan is None else unshuffle(keys, batch.plan)
+
+
+def batch_as_dictionary(keys: Tensor) -> Dictionary:
+    """Keys (N, C) of a batch, each the positive of one query and a negative of the others."""
+    n = len(keys) // world_size()
+    own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
+    return Dictionary(own_rows(keys, n), keys.T, own, keys)
 
 
 def follow(key_encoder: nn.Module, query_encoder: nn.Module, m: float) -> None:
@@ -155,8 +173,3 @@ def in_bf16(device: torch.device) -> bool:
 def own_rows(rows: Tensor, num_rows: int) -> Tensor:
     """Of rows (N, ...) of all processes the `num_rows` of this one."""
     return rows[rank() * num_rows : (rank() + 1) * num_rows]
-
-
-def gather_queries(queries: Sequence[Tensor]) -> Tensor:
-    """Queries (N, C) of all processes, of one pass."""
-    return gather_rows(torch.cat(list(queries)))

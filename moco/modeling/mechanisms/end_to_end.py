@@ -9,17 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows_with_gradient, rank
+from moco.common.distributed import gather_rows_with_gradient
 from moco.modeling.loss import contrastive_logits, pretext_accuracy
 from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
     StepOutput,
+    batch_as_dictionary,
     encode_keys,
-    own_rows,
 )
-from moco.modeling.shuffle_bn import unshuffle
 
 
 class EndToEnd(Mechanism):
@@ -42,13 +41,7 @@ class EndToEnd(Mechanism):
 
     def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The batch's keys, shuffled and encoded as in MoCo (sec. 3.3), with their gradient."""
-        n = len(batch.x_k)
-        like = next(self.encoder_k.parameters())
-        keys = gather_rows_with_gradient(encode_keys(self.encoder_k, batch, like))  # (N, C)
-        if batch.plan is not None:
-            keys = unshuffle(keys, batch.plan)
-        own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
-        return Dictionary(own_rows(keys, n), keys.T, own, keys)
+        return batch_as_dictionary(encode_keys(self.encoder_k, batch, gather_rows_with_gradient))
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         q = self.queries(x_q)

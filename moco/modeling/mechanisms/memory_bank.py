@@ -4,7 +4,7 @@ N images of all processes, n of this one, C dimension, K negatives, M images in 
 processes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -18,8 +18,8 @@ from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
+    Passes,
     StepOutput,
-    gather_queries,
     in_bf16,
     own_rows,
     unit_rows,
@@ -100,15 +100,9 @@ class MemoryBank(Mechanism):
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
+    def update(self, passes: Passes) -> None:
         """The entries of the batch's images follow their queries."""
-        gathered, images = gather_queries(queries), images.cpu()
+        gathered, images = gather_rows(torch.cat(list(passes.queries))), passes.images.cpu()
         here = (images % world_size() == rank()).nonzero()[:, 0]
         rows = (images[here] // world_size()).to(self.bank.device)
         new = gathered[here.to(gathered.device)].to(self.bank)

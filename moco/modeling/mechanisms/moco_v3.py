@@ -6,25 +6,23 @@ passes, with each view as queries once and as keys once; its loss is their sum.
 
 import copy
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows, rank
 from moco.modeling.encoder import Encoder, set_head
 from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
+    Passes,
     StepOutput,
+    batch_as_dictionary,
     encode_keys,
     follow,
-    own_rows,
     unit_rows,
 )
-from moco.modeling.shuffle_bn import unshuffle
 from moco.modeling.synced_bn import SyncedBatchNorm1d
 
 
@@ -67,13 +65,8 @@ class MoCoV3(Mechanism):
 
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
-        """The batch's keys, each the positive of one query and a negative of the others."""
-        n, like = len(batch.x_k), next(self.encoder_k.parameters())
-        keys = gather_rows(encode_keys(self.encoder_k, batch, like))  # (N, C)
-        if batch.plan is not None:
-            keys = unshuffle(keys, batch.plan)
-        own = torch.arange(rank() * n, (rank() + 1) * n, device=keys.device)
-        return Dictionary(own_rows(keys, n), keys.T, own, keys)
+        """The batch's keys."""
+        return batch_as_dictionary(encode_keys(self.encoder_k, batch))
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
         """Cross-entropy times 2 T (Algorithm 1)."""
@@ -86,15 +79,9 @@ class MoCoV3(Mechanism):
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
+    def update(self, passes: Passes) -> None:
         """The key encoder follows."""
-        follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, progress))
+        follow(self.encoder_k, self.encoder_q, cosine_momentum(self.m, passes.progress))
 
     def queries(self, x_q: Tensor) -> Tensor:
         """Predictions (n, C) of unit length."""

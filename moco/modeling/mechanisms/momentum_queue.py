@@ -4,25 +4,23 @@ N images of all processes, n of this one, C dimension, K length of the queue.
 """
 
 import copy
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco.common.distributed import gather_rows
 from moco.modeling.loss import info_nce
 from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
     Mechanism,
+    Passes,
     StepOutput,
     encode_keys,
     follow,
     in_bf16,
     own_rows,
 )
-from moco.modeling.shuffle_bn import unshuffle
 
 
 class MomentumQueue(Mechanism):
@@ -56,9 +54,7 @@ class MomentumQueue(Mechanism):
     @torch.no_grad()
     def dictionary(self, batch: KeyBatch) -> Dictionary:
         """The new keys as positives, the queue as negatives."""
-        keys = gather_rows(encode_keys(self.encoder_k, batch, self.queue))  # (N, C)
-        if batch.plan is not None:
-            keys = unshuffle(keys, batch.plan)
+        keys = encode_keys(self.encoder_k, batch)  # (N, C)
         return Dictionary(own_rows(keys, len(batch.x_k)), self.queue, keys=keys)
 
     def forward(self, x_q: Tensor, dictionary: Dictionary) -> StepOutput:
@@ -68,16 +64,10 @@ class MomentumQueue(Mechanism):
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()
-    def update(
-        self,
-        dictionaries: Sequence[Dictionary],
-        queries: Sequence[Tensor],
-        images: Tensor,
-        progress: float,
-    ) -> None:
+    def update(self, passes: Passes) -> None:
         """The key encoder follows, the keys replace the oldest in the queue."""
         follow(self.encoder_k, self.encoder_q, self.m)
-        for dictionary in dictionaries:
+        for dictionary in passes.dictionaries:
             assert dictionary.keys is not None
             self._enqueue(dictionary.keys)
 

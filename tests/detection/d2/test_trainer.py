@@ -1,4 +1,4 @@
-"""Runs on Detectron2: files, records, checkpoints, errors, and models of the other engine."""
+"""Runs on Detectron2: files, records, checkpoints, errors."""
 
 import json
 from pathlib import Path
@@ -19,13 +19,12 @@ pytestmark = [pytest.mark.detectron2, pytest.mark.slow, pytest.mark.usefixtures(
 def train(small_config, small_options, r18_file):
     """Run the command line into a folder and read its record."""
 
-    def call(folder: Path, *opts: object, flags: tuple[str, ...] = (), engine: str = "detectron2"):
+    def call(folder: Path, *opts: object, flags: tuple[str, ...] = ()):
         options = [*small_options, "MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
-        argv = ["--config-file", small_config, "--engine", engine, *flags, *options]
+        argv = ["--config-file", small_config, "--engine", "detectron2", *flags, *options]
         argv += ["OUTPUT_DIR", str(folder), *map(str, opts)]
         assert main(argv) == 0
-        name = "inference/run.json" if "--eval-only" in flags else "run.json"
-        return read_record(folder / name)
+        return read_record(folder / "run.json")
 
     return call
 
@@ -34,12 +33,6 @@ def train(small_config, small_options, r18_file):
 def finished(train, tmp_path_factory) -> tuple[Path, RunRecord]:
     folder = tmp_path_factory.mktemp("d2") / "run"
     return folder, train(folder)
-
-
-@pytest.fixture(scope="module")
-def finished_embedded(train, tmp_path_factory) -> tuple[Path, RunRecord]:
-    folder = tmp_path_factory.mktemp("embedded") / "run"
-    return folder, train(folder, engine="embedded")
 
 
 def predictions(folder: Path) -> list[dict]:
@@ -73,24 +66,6 @@ def test_the_record_says_what_was_run(finished):
     assert set(record.metrics) >= {"bbox/AP", "bbox/AP50", "bbox/AP75", "bbox/AP50-blue"}
 
 
-def test_either_engine_evaluates_the_others_model(finished, finished_embedded, train, tmp_path):
-    """Weights are exchanged by name; the numbers are bitwise identical."""
-    for engine, (folder, record) in (
-        ("embedded", finished),
-        ("detectron2", finished_embedded),
-    ):
-        other = train(
-            tmp_path / engine,
-            "MODEL.WEIGHTS",
-            folder / "model_final.pth",
-            flags=("--eval-only",),
-            engine=engine,
-        )
-        assert other.engine == engine != record.engine
-        assert other.metrics == record.metrics
-        assert predictions(tmp_path / engine) == predictions(folder)
-
-
 def test_resume_without_a_checkpoint_starts_from_scratch(train, tmp_path):
     record = train(
         tmp_path / "run", "SOLVER.MAX_ITER", 1, "SOLVER.STEPS", "()", flags=("--resume",)
@@ -101,19 +76,26 @@ def test_resume_without_a_checkpoint_starts_from_scratch(train, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "0 bytes"), (b"rubbish", "damaged"), (None, "has no iteration, trainer")],
+    [(b"", "0 bytes"), (b"rubbish", "text file"), (None, "has no iteration, trainer")],
 )
-def test_a_damaged_checkpoint_is_named(content, message, train, finished, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "last_checkpoint").write_text("model_0000001.pth")
+def test_a_damaged_checkpoint_is_named(content, message, tmp_path):
+    from detection.d2.checkpoint import check_checkpoint
+
+    path = tmp_path / "model_0000001.pth"
     if content is None:
-        torch.save({"model": {}}, folder / "model_0000001.pth")
+        torch.save({"model": {}}, path)
     else:
-        (folder / "model_0000001.pth").write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        train(folder, flags=("--resume",))
-    assert read_record(folder / "run.json").status == "failed"
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=f"model_0000001.*{message}"):
+        check_checkpoint(path)
+
+
+def test_a_run_does_not_resume_from_a_damaged_checkpoint(train, tmp_path):
+    (tmp_path / "last_checkpoint").write_text("model_0000001.pth")
+    torch.save({"model": {}}, tmp_path / "model_0000001.pth")
+    with pytest.raises(DataError, match="has no iteration, trainer"):
+        train(tmp_path, flags=("--resume",))
+    assert read_record(tmp_path / "run.json").status == "failed"
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
@@ -147,5 +129,5 @@ def test_checkpoints_are_written_whole_or_not_at_all(finished, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's list of threads")
 def test_no_thread_of_a_connection_outlives_the_training():
-    for connected, afterwards in run_on(2, detectron2s_gloo_threads):
+    for connected, afterwards in run_on(2, detectron2s_gloo_threads, fresh=True):
         assert connected and not afterwards

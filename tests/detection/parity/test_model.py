@@ -153,6 +153,30 @@ UNUSUAL_VIT_FPN = {
     "INPUT.MAX_SIZE_TRAIN": 190,
     "INPUT.MAX_SIZE_TEST": 190,
 }
+CONVNEXT = {
+    **tiny.FPN_MASK,
+    "MODEL.BACKBONE.NAME": "build_convnext_fpn_backbone",
+    "MODEL.CONVNEXT.DEPTHS": [1, 2, 1, 2],
+    "MODEL.CONVNEXT.DIMS": [8, 12, 16, 24],
+    "MODEL.CONVNEXT.DROP_PATH": 0.5,
+    "MODEL.FPN.NORM": "",
+}
+CONVNEXT_V2 = {
+    **CONVNEXT,
+    "MODEL.CONVNEXT.LAYER_SCALE": False,
+    "MODEL.CONVNEXT.GRN": True,
+    "MODEL.BACKBONE.FREEZE_AT": 2,
+    "MODEL.BACKBONE.SQUARE_PAD": 224,
+    "INPUT.MAX_SIZE_TRAIN": 224,
+    "INPUT.MAX_SIZE_TEST": 224,
+}
+TIMM = {
+    **tiny.FPN_MASK,
+    "MODEL.BACKBONE.NAME": "build_timm_fpn_backbone",
+    "MODEL.TIMM.NAME": "regnety_002",
+    "MODEL.TIMM.DROP_PATH": 0.3,
+    "MODEL.FPN.NORM": "",
+}
 
 
 ARCHITECTURES = {
@@ -185,6 +209,9 @@ ARCHITECTURES = {
     "vit-sfp-unusual": UNUSUAL_VIT,
     "vit-fpn-mask": tiny.VIT_FPN,
     "vit-fpn-mask-unusual": UNUSUAL_VIT_FPN,
+    "convnext-fpn-mask": CONVNEXT,
+    "convnext-v2-fpn-mask-square": CONVNEXT_V2,
+    "timm-fpn-mask": TIMM,
 }
 every_architecture = pytest.mark.parametrize("keys", ARCHITECTURES.values(), ids=ARCHITECTURES)
 
@@ -326,7 +353,9 @@ def test_the_same_seed_gives_the_same_initial_weights(keys):
     d2.same_start(keys)
 
 
-@pytest.mark.parametrize("keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN])
+@pytest.mark.parametrize(
+    "keys", [tiny.NARROW_R50, tiny.DILATED_C5, tiny.FPN, UNUSUAL_FPN, CONVNEXT]
+)
 def test_intermediate_quantities(keys):
     """Features, RPN outputs, anchors, proposals: where a difference starts, if there is one."""
     theirs, ours = both(keys)

@@ -1,4 +1,4 @@
-"""Vision transformers in both engines: Detectron2's stock classes, whole runs, checkpointing.
+"""Vision transformers in both engines: Detectron2's stock classes, whole runs.
 
 Every quantity of their detectors is compared in test_model.py.
 """
@@ -118,21 +118,6 @@ def test_a_batch_is_padded_where_stock_detectron2_forgets_it():
     assert SimpleFeaturePyramid.size_divisibility.fget(model.backbone) == 0
 
 
-def test_checkpointed_blocks_have_the_same_gradients():
-    from tests.oracles import detectron2_engine as d2
-
-    samples = tiny.images([(101, 133), (90, 64)], seed=2)
-    gradients = []
-    for checkpointed in (False, True):
-        keys = {**tiny.VIT_SFP, "MODEL.VIT.CHECKPOINT_BLOCKS": checkpointed}
-        torch.manual_seed(0)
-        model = d2.model(d2.config(keys))
-        torch.manual_seed(1)
-        sum(d2.losses(model, samples).values()).backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    assert all(torch.equal(x, gradients[1][name]) for name, x in gradients[0].items())
-
-
 def test_without_timm_it_is_one_line(monkeypatch):
     import importlib.util
 
@@ -203,7 +188,6 @@ def converted(tmp_path_factory) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("init", "builder"),
     [
-        *(("random", builder) for builder in BUILDERS),
         *(("timm", builder) for builder in BUILDERS),
         *(("dinov2", BUILDERS[0]), ("dinov2-registers", BUILDERS[1]), ("moco_v3", BUILDERS[0])),
     ],
@@ -211,23 +195,20 @@ def converted(tmp_path_factory) -> Callable[[str], Path]:
 def test_the_small_task_is_one_run_in_both_engines(builder, init, converted, tmp_path, capsys):
     """From the file to the table."""
     voc = write_voc(tmp_path / "voc", {"trainval": 6, "test": 3})
-    weights = "random" if init == "random" else converted(init)
+    weights = converted(init)
     keys = {**SMALL, "DATASETS.VOC_DIR": voc, "MODEL.WEIGHTS": weights}
-    keys["MODEL.BACKBONE.NAME"] = builder
-    if init != "random":
-        its = read_converted(weights).contract.architecture
-        keys |= its.d2_keys()
-        assert its.layer_scale is init.startswith("dinov2") and its.patch_size == 16
+    its = read_converted(weights).contract.architecture
+    keys |= {"MODEL.BACKBONE.NAME": builder} | its.d2_keys()
+    assert its.layer_scale is init.startswith("dinov2") and its.patch_size == 16
     runs = tmp_path / "runs"
     for engine in ("detectron2", "embedded"):
         every = {**keys, "OUTPUT_DIR": runs / engine}
         opts = [str(item) for pair in every.items() for item in pair]
         assert main(["--config-file", str(TASK), "--engine", engine, *opts]) == 0
         record = read_record(runs / engine / "run.json")
-        if init != "random":
-            left = record.coverage["left_at_init"]
-            assert record.coverage["loaded"] == 3 + 4 * (14 if its.layer_scale else 12)
-            assert not [n for n in left if n.startswith("backbone.net.") and "rel_pos" not in n]
+        left = record.coverage["left_at_init"]
+        assert record.coverage["loaded"] == 3 + 4 * (14 if its.layer_scale else 12)
+        assert not [n for n in left if n.startswith("backbone.net.") and "rel_pos" not in n]
         assert "MODEL.VIT.WINDOW_SIZE" in record.config
     assert_same_run(runs / "detectron2", runs / "embedded")
     capsys.readouterr()

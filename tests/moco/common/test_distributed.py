@@ -165,7 +165,7 @@ def test_a_key_is_normalized_with_other_images_than_its_query(W):
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_thread_of_the_connection_outlives_it(fails):
     """One that frees a tensor while the interpreter ends aborts the process."""
-    for connected, afterwards in run_on(2, gloo_threads, fails, connect=False):
+    for connected, afterwards in run_on(2, gloo_threads, fails, connect=False, fresh=True):
         assert connected and not afterwards
 
 

@@ -176,6 +176,18 @@ class TestResume:
 class TestOtherProcesses:
     """Row 8."""
 
+    def test_are_refused(self, words, tmp_path):
+        """tests/moco/classification/test_linear.py: also one instead of two."""
+        done = run_ranks(1, words(SOLVER__STOP_AT_ITERS=3), tmp_path)
+        assert done.codes == [85], done.err
+        saved = weights(tmp_path / "run")
+        done = run_ranks(2, [*words(), "--resume"], tmp_path)
+        assert done.codes == [2, 2]
+        message = "was trained by 1 processes, this run has 2; .*--other-processes"
+        assert re.search(message, done.err)
+        assert done.err.count("\n") == 2  # a line of each process
+        assert weights(tmp_path / "run") == saved
+
     @pytest.mark.parametrize("mechanism", ["queue", "memory_bank", "moco_v3"])
     @pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
     def test_goes_on_with_the_same_batch_if_asked(
@@ -183,14 +195,6 @@ class TestOtherProcesses:
     ):
         done = run_ranks(before, words(mechanism, SOLVER__STOP_AT_ITERS=3), tmp_path)
         assert done.codes == [85] * before, done.err
-        saved = weights(tmp_path / "run")
-        done = run_ranks(after, [*words(mechanism), "--resume"], tmp_path)
-        assert set(done.codes) == {2}
-        message = f"was trained by {before} processes, this run has {after}; .*--other-processes"
-        assert re.search(message, done.err)
-        assert done.err.count("\n") == after  # a line of each process
-        assert weights(tmp_path / "run") == saved
-
         done = resume(words(mechanism), tmp_path, "--other-processes", world=after)
         assert f"batch 8: {after} process" in done.out
         # Sums in another order, and nothing else: weights, queue or bank, momentum.
@@ -252,28 +256,24 @@ class TestSignals:
 class TestLostProcess:
     """Rows 5 and 6."""
 
-    @pytest.mark.parametrize(
-        ("number", "said"),
-        [
-            (signal.SIGKILL, r"did not .*--resume"),
-            # A stopped process does not even react to SIGTERM.
-            (signal.SIGSTOP, r"did not answer in 5 s.*--resume to continue \(.*imed out"),
-        ],
-    )
-    def test_dies_or_hangs(self, words, tmp_path, number, said):
-        done = torchrun([*words(), "--dist-timeout", "5"], Fault(1, 3, number))
+    def test_hangs(self, words, tmp_path):
+        """A stopped process does not even react to SIGTERM."""
+        done = torchrun([*words(), "--dist-timeout", "5"], Fault(1, 3, signal.SIGSTOP))
         assert done.codes != [0]
+        said = r"did not answer in 5 s.*--resume to continue \(.*imed out"
         assert re.search(f"process 0 of 2: process 1 of this run died or {said}", done.err)
         assert re.search(r"Root Cause.*rank +: 1 .*SIGKILL", done.err, re.S)  # torchrun's report
         assert not processes_of(str(tmp_path))
 
-    def test_killed_and_started_again_by_torchrun(self, words, straight, tmp_path):
+    def test_dies_and_is_started_again_by_torchrun(self, words, straight, tmp_path):
         """--overwrite must not throw away what the first attempt had done."""
         (tmp_path / "run").mkdir()
         (tmp_path / "run/metrics.json").write_text("an earlier run's\n")
         fault = Fault(1, 5, signal.SIGKILL)
         done = torchrun([*words(), "--overwrite"], fault, "--max-restarts=1")
         assert done.codes == [0], done.err
+        said = "process 0 of 2: process 1 of this run died or did not .*--resume"
+        assert re.search(said, done.err)
         assert re.search(r"resuming from .*checkpoint_0000.pth.tar after step 3 of 8", done.out)
         assert equals(tmp_path / "run", straight())
 

@@ -1,0 +1,89 @@
+"""Detectron2's FPN over the networks of both engines, and ConvNeXt and timm's networks under it.
+
+The networks are convert/families'.
+"""
+
+from collections.abc import Mapping
+
+from detectron2.config import CfgNode
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
+from detectron2.modeling.backbone.fpn import LastLevelMaxPool
+
+from convert.families.convnext_network import ConvNeXt
+from convert.families.timm_network import TimmFeatures
+from detection.modeling.backbones.convnext import build_convnext
+
+
+class WithShapes(Backbone):
+    """To be inherited beside a network with `strides` and `stage_channels` by the maps' names."""
+
+    strides: Mapping[str, int]
+    stage_channels: Mapping[str, int]
+
+    def output_shape(self) -> dict[str, ShapeSpec]:
+        return {
+            name: ShapeSpec(channels=self.stage_channels[name], stride=stride)
+            for name, stride in self.strides.items()
+        }
+
+
+class ConvNeXtBackbone(ConvNeXt, WithShapes):
+    """The same as a backbone of Detectron2."""
+
+
+class TimmBackbone(TimmFeatures, WithShapes):
+    """The same as a backbone of Detectron2."""
+
+
+class StageFPN(FPN):
+    """Detectron2's FPN with maps named by their stage, whatever the stem's stride: res2 -> p2.
+
+    The task files name p2..p6. Detectron2 names a map by its stride, so that on a stem of stride 1
+    the same maps would be p0..p4. Strides are the true ones; behind a stem of stride 4 both
+    names are the same. The last map is max-pooled once more, as in `build_resnet_fpn_backbone`.
+
+    `square_pad`: MODEL.BACKBONE.SQUARE_PAD; the others as for Detectron2's.
+    """
+
+    def __init__(
+        self,
+        bottom_up: Backbone,
+        in_features: list[str],
+        channels: int,
+        norm: str,
+        fuse_type: str,
+        square_pad: int,
+    ) -> None:
+        super().__init__(
+            bottom_up, in_features, channels, norm, fuse_type=fuse_type, square_pad=square_pad
+        )
+        strides = [shape.stride for shape in self.output_shape().values()]
+        stages = [int(name.removeprefix("res")) for name in in_features]
+        self.top_block = LastLevelMaxPool()
+        self.top_block.in_feature = f"p{stages[-1]}"
+        self._out_features = [f"p{stage}" for stage in (*stages, stages[-1] + 1)]
+        self._out_feature_strides = dict(
+            zip(self._out_features, [*strides, 2 * strides[-1]], strict=True)
+        )
+        self._out_feature_channels = dict.fromkeys(self._out_features, channels)
+
+
+def build_fpn(cfg: CfgNode, bottom_up: Backbone, in_features: list[str] | None = None) -> StageFPN:
+    """MODEL.FPN over a network, by default over its maps in IN_FEATURES."""
+    fpn, square_pad = cfg.MODEL.FPN, cfg.MODEL.BACKBONE.SQUARE_PAD
+    names = fpn.IN_FEATURES if in_features is None else in_features
+    return StageFPN(bottom_up, names, fpn.OUT_CHANNELS, fpn.NORM, fpn.FUSE_TYPE, square_pad)
+
+
+@BACKBONE_REGISTRY.register()
+def build_convnext_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+    """MODEL.CONVNEXT with norms after its stages, and MODEL.FPN."""
+    return build_fpn(cfg, build_convnext(cfg.MODEL, ConvNeXtBackbone))
+
+
+@BACKBONE_REGISTRY.register()
+def build_timm_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
+    """MODEL.TIMM and MODEL.FPN."""
+    keys = cfg.MODEL.TIMM
+    return build_fpn(cfg, TimmBackbone(keys.NAME, keys.DROP_PATH))
