@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,7 @@ class SlurmLab(Lab):
     def resume_now(self, id_: str) -> None:
         """Slurm waits for two minutes before it starts a job again."""
         self.wait_for(lambda: self.state(id_) == "PENDING", 120)
+        time.sleep(3)  # slurmd has revoked the credentials of the second when it was put back
         subprocess.run(["scontrol", "update", f"JobId={id_}", "StartTime=now"], check=True)
 
 
@@ -144,8 +146,9 @@ def test_stopping_leaves_the_jobs_and_scancel_ends_a_watched_one(lab):
     assert len(jobs) == 2 and f"scancel {' '.join(arrays)}" in lab.log()
     assert lab.state(jobs[running]) == "RUNNING"
     assert {lab.state(id_) for id_ in jobs.values()} <= {"RUNNING", "PENDING"}
+    shown = lab.log().count("0/2 done")
     runner = lab.start()
-    lab.wait_for(lambda: lab.log().count("0/2 done") > 1)
+    lab.wait_for(lambda: lab.log().count("0/2 done") > shown)
     subprocess.run(["scancel", jobs[running]], check=True)
     lab.wait_for(lambda: lab.count("saved")[running], 60)
     lab.release()
