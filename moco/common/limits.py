@@ -41,8 +41,9 @@ def _measure(
     count, levels = done.get(id(value), (1, 1))
     if id(value) not in done and depth <= MAX_DEPTH:
         for part in value.values() if isinstance(value, dict) else value:
-            if type(part) in _SINGLE:  # most of a record, without a call
-                count += 1
+            kind = type(part)
+            if kind in _SINGLE or (kind is int and part.bit_length() <= MAX_BITS):
+                count += 1  # most of a record, without a call
                 continue
             parts, below = _measure(part, depth + 1, limit, done)
             count, levels = count + parts, max(levels, below + 1)
