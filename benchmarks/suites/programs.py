@@ -29,7 +29,7 @@ class Programs:
 
     def not_downloaded(self, weights: Mapping[str, str]) -> dict[str, str]:
         """Init → what would have to be downloaded for it; those that need nothing are left out."""
-        needed = {init: _apart(pretrained.not_downloaded, text) for init, text in weights.items()}
+        needed = _each(pretrained.not_downloaded, weights)
         return {init: what for init, what in needed.items() if what}
 
     def locate(self, weights: Mapping[str, str]) -> dict[str, LocalWeights | None]:
@@ -38,10 +38,9 @@ class Programs:
         Raises:
             UserError: weights that cannot be downloaded.
         """
-        return {
-            init: None if text == RANDOM else _apart(pretrained.locate, text)
-            for init, text in weights.items()
-        }
+        files = {init: text for init, text in weights.items() if text != RANDOM}
+        found = _each(pretrained.locate, files)
+        return {init: found.get(init) for init in weights}
 
     def choose_engines(self, wanted: str) -> tuple[str, ...]:
         """`auto`, `detectron2`, `embedded` or `each` → engines for detection.
@@ -97,9 +96,17 @@ class Programs:
         return [sys.executable, *launcher, *program, *keys]
 
 
-def _apart(function: Callable[[str], _T], text: str) -> _T:
-    """Call `function`, in a process of its own where it imports timm, and with it torch."""
-    return _in_own_process(function, text) if text.startswith("timm://") else function(text)
+def _each(function: Callable[[str], _T], weights: Mapping[str, str]) -> dict[str, _T]:
+    """Init → `function` of its weights, all in a process of their own where one imports timm, and
+    with it torch."""
+    apart = any(text.startswith("timm://") for text in weights.values())
+    texts = list(weights.values())
+    found = _in_own_process(_map, function, texts) if apart else _map(function, texts)
+    return dict(zip(weights, found, strict=True))
+
+
+def _map(function: Callable[[str], _T], texts: Sequence[str]) -> list[_T]:
+    return [function(text) for text in texts]
 
 
 def _in_own_process(function: Callable[..., _T], *arguments: Any) -> _T:
