@@ -74,8 +74,8 @@ NETWORKS = {
     "resnet": Network(
         PRETRAIN_CONFIG,
         DETECTION_CONFIG,
-        seconds=(240.0, 50.0),
-        own_seconds=(290.0, 110.0),
+        seconds=(200.0, 36.0),
+        own_seconds=(240.0, 66.0),
         own_images={
             "AUG.CROP_PX": "64",
             "AUG.CROP_SCALE": "(0.2, 1.0)",

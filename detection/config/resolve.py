@@ -35,7 +35,8 @@ def resolve_device(cfg: CfgNode, explicit: Collection[str], num_processes: int) 
 def resolve_precision(
     cfg: CfgNode, engine: str, explicit: Collection[str], *, eval_only: bool, resume: bool
 ) -> list[str]:
-    """SOLVER.PRECISION and the keys that follow from it (in place); a note on what `auto` chose.
+    """SOLVER.PRECISION and the keys that follow from it (in place); a note on what `auto` chose, or
+    on a choice that this processor can only emulate.
 
     A resumed run keeps the precision that it was begun with, also on another processor.
     """
@@ -58,6 +59,11 @@ def resolve_precision(
     if solver.PRECISION not in PRECISIONS:
         choices = ", ".join(PRECISIONS)
         raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
+    if solver.PRECISION == "bf16" and not eval_only and not has_fast_bf16(device):
+        notes.append(
+            f"SOLVER.PRECISION bf16: {cfg.MODEL.DEVICE} does not have fast bf16, so this is slower "
+            "than fp32; SOLVER.PRECISION auto takes the faster"
+        )
     if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
         cfg.MODEL.CHANNELS_LAST = True
     if solver.PRECISION == "fp16" and not theirs and not eval_only:

@@ -70,10 +70,16 @@ def with_speed(cfg: CfgNode, device: torch.device, begun: Mapping[str, Any]) -> 
         begun: keys and values of the run that is resumed, which stays as it began; else empty.
     """
     asked = cfg.SOLVER.PRECISION, cfg.SOLVER.CHANNELS_LAST
-    if "auto" not in asked and None not in asked:
-        return cfg
     # The same on all processes, whatever their processors.
     fast = not highest(int(not has_fast_bf16(device)))
+    if asked[0] == "bf16" and not (fast or begun) and is_main():
+        print(
+            "warning: SOLVER.PRECISION bf16: a processor here does not have fast bf16, so this is "
+            "slower than fp32; SOLVER.PRECISION auto takes the faster",
+            flush=True,
+        )
+    if "auto" not in asked and None not in asked:
+        return cfg
     cfg = cfg.clone()
     cfg.defrost()
     if cfg.SOLVER.PRECISION == "auto":

@@ -435,13 +435,15 @@ def test_precision(voc_folder, monkeypatch):
         task = load_task(path, [*where, "MODEL.DEVICE", "cpu", *keys], "embedded")
         solver, last = task.cfg.SOLVER, task.cfg.MODEL.CHANNELS_LAST
         told = [note for note in task.notes if note.startswith("SOLVER.PRECISION auto: ")]
+        slower = any("slower than fp32" in note for note in task.notes)
+        assert slower is (solver.PRECISION == "bf16" and not fast)
         return (solver.PRECISION, solver.AMP.ENABLED, last, len(told)), resolved_config(task)
 
     (auto, bf16), (slow, fp32) = resolved(), resolved(fast=False)
     assert (auto, slow) == (("bf16", True, True, 1), ("fp32", False, False, 1))
     assert resolved("SOLVER.PRECISION", "fp32") == (("fp32", False, False, 0), fp32)
     amp = ("SOLVER.PRECISION", "fp32", "SOLVER.AMP.ENABLED", "True")
-    assert resolved(*amp) == (("bf16", True, True, 0), bf16)
+    assert resolved(*amp) == resolved(*amp, fast=False) == (("bf16", True, True, 0), bf16)
     assert resolved("MODEL.CHANNELS_LAST", "False")[0] == ("bf16", True, False, 1)
     assert protocol_sha256(bf16) != protocol_sha256(fp32)
     del fp32["SOLVER.PRECISION"]  # a record from before there was the key

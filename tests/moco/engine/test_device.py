@@ -44,6 +44,14 @@ def test_the_layout_follows_device_and_precision(device, precision, layout):
     assert cfg.SOLVER.CHANNELS_LAST is None
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_emulated_bf16_is_said_to_be_slow(monkeypatch, capsys, fast):
+    monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
+    cfg = load_pretrain_cfg(None, ["SOLVER.PRECISION", "bf16"])
+    assert with_speed(cfg, CPU, {}).SOLVER.PRECISION == "bf16"
+    assert ("slower than fp32" in capsys.readouterr().out) is not fast
+
+
 def test_a_checkpoint_with_another_precision_is_refused():
     cfg = load_pretrain_cfg(None, [])
     with pytest.raises(UserError, match="PRECISION"):
