@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rounds < MIN_ROUNDS and not args.quick:
         raise UserError(f"--rounds: got {args.rounds}, expected at least {MIN_ROUNDS}, or --quick")
 
+    if args.goals and args.output and not args.quick:
+        raise UserError("--output replaces a whole section of the page; leave --goals out")
+
     from benchmarks.speed.measure import Setting, description, present
     from benchmarks.speed.results import Result, Table, page, text
     from moco.common.files import atomic_write_text
@@ -92,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if tables:
             content[args.suite]["tables"] = [dataclasses.asdict(table) for table in tables]
         content = {name: content[name] for name in SUITES if name in content}
+        rendered = page(content)
         atomic_write_text(data, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        atomic_write_text(output, page(content))
+        atomic_write_text(output, rendered)
         print(f"wrote {output} and {data}")
     if args.suite == "gpu" and "a GPU" not in present():
         raise UserError(

@@ -313,6 +313,7 @@ def test_own_images(tmp_path):
         (["pretrain", "--goals", "loss,C2"], "--goals: got 'C2', choices are loss, "),
         (["convert", "--goals", "moco,views"], "--goals: got 'views', choices are torchvision, "),
         (["pretrain", "--rounds", "4"], "--rounds: got 4"),
+        (["pretrain", "--goals", "loss", "--output", "speed.md"], "--output .* whole section"),
     ],
 )
 def test_mistakes_on_the_command_line(argv, message):
