@@ -348,9 +348,6 @@ def test_a_checkpoint_of_another_number_of_processes_is_said(monkeypatch):
     assert said[0][1:] == ("x.pth", "2 processes wrote it, now there are 1")
 
 
-# Several processes, and one that is told from outside.
-
-
 LONG = ("SOLVER.MAX_ITER", 14, "SOLVER.STEPS", "(12,)", "SOLVER.CHECKPOINT_PERIOD", 2)
 LONG += ("TEST.EVAL_PERIOD", 0)
 

@@ -1,0 +1,59 @@
+"""What a task leaves open: device and precision."""
+
+import pytest
+import torch
+
+from detection.config.task import load_task, protocol_sha256, resolved_config
+from moco.common.errors import UserError
+from tests.conftest import ROOT
+
+
+def test_cuda_without_a_gpu(small_config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"set MODEL\.DEVICE cpu"):
+        load_task(small_config, ["MODEL.WEIGHTS", "random", "MODEL.DEVICE", "cuda"], "embedded")
+
+
+def test_the_device_is_found_if_not_set(small_config, voc_folder, monkeypatch):
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    opts += ["SOLVER.PRECISION", "fp32"]  # auto would ask the GPU what it can do
+    for available, device in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=available: answer)
+        assert load_task(small_config, opts, "embedded").cfg.MODEL.DEVICE == device
+
+
+def test_several_processes_without_a_gpu_need_the_cpu(small_config, voc_folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    opts = ["MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", str(voc_folder)]
+    with pytest.raises(UserError, match=r"2 processes .*--num-gpus.*MODEL\.DEVICE cpu"):
+        load_task(small_config, opts, "embedded", num_processes=2)
+    opts += ["MODEL.DEVICE", "cpu"]
+    explicit = load_task(small_config, opts, "embedded", num_processes=2)
+    assert explicit.cfg.MODEL.DEVICE == "cpu"
+
+
+def test_precision(voc_folder, monkeypatch):
+    """What was chosen is in the configuration, a note and the protocol; in fp32 as it was."""
+
+    def resolved(*keys, fast=True):
+        monkeypatch.setattr("moco.engine.device.has_fast_bf16", lambda device: fast)
+        where = ["DATASETS.VOC_DIR", str(voc_folder), "MODEL.WEIGHTS", "random", "SEED", "0"]
+        path = ROOT / "configs" / "voc" / "faster_rcnn_R_18_C4_small.yaml"
+        task = load_task(path, [*where, "MODEL.DEVICE", "cpu", *keys], "embedded")
+        solver, last = task.cfg.SOLVER, task.cfg.MODEL.CHANNELS_LAST
+        told = [note for note in task.notes if note.startswith("SOLVER.PRECISION auto: ")]
+        slower = any("slower than fp32" in note for note in task.notes)
+        assert slower is (solver.PRECISION == "bf16" and not fast)
+        return (solver.PRECISION, solver.AMP.ENABLED, last, len(told)), resolved_config(task)
+
+    (auto, bf16), (slow, fp32) = resolved(), resolved(fast=False)
+    assert (auto, slow) == (("bf16", True, True, 1), ("fp32", False, False, 1))
+    assert resolved("SOLVER.PRECISION", "fp32") == (("fp32", False, False, 0), fp32)
+    amp = ("SOLVER.PRECISION", "fp32", "SOLVER.AMP.ENABLED", "True")
+    assert resolved(*amp) == resolved(*amp, fast=False) == (("bf16", True, True, 0), bf16)
+    assert resolved("MODEL.CHANNELS_LAST", "False")[0] == ("bf16", True, False, 1)
+    assert protocol_sha256(bf16) != protocol_sha256(fp32)
+    del fp32["SOLVER.PRECISION"]  # a record from before there was the key
+    assert protocol_sha256(fp32) == protocol_sha256(resolved(fast=False)[1])
+    with pytest.raises(UserError, match=r"SOLVER\.PRECISION"):
+        resolved("SOLVER.PRECISION", "half")
