@@ -140,12 +140,12 @@ def pretraining(device: str, scratch: Path, precision: str, interrupted: bool = 
 
 
 def fine_tuning(device: str, scratch: Path) -> Tensor:
-    """Losses of `detection.train_net` on the embedded engine."""
+    """Losses of `detection.train_net` on the embedded engine, in bf16."""
     scenes, folder = scratch / "scenes", scratch / f"detection-{device}"
     if not scenes.exists():
         write_scenes(scenes, 8, 4, seed=0)
     keys = {**SMOKE_DETECTION, "DATASETS.VOC_DIR": scenes, "OUTPUT_DIR": folder, "SEED": 0}
-    keys |= {"MODEL.DEVICE": device, "MODEL.WEIGHTS": "random"}
+    keys |= {"MODEL.DEVICE": device, "MODEL.WEIGHTS": "random", "SOLVER.PRECISION": "bf16"}
     words = [str(part) for pair in keys.items() for part in pair]
     config = ["--overwrite", "--engine", "embedded", "--config-file", "voc/quickstart_R_10_C4"]
     _run(["detection.train_net", *config, *words])
