@@ -169,31 +169,34 @@ def address(lab: Lab) -> str:
     return re.findall(r"the report is on (\S+)", lab.log())[-1]
 
 
-def dump(address: str, profile: Path, *more: str) -> str:
-    """What a browser shows, as HTML; its clock stands still while an answer is awaited."""
+@pytest.fixture
+def browser() -> str:
     programs = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    if not (program := next(filter(None, programs), None)):
-        pytest.skip("no Chromium is installed")
-    argv = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    return next(filter(None, programs), None) or pytest.skip("no Chromium is installed")
+
+
+def dump(browser: str, address: str, profile: Path, *more: str) -> str:
+    """What a browser shows, as HTML; its clock stands still while an answer is awaited."""
+    argv = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     argv += [*more, "--dump-dom", address]
     return subprocess.run(argv, capture_output=True, text=True, timeout=300, check=True).stdout
 
 
 @pytest.mark.slow
-def test_an_open_page_follows_the_suite_to_its_tables(lab, tmp_path):
+def test_an_open_page_follows_the_suite_to_its_tables(browser, lab, tmp_path):
     lab.run("--trials", "1")
     lab.hold()
     lab.with_tables, lab.executor = True, ("--executor", "cpu", "--workers", "4")
     page = lab.out / "tables" / "table.html"
     with lab.start("--serve") as runner:
         lab.wait_for(lambda: len(lab.count("iteration-2")) == 8 and page.exists())
-        first = dump(address(lab), tmp_path / "first", "--virtual-time-budget=10000")
+        first = dump(browser, address(lab), tmp_path / "first", "--virtual-time-budget=10000")
         in_file = page.read_text()
         threading.Timer(1, lab.release).start()
-        last = dump(address(lab), tmp_path / "last", "--virtual-time-budget=100000000")
+        last = dump(browser, address(lab), tmp_path / "last", "--virtual-time-budget=100000000")
         assert runner.wait(60) == 0
     # Once in a while its clock ends while it changes pages, and it prints nothing.
-    last = last or dump(page.as_uri(), tmp_path / "again")
+    last = last or dump(browser, page.as_uri(), tmp_path / "again")
     for text in (first, in_file):
         assert re.search(r"<title>\d\d% ", text) and 'class="share"' in text
         assert "<b>4</b> done" in text and "<b>4</b> running" in text
