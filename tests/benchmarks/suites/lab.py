@@ -24,6 +24,15 @@ from tests.benchmarks.suites.fake_trainer import HOLD, MODULE, FakePrograms
 ROOT = Path(__file__).resolve().parents[3]
 
 
+class Runner(subprocess.Popen):
+    """A suite that a test runs beside itself; one that fails does not wait for it."""
+
+    def __exit__(self, kind, *rest) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Lab:
     """Attributes:
     with_tables: make the tables at the end, which takes longer than all the runs.
@@ -70,7 +79,7 @@ class Lab:
         env = {**os.environ, "MOCO_PROGRESS": "on", "FAKE_HOST": host}
         argv = self.argv(delay, *more)
         with open(self.path / "runner.log", "ab") as log:
-            return subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log, env=env, **keys)
+            return Runner(argv, cwd=ROOT, stdout=log, stderr=log, env=env, **keys)
 
     def argv(self, delay: float, *more: str) -> list[str]:
         mode = "--suite" if self.with_tables else "--suite-without-tables"
