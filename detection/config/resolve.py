@@ -42,7 +42,7 @@ def resolve_precision(
     """
     import torch
 
-    from moco.engine.device import has_fast_bf16
+    from moco.engine.device import has_fast_bf16, slow_bf16
 
     solver, device, notes = cfg.SOLVER, torch.device(cfg.MODEL.DEVICE), []
     theirs = engine == "detectron2" and device.type == "cuda"
@@ -60,10 +60,7 @@ def resolve_precision(
         choices = ", ".join(PRECISIONS)
         raise UserError(f"SOLVER.PRECISION: got {solver.PRECISION!r}, choices are {choices}")
     if solver.PRECISION == "bf16" and not eval_only and not has_fast_bf16(device):
-        notes.append(
-            f"SOLVER.PRECISION bf16: {cfg.MODEL.DEVICE} does not have fast bf16, so this is slower "
-            "than fp32; SOLVER.PRECISION auto takes the faster"
-        )
+        notes.append(slow_bf16(cfg.MODEL.DEVICE))
     if solver.PRECISION == "bf16" and "MODEL.CHANNELS_LAST" not in explicit:
         cfg.MODEL.CHANNELS_LAST = True
     if solver.PRECISION == "fp16" and not theirs and not eval_only:

@@ -63,6 +63,14 @@ def has_fast_bf16(device: torch.device) -> bool:
     return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
+def slow_bf16(where: str) -> str:
+    """What to say where bf16 was asked for, but not `has_fast_bf16`."""
+    return (
+        f"SOLVER.PRECISION bf16: {where} does not have fast bf16, so this is slower than fp32; "
+        "SOLVER.PRECISION auto takes the faster"
+    )
+
+
 def with_speed(cfg: CfgNode, device: torch.device, begun: Mapping[str, Any]) -> CfgNode:
     """The keys with a precision and a memory layout in place of `auto` and None.
 
@@ -73,11 +81,7 @@ def with_speed(cfg: CfgNode, device: torch.device, begun: Mapping[str, Any]) -> 
     # The same on all processes, whatever their processors.
     fast = not highest(int(not has_fast_bf16(device)))
     if asked[0] == "bf16" and not (fast or begun) and is_main():
-        print(
-            "warning: SOLVER.PRECISION bf16: a processor here does not have fast bf16, so this is "
-            "slower than fp32; SOLVER.PRECISION auto takes the faster",
-            flush=True,
-        )
+        print(f"warning: {slow_bf16('a processor here')}", flush=True)
     if "auto" not in asked and None not in asked:
         return cfg
     cfg = cfg.clone()

@@ -86,6 +86,13 @@ def assert_ended(error: pytest.ExceptionInfo[DataError], folder: Path, image: Pa
     assert (folder / "last_checkpoint").read_text() == "model_0000001.pth"
 
 
+def test_a_file_without_its_end_is_named(arguments, images, tmp_path):
+    for path in (images / "JPEGImages").glob("*.jpg"):
+        path.write_bytes(path.read_bytes()[:-300])
+    with pytest.raises(DataError, match=r"\.jpg"):
+        main(arguments("embedded", tmp_path / "out"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_of_the_training_split(engine, workers, arguments, images, tmp_path, capfd):
