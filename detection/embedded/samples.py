@@ -127,9 +127,9 @@ class Mapper:
         size = resized_size((height, width), draw.short_edge_px, self.max_size_px)
         if draw.short_edge_px:
             image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        bands = image.split()[:: -1 if self.channel_order == "BGR" else 1]
         # Band by band: twice as fast as whole pixels that are put in this order afterwards.
-        planes = torch.from_numpy(np.stack([np.asarray(band) for band in bands]))
+        bands = bytearray().join(image.tobytes("raw", band) for band in self.channel_order)
+        planes = torch.frombuffer(bands, dtype=torch.uint8).view(3, *size)
         flipped = _FLIPPED[draw.flip]
         transforms = TransformList([Resize((height, width), size), *flips(draw.flip, size)])
         moved = Moved(transforms, size, draw.flip)
