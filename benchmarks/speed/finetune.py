@@ -34,7 +34,9 @@ print(iteration_bytes(*sys.argv[1:]))
 def fast_training(setting: Setting) -> list[Result]:
     """Iterations of both engines in bf16, against Detectron2's own in fp32."""
     rows = []
-    for name, task in ({name: KEYS["tasks"][name] for name in FAST} | KEYS["fast_tasks"]).items():
+    tasks = {name: KEYS["tasks"][name] for name in FAST}
+    tasks |= KEYS["quick_fast_tasks" if setting.quick else "fast_tasks"]
+    for name, task in tasks.items():
         sides = {"reference": ("detectron2", FP32)}
         sides |= {engine: (engine, KEYS["fast"]) for engine in ENGINES.values()}
         seconds = _seconds(setting, task, sides)
