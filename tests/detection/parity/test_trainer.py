@@ -63,7 +63,12 @@ SFP, FOUR_MAPS = (
     for network in (tiny.VIT_SFP, tiny.VIT_FPN)
 )
 
-BF16 = {"SOLVER.PRECISION": "bf16"}
+# Few regions: a processor without bf16 emulates it.
+BF16 = {
+    "SOLVER.PRECISION": "bf16",
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 8,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 16,
+}
 
 JITTER = ("INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", 96, "INPUT.LSJ.SCALE_RANGE", [0.3, 3.0])
 
