@@ -7,7 +7,8 @@ but without it is unfinished. Nothing is read from logs.
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -168,11 +169,13 @@ def _sharing_config(
     own = {
         key: value
         for key, value in record.config.items()
-        if (type(value), value) != (type(first[key]), first[key])
+        if (other := first[key]) is not value and (type(other), other) != (type(value), value)
     }
     # Nothing writes into the second one.
     shared = cast(MutableMapping[str, Any], first)
-    return replace(record, config=ChainMap(own, shared))
+    record = copy(record)  # not `replace`, which would check it a second time
+    object.__setattr__(record, "config", ChainMap(own, shared))
+    return record
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

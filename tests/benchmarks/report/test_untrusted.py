@@ -308,7 +308,7 @@ def test_errors_show_no_control_characters(tmp_path, capsys):
         *("[" * 100_000, "5", '{"iteration": 1, "loss": [1]}', '{"iteration": "x", "loss": 1}'),
         f'{{"iteration": {10**400}, "epoch": 1, "loss": 1}}'.replace("1, ", f"{10**400}, ", 1),
         f'{{"iteration": 1, "epoch": 1, "loss": {10**400}}}',
-        *("\x1b", "\xff"),
+        *("\x1b", "\xff", '{"iteration": 1, "epoch": 1, "loss": 1}, {}'),
     ],
 )
 def test_metrics_that_are_none_are_one_line(tmp_path, capsys, line):
