@@ -43,7 +43,8 @@ def step_of(side: str, arch: str, N: int, P: int) -> partial[torch.Tensor]:
         return partial(reference.Step(encoder, queue, step.M, step.T, step.LR), *views)
     bf16 = side == "auto" and has_fast_bf16(torch.device("cpu"))
     ours = step.OurStep(encoder, K, torch.bfloat16 if bf16 else None)
-    contiguous_last_stages(ours.model, spec, N, P)
+    if bf16:
+        contiguous_last_stages(ours.model, spec, N, P)
     return partial(ours, *views)
 
 

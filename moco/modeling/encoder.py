@@ -15,6 +15,7 @@ from torchvision.models import ResNet as TorchvisionResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from moco.modeling.archs import ARCHS, Arch, EncoderSpec, Spec, ViTSpec
+from moco.modeling.conv import Conv2d
 from moco.modeling.grouped_bn import GroupedBatchNorm2d
 from moco.modeling.synced_bn import SyncedBatchNorm2d
 from moco.modeling.vit import ViT
@@ -62,6 +63,7 @@ class ResNet(TorchvisionResNet):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # torchvision's initialization
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                module.__class__ = Conv2d  # its blocks make their own
 
 
 Encoder = ResNet | ViT
@@ -125,8 +127,9 @@ def zero_init_residual(encoder: Encoder) -> None:
 def contiguous_last_stages(model: nn.Module, spec: Spec, num_images: int, crop_px: int) -> None:
     """Return the last stages of ResNets in channels_last to (N, C, H, W) where that is faster.
 
-    A CPU brings the weights into an order of its own for every product, which takes it longer from
-    channels_last; where there are many more weights than values in the maps that decides.
+    In bf16: float32 has `moco.modeling.conv.Conv2d`. A CPU brings the weights into an order of its
+    own for every product, which takes it longer from channels_last; where there are many more
+    weights than values in the maps that decides.
     """
     if isinstance(spec, ViTSpec):
         return
