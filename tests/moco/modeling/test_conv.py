@@ -25,16 +25,16 @@ def products(monkeypatch):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_are_those_of_torch(k, stride, products):
     torch.manual_seed(0)
-    ours = Conv2d(12, 20, k, stride, k // 2, bias=False).to(memory_format=LAST)
-    exact = nn.Conv2d(12, 20, k, stride, k // 2, bias=False).double()
+    ours = Conv2d(24, 40, k, stride, k // 2, bias=False).to(memory_format=LAST)
+    exact = nn.Conv2d(24, 40, k, stride, k // 2, bias=False).double()
     exact.load_state_dict(ours.state_dict())
-    x = torch.randn(2, 12, 3, 2).contiguous(memory_format=LAST).requires_grad_()
+    x = torch.randn(2, 24, 3, 2).contiguous(memory_format=LAST).requires_grad_()
     wide = x.detach().double().requires_grad_()
     output, expected = ours(x), exact(wide)
     gradient = torch.randn_like(output)
     output.backward(gradient)
     expected.backward(gradient.double())
-    assert bool(products) is ((k, stride) != (1, 1))  # 240 weights for 12 pixels
+    assert bool(products) is ((k, stride) != (1, 1))  # 960 weights for 12 pixels
     pairs = (output, expected), (x.grad, wide.grad), (ours.weight.grad, exact.weight.grad)
     for found, wanted in pairs:
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
