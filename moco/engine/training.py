@@ -122,8 +122,8 @@ class Training(ABC, Generic[P, S]):
         self.cfg = cfg
         self.layout = torch.channels_last if cfg.SOLVER.CHANNELS_LAST else torch.contiguous_format
         self.model.to(memory_format=self.layout)
-        on_cpu = self.device.type == "cpu" and not cfg.SOLVER.COMPILE
-        if cfg.SOLVER.CHANNELS_LAST and on_cpu and cfg.SOLVER.PRECISION != "fp32":
+        eager_cpu = self.device.type == "cpu" and not cfg.SOLVER.COMPILE
+        if cfg.SOLVER.CHANNELS_LAST and eager_cpu and cfg.SOLVER.PRECISION != "fp32":
             contiguous_last_stages(self.model, self.spec, self.n, cfg.AUG.CROP_PX)
         # Only parameters with a gradient are exchanged, so nothing of a frozen network.
         self.parallel = distributed.data_parallel(self.model)

@@ -63,7 +63,7 @@ class ResNet(TorchvisionResNet):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # torchvision's initialization
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                module.__class__ = Conv2d  # its blocks make their own
+                module.__class__ = Conv2d  # torchvision's blocks make their own
 
 
 Encoder = ResNet | ViT
