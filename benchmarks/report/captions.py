@@ -10,6 +10,7 @@ from benchmarks.report.style import MISSING
 from detection.config.keys import tuned_keys
 from detection.evaluation.metrics import has_matches, titles
 from moco.common.command import RANDOM
+from moco.common.errors import first_few
 
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 
@@ -81,6 +82,26 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
         f"gaps) is below {1 - CONFIDENCE:.2f} after Holm's correction; {n} runs per row "
         f"find gaps of {titles(table.metrics)[table.metrics.index(metric)]} from "
         f"{' to '.join(ends)} points on"
+    ]
+
+
+def reachable(table: Table) -> list[str]:
+    """Say where perfect predictions would not score 100 on the test split, and why."""
+    found: dict[str, list[str]] = {}
+    for run in table.runs:
+        scored = run.record.reachable or {}
+        if faults := scored.get("faults"):
+            shown = [
+                f"{title} {scored['highest'][metric]:.1f}"
+                for metric, title in zip(table.metrics, titles(table.metrics), strict=True)
+                if metric in scored.get("highest", {})
+            ]
+            text = f"{', '.join(shown)} ({'; '.join(faults)})"
+            found.setdefault(text, []).append(str(run.folder))
+    of_some = len(found) > 1 or sum(map(len, found.values())) < len(table.runs)
+    return [
+        f"perfect predictions reach {text}" + (f" in {first_few(folders, 3)}" if of_some else "")
+        for text, folders in found.items()
     ]
 
 

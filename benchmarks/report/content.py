@@ -22,6 +22,7 @@ from benchmarks.report.captions import (
     heading,
     missing_numbers,
     nothing_shown,
+    reachable,
     setting,
     trial,
     tuned,
@@ -158,6 +159,7 @@ class Section:
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
+        found += reachable(table)
         found += tuned(table)
         for row in table.rows:
             found += missing_numbers(row, table.metrics)

@@ -29,6 +29,7 @@ _SMALLEST = {
     "TEST.EVAL_PERIOD": 0,
     "TEST.PRECISE_BN.NUM_ITER": 1,
     "TEST.DETECTIONS_PER_IMAGE": 1,
+    "TEST.COCO_MAX_DETECTIONS": 1,
     "DATALOADER.NUM_WORKERS": 0,
     "INPUT.MIN_SIZE_TEST": 0,
     "INPUT.MAX_SIZE_TRAIN": 1,
@@ -223,6 +224,12 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
                 )
         if model.MASK_ON and cfg.INPUT.MASK_FORMAT == "polygon" and not split.from_catalog:
             require_polygons(split)
+    most, given = cfg.TEST.COCO_MAX_DETECTIONS, cfg.TEST.DETECTIONS_PER_IMAGE
+    if test.evaluator_type == "coco" and given > most:
+        notes.append(
+            f"TEST.DETECTIONS_PER_IMAGE {given}: COCO's metric counts {most} of a class in an "
+            "image and ignores the rest; TEST.COCO_MAX_DETECTIONS sets another number"
+        )
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
     trained = {record["file_name"] for split in train for record in split.records}

@@ -256,6 +256,9 @@ TRANSFER: dict[str, Any] = {
     # Fill the square where the image is smaller, with gray 128 (Detectron2's new baselines);
     # False leaves that to the backbone's padding (ViTDet).
     "INPUT.LSJ.PAD": True,
+    # Most detections of a class in an image that COCO's metric counts, of boxes and masks; AP at
+    # another number is not comparable with COCO's (Roboflow's RF100-VL takes 500).
+    "TEST.COCO_MAX_DETECTIONS": 100,
     # Of test images: a name and 1..5 of detection/datasets/corruptions.py, as fog.3; empty: none.
     "INPUT.CORRUPTION": "",
     # fp32; bf16: convolutions and matrix products of the training in bfloat16 (autocast); auto:
@@ -372,6 +375,7 @@ ADDED_LATER = (
     "SOLVER.LR_DECAY",
     "SOLVER.WEIGHT_DECAY_EMBED",
     "INPUT.CORRUPTION",
+    "TEST.COCO_MAX_DETECTIONS",
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so

@@ -2,15 +2,16 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from detection.datasets import doctor, fetch
 from detection.datasets.archives import datasets
-from detection.datasets.base import formats
+from detection.datasets.base import NOTE, WRONG, Finding, Split, formats
 from detection.datasets.layout import DATASETS_VARIABLE, datasets_root
+from detection.evaluation.reachable import doctor_config, measurable, reachable
 from moco.common.command import program
-from moco.common.errors import DataError, run_cli
+from moco.common.errors import DataError, UserError, run_cli
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.kind is not None:
         format_ = formats()[args.kind]
         print(f"reading {args.kind} in {root}", flush=True)
-        findings = doctor.examine(format_, root, verify=args.verify)
+        findings = doctor.examine(format_, root, verify=args.verify, score=_score)
         following = doctor.next_step(args.kind, format_, root, findings)
         tree = [f"expected in {root}:", *("  " + line for line in format_.tree.splitlines()), ""]
     else:
@@ -88,9 +89,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             if format_.custom and (value := getattr(args, f"custom_{kind}")) is not None
         )
         root, tree = args.root or "", []
-        findings, following = doctor.examine_custom(custom, value, root, verify=args.verify)
+        findings, following = doctor.examine_custom(
+            custom, value, root, verify=args.verify, score=_score
+        )
     print(doctor.report(findings, following, tree))
     return 0 if doctor.all_right(findings) else DataError.exit_code
+
+
+def _score(split: Split) -> Iterator[Finding]:
+    """Yield what perfect predictions score on a split, as each training on it checks first."""
+    if not measurable(split) or not split.records:
+        return
+    try:
+        scored = reachable(split, doctor_config(split))
+    except DataError as error:
+        yield Finding(split.name, WRONG, str(error))
+    except UserError as error:  # a package is missing, or keys that the doctor does not have
+        yield Finding(split.name, NOTE, f"perfect predictions were not scored: {error}")
+    else:
+        yield Finding(split.name, NOTE, str(scored))
 
 
 if __name__ == "__main__":

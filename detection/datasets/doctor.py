@@ -8,7 +8,7 @@ import itertools
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,20 @@ from detection.datasets.base import (
     official_counts,
 )
 from detection.datasets.labels import check_labels
-from detection.datasets.layout import DATASETS_VARIABLE, doctor_command, image_size
+from detection.datasets.layout import (
+    DATASETS_VARIABLE,
+    doctor_command,
+    image_size,
+    is_turned,
+)
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, first_few
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 
 _SHOWN = 30  # classes
+# What the metric of a split gives for perfect predictions (detection/evaluation/reachable.py).
+Score = Callable[[Split], Iterable[Finding]]
 
 
 def command(cfg: CfgNode) -> str:
@@ -59,29 +66,46 @@ def all_right(findings: Sequence[Finding]) -> bool:
 
 
 def examine(
-    format_: Format, root: str, *, verify: bool = False, splits: Collection[str] = ()
+    format_: Format,
+    root: str,
+    *,
+    verify: bool = False,
+    splits: Collection[str] = (),
+    score: Score = lambda split: (),
 ) -> list[Finding]:
     """Read the published splits of a format in the folder of all datasets.
 
     Args:
         verify: decode every image and check every label map.
         splits: only these; none: all.
+        score: what the metric gives for perfect predictions on a split.
     """
     every = format_.sources(root)
     sources = [source for source in every if not splits or source.name in splits]
-    findings = [finding for finding, _ in _examine(sources, verify)]
+    results = _examine(sources, verify)
+    findings = [finding for finding, _ in results]
+    for _, split in results:
+        # Nobody tests on the published training splits, and theirs would take minutes.
+        if split and "train" not in split.name:
+            findings += score(split)
     if len(sources) < len(every):
         return findings
     return [*findings, *format_.check_folders(root, {f.name: f.state for f in findings})]
 
 
 def examine_custom(
-    custom: Custom, value: Any, root: str, *, verify: bool = False
+    custom: Custom,
+    value: Any,
+    root: str,
+    *,
+    verify: bool = False,
+    score: Score = lambda split: (),
 ) -> tuple[list[Finding], str]:
     """Read a custom dataset's splits, count its classes, compare the splits with each other.
 
     Args:
         value: of the format's flag; root: of --root, or "".
+        score: what the metric gives for perfect predictions on a split.
 
     Returns:
         The findings, and what to do next.
@@ -93,7 +117,9 @@ def examine_custom(
     results = _examine(sources, verify)
     splits = [split for _, split in results if split]
     findings = [finding for finding, _ in results]
-    findings += [Finding(split.name, NOTE, _classes(split)) for split in splits]
+    for split in splits:
+        findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
+        findings += _turned(split)
     if len({split.classes for split in splits}) > 1:
         names = ", ".join(split.name for split in splits)
         findings.append(Finding(names, WRONG, "their classes are not the same in the same order"))
@@ -220,6 +246,16 @@ def _classes(split: Split) -> str:
     absent = first_few([name for name in split.classes if not counts[name]], _SHOWN)
     text = f"classes: {present or 'none with an object'}"
     return f"{text}; no object of {absent}" if absent else text
+
+
+def _turned(split: Split) -> Iterator[Finding]:
+    """Yield a note on images that EXIF turns, which their size alone does not always show."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        turned = list(pool.map(is_turned, (record["file_name"] for record in split.records)))
+    if number := sum(turned):
+        first = split.records[turned.index(True)]["file_name"]
+        text = f"{number} image(s) turned by EXIF: annotations must be of the turned image"
+        yield Finding(split.name, NOTE, f"{text}; the first is {first}")
 
 
 def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:

@@ -134,6 +134,13 @@ def names_in(folder: str) -> set[str]:
         return set()
 
 
+def is_turned(path: str | Path) -> bool:
+    """Return whether an image's EXIF orientation turns or mirrors it; False where it is damaged."""
+    with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
+        return image.getexif().get(_ORIENTATION, 1) != 1
+    return False
+
+
 def image_size(path: str | Path, *, decode: bool = False) -> tuple[int, int]:
     """(width, height) in pixels of an image as it is shown (EXIF orientation), from its header.
 

@@ -12,21 +12,43 @@ from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
+from detection.datasets.layout import doctor_command as doctor_program
 from detection.engine.processes import Job
 from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen, read_start
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
+from detection.evaluation.reachable import Reachable, expected_seconds, measurable, reachable
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program
 from moco.common.errors import Preempted
 from moco.common.files import atomic_write_text, sha256_file
 from moco.common.run import RunFolder, RunRecord, provenance, write_record
 
+MAX_SECONDS_OF_PERFECT = 60
 
-def describe(task: Task) -> str:
-    """What is about to run, line by line."""
+
+def score_of_perfect(task: Task) -> tuple[Reachable | None, str]:
+    """Score perfect predictions on the test split before anything is trained.
+
+    Returns:
+        The scores, None where they were not taken, and a line that says them or why not.
+
+    Raises:
+        UserError, DataError: The metric could not be computed at the end of the run either.
+    """
+    if not measurable(task.test):
+        return None, ""
+    if (seconds := expected_seconds(task.test, task.cfg)) > MAX_SECONDS_OF_PERFECT:
+        note = f"score of perfect predictions: not taken, as it needs about {seconds:.0f} s"
+        return None, f"{note}; {doctor_program()} takes it"
+    scored = reachable(task.test, task.cfg)
+    return scored, f"{task.test.name}: {scored}"
+
+
+def describe(task: Task, scored: str = "") -> str:
+    """What is about to run, line by line; `scored` as `score_of_perfect` says it."""
     data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
@@ -39,6 +61,7 @@ def describe(task: Task) -> str:
         *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
         *_weights_and_schedule(task),
         *_evaluation(task),
+        *filter(None, [scored]),
         *(f"note: {note}" for note in task.notes),
         f"recipe: {task.recipe.label}{listed}",
         *(f"  {deviation}" for deviation in task.recipe.deviations),
@@ -79,7 +102,14 @@ def run_engine(engine: str, job: Job) -> EngineResult:
     return result
 
 
-def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) -> None:
+def run_in_folder(
+    task: Task,
+    job: Job,
+    description: str,
+    *,
+    overwrite: bool,
+    scored: Reachable | None = None,
+) -> None:
     """Run a task on the main process: lock OUTPUT_DIR, write its record last, say what is next.
 
     Raises:
@@ -125,6 +155,7 @@ def run_in_folder(task: Task, job: Job, description: str, *, overwrite: bool) ->
             metrics=metrics,
             coverage=asdict(result.coverage) if result.coverage else None,
             start=begun,
+            reachable=asdict(scored) if scored else None,
         )
         path = write_record(results, record)
     print(f"{task.test.name}: {headline(record.metrics)}")

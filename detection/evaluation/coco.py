@@ -32,6 +32,7 @@ from moco.common.errors import UserError
 
 COCO_KEYPOINTS = 17
 RECALLS = np.linspace(0, 1, 101)
+MAX_DETECTIONS = 100  # per class and image, in COCO's metric
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
 # The field of a result that each kind compares.
@@ -51,6 +52,7 @@ class _InstanceResults:
         kinds: bbox, segm, keypoints: what is evaluated.
         images: ids of the images of a part of the annotations; None: it is all of them.
         metric: what match records call it.
+        package: computes the metric, hotcoco or pycocotools.
         per_image: the most detections of an image; None: only one of those of each class.
     """
 
@@ -62,6 +64,7 @@ class _InstanceResults:
     folder: Path
     images: frozenset[str] | None = None
     rows: list[Row] = field(default_factory=list)
+    package: str = field(default_factory=lambda: _coco_package())
     metric: ClassVar[str] = COCO
     per_image: ClassVar[int | None] = None
 
@@ -101,7 +104,7 @@ class _InstanceResults:
     def _matches(self, truth: Any, evaluation: Any, found: Detections, kind: str) -> Matches:
         counted = found.counted & (found.ranks < evaluation.params.maxDets[-1])
         given = np.arange(len(self.rows))
-        if _coco_package() == "hotcoco":
+        if self.package == "hotcoco":
             given = np.flatnonzero(counted & found.annotated)
             results = self._results(kind)
             evaluation = self._evaluation(truth, [results[i] for i in given.tolist()], kind)
@@ -153,18 +156,26 @@ class _InstanceResults:
 
 @dataclass
 class COCOEvaluator(_InstanceResults):
-    """COCO's metric; `oks_sigmas`: one per keypoint, empty: COCO's own 17."""
+    """COCO's metric.
+
+    Attributes:
+        oks_sigmas: one per keypoint, empty: COCO's own 17.
+        max_detections: of a class in an image, of boxes and masks; the others do not count.
+    """
 
     oks_sigmas: Sequence[float] = ()
+    max_detections: int = MAX_DETECTIONS
 
     def _truth(self, json_file: str) -> Any:
-        return _coco_classes()[0](json_file)
+        return _coco_classes(self.package)[0](json_file)
 
     def _names(self, kind: str) -> Sequence[str]:
         return "AP", "AP50", "AP75", *(f"AP{area[0]}" for area in _areas(kind))
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
-        evaluation = _coco_classes()[1](truth, truth.loadRes(rows), kind)
+        evaluation = _coco_classes(self.package)[1](truth, truth.loadRes(rows), kind)
+        if self.max_detections != MAX_DETECTIONS and kind != "keypoints":
+            evaluation.params.maxDets = [1, 10, self.max_detections]
         if kind == "keypoints" and self.oks_sigmas:
             evaluation.params.kpt_oks_sigmas = np.array(self.oks_sigmas)
         return evaluation
@@ -223,14 +234,19 @@ def _areas(kind: str) -> tuple[str, ...]:
     return ("small", "medium", "large")[kind == "keypoints" :]  # keypoints have no small ones
 
 
+def installed_packages() -> tuple[str, ...]:
+    """Return the packages that can compute COCO's metric, the preferred one first."""
+    return tuple(name for name in ("hotcoco", "pycocotools") if importlib.util.find_spec(name))
+
+
 def _coco_package() -> str:
     """The one that computes COCO's metric; the numbers of both are equal."""
-    return "hotcoco" if importlib.util.find_spec("hotcoco") else "pycocotools"
+    return installed_packages()[0]
 
 
-def _coco_classes() -> tuple[Any, Any]:
+def _coco_classes(package: str) -> tuple[Any, Any]:
     """Classes for annotations and for the metric."""
-    if _coco_package() == "hotcoco":
+    if package == "hotcoco":
         import hotcoco
 
         return hotcoco.COCO, hotcoco.COCOeval
@@ -291,7 +307,8 @@ def coco(cfg: CfgNode) -> Metric:
                 f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "
                 f"{annotated}, one for each keypoint of {split.name}"
             )
-        return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas)
+        most = cfg.TEST.COCO_MAX_DETECTIONS
+        return COCOEvaluator(**arguments, folder=folder, oks_sigmas=sigmas, max_detections=most)
 
     return Metric(kinds, build, _coco_package())
 

@@ -186,6 +186,9 @@ class RunRecord:
             the first ones (detection/engine/start.py, moco/classification/run.py); of a frozen
             backbone `frozen`, the number of its tensors and their digest before and after. Records
             of earlier versions have none.
+        reachable: what perfect predictions score on the test split of a detection run, or None:
+            `highest`, headline metric → 0..100, and `faults`, why that is not 100
+            (detection/evaluation/reachable.py). Records of earlier versions have none.
         schema: version of this format.
     """
 
@@ -207,6 +210,7 @@ class RunRecord:
     notes: list[str] = dataclasses.field(default_factory=list)
     recipe: dict[str, Any] | None = None
     start: dict[str, Any] | None = None
+    reachable: dict[str, Any] | None = None
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -333,6 +337,10 @@ def _is_named_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
+def _is_named_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
 _Check = tuple[str, Callable[[Any], bool]]
 _NAME: _Check = ("text", lambda value: _is_text(value) and value != "")
 _TEXT_OR_NULL: _Check = ("text or null", lambda value: value is None or _is_text(value))
@@ -353,13 +361,15 @@ _CHECKS: dict[tuple[str, ...], _Check] = {
     **dict.fromkeys([("seed",), ("iterations",)], _INTEGER),
     ("seconds",): ("a number", _is_number),
     **dict.fromkeys([("config",), ("provenance",), ("metrics",)], _MAPPING),
-    **dict.fromkeys([("coverage",), ("recipe",), ("start",)], _MAPPING_OR_NULL),
+    **dict.fromkeys([("coverage",), ("recipe",), ("start",), ("reachable",)], _MAPPING_OR_NULL),
     ("notes",): _TEXTS,
     ("config", "DATASETS.TEST"): _TEXTS,
     ("recipe", "label"): _TEXT_OR_NULL,
     ("recipe", "deviations"): _TEXTS,
     ("start", "head"): ("a mapping to texts", _is_named_texts),
     ("start", "batches"): _TEXTS,
+    ("reachable", "highest"): ("a mapping to numbers", _is_named_numbers),
+    ("reachable", "faults"): _TEXTS,
     ("provenance", "versions"): _MAPPING,
     ("provenance", "git"): _NAME,
     ("provenance", "hardware"): _MAPPING,

@@ -39,7 +39,7 @@ def config(mask=False, keypoint=False, sigmas=()):
     return CfgNode(
         {
             "MODEL": {"MASK_ON": mask, "KEYPOINT_ON": keypoint},
-            "TEST": {"KEYPOINT_OKS_SIGMAS": list(sigmas)},
+            "TEST": {"KEYPOINT_OKS_SIGMAS": list(sigmas), "COCO_MAX_DETECTIONS": 100},
         }
     )
 

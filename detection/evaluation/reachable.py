@@ -1,0 +1,265 @@
+"""Score of perfect predictions: the highest number that a test split's own metric can give.
+
+The split's objects, clipped to what a detector can output, are handed to the real evaluator as
+predictions of score 1, and then no prediction at all. The first must reach 100, the second 0, and
+every installed package must give the same. Where that fails the test file or the metric's limits
+cost points that no backbone can win, and the result says how many and why.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from fvcore.common.config import CfgNode
+
+from detection.datasets.base import XYWH_ABS, Record, Split, object_counts
+from detection.datasets.labels import read_labels
+from detection.evaluation.base import Evaluator, Prediction
+from detection.evaluation.coco import COCOEvaluator, installed_packages
+from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
+from detection.evaluation.metrics import HEADLINE
+from moco.common.errors import DataError, UserError, first_few
+
+_TOLERANCE = 0.01  # points; the 11 points of VOC's metric do not add up to 1 exactly
+_WORST_CLASSES = 5  # are named
+# A record's object and its clipped box; cause → (objects, images) that it costs.
+BoxedObject = tuple[Record, tuple[float, ...]]
+Causes = dict[str, tuple[int, int]]
+MEASURED_TYPES = ("pascal_voc", "coco", "lvis", "cityscapes_instance", "sem_seg")
+
+
+@dataclass(frozen=True)
+class Reachable:
+    """What perfect predictions reach on a split.
+
+    Attributes:
+        highest: Headline metric → score of perfect predictions, 0..100; of several packages the
+            lowest.
+        faults: Why it is not 100, or what else contradicts, one clause each; empty where nothing
+            does.
+    """
+
+    highest: dict[str, float]
+    faults: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Format the scores and what costs them as one line."""
+        scores = ", ".join(f"{name} {score:.1f}" for name, score in self.highest.items())
+        if not self.faults:
+            return f"perfect predictions score {scores}"
+        return f"highest reachable score {scores or 'none'}: {'; '.join(self.faults)}"
+
+
+def doctor_config(split: Split) -> CfgNode:
+    """Return the keys that a metric reads, for a split that no task is set for."""
+    limit = 300 if split.evaluator_type == "lvis" else 100
+    return CfgNode(
+        {
+            "MODEL": {"MASK_ON": split.has_masks, "KEYPOINT_ON": split.has_keypoints},
+            "TEST": {
+                "DETECTIONS_PER_IMAGE": limit,
+                "COCO_MAX_DETECTIONS": 100,
+                "KEYPOINT_OKS_SIGMAS": [],
+            },
+        }
+    )
+
+
+def expected_seconds(split: Split, cfg: CfgNode) -> float:
+    """Estimate how long `reachable` takes, from timings on two cores.
+
+    pycocotools' time is spent on pairs of image and class, Cityscapes' on one PNG per object,
+    and that of semantic segmentation on pixels.
+    """
+    images, kinds = len(split.records), len(metric_kinds(split, cfg))
+    if split.evaluator_type == "coco" and "pycocotools" in installed_packages():
+        return 35e-6 * images * len(split.classes) * kinds
+    if split.evaluator_type == "cityscapes_instance":
+        return 0.05 * sum(object_counts(split).values())
+    if split.evaluator_type == "sem_seg":
+        return 2e-8 * sum(record["height"] * record["width"] for record in split.records)
+    return 1e-4 * sum(object_counts(split).values())
+
+
+def measurable(split: Split) -> bool:
+    """Return whether this project computes the metric of a split, not a catalog or DensePose."""
+    return not split.from_catalog and split.evaluator_type in MEASURED_TYPES
+
+
+def reachable(split: Split, cfg: CfgNode) -> Reachable:
+    """Measure perfect predictions, and none, by the metric of a task.
+
+    Args:
+        split: One that is `measurable`.
+        cfg: The task's configuration, or `doctor_config`.
+
+    Raises:
+        UserError: The split cannot be measured by this configuration.
+        DataError: The metric fails on the split's own objects, or a label map cannot be used.
+    """
+    try:
+        return _reachable(split, cfg)
+    except UserError:
+        raise
+    except Exception as error:  # the metrics' packages raise many kinds
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{split.name}: its metric fails on its own objects ({why})") from error
+
+
+def _reachable(split: Split, cfg: CfgNode) -> Reachable:
+    causes: Causes = {}
+    with TemporaryDirectory(prefix="reachable-") as name:
+        folder = Path(name)
+        evaluators = _evaluators(split, cfg, folder)
+        for record, prediction in _perfect(split, cfg, causes):
+            for evaluator in evaluators.values():
+                evaluator.add(record, prediction)
+        perfect = {package: one.evaluate() for package, one in evaluators.items()}
+        none = _score_of_none(split, cfg, folder)
+    headline = [
+        f"{kind}/{metric}" for kind in metric_kinds(split, cfg) for metric in HEADLINE[kind]
+    ]
+    by_metric = {
+        metric: {
+            package: scores[metric]
+            for package, scores in perfect.items()
+            if np.isfinite(scores.get(metric, np.nan))
+        }
+        for metric in headline
+    }
+    highest = {m: float(min(scores.values())) for m, scores in by_metric.items() if scores}
+    faults = [
+        f"packages differ in {metric}: "
+        + ", ".join(f"{package} {score:.1f}" for package, score in scores.items())
+        for metric, scores in by_metric.items()
+        if scores and max(scores.values()) - min(scores.values()) > _TOLERANCE
+    ]
+    faults += [
+        f"no prediction at all scores {metric} {none[metric]:.1f}"
+        for metric in headline
+        if none.get(metric, 0) > _TOLERANCE
+    ]
+    if not highest:
+        faults.append("no object to test on")
+    if any(score < 100 - _TOLERANCE for score in highest.values()):
+        faults += [
+            f"{cause}: {objects} in {images} image(s)"
+            for cause, (objects, images) in causes.items()
+        ]
+        faults += _worst_classes(perfect)
+    return Reachable({m: round(score, 3) for m, score in highest.items()}, tuple(faults))
+
+
+def _evaluators(split: Split, cfg: CfgNode, folder: Path) -> dict[str, Evaluator]:
+    """One evaluator for each installed package that can compute the metric."""
+    evaluator = build_evaluator(split, cfg, folder)
+    if isinstance(evaluator, COCOEvaluator):
+        return {
+            package: dataclasses.replace(evaluator, package=package, rows=[])
+            for package in installed_packages()
+        }
+    return {metric_package(split, cfg): evaluator}
+
+
+def _score_of_none(split: Split, cfg: CfgNode, folder: Path) -> dict[str, float]:
+    evaluator = build_evaluator(split, cfg, folder)
+    if split.evaluator_type == "sem_seg":
+        return {}  # every pixel has a label, so that there is always a prediction
+    empty = {"boxes": np.empty((0, 4)), "scores": np.empty(0), "classes": np.empty(0, np.int64)}
+    for record in split.records:
+        evaluator.add(record, empty)
+    return evaluator.evaluate()
+
+
+def _worst_classes(perfect: dict[str, dict[str, float]]) -> list[str]:
+    """Name the classes that perfect predictions score lowest on."""
+    lowest: dict[str, float] = {}
+    for metrics in perfect.values():
+        for name, score in metrics.items():
+            kind, _, rest = name.partition("/")
+            if rest.startswith(("AP-", "IoU-")) and score < 100 - _TOLERANCE:
+                label = f"{kind} {rest.partition('-')[2]}"
+                lowest[label] = min(score, lowest.get(label, score))
+    worst = sorted(lowest.items(), key=lambda item: item[1])
+    named = [f"{label} {score:.1f}" for label, score in worst]
+    return [f"classes below 100: {first_few(named, _WORST_CLASSES)}"] if named else []
+
+
+def _perfect(split: Split, cfg: CfgNode, causes: Causes) -> Iterator[tuple[Record, Prediction]]:
+    """Yield each record with its objects as predictions; count what a detector cannot output."""
+    if split.evaluator_type == "sem_seg":
+        for record in split.records:
+            labels = read_labels(record["sem_seg_file_name"])
+            known = labels != split.metadata["ignore_label"]
+            yield record, {"sem_seg": np.where(known, labels, 0).astype(np.int64)}
+        return
+    limit = cfg.TEST.DETECTIONS_PER_IMAGE
+    per_class = cfg.TEST.COCO_MAX_DETECTIONS if split.evaluator_type == "coco" else limit
+    for record in split.records:
+        objects, lost = _detectable(record)
+        lost[f"objects beyond TEST.DETECTIONS_PER_IMAGE {limit}"] = len(objects[limit:])
+        objects = objects[:limit]
+        classes = Counter(item["category_id"] for item, _ in objects)
+        lost[f"objects beyond the {per_class} of a class in an image that COCO's metric counts"] = (
+            sum(max(0, number - per_class) for number in classes.values())
+        )
+        for cause, number in lost.items():
+            total, images = causes.get(cause, (0, 0))
+            if number:
+                causes[cause] = total + number, images + 1
+        yield record, _prediction(record, objects, cfg)
+
+
+def _detectable(record: Record) -> tuple[list[BoxedObject], Counter[str]]:
+    """Return the objects that a detector can output with clipped XYXY boxes; count the others."""
+    found: list[BoxedObject] = []
+    lost: Counter[str] = Counter()
+    seen = set()
+    width, height = record["width"], record["height"]
+    for item in record["annotations"]:
+        if item.get("iscrowd", 0):
+            continue
+        left, top, right, bottom = item["bbox"]
+        if item["bbox_mode"] == XYWH_ABS:
+            right, bottom = left + right, top + bottom
+        box = (max(left, 0.0), max(top, 0.0), min(right, width), min(bottom, height))
+        if box[2] <= box[0] or box[3] <= box[1]:
+            lost["objects without area inside the image"] += 1
+        elif (item["category_id"], box) in seen:  # suppressed by any detector's NMS
+            lost["objects with the class and box of another one"] += 1
+        else:
+            found.append((item, box))
+            seen.add((item["category_id"], box))
+    return found, lost
+
+
+def _prediction(record: Record, objects: list[BoxedObject], cfg: CfgNode) -> Prediction:
+    prediction: dict[str, Any] = {
+        "boxes": np.array([box for _, box in objects], dtype=np.float32).reshape(-1, 4),
+        "scores": np.ones(len(objects), dtype=np.float32),
+        "classes": np.array([item["category_id"] for item, _ in objects], dtype=np.int64),
+    }
+    if cfg.MODEL.MASK_ON:
+        prediction["masks"] = [_mask(item["segmentation"], record) for item, _ in objects]
+    if cfg.MODEL.KEYPOINT_ON:
+        points = [item["keypoints"] for item, _ in objects]
+        number = max(map(len, points), default=0) // 3
+        prediction["keypoints"] = np.array(points, dtype=np.float32).reshape(-1, number, 3)
+    return prediction
+
+
+def _mask(segmentation: Any, record: Record) -> dict[str, Any]:
+    """Encode polygons, or a run-length encoding, as an evaluator takes it."""
+    import pycocotools.mask as mask_util
+
+    rle = segmentation
+    if isinstance(segmentation, list):
+        rle = mask_util.frPyObjects(segmentation, record["height"], record["width"])
+        rle = mask_util.merge(rle)
+    counts = rle["counts"]
+    return {"size": rle["size"], "counts": counts.decode() if isinstance(counts, bytes) else counts}

@@ -1,0 +1,197 @@
+"""The score of perfect predictions: 100 on sound splits, and what costs it on others."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from benchmarks.make_table import main as table
+from detection.config.task import default_task
+from detection.datasets import read_split
+from detection.datasets.__main__ import main as datasets_command
+from detection.evaluation.reachable import doctor_config, reachable
+from detection.train_net import main as train
+from moco.common.errors import DataError
+from moco.common.run import read_record
+from tests.oracles.tiny_cityscapes import write_cityscapes
+from tests.oracles.tiny_coco import write_coco
+from tests.oracles.tiny_lvis import write_lvis
+from tests.oracles.tiny_voc import VOC_NAMES, write_voc
+
+GAP = 12  # pixels between the corners of two objects
+
+
+def scored(name, **datasets):
+    cfg = default_task()
+    cfg.DATASETS.update({key: str(value) for key, value in datasets.items()})
+    split = read_split(name, cfg)
+    return reachable(split, doctor_config(split))
+
+
+def grid(folder, number, *, copies=1):
+    """A COCO file with one image that holds `number` objects of one class, each `copies` times."""
+    folder.mkdir(exist_ok=True)
+    side = GAP * 20
+    Image.new("RGB", (side, side)).save(folder / "a.png")
+    annotations = [
+        {
+            "id": 1 + i * copies + copy,
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": [GAP * (i % 20), GAP * (i // 20), 10, 10],
+            "area": 100,
+            "iscrowd": 0,
+        }
+        for i in range(number)
+        for copy in range(copies)
+    ]
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": side, "height": side}],
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "red"}],
+    }
+    file = folder / "test.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def name_of(file):
+    return f"{file.parent.name}_{file.stem}"
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics"),
+    [
+        ("voc_2007_test", {"bbox/AP", "bbox/AP50", "bbox/AP75"}),
+        ("coco_2017_val", {f"{k}/{m}" for k in ("bbox", "segm") for m in ("AP", "AP50", "AP75")}),
+        (
+            "keypoints_coco_2017_val",
+            {f"{k}/{m}" for k in ("bbox", "segm", "keypoints") for m in ("AP", "AP50", "AP75")},
+        ),
+        ("lvis_v0.5_val", {f"{k}/{m}" for k in ("bbox", "segm") for m in ("AP", "AP50", "AP75")}),
+        ("cityscapes_fine_sem_seg_val", {"sem_seg/mIoU"}),
+    ],
+)
+def test_a_sound_split_reaches_100(name, metrics, tmp_path, monkeypatch, fresh_cache):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    write_voc(tmp_path / "VOC2007", {"test": 4}, names=VOC_NAMES)
+    write_coco(tmp_path, {"val2017": 4}, keypoints=True)
+    write_lvis(tmp_path, {"val": 4})
+    write_cityscapes(tmp_path, {"val": 2})
+    result = scored(name)
+    assert result.faults == ()
+    assert result.highest.keys() == metrics
+    assert min(result.highest.values()) == pytest.approx(100, abs=0.01)
+
+
+@pytest.mark.parametrize("number, expected", [(100, 100), (150, 66.3), (300, 33.7)])
+def test_more_objects_than_the_metric_counts(number, expected, tmp_path, fresh_cache):
+    file = grid(tmp_path / "own", number)
+    result = scored(name_of(file), COCO_TEST_JSON=file)
+    assert result.highest["bbox/AP"] == pytest.approx(expected, abs=0.05)
+    cause = f"objects beyond TEST.DETECTIONS_PER_IMAGE 100: {number - 100} in 1 image(s)"
+    assert (cause in result.faults) == (number > 100)
+
+
+def test_more_detections_are_counted_with_the_key(tmp_path, fresh_cache):
+    file = grid(tmp_path / "own", 300)
+    cfg = default_task()
+    cfg.DATASETS.COCO_TEST_JSON = str(file)
+    split = read_split(name_of(file), cfg)
+    keys = doctor_config(split)
+    keys.TEST.DETECTIONS_PER_IMAGE = 300
+    result = reachable(split, keys)
+    assert result.highest["bbox/AP"] == pytest.approx(33.7, abs=0.05)
+    assert any("COCO's metric counts: 200 in 1 image(s)" in fault for fault in result.faults)
+    keys.TEST.COCO_MAX_DETECTIONS = 500
+    assert reachable(split, keys).highest["bbox/AP"] == pytest.approx(100)
+
+
+def test_every_object_twice(tmp_path, fresh_cache):
+    """A detector's NMS keeps one of two equal boxes, so that half of the objects is missed."""
+    file = grid(tmp_path / "own", 10, copies=2)
+    result = scored(name_of(file), COCO_TEST_JSON=file)
+    assert result.highest["bbox/AP"] == pytest.approx(50.5, abs=0.05)
+    assert "objects with the class and box of another one: 10 in 1 image(s)" in result.faults
+
+
+def test_packages_that_differ_are_named(tmp_path, fresh_cache, monkeypatch):
+    pytest.importorskip("hotcoco", reason="hotcoco is not installed")
+    import pycocotools.cocoeval
+
+    evaluate = pycocotools.cocoeval.COCOeval.evaluateImg
+
+    def without_matches(self, *args):
+        found = evaluate(self, *args)
+        if found is not None:
+            found["dtMatches"][:] = 0
+        return found
+
+    monkeypatch.setattr(pycocotools.cocoeval.COCOeval, "evaluateImg", without_matches)
+    file = grid(tmp_path / "own", 3)
+    result = scored(name_of(file), COCO_TEST_JSON=file)
+    assert result.highest["bbox/AP"] == 0
+    assert "packages differ in bbox/AP: hotcoco 100.0, pycocotools 0.0" in result.faults
+
+
+def test_a_metric_that_fails_is_the_datas_fault(tmp_path, fresh_cache, monkeypatch):
+    file = grid(tmp_path / "own", 3)
+
+    def fail(self):
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr("detection.evaluation.coco.COCOEvaluator.evaluate", fail)
+    with pytest.raises(DataError, match="own_test: its metric fails on its own objects"):
+        scored(name_of(file), COCO_TEST_JSON=file)
+
+
+def test_the_doctor_prints_the_score(tmp_path, fresh_cache, capsys):
+    file = grid(tmp_path / "own", 150)
+    assert datasets_command(["doctor", "--coco-json", str(file)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "highest reachable score bbox/AP 66.3" in shown
+    assert "50 in 1 image(s)" in shown
+
+
+def test_the_doctor_notes_images_that_exif_turns(tmp_path, fresh_cache, capsys):
+    file = grid(tmp_path / "own", 3)
+    image = Image.open(tmp_path / "own" / "a.png")
+    exif = image.getexif()
+    exif[0x0112] = 3  # by 180 degrees, which its size does not show
+    image.save(tmp_path / "own" / "a.png", exif=exif)
+    datasets_command(["doctor", "--coco-json", str(file)])
+    shown = capsys.readouterr().out
+    assert "1 image(s) turned by EXIF: annotations must be of the turned image" in shown
+
+
+@pytest.mark.slow
+def test_the_score_is_in_the_record_and_under_the_table(
+    small_config, small_options, tmp_path, capsys
+):
+    run = [
+        *("--config-file", small_config, "--engine", "embedded", *small_options),
+        *("MODEL.WEIGHTS", "random", "TEST.DETECTIONS_PER_IMAGE", "1"),
+        *("OUTPUT_DIR", str(tmp_path / "run")),
+    ]
+    assert train([*run, "--check-only"]) == 0
+    assert "highest reachable score" in capsys.readouterr().out
+    assert train(run) == 0
+    shown = capsys.readouterr().out
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.reachable["highest"]["bbox/AP"] < 100
+    fault = record.reachable["faults"][0]
+    assert fault.startswith("objects beyond TEST.DETECTIONS_PER_IMAGE 1: ")
+    assert fault in shown
+    table([str(tmp_path / "run"), "--out", str(tmp_path / "table")])
+    text = (tmp_path / "table" / "table.md").read_text()
+    assert "perfect predictions reach AP" in text
+    assert fault in text
+
+
+@pytest.mark.slow
+def test_a_long_score_is_skipped_in_a_run(small_config, small_options, capsys, monkeypatch):
+    monkeypatch.setattr("detection.engine.run.expected_seconds", lambda split, cfg: 61.0)
+    run = ["--config-file", small_config, "--engine", "embedded", *small_options]
+    assert train([*run, "--check-only", "MODEL.WEIGHTS", "random"]) == 0
+    note = "score of perfect predictions: not taken, as it needs about 61 s"
+    assert note in capsys.readouterr().out
