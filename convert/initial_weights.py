@@ -131,16 +131,17 @@ def encoder_spec(architecture: Any) -> Spec:
 
 
 def _class_token(raw: Any, found: Recognized, path: Path) -> dict[str, Tensor]:
-    """What a ViT's image feature needs beside its backbone, which detectors have no place for.
+    """Return the class token and final norm of the chosen network, which no detector has.
+
+    Of a file's networks several may have these names, so they are read from the dict that the
+    chosen one is in and from no other.
 
     Raises:
         UserError: the file does not have it.
     """
-    from convert.files import to_tensor
+    from convert.files import at, to_tensor
 
-    patches = found.named("patch_embed.proj.weight")
-    inside = [raw, *raw.values()] if isinstance(raw, Mapping) else []
-    holder = next((x for x in inside if isinstance(x, Mapping) and patches in x), {})
+    holder = at(raw, found.keys) or {}
     names = {name: found.named(name) for name in ("cls_token", "norm.weight", "norm.bias")}
     if missing := [name for name in names.values() if name not in holder]:
         raise UserError(

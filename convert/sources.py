@@ -93,6 +93,7 @@ class Recognized:
         proof: architecture and tensors of the network that the features are compared with; None:
             the contract's and `state`.
         epoch: epochs finished.
+        keys: of the nested dicts that its network is in, outermost first.
         head, notes, warnings: for people.
     """
 
@@ -105,6 +106,7 @@ class Recognized:
     tokens: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     proof: tuple[Any, Mapping[str, Tensor]] | None = None
     epoch: int | None = None
+    keys: tuple[str, ...] = ()
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -202,6 +204,7 @@ def recognize(
         tokens=tokens,
         proof=adapted.proof,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
+        keys=network.keys,
         head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,

@@ -8,6 +8,8 @@ from convert.convert_to_d2 import convert_file
 from convert.initial_weights import read_initial_weights
 from moco.common.errors import DataError, UserError
 from moco.engine.config import IMAGENET_MEAN, IMAGENET_STD
+from moco.modeling import archs
+from moco.modeling.archs import ViTArch, ViTSpec
 from moco.modeling.encoder import COUNTER, EncoderSpec, build_backbone, load_backbone
 from tests.moco.classification.classify_runs import MEAN, SPEC, STD, write_pretrained
 from tests.oracles.resnets import randomize
@@ -167,3 +169,41 @@ def test_an_architecture_that_no_training_here_has(tmp_path):
     randomize(model)
     with pytest.raises(UserError, match="32 groups of 4"):
         read_initial_weights(save(tmp_path, model.state_dict()))
+
+
+def two_networks(layout):
+    """Return a file with two vision transformers of one naming, and the state of the second."""
+    spec = ViTSpec("vit_one_block", 32)
+    one, other = build_backbone(spec), build_backbone(spec)
+    for network in (one, other):
+        for name, parameter in network.named_parameters():
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.02)
+    containers, start, extra = layout
+    first, second = (
+        {start + name: tensor.clone() for name, tensor in network.state_dict().items()}
+        for network in (other, one)
+    )
+    return {containers[0]: first, containers[1]: second, **extra}, one.state_dict()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (("state_dict", "state_dict_ema"), "", {"version": 2, "arch": "vit_small_patch16_224"}),
+        (
+            ("state_dict", "state_dict_ema"),
+            "module.",
+            {"version": 2, "arch": "vit_small_patch16_224"},
+        ),
+        (("student", "teacher"), "module.backbone.", {"dino_loss": {}}),
+        (("student", "teacher"), "backbone.", {"ibot_loss": {}}),
+        (("encoder", "target_encoder"), "module.", {"prototypes": torch.ones(8, 4)}),
+    ],
+    ids=["timm", "timm-wrapped", "dino", "ibot", "msn"],
+)
+def test_class_token_and_norm_are_those_of_the_chosen_network(layout, tmp_path, monkeypatch):
+    monkeypatch.setitem(archs.VITS, "vit_one_block", ViTArch(384, 1, 6))
+    content, expected = two_networks(layout)
+    weights = read_initial_weights(save(tmp_path, content))
+    for name in ("blocks.0.attn.qkv.weight", "cls_token", "norm.weight", "norm.bias"):
+        assert torch.equal(weights.state[name], expected[name]), name
