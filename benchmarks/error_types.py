@@ -37,6 +37,7 @@ def error_types(run: "Run") -> dict[str, Any]:
     """
     from benchmarks.report.precision import find_predictions, precision_recall
     from detection.datasets.base import require_package
+    from detection.datasets.coco_repair import annotation_file
 
     split, path = find_predictions(run)
     require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
@@ -45,10 +46,12 @@ def error_types(run: "Run") -> dict[str, Any]:
 
     if split.evaluator_type == "pascal_voc":
         truth, found = _from_voc(split, path)
+        annotations = hotcoco.COCO(truth)
     else:
-        truth, found = split.metadata["json_file"], json.loads(path.read_text())
+        found = json.loads(path.read_text())
+        with annotation_file(split.metadata["json_file"], split.images) as (json_file, _):
+            annotations = hotcoco.COCO(json_file)
     boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
-    annotations = hotcoco.COCO(truth)
     evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")
     evaluation.evaluate()
     tide = evaluation.tide_errors(pos_thr=MATCHED, bg_thr=BACKGROUND)

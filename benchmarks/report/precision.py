@@ -38,7 +38,7 @@ def precision_recall(run: Run) -> Curve:
         if split.evaluator_type == "pascal_voc":
             recall, precision, ap50 = _voc_curve(path, split)
         elif "json_file" in split.metadata and split.evaluator_type == "coco":
-            recall, precision, ap50 = _coco_curve(path, split.metadata["json_file"])
+            recall, precision, ap50 = _coco_curve(path, split)
         else:
             raise UserError(f"not plotted for the metric {split.evaluator_type}")
     except (UserError, ImportError):
@@ -100,16 +100,19 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
     return recalls, np.mean(curves, axis=0), metrics["bbox/AP50"]
 
 
-def _coco_curve(path: Path, annotations: str) -> tuple[NDArray[Any], NDArray[Any], float]:
+def _coco_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], float]:
     """Recall (101), precision (101) and AP50."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
+    from detection.datasets.coco_repair import annotation_file
+
     found = [row for row in json.loads(path.read_text()) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(annotations)
+    annotations = annotation_file(split.metadata["json_file"], split.images)
+    with contextlib.redirect_stdout(io.StringIO()), annotations as (json_file, _):
+        truth = COCO(json_file)
         evaluation = COCOeval(truth, truth.loadRes(found), "bbox")
         evaluation.params.iouThrs = np.array([0.5])
         evaluation.evaluate()

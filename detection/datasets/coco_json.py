@@ -4,8 +4,9 @@ The records equal those of Detectron2's reader (detectron2/data/datasets/coco.py
 pixels, category ids contiguous in the order of the file's ids, keypoints moved by half a pixel,
 polygons of fewer than three points left out.
 
-A file that contradicts itself is refused with the annotation's id. Boxes over the border or without
-area are only counted: both engines clip the first and leave out the second.
+What exporters write otherwise is repaired before (detection/datasets/coco_repair.py). A file that
+contradicts itself is refused with the annotation's id. Boxes without area are only counted: both
+engines leave them out in training.
 """
 
 import math
@@ -16,16 +17,20 @@ from reprlib import repr  # short, for messages
 from typing import Any, NoReturn
 
 from detection.datasets.base import XYWH_ABS, Record, Split
-from detection.datasets.layout import inside, read_json, require_files
+from detection.datasets.coco_repair import (
+    FARTHEST_PX,
+    LARGEST_ID,
+    finite,
+    read_annotations,
+    within,
+)
+from detection.datasets.layout import inside, require_files
 from moco.common.errors import DataError
 
 Json = dict[str, Any]
 
 _NOTES = {
-    "border": "boxes over the border, clipped",
     "empty": "boxes without area, left out in training",
-    "polygons": "polygons of fewer than 3 points or half a point, left out",
-    "shapeless": "objects without another polygon, left out",
     "twice": "annotations with the id of another one, as known of the minival files of 2014",
 }
 
@@ -58,17 +63,16 @@ class AnnotationFile:
         """
         self.path, self._file_name = path, file_name
         self._found: Counter[str] = Counter()
-        content, self._sha256 = read_json(path)
-        for key in ("images", "annotations", "categories"):
-            rows = content.get(key) if isinstance(content, dict) else None
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
-            if not rows and key != "annotations":
+        self._file = read_annotations(path)
+        content = self._file.content
+        for key in ("images", "categories"):
+            if not content[key]:
                 raise DataError(f"{path}: no {key} in it")
         categories = self._by_id(content["categories"], "category")
         for category_id, category in categories.items():
             if not isinstance(category.get("name"), str):
                 raise DataError(f"{path}: category {category_id}: 'name' is missing or no text")
+        self._refuse_equal_names(categories)
         self.categories = list(categories.values())
         self.contiguous = {category_id: index for index, category_id in enumerate(categories)}
         self.images = self._by_id(content["images"], "image")
@@ -76,9 +80,9 @@ class AnnotationFile:
             where = f"{path}: image {image_id}: "
             for key in ("height", "width"):
                 value = image.get(key)
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    reason = f"{key} is {repr(value)}, expected a whole number above 0"
-                    raise DataError(where + reason)
+                if type(value) is not int or not 0 < value <= FARTHEST_PX:
+                    expected = f"a whole number of 1 to {FARTHEST_PX}"
+                    raise DataError(f"{where}{key} is {repr(value)}, expected {expected}")
             inside(file_name(image, where + "file_name"), where + "file_name")
         self.annotations = self._by_image(content["annotations"], tolerant)
 
@@ -86,20 +90,34 @@ class AnnotationFile:
         table: dict[int, Json] = {}
         for row in rows:
             key = row.get("id")
-            if not isinstance(key, int) or isinstance(key, bool):
-                raise DataError(f"{self.path}: {what} with id {repr(key)}, expected a number")
+            if type(key) is not int or not 0 <= key <= LARGEST_ID:
+                expected = f"expected a number of 0 to {LARGEST_ID}"
+                raise DataError(f"{self.path}: {what} with id {repr(key)}, {expected}")
             if key in table:
                 raise DataError(f"{self.path}: {what} {key}: there are two with this id")
             table[key] = row
         return dict(sorted(table.items()))
+
+    def _refuse_equal_names(self, categories: Mapping[int, Json]) -> None:
+        """The table of results and the metrics of each class would show one of the two."""
+        seen: dict[str, int] = {}
+        for category_id, category in categories.items():
+            other = seen.setdefault(category["name"], category_id)
+            if other != category_id:
+                raise DataError(
+                    f"{self.path}: categories {other} and {category_id} are both named "
+                    f"{repr(category['name'])}; rename one of them, or give both one id"
+                )
 
     def _by_image(self, annotations: Iterable[Json], tolerant: bool) -> dict[int, list[Json]]:
         seen: set[int] = set()
         groups: dict[int, list[Json]] = {}
         for annotation in annotations:
             annotation_id = annotation.get("id")
-            if not isinstance(annotation_id, int):
+            if type(annotation_id) is not int:
                 raise DataError(f"{self.path}: an annotation without a whole-number id")
+            if abs(annotation_id) > LARGEST_ID:
+                self.refuse(annotation, f"the id is above {LARGEST_ID}")
             for key, known in (("image_id", self.images), ("category_id", self.contiguous)):
                 value = annotation.get(key)
                 if not isinstance(value, int) or value not in known:
@@ -114,7 +132,8 @@ class AnnotationFile:
 
     def refuse(self, annotation: Json, reason: str) -> NoReturn:
         """Raise DataError with the annotation's id."""
-        raise DataError(f"{self.path}: annotation {annotation['id']}: {reason}")
+        number = repr(self._file.file_id(annotation))
+        raise DataError(f"{self.path}: annotation {number}: {reason}")
 
     def split(
         self,
@@ -127,7 +146,6 @@ class AnnotationFile:
         *,
         keys: Sequence[str],
         image_keys: Sequence[str] = (),
-        measured: bool = False,
     ) -> Split:
         """The split of all images, whose files exist, with Detectron2's records and metadata.
 
@@ -135,7 +153,6 @@ class AnnotationFile:
             root: of the images; missing: the end of the message where there is none.
             metadata: beyond what every file in this format has.
             keys: of annotations that are copied as they are; image_keys: of images.
-            measured: the metric will read the file, and it needs more than training does.
         """
         num_keypoints = len(metadata.get("keypoint_names", ()))
         records: list[Record] = [
@@ -145,7 +162,7 @@ class AnnotationFile:
                 "width": image["width"],
                 **{key: image.get(key, []) for key in image_keys},
                 "image_id": image_id,
-                "annotations": self._objects(image_id, keys, num_keypoints, measured),
+                "annotations": self._objects(image_id, keys, num_keypoints),
             }
             for image_id, image in self.images.items()
         ]
@@ -157,8 +174,11 @@ class AnnotationFile:
             evaluator_type=evaluator_type,
             classes=tuple(classes),
             records=tuple(records),
-            annotations_sha256=self._sha256,
-            notes=tuple(f"{_NOTES[key]}: {self._found[key]}" for key in _NOTES if self._found[key]),
+            annotations_sha256=self._file.sha256,
+            notes=(
+                *self._file.notes,
+                *(f"{_NOTES[key]}: {self._found[key]}" for key in _NOTES if self._found[key]),
+            ),
             metadata={
                 "json_file": self.path,
                 "image_root": root,
@@ -170,23 +190,18 @@ class AnnotationFile:
             has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
         )
 
-    def _objects(
-        self, image_id: int, keys: Sequence[str], num_keypoints: int, measured: bool
-    ) -> list[Json]:
+    def _objects(self, image_id: int, keys: Sequence[str], num_keypoints: int) -> list[Json]:
         """One image's annotations as Detectron2's dicts."""
         image = self.images[image_id]
         rows = []
         for annotation in self.annotations.get(image_id, ()):
             self._check_box(annotation, image)
-            self._check_flags(annotation, measured)
+            self._check_flags(annotation)
             row = {key: annotation[key] for key in keys if key in annotation}
             shape = annotation.get("segmentation")
             if shape:
                 convert = self._mask if isinstance(shape, dict) else self._polygons
                 row["segmentation"] = convert(annotation, shape, image)
-                if not row["segmentation"]:
-                    self._found["shapeless"] += 1
-                    continue
             if annotation.get("keypoints"):
                 row["keypoints"] = self._keypoints(annotation, num_keypoints)
             row["bbox_mode"] = XYWH_ABS
@@ -195,10 +210,10 @@ class AnnotationFile:
         return rows
 
     def _check_box(self, annotation: Json, image: Json) -> None:
-        """XYWH in pixels, at least in part inside; counts boxes over the border, without area."""
+        """XYWH in pixels, at least in part inside; counts boxes without area."""
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not _all_numbers(box):
-            expected = "[x, y, width, height] of finite numbers"
+            expected = f"[x, y, width, height] of finite numbers up to {FARTHEST_PX}"
             self.refuse(annotation, f"bbox is {repr(box)}, expected {expected}")
         x, y, w, h = box
         if w < 0 or h < 0:
@@ -208,33 +223,29 @@ class AnnotationFile:
             self._found["empty"] += 1
         elif x >= width or y >= height or x + w <= 0 or y + h <= 0:
             self.refuse(annotation, f"bbox {box} is outside the {width}x{height} image")
-        elif min(x, y) < -1 or x + w > width + 1 or y + h > height + 1:  # not by rounding alone
-            self._found["border"] += 1
 
-    def _check_flags(self, annotation: Json, measured: bool) -> None:
+    def _check_flags(self, annotation: Json) -> None:
         if annotation.get("iscrowd", 0) not in (0, 1):
             self.refuse(annotation, f"iscrowd is {repr(annotation['iscrowd'])}, expected 0 or 1")
-        needed = ("area", "iscrowd") + ("num_keypoints",) * ("keypoints" in annotation)
-        for key in needed if measured else ():
-            if key not in annotation or not _all_numbers([annotation[key]]):
-                value = repr(annotation.get(key))
-                self.refuse(annotation, f"{key} is {value}, and COCO's metric needs the number")
-        if annotation.get("ignore", 0) != 0:
+        if annotation.get("ignore"):
             self.refuse(annotation, "'ignore' is not supported; remove it or set it 0")
 
     def _numbers(self, annotation: Json, numbers: Any, what: str) -> list[Any]:
-        if not isinstance(numbers, list) or not _finite(numbers):
+        if not isinstance(numbers, list) or not finite(numbers):
             self.refuse(annotation, f"{what} is not a list of finite numbers")
+        return numbers
+
+    def _coordinates(self, annotation: Json, numbers: Any, what: str) -> list[Any]:
+        if not within(self._numbers(annotation, numbers, what)):
+            self.refuse(annotation, f"{what} has a coordinate beyond {FARTHEST_PX}")
         return numbers
 
     def _polygons(self, annotation: Json, polygons: Any, image: Json) -> list[list[float]]:
         if not isinstance(polygons, list):
             self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
         for polygon in polygons:
-            self._numbers(annotation, polygon, "a polygon")
-        kept = [polygon for polygon in polygons if len(polygon) % 2 == 0 and len(polygon) >= 6]
-        self._found["polygons"] += len(polygons) - len(kept)
-        return kept
+            self._coordinates(annotation, polygon, "a polygon")
+        return polygons
 
     def _mask(self, annotation: Json, rle: Json, image: Json) -> Json:
         """A run-length encoding, compressed as Detectron2 keeps it."""
@@ -255,7 +266,7 @@ class AnnotationFile:
 
     def _keypoints(self, annotation: Json, number: int) -> list[float]:
         """(x, y, v) each; COCO's are pixel indices, Detectron2's are coordinates."""
-        points = self._numbers(annotation, annotation["keypoints"], "keypoints")
+        points = self._coordinates(annotation, annotation["keypoints"], "keypoints")
         number = number or len(points) // 3
         if len(points) != 3 * number or any(v not in (0, 1, 2) for v in points[2::3]):
             expected = f"{number} keypoints of (x, y, v), v = 0, 1 or 2"
@@ -273,8 +284,9 @@ def require_polygons(split: Split) -> None:
     if not number:
         return
     file = split.metadata["json_file"]
-    rows = read_json(file)[0]["annotations"]
-    first = next(row["id"] for row in rows if _in_run_lengths(row))
+    annotations = read_annotations(file)
+    rows = annotations.content["annotations"]
+    first = next(annotations.file_id(row) for row in rows if _in_run_lengths(row))
     raise DataError(
         f"{file}: masks in run lengths, not in polygons: {number}, the first of annotation "
         f"{first}; set INPUT.MASK_FORMAT bitmask"
@@ -286,13 +298,5 @@ def _in_run_lengths(annotation: Mapping[str, Any]) -> bool:
     return isinstance(annotation.get("segmentation"), dict) and not annotation.get("iscrowd", 0)
 
 
-def _finite(numbers: Sequence[Any]) -> bool:
-    # The sum is what is fast: a dataset has tens of millions of these.
-    try:
-        return math.isfinite(sum(numbers))
-    except TypeError:
-        return False
-
-
 def _all_numbers(values: Sequence[Any]) -> bool:
-    return _finite(values) and not any(isinstance(value, bool) for value in values)
+    return within(values) and not any(isinstance(value, bool) for value in values)

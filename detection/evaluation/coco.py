@@ -11,19 +11,17 @@ T: IoU thresholds. R: recalls. K: categories. A: ranges of the area. M: limits o
 import contextlib
 import importlib.util
 import io
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split, require_package
-from detection.datasets.layout import read_json
+from detection.datasets.coco_repair import annotation_file
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
 from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
@@ -47,7 +45,7 @@ class _InstanceResults:
 
     Attributes:
         split: name of the prediction file, which goes into `folder`.
-        json_file: the annotations.
+        json_file: the annotations, which the metric sees repaired.
         category_ids: contiguous id → the annotations' id; class_names: by contiguous id.
         kinds: bbox, segm, keypoints: what is evaluated.
         images: ids of the images of a part of the annotations; None: it is all of them.
@@ -89,9 +87,9 @@ class _InstanceResults:
             return {f"{kind}/{name}": np.nan for kind in self.kinds for name in self._names(kind)}
         metrics: dict[str, float] = {}
         matches = {}
-        with _quiet(), self._annotations() as json_file:
+        with _quiet(), annotation_file(self.json_file, self.images) as (json_file, content):
             truth = self._truth(json_file)
-            found = detections(self.rows, read_json(json_file)[0], self.per_image)
+            found = detections(self.rows, content, self.per_image)
             for kind in self.kinds:
                 evaluation = self._evaluation(truth, self._results(kind), kind)
                 values = self._values(truth, evaluation, kind)
@@ -113,22 +111,6 @@ class _InstanceResults:
             params.areaRng, params.areaRngLbl = [everything], ["all"]
             evaluation.evaluate()
         return extract(evaluation, found, given, counted)
-
-    @contextlib.contextmanager
-    def _annotations(self) -> Iterator[str]:
-        """The file of annotations, of a part a temporary one without the other images."""
-        if self.images is None:
-            yield self.json_file
-            return
-        content, _ = read_json(self.json_file)
-        content["images"] = [i for i in content["images"] if str(i["id"]) in self.images]
-        content["annotations"] = [
-            a for a in content["annotations"] if str(a["image_id"]) in self.images
-        ]
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "annotations.json")
-            path.write_text(json.dumps(content))
-            yield str(path)
 
     def _truth(self, json_file: str) -> Any:
         raise NotImplementedError

@@ -108,7 +108,15 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "orphan category": (second(category_id=1), _OF_12 + "category_id 1"),
     "lists of ids": (second(image_id=[1]), _OF_12 + r"image_id \[1\]"),
     "category by name": (second(category_id="red"), _OF_12 + "category_id 'red'"),
-    "image id as text": (image(id="2"), "image with id '2'"),
+    "image id as a name": (image(id="two"), "image with id 'two'"),
+    "image id below 0": (image(id=-2), "image with id -2"),
+    "image id beyond 2^53": (image(id=2**70), "image with id 1180591620717411303424"),
+    "annotation id beyond 2^53": (second(id=2**70), "annotation 1180591620717411303424: the id"),
+    "two categories of one name": (
+        lambda c: c["categories"].append({"id": 5, "name": "red"}),
+        "categories 3 and 5 are both named 'red'",
+    ),
+    "null": (lambda c: "null", "holds null, expected .* images, annotations, categories"),
     "no width": (image(width=None), "image 2: width is None"),
     "zero height": (image(height=0), "image 2: height is 0"),
     "inverted": (second(bbox=[30, 5, -20, 10]), _OF_12 + "bbox .* inverted"),
@@ -122,6 +130,10 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "polygon of text": (second(segmentation=[["a"] * 6]), _OF_12 + "a polygon"),
     "polygon with NaN": (second(segmentation=[[_NAN] * 6]), _OF_12 + "a polygon"),
     "flat polygon": (second(segmentation=[1, 2, 3, 4, 5, 6]), _OF_12 + "a polygon"),
+    "far away": (second(bbox=[30, 5, 2 * 10**6, 10]), _OF_12 + "bbox is .* up to 1000000"),
+    "beyond any float": (second(bbox=[10**400, 5, 20, 10]), _OF_12 + "bbox is "),
+    "polygon far away": (second(segmentation=[[1e7] * 6]), _OF_12 + "a polygon .*1000000"),
+    "huge image": (image(width=10**400), "image 2: width is 1000"),
     "RLE of another size": (_crowd(size=[60, 40], counts=[2400]), _OF_12 + "RLE size"),
     "RLE too short": (_crowd(size=[40, 60], counts=[100, 20]), _OF_12 + "RLE .*120.*2400"),
     "RLE without counts": (_crowd(size=[40, 60]), _OF_12 + "RLE counts"),
@@ -134,8 +146,12 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "no name": (lambda c: c["categories"][0].pop("name") and None, "category 7: 'name'"),
 }
 
+_FIRST = " (the first: annotation 12)"
 COUNTED: dict[str, tuple[Edit, str]] = {
-    "over the border": (second(bbox=[50, 30, 20, 20]), "boxes over the border, clipped: 1"),
+    "over the border": (
+        second(bbox=[50, 30, 20, 20]),
+        "boxes over the border, clipped: 1" + _FIRST,
+    ),
     "no width": (second(bbox=[30, 5, 0, 10]), "boxes without area, left out in training: 1"),
     "no height at the border": (
         second(bbox=[30, 40, 5, 0]),
@@ -143,10 +159,10 @@ COUNTED: dict[str, tuple[Edit, str]] = {
     ),
     "a polygon of two points": (
         second(segmentation=[[1, 2, 3, 4], [30, 5, 50, 5, 50, 15]]),
-        "polygons of fewer than 3 points or half a point, left out: 1",
+        "polygons of fewer than 3 points or half a point, left out: 1" + _FIRST,
     ),
     "a polygon of seven numbers": (
         second(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
-        "objects without another polygon, left out: 1",
+        "objects without another polygon, left out of training and test: 1" + _FIRST,
     ),
 }

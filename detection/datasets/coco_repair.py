@@ -1,0 +1,391 @@
+"""Files in COCO's format as exporters write them, repaired in memory, once for all who read them.
+
+What can be put right without a guess is, and is counted. What cannot stays as it is, and
+`AnnotationFile` (detection/datasets/coco_json.py) refuses it. The file is never changed, and its
+hash is that of the disk. COCO's and LVIS's published files come through unchanged.
+
+Deviation: plain Detectron2 reads and evaluates such files as they are. pycocotools takes a match
+with the object of id 0 for none, sorts objects into ranges of size by whatever `area` says, counts
+objects that training leaves out, and compares with boxes beyond the border, which no detector
+outputs.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from detection.datasets.layout import read_json
+from moco.common.errors import DataError
+
+Json = dict[str, Any]
+
+FARTHEST_PX = 10**6  # of a coordinate, and the longest side of an image
+LARGEST_ID = 2**53  # beyond it a float, as which some tools keep ids, is another one
+TABLES = ("images", "annotations", "categories")
+
+_NOTES = {
+    "numbers": "ids, sizes or flags written as text, fraction or truth value, read as numbers",
+    "ids": "annotation ids below 1, with which the metric would count a hit as a miss, so that all "
+    "are numbered from 1 in memory",
+    "iscrowd": "objects without iscrowd, taken as 0",
+    "border": "boxes over the border, clipped",
+    "area": "areas that are missing, not above 0, or contradict the mask or box, computed from it",
+    "num_keypoints": "num_keypoints that is missing or contradicts the keypoints, counted again",
+    "polygons": "polygons of fewer than 3 points or half a point, left out",
+    "shapeless": "objects without another polygon, left out of training and test",
+    "boxes": "masks without a polygon of 3 points, in a file without any other; boxes alone count",
+}
+_WHOLE = {
+    "images": ("id", "height", "width"),
+    "annotations": ("id", "image_id", "category_id", "iscrowd"),
+    "categories": ("id",),
+}
+# What the packages need of each table, and what a temporary file has.
+_NEEDED = {
+    "images": (
+        *("id", "file_name", "height", "width"),
+        *("neg_category_ids", "not_exhaustive_category_ids"),
+    ),
+    "annotations": (
+        *("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation"),
+        *("keypoints", "num_keypoints"),
+    ),
+    "categories": ("id", "name", "frequency", "keypoints"),
+}
+# Keys whose type hotcoco insists on, although no metric needs them.
+_TEXTS = ("coco_url", "flickr_url", "date_captured", "supercategory", "name", "url", "frequency")
+_INFO_TEXTS = ("description", "url", "version", "contributor", "date_created")
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """A file's content, repaired.
+
+    Attributes:
+        content: Equal to the file's where nothing was repaired.
+        notes: What was repaired, with its number and the first one.
+        changed: A package must not be handed the file itself.
+        file_ids: The annotations' ids in the file, in order; empty where they are the same.
+        sha256: Of the file as on disk, in hex.
+    """
+
+    content: Any
+    notes: tuple[str, ...] = ()
+    changed: bool = False
+    file_ids: tuple[int, ...] = ()
+    sha256: str = ""
+
+    def file_id(self, annotation: Json) -> Any:
+        """Return the id that an annotation has in the file."""
+        return self.file_ids[annotation["id"] - 1] if self.file_ids else annotation["id"]
+
+
+def read_annotations(path: str | Path) -> Annotations:
+    """Read and repair a file.
+
+    Raises:
+        DataError: unreadable, not JSON, or no object with the three lists.
+    """
+    content, sha256 = read_json(path)
+    if not isinstance(content, dict):
+        what = "null" if content is None else f"a {type(content).__name__}"
+        raise DataError(f"{path}: holds {what}, expected an object with lists {', '.join(TABLES)}")
+    for key in TABLES:
+        rows = content.get(key)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
+    repaired = repair(content)
+    return Annotations(
+        repaired.content, repaired.notes, repaired.changed, repaired.file_ids, sha256
+    )
+
+
+@contextmanager
+def annotation_file(
+    path: str, images: frozenset[str] | None = None
+) -> Iterator[tuple[str, dict[str, list[Json]]]]:
+    """Give what a metric's package is to read, and its content.
+
+    The file itself, or, of a repaired one and of a part, a temporary one with the keys that metrics
+    read.
+
+    Args:
+        images: Ids of the images of a part; None: all of them.
+    """
+    annotations = read_annotations(path)
+    if images is None and not annotations.changed:
+        yield path, annotations.content
+        return
+    content = {
+        kind: [{key: row[key] for key in keys if key in row} for row in annotations.content[kind]]
+        for kind, keys in _NEEDED.items()
+    }
+    if images is not None:
+        content["images"] = [i for i in content["images"] if str(i["id"]) in images]
+        content["annotations"] = [a for a in content["annotations"] if str(a["image_id"]) in images]
+    with TemporaryDirectory() as folder:
+        temporary = Path(folder, "annotations.json")
+        temporary.write_text(json.dumps({"info": {}, "licenses": [], **content}))
+        yield str(temporary), content
+
+
+def repair(content: Json) -> Annotations:
+    """Repair the decoded JSON of a file with three lists of objects; pure."""
+    found = _Found()
+    tables = {kind: [_with_numbers(row, kind, found) for row in content[kind]] for kind in TABLES}
+    images = {i["id"]: i for i in tables["images"] if type(i.get("id")) is int}
+    # LVIS has polygons of three points or more only, and no crowds.
+    lvis = any("neg_category_ids" in image for image in tables["images"])
+    masks = any(map(_has_mask, tables["annotations"]))
+    rows: list[Json] = []
+    ids: list[Any] = []
+    for row in tables["annotations"]:
+        image = images.get(image_id) if type(image_id := row.get("image_id")) is int else None
+        changes = {} if lvis else _shape(row, masks, found)
+        if changes is None:
+            continue
+        if not lvis and row.get("iscrowd") is None:
+            found.add("iscrowd", row)
+            changes["iscrowd"] = 0
+        if _is_box(row.get("bbox")) and image is not None and _has_size(image):
+            changes |= _measures({**row, **changes}, image, found)
+        changes |= _num_keypoints(row, found)
+        rows.append({**row, **changes} if changes else row)
+        ids.append(row.get("id"))
+    low = [row for row in rows if type(row.get("id")) is int and row["id"] < 1]
+    numbered = bool(low) and all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
+    if numbered:
+        # Deviation: Detectron2's metric counts a match with the object of id 0 as a miss.
+        for row in low:
+            found.add("ids", row)
+        rows = [{**row, "id": number} for number, row in enumerate(rows, start=1)]
+    changed = bool(found.counts) or len(rows) < len(content["annotations"])
+    changed = changed or any(a is not b for a, b in zip(rows, content["annotations"], strict=True))
+    return Annotations(
+        {**content, **tables, "annotations": rows} if changed else content,
+        found.notes(),
+        changed or not _plain(content),
+        tuple(ids) if numbered else (),
+    )
+
+
+class _Found:
+    """Counts what was repaired."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, key: str, row: Json, what: str = "annotation", number: int = 1) -> None:
+        self.counts[key] += number
+        if key not in self._first:
+            self._first[key] = f"{what} {row.get('id')!r:.40}"
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(
+            f"{text}: {self.counts[key]} (the first: {self._first[key]})"
+            for key, text in _NOTES.items()
+            if self.counts[key]
+        )
+
+
+def finite(numbers: Sequence[Any]) -> bool:
+    """Return whether all are numbers, none of them infinite, NaN, or beyond a float's range."""
+    # The sum is what is fast: a dataset has tens of millions of these.
+    try:
+        return math.isfinite(sum(numbers))
+    except (TypeError, OverflowError):
+        return False
+
+
+def within(numbers: Sequence[Any]) -> bool:
+    """Return whether all are finite and could be coordinates of an image."""
+    return finite(numbers) and (
+        not numbers or (max(numbers) <= FARTHEST_PX and min(numbers) >= -FARTHEST_PX)
+    )
+
+
+def whole(value: Any) -> int | None:
+    """Return the whole number that a number or text of digits says; None where it says none."""
+    if type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.removeprefix("-").isdecimal() and value.isascii():
+        return int(value) if len(value) < 20 else None
+    return None
+
+
+def _with_numbers(row: Json, kind: str, found: _Found) -> Json:
+    """A row whose ids, sizes and flags are whole numbers, where they say one."""
+    changes = {}
+    for key in _WHOLE[kind]:
+        value = row.get(key)
+        if type(value) is int or value is None:
+            continue
+        number = int(value) if key == "iscrowd" and isinstance(value, bool) else whole(value)
+        if number is not None:
+            changes[key] = number
+    if not changes:
+        return row
+    what = {"images": "image", "annotations": "annotation", "categories": "category"}[kind]
+    found.add("numbers", row, what, len(changes))
+    return {**row, **changes}
+
+
+def _has_mask(row: Json) -> bool:
+    shape = row.get("segmentation")
+    if isinstance(shape, list):
+        return any(isinstance(part, list) and _is_polygon(part) for part in shape)
+    return bool(shape)
+
+
+def _is_polygon(part: list[Any]) -> bool:
+    return len(part) % 2 == 0 and len(part) >= 6
+
+
+def _shape(row: Json, masks: bool, found: _Found) -> Json | None:
+    """The changes of an object's polygons; None: it is left out. `masks`: the file has some."""
+    shape = row.get("segmentation")
+    if not shape:
+        return {} if shape is None or shape == [] else {"segmentation": []}
+    if not isinstance(shape, list) or not all(isinstance(part, list) for part in shape):
+        return {}
+    kept = [part for part in shape if _is_polygon(part)]
+    if len(kept) == len(shape):
+        return {}
+    if not kept and not masks:
+        found.add("boxes", row)
+        return {"segmentation": []}
+    found.add("polygons", row, number=len(shape) - len(kept))
+    if not kept:
+        # Deviation: Detectron2 leaves these out of training only, and its metric fails on masks.
+        found.add("shapeless", row)
+        return None
+    return {"segmentation": kept}
+
+
+def _is_box(box: Any) -> bool:
+    return (
+        isinstance(box, list)
+        and len(box) == 4
+        and not any(isinstance(side, bool) for side in box)
+        and within(box)
+        and min(box[2:]) >= 0
+    )
+
+
+def _has_size(image: Json) -> bool:
+    sides = [image.get("width"), image.get("height")]
+    return all(type(side) is int and 0 < side <= FARTHEST_PX for side in sides)
+
+
+def _measures(row: Json, image: Json, found: _Found) -> Json:
+    """The changes of a box and its area."""
+    changes: Json = {}
+    x, y, w, h = row["bbox"]
+    stated, own = row.get("area"), w * h
+    width, height = image["width"], image["height"]
+    over = min(x, y) < -1 or x + w > width + 1 or y + h > height + 1  # not by rounding alone
+    if over and own and x < width and y < height and x + w > 0 and y + h > 0:
+        # Deviation: Detectron2 trains on the clipped box, but compares with the whole one.
+        found.add("border", row)
+        left, top = max(x, 0), max(y, 0)
+        w, h = min(x + w, width) - left, min(y + h, height) - top
+        changes["bbox"] = [left, top, w, h]
+        if not row.get("segmentation") and _is_number(stated) and abs(stated - own) <= own / 100:
+            changes["area"] = stated = w * h  # it was the box's
+    area = _area(stated, w, h, row, image)
+    if area is not stated:
+        # Deviation: Detectron2's metric takes the area, of whatever size and sign, as it is.
+        found.add("area", row)
+        changes["area"] = area
+    return changes
+
+
+def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
+    """An object's area; `stated`, unless it contradicts its mask or box.
+
+    Above the box, or below a tenth of the mask, it does. An object without a mask may be thin, and
+    contradicts from a hundredth of its box.
+    """
+    number, most = _is_number(stated), (w + 2) * (h + 2)
+    if not w or not h:
+        return stated if number and stated >= 0 else 0
+    if number and w * h / 10 <= stated <= most:
+        return stated
+    mask = _mask_area(row.get("segmentation"), image)
+    most = max(most, 1.1 * mask)
+    if number and 0 < stated <= most and stated >= (mask / 10 if mask else w * h / 100):
+        return stated
+    return mask or w * h
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and finite([value])
+
+
+def _mask_area(shape: Any, image: Json) -> float:
+    """Pixels of polygons or of run lengths; 0 of none, and of what will be refused."""
+    size = [image["height"], image["width"]]
+    if not shape:
+        return 0.0
+    if isinstance(shape, list):
+        if not all(isinstance(part, list) and within(part) for part in shape):
+            return 0.0
+    elif not isinstance(shape, dict) or shape.get("size") != size:
+        return 0.0
+    elif isinstance(counts := shape.get("counts"), list):
+        valid = all(type(run) is int and run >= 0 for run in counts)
+        return float(sum(counts[1::2])) if valid and sum(counts) == math.prod(size) else 0.0
+    import pycocotools.mask  # here, because few objects need it
+
+    try:
+        codes = pycocotools.mask.frPyObjects(shape, *size) if isinstance(shape, list) else [shape]
+        return float(pycocotools.mask.area(pycocotools.mask.merge(codes)))
+    except Exception:  # of a damaged code, which is refused where it is read
+        return 0.0
+
+
+def _num_keypoints(row: Json, found: _Found) -> Json:
+    points = row.get("keypoints")
+    if not isinstance(points, list) or not points or len(points) % 3 or not finite(points):
+        return {}
+    number = sum(visible > 0 for visible in points[2::3])
+    if type(stated := row.get("num_keypoints")) is int and stated == number:
+        return {}
+    found.add("num_keypoints", row)
+    return {"num_keypoints": number}
+
+
+def _plain(content: Json) -> bool:
+    """Whether a package that checks the types of all keys can read the file itself."""
+    info, licenses = content.get("info") or {}, content.get("licenses", [])
+    if not isinstance(info, dict) or not isinstance(licenses, list):
+        return False
+    if type(info.get("year", 0)) is not int or not 0 <= info.get("year", 0) < 2**31:
+        return False
+    rows = [*licenses, *content["images"], *content["categories"]]
+    return (
+        all(isinstance(info.get(key, ""), str) for key in _INFO_TEXTS)
+        and all(isinstance(row, dict) and _plain_row(row) for row in rows)
+        and all(type(row.get("id", 0)) is int for row in licenses)
+        and not any({"score", "obb"} & row.keys() for row in content["annotations"])
+    )
+
+
+def _plain_row(row: Json) -> bool:
+    number, lines = row.get("license", 0), row.get("skeleton", [])
+    return (
+        type(number) is int
+        and number >= 0
+        and all(isinstance(row[key], str) for key in _TEXTS if key in row)
+        and isinstance(lines, list)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in lines)
+    )
