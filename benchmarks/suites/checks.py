@@ -237,7 +237,7 @@ def _check_moco(spec: RunSpec) -> _Sound:
     import torch
 
     from convert.initial_weights import read_initial_weights
-    from moco.classification.config import load_classify_cfg, with_weights
+    from moco.classification.config import CROP_PX, load_classify_cfg, with_weights
     from moco.classification.data import open_labeled
     from moco.classification.run import build_classifier
 
@@ -252,9 +252,9 @@ def _check_moco(spec: RunSpec) -> _Sound:
     init = "" if spec.weights == RANDOM else spec.init
     network = cfg.MODEL
     keys = network.ARCH, network.STEM, network.WIDTH
-    weights = read_initial_weights(spec.weights, *keys, init, cfg.AUG.CROP_PX)
+    weights = read_initial_weights(spec.weights, *keys, init, cfg.AUG.CROP_PX or CROP_PX)
+    cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)
     weights.spec.check_image(cfg.AUG.CROP_PX, "AUG.CROP_PX")
-    with_weights(cfg, weights.spec, weights.mean, weights.std)
     if not cfg.DATA.ROOT:
         raise UserError(
             "DATA.ROOT is not set; add it to the suite's overrides, or --opts DATA.ROOT and the "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moco.classification.config import Protocol, load_classify_cfg, with_weights
+from moco.classification.config import CROP_PX, Protocol, load_classify_cfg, with_weights
 from moco.common import distributed
 from moco.common.command import AUTO, RANDOM, parse_training_args, program, training_parser
 from moco.common.files import format_of
@@ -72,11 +72,14 @@ def main(
 
         model = cfg.MODEL
         weights = read(
-            args.checkpoint, model.ARCH, model.STEM, model.WIDTH, args.init, cfg.AUG.CROP_PX
+            args.checkpoint,
+            *(model.ARCH, model.STEM, model.WIDTH, args.init, cfg.AUG.CROP_PX or CROP_PX),
         )
         for note in weights.notes if main_process else ():
             print(f"note: {note}", flush=True)
-        cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
+        cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)
+        if main_process:
+            print(f"crops of {cfg.AUG.CROP_PX} px", flush=True)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             training = Classification(cfg, protocol, weights)
             checkpoint = train(training, folder, args.resume, args.extend)

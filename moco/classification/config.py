@@ -11,12 +11,15 @@ from fvcore.common.config import CfgNode
 
 from moco.common.cfgcheck import check_milestones
 from moco.common.cfgnode import load_cfg
+from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
 from moco.engine import config as common_config
 
 if TYPE_CHECKING:
     from moco.modeling.archs import Spec
 
+CROP_PX = 224  # of weights that do not tell the crop of their training
+MAX_CROP_PX = 4096
 # As common_config.PLACES_AND_SPEED.
 PLACES_AND_SPEED = (*common_config.PLACES_AND_SPEED, "EVAL.EVERY_EPOCHS")
 # What the hash of the protocol leaves out: these, the seed, and what comes with the weights.
@@ -46,6 +49,8 @@ def default_cfg(protocol: Mapping[str, Any]) -> CfgNode:
     # Training: a random crop and a flip. The paper is silent; these are torchvision's
     # RandomResizedCrop(224) and RandomHorizontalFlip(), as in main_lincls.py.
     cfg.AUG.CROP_SCALE = (0.08, 1.0)
+    # 0: the side that this project's pre-training of the weights had, else 224.
+    cfg.AUG.CROP_PX = 0
     # (): the weights' own where the checkpoint tells them, else ImageNet's.
     cfg.AUG.MEAN = ()
     cfg.AUG.STD = ()
@@ -87,17 +92,32 @@ def load_classify_cfg(
     common_config.check_common(cfg)
     at_least_0 = "SOLVER.RANDOM_LR MODEL.WIDTH EVAL.EVERY_EPOCHS EVAL.RESIZE_PX EVAL.CROP_PX"
     common_config.check_lowest(cfg, {0: at_least_0})
+    if cfg.AUG.CROP_PX != 0:
+        common_config.check_lowest(cfg, {8: "AUG.CROP_PX"})
     check_milestones(cfg, cfg.SOLVER.MAX_EPOCHS)
     return cfg
 
 
 def with_weights(
-    cfg: CfgNode, spec: "Spec", mean: Sequence[float], std: Sequence[float]
+    cfg: CfgNode,
+    spec: "Spec",
+    mean: Sequence[float],
+    std: Sequence[float],
+    pretraining: Mapping[str, Any],
 ) -> CfgNode:
-    """The keys that were left to the weights, filled in: network, mean and std."""
+    """Fill in the keys that were left to the weights: network, side of the crop, mean and std.
+
+    Args:
+        pretraining: configuration of the run that made the weights; empty where it is not known.
+    """
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.update(spec.model_keys())
+    if not cfg.AUG.CROP_PX:
+        recorded = pretraining.get("AUG.CROP_PX", CROP_PX)
+        if type(recorded) is not int or not 8 <= recorded <= MAX_CROP_PX:
+            raise DataError(f"MODEL.WEIGHTS: their config has AUG.CROP_PX {shown(recorded)}")
+        cfg.AUG.CROP_PX = recorded
     cfg.AUG.MEAN = tuple(cfg.AUG.MEAN) or tuple(mean)
     cfg.AUG.STD = tuple(cfg.AUG.STD) or tuple(std)
     cfg.freeze()
@@ -105,7 +125,9 @@ def with_weights(
 
 
 def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
-    """The keys under SOLVER with the learning rate for the batch of the run (linear scaling).
+    """Return the keys under SOLVER for the batch of the run (linear scaling).
+
+    Learning rates are multiplied by the ratio of the batches, durations in steps divided by it.
 
     Args:
         random: the network starts from random weights, so that RANDOM_LR is its rate if it is set.
@@ -113,6 +135,9 @@ def scale_to_batch(cfg: CfgNode, random: bool) -> CfgNode:
     solver = cfg.SOLVER.clone()
     base = float((random and solver.RANDOM_LR) or solver.BASE_LR)
     solver.defrost()
-    solver.BASE_LR = base * solver.BATCH_SIZE / (solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE)
+    factor = solver.BATCH_SIZE / (solver.REFERENCE_BATCH_SIZE or solver.BATCH_SIZE)
+    solver.BASE_LR = base * factor
+    solver.WARMUP_ITERS = round(solver.WARMUP_ITERS / factor)
+    solver.DECAY_EVERY_ITERS = max(1, round(solver.DECAY_EVERY_ITERS / factor))
     solver.freeze()
     return solver

@@ -287,8 +287,8 @@ def provenance() -> dict[str, Any]:
     Returns:
         `versions` of Python and of `PACKAGES` (None: not installed); `git`, the revision or None;
             `hardware`: `cpu`, `cpu_threads` and the names of the `gpus`; `command`; `utc`. The
-            trainings of `moco/` add `processes`, those of `detection/` add `data` (name and hash
-            of each split) and `imports`.
+            trainings of `moco/` add `processes` and `images` (number and folder), those of
+            `detection/` add `data` (name and hash of each split) and `imports`.
     """
     import torch
 

@@ -21,6 +21,7 @@ from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
 if TYPE_CHECKING:
     from torch import Tensor
 
+SPLITS = {"train", "val", "test"}  # folders of a dataset, where there are no others
 EXAMPLE_TREE = "ROOT/0001.jpg or ROOT/any/folder/0001.jpg or ROOT/train/class/0001.jpg"
 LABELLED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
 
@@ -192,8 +193,9 @@ def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
 def find_images(root: PathLike) -> list[Path]:
     """All images below a folder, sorted, or those listed in a `.txt` file, in its order.
 
-    A folder's `train` subfolder is used instead of it where there is one. Names that start with
-    a dot are ignored, and so is everything whose suffix is not one of `SUFFIXES`.
+    A folder's `train` subfolder is used instead of it where its images are in `train`, `val` and
+    `test` alone: among other folders it is a class of that name. Names that start with a dot are
+    ignored, and so is everything whose suffix is not one of `SUFFIXES`.
 
     A list's paths are relative to its folder and stay below it; whole paths (`/data/…`) may lead
     anywhere, and nothing but decoding an image is ever done with a file.
@@ -206,8 +208,11 @@ def find_images(root: PathLike) -> list[Path]:
         return _listed_images(root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected images as {EXAMPLE_TREE}")
-    folder = root / "train" if (root / "train").is_dir() else root
-    images = _walk(folder)
+    folder, names = root, _image_names(root)
+    if (root / "train").is_dir() and {name.split(os.sep)[0] for name in names} <= SPLITS:
+        folder = root / "train"
+        names = [name.partition(os.sep)[2] for name in names if name.startswith("train" + os.sep)]
+    images = sorted(Path(folder, name) for name in names)
     if not images:
         raise DataError(
             f"{folder}: no images ({' '.join(SUFFIXES)}) in it or below; expected {EXAMPLE_TREE}"
@@ -240,8 +245,12 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
 
 def _walk(folder: Path) -> list[Path]:
     """Images below a folder, sorted."""
-    found = (name for name in files_below(folder) if name.lower().endswith(SUFFIXES))
-    return sorted(Path(folder, name) for name in found)
+    return sorted(Path(folder, name) for name in _image_names(folder))
+
+
+def _image_names(folder: Path) -> list[str]:
+    """Paths of the images below a folder, relative to it."""
+    return [name for name in files_below(folder) if name.lower().endswith(SUFFIXES)]
 
 
 def _listed_images(path: Path) -> list[Path]:

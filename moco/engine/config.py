@@ -12,7 +12,7 @@ from moco.common.registry import lookup
 
 # Keys that earlier versions did not have, with what they did: a checkpoint without them can be
 # resumed, and at these values they are no part of the hash of the protocol.
-ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd"}
+ADDED_KEYS: dict[str, Any] = {"SOLVER.OPTIMIZER": "sgd", "SOLVER.WARMUP_EPOCHS": 0.0}
 # Keys that name a place or a speed and leave the weights as they are, up to rounding on another
 # device. A resumed run may change them; the hash of the protocol leaves them out.
 PLACES_AND_SPEED = (
@@ -23,12 +23,11 @@ PLACES_AND_SPEED = (
 PRECISIONS = ("fp32", "bf16", "fp16")
 LOWEST = {
     0: "SEED NUM_THREADS DATA.NUM_WORKERS DATA.CACHE_MIB SOLVER.BASE_LR SOLVER.GAMMA "
-    "SOLVER.WEIGHT_DECAY SOLVER.WARMUP_ITERS SOLVER.REFERENCE_BATCH_SIZE SOLVER.STOP_AT_ITERS "
-    "CHECKPOINT.EVERY_ITERS CHECKPOINT.MILESTONE_EPOCHS",
+    "SOLVER.WEIGHT_DECAY SOLVER.WARMUP_ITERS SOLVER.WARMUP_EPOCHS SOLVER.REFERENCE_BATCH_SIZE "
+    "SOLVER.STOP_AT_ITERS CHECKPOINT.EVERY_ITERS CHECKPOINT.MILESTONE_EPOCHS",
     1: "DIST_TIMEOUT_SECONDS DATA.WORKER_TIMEOUT_SECONDS LOG.EVERY_ITERS SOLVER.MAX_EPOCHS "
     "SOLVER.DECAY_EVERY_ITERS CHECKPOINT.EVERY_EPOCHS",
     2: "SOLVER.BATCH_SIZE CHECKPOINT.KEEP",
-    8: "AUG.CROP_PX",
 }
 IMAGENET_MEAN = (0.485, 0.456, 0.406)  # RGB, of 0..1; main_moco.py, main_lincls.py
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -114,8 +113,9 @@ def common_cfg() -> CfgNode:
     cfg.SOLVER.GAMMA = 0.1
     # How often the learning rate changes: epoch (as the official code) or iter.
     cfg.SOLVER.LR_UPDATE = "epoch"
-    # Linear rise of the learning rate over the first steps, >= 0.
+    # Linear rise of the learning rate over the first steps, >= 0, or over the first epochs.
     cfg.SOLVER.WARMUP_ITERS = 0
+    cfg.SOLVER.WARMUP_EPOCHS = 0.0
     # fp32, or autocast (convolutions and matrix products in 16 bits, weights in fp32): bf16, or
     # fp16 with a scaled loss. auto: bf16 where the processor has instructions for it, else fp32; a
     # resumed run keeps what it began with. The run is recorded with what was chosen.
@@ -163,6 +163,8 @@ def check_common(cfg: CfgNode) -> None:
         value = cfg.SOLVER.CHANNELS_LAST
         raise UserError(f"SOLVER.CHANNELS_LAST: got {value!r}, choices are None, True, False")
     check_lowest(cfg, LOWEST)
+    if cfg.SOLVER.WARMUP_ITERS and cfg.SOLVER.WARMUP_EPOCHS:
+        raise UserError("SOLVER.WARMUP_ITERS, SOLVER.WARMUP_EPOCHS: set one of them, the other 0")
     check_momentum(cfg, "SOLVER.MOMENTUM")
     check_range(cfg, "AUG.FLIP_PROB", low=0, high=1)
     check_interval(cfg, "AUG.CROP_SCALE", high=1)

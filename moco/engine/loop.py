@@ -149,7 +149,11 @@ class _Run:
             seed=cfg.SEED,
             config_sha256=protocol_sha256(cfg, training.not_protocol, training.added_keys),
             config=flatten(cfg),
-            provenance={**provenance(), "processes": distributed.world_size()},
+            provenance={
+                **provenance(),
+                "processes": distributed.world_size(),
+                "images": training.image_facts(),
+            },
             iterations=training.total_steps,
             seconds=self._seconds(),
             metrics={name: last[key][1] for name, key in training.recorded.items() if key in last},

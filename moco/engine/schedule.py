@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
 
+from moco.common.errors import UserError
 from moco.common.registry import lookup
 
 SCHEDULES = Registry("SCHEDULES")
@@ -45,10 +46,10 @@ def cosine(solver: CfgNode, length: Length) -> Factor:
 def warmup_cosine(solver: CfgNode, length: Length) -> Factor:
     """Half a cosine to 0 that begins where the warm-up ends (MoCo v3), a value for each step.
 
-    Deviation: in the official code the step after i warm-up steps has the rate i / WARMUP_ITERS, so
-    that the first one does nothing; here it is (i + 1) / WARMUP_ITERS, as in all schedules.
+    Deviation: in the official code the step after i of w warm-up steps has the rate i / w, so
+    that the first one does nothing; here it is (i + 1) / w, as in all schedules.
     """
-    warmup, total = solver.WARMUP_ITERS, length.total_steps
+    warmup, total = warmup_steps(solver, length), length.total_steps
     rest = max(1, total - warmup)
     return lambda step: 0.5 * (1.0 + math.cos(math.pi * max(0, step - warmup) / rest))
 
@@ -60,20 +61,43 @@ def exponential(solver: CfgNode, length: Length) -> Factor:
     return lambda step: gamma ** (step // every)
 
 
+def warmup_steps(solver: CfgNode, length: Length) -> int:
+    """Return the number of warm-up steps, from WARMUP_ITERS or WARMUP_EPOCHS."""
+    return int(solver.WARMUP_ITERS or round(solver.WARMUP_EPOCHS * length.steps_per_epoch))
+
+
+def check_warmup(solver: CfgNode, length: Length) -> None:
+    """Refuse a warm-up after which no step of the run is left.
+
+    Raises:
+        UserError: Its schedule would never reach BASE_LR, or never decay.
+    """
+    warmup = warmup_steps(solver, length)
+    if warmup and warmup >= length.total_steps:
+        key = "SOLVER.WARMUP_ITERS" if solver.WARMUP_ITERS else "SOLVER.WARMUP_EPOCHS"
+        steps, epoch = length.total_steps, length.steps_per_epoch
+        raise UserError(
+            f"{key}: a warm-up of {warmup} steps in a run of {steps} steps "
+            f"({steps / epoch:g} epochs of {epoch} steps of {solver.BATCH_SIZE} images), expected "
+            "fewer; papers have warm-ups in epochs: SOLVER.WARMUP_EPOCHS"
+        )
+
+
 class LearningRate:
     """`LearningRate(solver, length)(step)` is the learning rate of the step with that number.
 
-    The first WARMUP_ITERS = w steps rise linearly, `1/w, 2/w, ... 1` times the schedule.
+    The w steps of the warm-up rise linearly, `1/w, 2/w, ... 1` times the schedule.
     """
 
     def __init__(self, solver: CfgNode, length: Length) -> None:
         self.length, self._solver = length, solver
+        self._warmup = warmup_steps(solver, length)
         self._factor = lookup(SCHEDULES, solver.SCHEDULE, "SOLVER.SCHEDULE")(solver, length)
 
     def __call__(self, step: int) -> float:
         factor: float = self._factor(step)
-        if step < self._solver.WARMUP_ITERS:
-            factor *= (step + 1) / self._solver.WARMUP_ITERS
+        if step < self._warmup:
+            factor *= (step + 1) / self._warmup
         return float(self._solver.BASE_LR * factor)
 
     def of_total(self, steps: int) -> "LearningRate":

@@ -3,6 +3,7 @@
 n images of a step on this process.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from moco.data.views import Batch, Item, Position, Views, positions_of_steps
 from moco.engine.device import autocast, pick_device, with_speed
 from moco.engine.loader import batch_loader
 from moco.engine.optim import OPTIMIZERS
-from moco.engine.schedule import LearningRate, Length
+from moco.engine.schedule import LearningRate, Length, check_warmup
 from moco.modeling.archs import Spec
 from moco.modeling.encoder import contiguous_last_stages
 
@@ -64,7 +65,7 @@ class Training(ABC, Generic[P, S]):
         max_iters: length of the run; 0: SOLVER.MAX_EPOCHS.
 
     Raises:
-        DataError: less than a batch of images. UserError: milestones after the end.
+        DataError: less than a batch of images. UserError: milestones, or a warm-up, after the end.
     """
 
     kind: str  # of the run record
@@ -100,15 +101,24 @@ class Training(ABC, Generic[P, S]):
             )
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.
         self.steps_per_epoch = len(images) // self.batch_size
+        if distributed.is_main():
+            print(f"images: {self.image_facts()['number']} below {self.image_facts()['folder']}")
         self.total_steps: int = max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
         check_milestones(cfg, self.total_steps / self.steps_per_epoch)
-        self.rate = LearningRate(solver, Length(self.total_steps, self.steps_per_epoch))
+        length = Length(self.total_steps, self.steps_per_epoch)
+        check_warmup(solver, length)
+        self.rate = LearningRate(solver, length)
         self.model = model.to(self.device)
         self.set_speed({})
         trained = [p for p in self.model.parameters() if p.requires_grad]
         build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
         self.optimizer: torch.optim.Optimizer = build(trained, solver)
         self.notes: list[str] = []  # what a reader of the result has to know
+
+    def image_facts(self) -> dict[str, Any]:
+        """Return the number of training images and the folder that all of them are below."""
+        ends = [self.images.name(index) for index in (0, len(self.images) - 1)]
+        return {"number": len(self.images), "folder": os.path.commonpath(ends)}
 
     def set_speed(self, begun: Mapping[str, Any]) -> None:
         """Precision and memory layout; where a key leaves them open, as the resumed run began.

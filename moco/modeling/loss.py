@@ -19,6 +19,8 @@ from torch.autograd.function import once_differentiable
 # billions of them fit into float32 and bfloat16 as they are, so that the
 # largest one need not be found first.
 LARGEST_LOGIT = 60.0
+# Logits that differ by less are a tie: equal vectors give equal logits but for rounding.
+TIE = 1e-4
 # Logits that are worked on at a time: on a CPU they and their keys stay in the cache, on a GPU they
 # fill it.
 CHUNK_CPU, CHUNK_GPU = 1 << 20, 1 << 23
@@ -43,8 +45,14 @@ def contrastive_logits(q: Tensor, k: Tensor, negatives: Tensor, T: float) -> Ten
 
 
 def pretext_accuracy(logits: Tensor) -> Tensor:
-    """Percentage (0..100) of queries that are nearest to their own key; logits (N, 1 + K)."""
-    return (logits.argmax(dim=1) == 0).float().mean() * 100
+    """Return the percentage (0..100) of queries that are nearest to their own key alone.
+
+    A tie with a negative is wrong: a collapsed encoder has nothing but ties.
+
+    Args:
+        logits: (N, 1 + K), the positives in column 0.
+    """
+    return (logits[:, 0] > logits[:, 1:].amax(dim=1) + TIE).float().mean() * 100
 
 
 def info_nce(
@@ -110,7 +118,12 @@ class _InfoNCE(torch.autograd.Function):
             share = (positive_exp / total - 1).unsqueeze(1)  # p_0 - 1
             gradient = weighted_keys.div_(total.unsqueeze(1)).addcmul_(share, positive)
             ctx.save_for_backward(gradient.div_(N * T))
-        accuracy = (positive_exp >= largest).float().mean() * 100
+        # In bf16 the positive is compared as it would be among the negatives, rounded like them.
+        compared = positive_exp
+        if bf16:
+            product = torch.bmm(factor.unsqueeze(1), positive.to(factor.dtype).unsqueeze(2))
+            compared = product.flatten().exp_().to(q.dtype)
+        accuracy = (compared > largest * (1 + TIE)).float().mean() * 100
         ctx.mark_non_differentiable(accuracy)
         return loss, accuracy
 

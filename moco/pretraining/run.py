@@ -47,6 +47,7 @@ from moco.pretraining.config import ADDED_KEYS, MAY_CHANGE, NOT_PROTOCOL, scale_
 
 QUERY, KEY, QUEUE = "encoder_q.", "encoder_k.", {"queue", "queue_ptr"}
 PREDICTOR, HEAD = "predictor.", tuple(QUERY + head for head in HEADS)
+COLLAPSED = 1e-4  # standard deviation of queries of unit length, the largest of all dimensions
 INDEX_NAME = "shards.json"  # how many images each tar shard holds
 
 
@@ -137,6 +138,8 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         if moco.SYMMETRIC:  # each view is query once and key once
             self._passes.append(Pass(1, 0))
         self._bad_images: set[str] = set()
+        self._queries: Tensor | None = None  # (n, C) of the last step
+        self._collapsed: list[str] = []
         self._weights, self._start = weights, Start()
 
     def start(self) -> None:
@@ -186,9 +189,22 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
                 total += torch.stack([out.loss.detach(), out.accuracy / passes]) / parts
             dictionaries.append(dictionary)
             queries.append(torch.cat(of_pass))
+        self._queries = queries[0]
         progress = (plan.step + 1) / self.total_steps
         done = Passes(dictionaries, queries, plan.images, progress)
         return PretrainStep(total[0], total[1], done)
+
+    def end_epoch(self) -> None:
+        """Note once where all images have one feature."""
+        if self._queries is None or len(self._queries) < 2 or self._collapsed:
+            return
+        deviation = float(self._queries.float().std(dim=0).max())
+        if deviation < COLLAPSED:
+            self._collapsed = [
+                f"collapsed: the features of a batch differ by a standard deviation of "
+                f"{deviation:.1g}, so that no image can be told from another"
+            ]
+            print_notes(self._collapsed)
 
     def update(self, step: PretrainStep) -> None:
         """The optimizer's step, then the mechanism's: key encoder, queue or bank."""
@@ -232,7 +248,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         self.model.load_gathered_state(state)
 
     def record(self) -> dict[str, Any]:
-        notes = [*self.notes, *self._start.notes]
+        notes = [*self.notes, *self._start.notes, *self._collapsed]
         if self._bad_images:
             notes.append(f"{len(self._bad_images)} images could not be decoded, replaced")
         task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"

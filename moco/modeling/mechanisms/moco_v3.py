@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco.modeling.encoder import Encoder, set_head
+from moco.modeling.loss import pretext_accuracy
 from moco.modeling.mechanisms.base import (
     Dictionary,
     KeyBatch,
@@ -75,7 +76,9 @@ class MoCoV3(Mechanism):
         with torch.autocast(q.device.type, enabled=False):
             logits = q @ dictionary.negatives / self.T  # (n, N)
             loss = 2 * self.T * F.cross_entropy(logits, own)
-        accuracy = 100 * (logits.detach().argmax(dim=1) == own).float().mean()
+        positive = logits.detach().gather(1, own[:, None])
+        others = logits.detach().scatter(1, own[:, None], float("-inf"))
+        accuracy = pretext_accuracy(torch.cat([positive, others], dim=1))
         return StepOutput(loss, accuracy, q.detach())
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from convert.initial_weights import read_initial_weights
+from moco.classification.config import load_classify_cfg, scale_to_batch
 from moco.classification.run import Classification, build_classifier, fingerprint, require_unchanged
 from moco.common.errors import DataError, UserError
 from moco.common.run import read_record
@@ -218,3 +219,22 @@ def test_accuracy_is_not_rounded(labeled, pretrained, tmp_path):
     main(words(tmp_path / "run", labeled, pretrained, SOLVER__BASE_LR=0.0, SOLVER__MAX_EPOCHS=2))
     record = read_record(tmp_path / "run" / "run.json")
     assert record.metrics["linear/top1"] in [100 * right / 7 for right in range(1, 7)]
+
+
+@pytest.mark.parametrize(("config", "side"), [({"AUG.CROP_PX": 16}, 16), ({}, 224)])
+def test_crops_are_those_of_the_pretraining(labeled, pretrained, tmp_path, config, side, capsys):
+    """As kNN sees the images; 224 px where the weights do not tell."""
+    content = torch.load(pretrained, weights_only=False)
+    torch.save({**content, "config": config}, tmp_path / "w.pth.tar")
+    keys = {"AUG__CROP_PX": 0, "SOLVER__MAX_EPOCHS": 1, "SOLVER__MILESTONES_EPOCHS": "()"}
+    main(words(tmp_path / "run", labeled, tmp_path / "w.pth.tar", **keys))
+    assert read_record(tmp_path / "run" / "run.json").config["AUG.CROP_PX"] == side
+    assert f"crops of {side} px" in capsys.readouterr().out
+
+
+def test_durations_in_steps_follow_the_batch():
+    keys = {"SOLVER.BATCH_SIZE": 64, "SOLVER.REFERENCE_BATCH_SIZE": 256}
+    keys |= {"SOLVER.WARMUP_ITERS": 100, "SOLVER.DECAY_EVERY_ITERS": 50}
+    opts = [str(word) for pair in keys.items() for word in pair]
+    solver = scale_to_batch(load_classify_cfg(LINEAR.defaults, None, opts), random=False)
+    assert (solver.BASE_LR, solver.WARMUP_ITERS, solver.DECAY_EVERY_ITERS) == (7.5, 400, 200)

@@ -93,3 +93,16 @@ def test_labeled_folders(tmp_path):
     save(tmp_path / "val/eel/4.png")
     with pytest.raises(DataError, match="class eel is in val and not in train"):
         labeled_sets(tmp_path)
+
+
+def test_a_class_called_train_is_one_of_its_classes(tmp_path):
+    """The vehicle: its folder holds all images only where there is no other class beside it."""
+    expected = [save(tmp_path / name) for name in ("plane/p.jpg", "train/t.jpg")]
+    assert find_images(tmp_path) == expected
+
+
+def test_an_empty_train_is_not_replaced_by_val(tmp_path):
+    save(tmp_path / "val/cat/v.jpg")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="train: no images"):
+        find_images(tmp_path)

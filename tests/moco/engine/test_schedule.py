@@ -1,7 +1,8 @@
 import pytest
 
+from moco.common.errors import UserError
 from moco.engine.config import common_cfg
-from moco.engine.schedule import SCHEDULES, LearningRate, Length
+from moco.engine.schedule import SCHEDULES, LearningRate, Length, check_warmup
 
 
 def rates(total_steps, steps_per_epoch, at=None, **keys):
@@ -48,6 +49,37 @@ def test_exponential_of_the_papers_billion_images():
 )
 def test_as_a_list(steps, keys, expected):
     assert rates(steps, 4, BASE_LR=1.0, **keys) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_warmup_in_epochs_follows_the_data():
+    of_imagenet = rates(4, 2, BASE_LR=1.0, WARMUP_EPOCHS=1.0, MILESTONES_EPOCHS=())
+    assert of_imagenet == rates(4, 2, BASE_LR=1.0, WARMUP_ITERS=2, MILESTONES_EPOCHS=())
+
+
+@pytest.mark.parametrize(
+    ("images", "keys", "fits"),
+    [
+        # MoCo v3's 300 epochs of 4096 images, on ImageNet, ImageNet-100 and 50,000 images.
+        (1_281_167, {"WARMUP_ITERS": 12480}, True),
+        (126_689, {"WARMUP_ITERS": 12480}, False),
+        (50_000, {"WARMUP_ITERS": 12480}, False),
+        (50_000, {"WARMUP_EPOCHS": 40.0}, True),
+        (50_000, {"WARMUP_EPOCHS": 300.0}, False),
+        (50_000, {}, True),
+    ],
+)
+def test_a_warmup_as_long_as_the_run_is_refused(images, keys, fits):
+    solver = common_cfg().SOLVER
+    solver.merge_from_list([word for pair in keys.items() for word in pair])
+    solver.BATCH_SIZE = 4096
+    epoch = images // 4096
+    length = Length(300 * epoch, epoch)
+    if fits:
+        check_warmup(solver, length)
+        return
+    key = next(iter(keys))
+    with pytest.raises(UserError, match=rf"SOLVER.{key}: .*300 epochs of {epoch} steps"):
+        check_warmup(solver, length)
 
 
 def test_a_schedule_from_outside():

@@ -116,11 +116,11 @@ def test_learning_rates_of_the_papers_large_batches(name, iters, schedule):
     ],
 )
 def test_recipes_of_moco_v3_are_those_of_its_commands(name, rate, decay, warmup_epochs, m, T):
-    """The official CONFIG.md: the rate is for 256 images; ImageNet has 312 steps of 4096."""
+    """The official CONFIG.md: the rate is for 256 images."""
     loaded = cfg("", CONFIGS / f"moco_v3_{name}.yaml")
     solver, notes = scale_to_batch(loaded)
     assert solver.BASE_LR == pytest.approx(rate * 4096 / 256) and notes == []
-    assert solver.WARMUP_ITERS == warmup_epochs * (1_281_167 // 4096)
+    assert (solver.WARMUP_ITERS, solver.WARMUP_EPOCHS) == (0, warmup_epochs)
     assert (solver.WEIGHT_DECAY, loaded.MOCO.M, loaded.MOCO.T) == (decay, m, T)
     assert name.endswith(f"_{solver.MAX_EPOCHS}ep") and loaded.MOCO.SYMMETRIC
     vit = name.startswith("vit")

@@ -215,3 +215,25 @@ def test_real_images(shared_data, opts, tmp_path):
     state = newest(tmp_path / "run")
     assert state["num_images"] == 100
     assert torch.isfinite(state["state_dict"]["module.queue"]).all()
+
+
+def test_a_collapsed_encoder_is_noted(opts, tmp_path, capsys, monkeypatch):
+    """All images have one feature where the head is 0 but for its bias."""
+
+    def collapsed(self, x):
+        return (0 * self.encoder_q(x) + torch.eye(16)[0]).requires_grad_()
+
+    monkeypatch.setattr(MomentumQueue, "queries", collapsed)
+    main(opts())
+    note = "collapsed: the features of a batch differ by a standard deviation of 0"
+    assert capsys.readouterr().out.count(note) == 1
+    record = read_record(tmp_path / "run" / "run.json")
+    assert any(found.startswith(note) for found in record.notes)
+
+
+def test_the_images_are_printed_and_recorded(opts, tmp_path, images, capsys):
+    main(opts())
+    record = read_record(tmp_path / "run" / "run.json")
+    facts = record.provenance["images"]
+    assert facts["number"] > 0 and Path(facts["folder"]).is_relative_to(images)
+    assert f"images: {facts['number']} below {facts['folder']}" in capsys.readouterr().out
