@@ -212,18 +212,29 @@ def _planes(pixels: NDArray[np.uint8], channel_order: str) -> Tensor:
 
 
 def _boxes(objects: Sequence[dict[str, Any]], moved: Moved) -> NDArray[np.float64]:
-    """(R, 4), clipped to the image."""
-    corners = np.array([_corners(item) for item in objects], dtype=np.float64).reshape(-1, 2, 2)
-    corners = moved(corners)
-    boxes = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+    """Return the boxes (R, 4), clipped to the image.
+
+    A box of four integers stays one, as in Detectron2: resizing truncates its corners.
+    """
+    boxes = np.empty((len(objects), 4))
+    whole = np.array([all(type(v) is int for v in item["bbox"]) for item in objects], dtype=bool)
+    for chosen, dtype in ((whole, np.int64), (~whole, np.float64)):
+        rows = np.flatnonzero(chosen).tolist()
+        corners = np.array([_corners(objects[row]) for row in rows], dtype=dtype)
+        corners = moved(corners.reshape(-1, 2, 2))
+        boxes[rows] = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
     return boxes.clip(0, moved.size[::-1] * 2)
 
 
 def _corners(item: dict[str, Any]) -> Sequence[float]:
-    """(x1, y1, x2, y2); from width and height in single precision, as BoxMode.convert."""
+    """Return (x1, y1, x2, y2); of fractions from width and height in single precision.
+
+    The dtypes are those of BoxMode.convert: one fraction among four numbers makes all float32.
+    """
     if item["bbox_mode"] == _XYXY:
         return item["bbox"]
-    x, y, width, height = np.array(item["bbox"], dtype=np.float32)
+    box = np.array(item["bbox"])
+    x, y, width, height = box if box.dtype.kind == "i" else box.astype(np.float32)
     return [x, y, x + width, y + height]
 
 

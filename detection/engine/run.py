@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from convert.families.base import DEFAULT_FAMILY
+from detection.config.checks import highest_rate
 from detection.config.engines import find_engine
 from detection.config.task import Task, protocol_sha256, resolved_config
 from detection.config.trained import CONFIG_NAME
@@ -92,7 +93,8 @@ def _weights_and_schedule(task: Task) -> list[str]:
     return [
         f"weights: {source}; {cfg.INPUT.FORMAT}, mean {mean}, std {std}{details}",
         f"schedule: {solver.MAX_ITER} iterations of {solver.IMS_PER_BATCH} images, learning rate "
-        f"{solver.BASE_LR:g}" + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
+        f"up to {highest_rate(solver):g} after a warm-up of {solver.WARMUP_ITERS}"
+        + (f", times {solver.GAMMA:g} at {steps}" if steps else ""),
     ]
 
 
