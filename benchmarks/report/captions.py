@@ -172,6 +172,12 @@ def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
             reasons = (note for note in record.notes if metric in re.split(r"[\s,]+", note))
             reason = next(reasons, absent)
             found.append(f"{record.init}, seed {record.seed}: no {title} ({reason})")
+        cell = row.cells.get(metric)
+        if cell is not None and cell.n < row.n:
+            found.append(
+                f"{row.init}: {title} is the mean of {cell.n} of {row.n} runs, and its gap leaves "
+                "out the others, which may be the worst"
+            )
     return found
 
 

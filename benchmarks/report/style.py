@@ -37,7 +37,7 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
     if cell is None:
         return MISSING
     text = f"{cell.mean:.1f}" if cell.std is None else f"{cell.mean:.1f} ± {cell.std:.1f}"
-    return text if cell.n == n_of_row else f"{text} (n = {cell.n})"
+    return text if cell.n == n_of_row else f"{text} (n = {cell.n} of {n_of_row})"
 
 
 def format_gap(value: float) -> str:

@@ -129,31 +129,18 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(f"INPUT.LSJ.ENABLED True: not with {key} {flat[key]}; set one of them")
 
 
-def check_warmup(solver: CfgNode) -> None:
-    """Refuse a warm-up that the schedule does not survive.
-
-    The rate rises to the schedule's value at the warm-up's end, so that a decay within the warm-up
-    scales all of it: the rate never reaches SOLVER.BASE_LR.
-
-    Raises:
-        UserError: It reaches over the first decay, or to the end of the training.
-    """
-    decays = list(solver.STEPS) if solver.LR_SCHEDULER_NAME == "WarmupMultiStepLR" else []
-    limit = decays[0] if decays else solver.MAX_ITER - 1
-    if solver.WARMUP_ITERS > limit:
-        what = "the first of SOLVER.STEPS" if decays else f"below SOLVER.MAX_ITER {solver.MAX_ITER}"
-        raise UserError(
-            f"SOLVER.WARMUP_ITERS: got {solver.WARMUP_ITERS}, expected at most {limit}, {what}: "
-            f"else the rate never reaches SOLVER.BASE_LR {solver.BASE_LR:g}"
-        )
-
-
 def highest_rate(solver: CfgNode) -> float:
-    """Return the learning rate at the end of the warm-up, the highest of a training."""
+    """Return the highest learning rate of a training, that at the end of its warm-up.
+
+    The rate rises to the schedule's value there, so that a decay within the warm-up scales all of
+    it and the rate never reaches SOLVER.BASE_LR.
+    """
+    warmup, last = min(solver.WARMUP_ITERS, solver.MAX_ITER), solver.MAX_ITER
     if solver.LR_SCHEDULER_NAME == "WarmupCosineLR":
-        share = (1 + math.cos(math.pi * solver.WARMUP_ITERS / solver.MAX_ITER)) / 2
+        share = (1 + math.cos(math.pi * warmup / last)) / 2
         return float(solver.BASE_LR_END + (solver.BASE_LR - solver.BASE_LR_END) * share)
-    return float(solver.BASE_LR)
+    decays = sum(step <= warmup for step in solver.STEPS if warmup)
+    return float(solver.BASE_LR * solver.GAMMA**decays)
 
 
 def _is_range(ratios: Sequence[float]) -> bool:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -116,7 +117,7 @@ class COCOSource:
             raise DataError(f"{self.name}: {self.json_file} is missing; {self._expected()}")
         # The minival files of 2014 hold some annotations twice, and Detectron2 lets them pass.
         tolerant = self.kind != "custom" and "minival" in os.path.basename(self.json_file)
-        file = AnnotationFile(self.json_file, tolerant=tolerant)
+        file = AnnotationFile(self.json_file, file_name=self._file_name, tolerant=tolerant)
         split = file.split(
             self.name,
             "densepose" if self.kind == "densepose" else "coco",
@@ -131,6 +132,16 @@ class COCOSource:
             if not record["file_name"].lower().endswith((".jpg", ".jpeg")):
                 image_size(record["file_name"])
         return split
+
+    def _file_name(self, image: Json, where: str) -> Any:
+        """An image's name; of a whole path, as Detectron2's exporter writes, what is inside."""
+        name = image.get("file_name", "")
+        if self.kind != "custom" or not isinstance(name, str) or not os.path.isabs(name):
+            return name
+        here = Path(self.json_file).resolve().parent
+        folders = [Path(self.image_root)] if self.image_root else [here, here.parent]
+        inside = (f for f in folders if Path(name).is_relative_to(f.absolute()))
+        return next((str(Path(name).relative_to(f.absolute())) for f in inside), name)
 
     def _expected(self) -> str:
         """The end of a message about missing files."""
@@ -226,7 +237,7 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     instances_train2017.json.
     """
     here = Path(file.path).resolve().parent
-    first = next(iter(file.images.values()))["file_name"]
+    first = file.file_name(next(iter(file.images.values())), "")
     depth = len(Path(first).parts) - 1
     holding = {
         found.parents[depth]

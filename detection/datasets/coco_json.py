@@ -43,6 +43,7 @@ class AnnotationFile:
             inside the root.
         categories: in the order of their ids; `contiguous`: their id → index.
         annotations: by image id, in the order of the file.
+        file_name: (image, where) → its path under the root.
 
     Raises:
         DataError: what is missing, twice, or of the wrong type.
@@ -61,7 +62,7 @@ class AnnotationFile:
             file_name: (image, where) → its path under the root.
             tolerant: an annotation twice is counted and not refused.
         """
-        self.path, self._file_name = path, file_name
+        self.path, self.file_name = path, file_name
         self._found: Counter[str] = Counter()
         self._file = read_annotations(path)
         content = self._file.content
@@ -157,7 +158,7 @@ class AnnotationFile:
         num_keypoints = len(metadata.get("keypoint_names", ()))
         records: list[Record] = [
             {
-                "file_name": os.path.join(root, self._file_name(image, "")),
+                "file_name": os.path.join(root, self.file_name(image, "")),
                 "height": image["height"],
                 "width": image["width"],
                 **{key: image.get(key, []) for key in image_keys},

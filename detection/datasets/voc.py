@@ -102,7 +102,7 @@ class VOCSource:
         files = defaultdict(list)  # by the name without ending
         for name in sorted(names_in(str(self.root / "JPEGImages"))):
             files[Path(name).stem].append(name)
-        records, truth, clipped = [], {}, 0
+        records, truth, clipped, from_zero = [], {}, 0, 0
         digest = hashlib.sha256()
         for image_id in read_ids(self._list):
             annotation = self.root / "Annotations" / f"{image_id}.xml"
@@ -119,7 +119,9 @@ class VOCSource:
                 said, actual = (f"{w:g}x{h:g}" for w, h in (stated, size))
                 contradicts = f"size {said} contradicts {image.name}, which is {actual}"
                 raise DataError(f"{annotation}: {contradicts}")
-            found = [self._object(*item, width, height) for item in _objects(root, annotation)]
+            nodes = _objects(root, annotation)
+            found = [self._object(*item, width, height) for item in nodes]
+            from_zero += sum(_starts_at_zero(node) for node, _ in nodes)
             clipped += sum(was_clipped for _, was_clipped in found)
             objects = tuple(item for item, _ in found)
             digest.update(repr((self.name, image_id, height, width, objects)).encode())
@@ -150,7 +152,7 @@ class VOCSource:
             classes=self.classes,
             records=tuple(records),
             annotations_sha256=digest.hexdigest(),
-            notes=(f"boxes over the border, clipped: {clipped}",) if clipped else (),
+            notes=tuple(_notes(clipped, from_zero)),
             metadata={
                 "thing_classes": list(self.classes),
                 "dirname": str(self.root),
@@ -258,6 +260,22 @@ def _parse(path: Path) -> ET.Element:
     if root.tag != "annotation":
         raise DataError(f"{path}: expected <annotation>, got <{root.tag}>")
     return root
+
+
+def _starts_at_zero(node: ET.Element) -> bool:
+    """Return whether a box has a corner at 0, where VOC's first pixel is 1."""
+    corner = {(node.findtext(f"bndbox/{side}") or "").strip() for side in ("xmin", "ymin")}
+    return bool(corner & {"0", "0.0"})
+
+
+def _notes(clipped: int, from_zero: int) -> Iterator[str]:
+    if from_zero:
+        yield (
+            f"boxes that start at 0: {from_zero}; the files count pixels from 0 and VOC counts "
+            "from 1, so that every box of theirs is one pixel off; add 1 to all coordinates"
+        )
+    if clipped > from_zero:
+        yield f"boxes over the border, clipped: {clipped - from_zero}"
 
 
 def _objects(root: ET.Element, path: Path) -> list[tuple[ET.Element, str]]:

@@ -21,11 +21,12 @@ import numpy as np
 from fvcore.common.config import CfgNode
 
 from detection.datasets.base import Split, require_package
+from detection.datasets.coco import PERSON_KEYPOINTS
 from detection.datasets.coco_repair import annotation_file
 from detection.evaluation.base import EVALUATORS, Evaluator, Metric, Prediction
 from detection.evaluation.coco_matches import Detections, detections, extract
 from detection.evaluation.matches import COCO, LVIS, THRESHOLDS, Matches, MatchFile, write_matches
-from detection.evaluation.predictions import Row, coco_rows, write_coco
+from detection.evaluation.predictions import Row, coco_rows, encode_mask, write_coco
 from moco.common.errors import UserError
 
 COCO_KEYPOINTS = 17
@@ -80,32 +81,35 @@ class _InstanceResults:
     def evaluate(self) -> dict[str, float]:
         """Metrics in canonical names, 0..100, NaN where undefined; writes predictions and matches.
 
-        Without any prediction all are NaN, as in Detectron2, and there is none per class.
+        Deviation: without any prediction the AP of what has objects is 0. Detectron2 reports NaN,
+        and a mean over seeds would leave out the worst of them.
         """
         write_coco(self.folder, self.split, self.rows)
-        if not self.rows:
-            return {f"{kind}/{name}": np.nan for kind in self.kinds for name in self._names(kind)}
         metrics: dict[str, float] = {}
         matches = {}
         with _quiet(), annotation_file(self.json_file, self.images) as (json_file, content):
             truth = self._truth(json_file)
             found = detections(self.rows, content, self.per_image)
             for kind in self.kinds:
-                evaluation = self._evaluation(truth, self._results(kind), kind)
+                nothing = [_outside(content, kind)]
+                evaluation = self._evaluation(truth, self._results(kind) or nothing, kind)
                 values = self._values(truth, evaluation, kind)
                 metrics |= {f"{kind}/{name}": value for name, value in values.items()}
-                matches[kind] = self._matches(truth, evaluation, found, kind)
+                matches[kind] = self._matches(truth, evaluation, found, kind, nothing)
         images = tuple(map(str, found.image_ids.tolist()))
         write_matches(self.folder, MatchFile(self.metric, images, matches))
         return metrics
 
-    def _matches(self, truth: Any, evaluation: Any, found: Detections, kind: str) -> Matches:
+    def _matches(
+        self, truth: Any, evaluation: Any, found: Detections, kind: str, nothing: list[Row]
+    ) -> Matches:
         counted = found.counted & (found.ranks < evaluation.params.maxDets[-1])
         given = np.arange(len(self.rows))
         if self.package == "hotcoco":
             given = np.flatnonzero(counted & found.annotated)
             results = self._results(kind)
-            evaluation = self._evaluation(truth, [results[i] for i in given.tolist()], kind)
+            rows = [results[i] for i in given.tolist()] or nothing
+            evaluation = self._evaluation(truth, rows, kind)
             params = evaluation.params
             everything = params.areaRng[params.areaRngLbl.index("all")]
             params.areaRng, params.areaRngLbl = [everything], ["all"]
@@ -113,10 +117,6 @@ class _InstanceResults:
         return extract(evaluation, found, given, counted)
 
     def _truth(self, json_file: str) -> Any:
-        raise NotImplementedError
-
-    def _names(self, kind: str) -> Sequence[str]:
-        """Of the metrics but those of each class."""
         raise NotImplementedError
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
@@ -150,9 +150,6 @@ class COCOEvaluator(_InstanceResults):
 
     def _truth(self, json_file: str) -> Any:
         return _coco_classes(self.package)[0](json_file)
-
-    def _names(self, kind: str) -> Sequence[str]:
-        return "AP", "AP50", "AP75", *(f"AP{area[0]}" for area in _areas(kind))
 
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
         evaluation = _coco_classes(self.package)[1](truth, truth.loadRes(rows), kind)
@@ -197,9 +194,6 @@ class LVISEvaluator(_InstanceResults):
 
         return hotcoco.LVIS(json_file)
 
-    def _names(self, kind: str) -> Sequence[str]:
-        return LVIS_METRICS
-
     def _evaluation(self, truth: Any, rows: list[Row], kind: str) -> Any:
         import hotcoco
 
@@ -210,6 +204,19 @@ class LVISEvaluator(_InstanceResults):
         evaluation.run()
         values = evaluation.get_results()
         return {n: 100 * float(values[n]) if values[n] >= 0 else np.nan for n in LVIS_METRICS}
+
+
+def _outside(content: Mapping[str, Any], kind: str) -> Row:
+    """Return a detection that no object can match, for packages that take no empty list."""
+    image, category = content["images"][0], content["categories"][0]
+    row = {"image_id": image["id"], "category_id": category["id"], "score": 0.0}
+    if kind == "segm":
+        empty = np.zeros((image["height"], image["width"]), dtype=bool)
+        return {**row, "segmentation": encode_mask(empty)}
+    if kind == "keypoints":
+        lengths = (len(item["keypoints"]) for item in content["annotations"] if "keypoints" in item)
+        return {**row, "keypoints": [-1e6, -1e6, 1.0] * (next(lengths, 3 * COCO_KEYPOINTS) // 3)}
+    return {**row, "bbox": [-9.0, -9.0, 1.0, 1.0]}
 
 
 def _areas(kind: str) -> tuple[str, ...]:
@@ -283,7 +290,13 @@ def coco(cfg: CfgNode) -> Metric:
     def build(split: Split, folder: Path) -> Evaluator:
         arguments = _of(split, kinds)
         sigmas = tuple(cfg.TEST.KEYPOINT_OKS_SIGMAS) if "keypoints" in kinds else ()
-        annotated = len(split.metadata["keypoint_names"]) if "keypoints" in kinds else 0
+        names = tuple(split.metadata["keypoint_names"]) if "keypoints" in kinds else ()
+        annotated = len(names)
+        if annotated and not sigmas and names != PERSON_KEYPOINTS:
+            raise UserError(
+                f"TEST.KEYPOINT_OKS_SIGMAS: {split.name} has keypoints of its own, expected "
+                f"{annotated} numbers, one for each; COCO's are for the keypoints of its persons"
+            )
         if annotated and annotated != (len(sigmas) or COCO_KEYPOINTS):
             raise UserError(
                 f"TEST.KEYPOINT_OKS_SIGMAS: got {len(sigmas) or 'the 17 of COCO'}, expected "

@@ -50,7 +50,8 @@ def knn_predict(
     """
     similarity, nearest = (queries @ train.T).topk(k, dim=1)  # (N, k)
     votes = torch.zeros(len(queries), num_classes, device=queries.device)
-    votes.scatter_add_(1, labels[nearest], (similarity / t).exp())
+    # Relative to the nearest image, so that no vote overflows where t is small.
+    votes.scatter_add_(1, labels[nearest], ((similarity - similarity[:, :1]) / t).exp())
     return votes.argmax(dim=1)
 
 

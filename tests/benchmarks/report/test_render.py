@@ -287,7 +287,7 @@ def test_a_null_has_its_reason_and_partial_rows_their_n(tmp_path):
     for text in rendered(made).values():
         plain = re.sub(r"<[^>]*>|\\textcolor\{gray\}|[|&{}$\s]|\\\\", "", text)
         plain = plain.replace("\\pm", "±").replace("\\dagger", "†")
-        assert "random310.0±0.021.0±1.09.0±1.4(n=2)" in plain
+        assert "random310.0±0.021.0±1.09.0±1.4(n=2of3)" in plain
         assert f"random, seed 1: no AP75 ({reason})" in text
         assert "no AP50" not in text
     assert "nan" not in csv(made)["table.csv"].lower()

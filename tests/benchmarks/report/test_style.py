@@ -10,7 +10,7 @@ def test_cells():
     assert style.format_cell(None, 3) == "–"
     assert style.format_cell(Cell((10.04,)), 1) == "10.0"
     assert style.format_cell(Cell((10.0, 12.0)), 2) == "11.0 ± 1.4"
-    assert style.format_cell(Cell((10.0, 12.0)), 3) == "11.0 ± 1.4 (n = 2)"
+    assert style.format_cell(Cell((10.0, 12.0)), 3) == "11.0 ± 1.4 (n = 2 of 3)"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_convergence_by_hand(tmp_path):
     assert [cell.values for cell in cells] == [(2.0, 4.0), (6.0,), (8.0,), (10.0, 9.0)]
     for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name].replace("\\%", "%")
-        assert "25% of the schedule" in text and "6.0 (n = 1)" in text, name
+        assert "25% of the schedule" in text and "6.0 (n = 1 of 2)" in text, name
     (folder / "metrics.json").write_text("{half\n")
     with pytest.raises(UserError, match=r"metrics\.json: line 1"):
         convergence(table)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from detection.config.checks import check_values, check_warmup, highest_rate
+from detection.config.checks import check_values, highest_rate
 from detection.config.keys import ADDED_LATER, TRANSFER
 from detection.config.task import default_task, protocol_sha256
 from detection.embedded.solver import build_schedule
@@ -58,31 +58,19 @@ def test_records_from_before_a_key_are_of_the_same_protocol(key):
 
 
 @pytest.mark.parametrize(
-    ("keys", "expected"),
+    "keys",
     [
-        # Detectron2's default warm-up in a short training: the highest rate was 1% of BASE_LR.
-        ({"MAX_ITER": 1000, "STEPS": (700, 900), "WARMUP_ITERS": 1000}, "at most 700"),
-        ({"MAX_ITER": 1000, "STEPS": (700, 900), "WARMUP_ITERS": 701}, "at most 700"),
-        ({"MAX_ITER": 1000, "STEPS": (700, 900), "WARMUP_ITERS": 700}, ""),
-        ({"MAX_ITER": 1000, "STEPS": (), "WARMUP_ITERS": 1000}, "at most 999"),
-        ({"LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 1000}, "at most 999"),
-        ({"LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 999}, ""),
+        {"STEPS": (150,), "WARMUP_ITERS": 40},
+        # Detectron2's default warm-up in a short training: the highest rate is 1% of BASE_LR.
+        {"STEPS": (140, 180), "WARMUP_ITERS": 1000},
+        {"STEPS": (30, 180), "WARMUP_ITERS": 40},
+        {"STEPS": (150,), "WARMUP_ITERS": 0},
+        {"LR_SCHEDULER_NAME": "WarmupCosineLR", "WARMUP_ITERS": 40},
     ],
 )
-def test_a_warmup_that_never_reaches_the_rate(keys, expected):
+def test_the_highest_rate_is_that_of_the_schedule(keys):
     solver = default_task().SOLVER
-    solver.update({"MAX_ITER": 1000, "STEPS": ()} | keys)
-    if expected:
-        with pytest.raises(UserError, match=rf"SOLVER.WARMUP_ITERS: got \d+, expected {expected}"):
-            check_warmup(solver)
-    else:
-        check_warmup(solver)
-
-
-@pytest.mark.parametrize("name", ["WarmupMultiStepLR", "WarmupCosineLR"])
-def test_the_highest_rate_is_that_of_the_schedule(name):
-    solver = default_task().SOLVER
-    solver.update({"MAX_ITER": 200, "STEPS": (150,), "WARMUP_ITERS": 40, "BASE_LR": 0.5})
-    solver.LR_SCHEDULER_NAME = name
-    rates = [0.5 * build_schedule(solver)(step / 200) for step in range(200)]
-    assert highest_rate(solver) == pytest.approx(max(rates))
+    solver.update({"MAX_ITER": 200, "STEPS": (), "BASE_LR": 0.5} | keys)
+    schedule = build_schedule(solver)
+    rates = [0.5 * schedule(step / 200) for step in range(200)]
+    assert highest_rate(solver) == pytest.approx(max(rates), rel=0.01)

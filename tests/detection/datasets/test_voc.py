@@ -87,12 +87,18 @@ def test_broken_annotations_stop_both_engines_before_training(engine, tmp_path, 
 
 
 def test_a_box_over_the_border_is_clipped_and_counted(tmp_path):
-    body = SIZE + obj("red", box(0, -3, 10, 45)) + obj("blue", box(1, 1, 60, 40))
+    body = SIZE + obj("red", box(-1, -3, 10, 45)) + obj("blue", box(1, 1, 60, 40))
     split = source(write_one(tmp_path, body)).read()
     assert split.notes == ("boxes over the border, clipped: 1",)
     assert split.truth["1"].boxes.tolist() == [[1, 1, 10, 40], [1, 1, 60, 40]]
     boxes = [annotation["bbox"] for annotation in split.records[0]["annotations"]]
     assert boxes == [[0, 0, 10, 40], [0, 0, 60, 40]]
+
+
+def test_a_file_that_counts_from_0_is_named(tmp_path):
+    body = SIZE + obj("red", box(0, 0, 10, 12)) + obj("blue", box(1, 0, 60, 40))
+    (note,) = source(write_one(tmp_path, body)).read().notes
+    assert note.startswith("boxes that start at 0: 2; the files count pixels from 0")
 
 
 def test_coordinates_and_optional_elements(tmp_path):

@@ -11,6 +11,7 @@ from fvcore.common.config import CfgNode
 
 from detection.datasets import read_split
 from detection.datasets.base import Split
+from detection.datasets.coco import PERSON_KEYPOINTS
 from detection.datasets.labels import read_labels
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.base import EVALUATORS, Metric
@@ -113,7 +114,7 @@ def test_voc_year_chooses_the_metric(tmp_path):
 def test_kinds_of_coco_follow_the_model(tmp_path, mask, keypoint, kinds):
     content = coco_annotations(1, classes=2, keypoints=17)
     split = coco_split(tmp_path / "tiny.json", content)
-    cfg = config(mask, keypoint)
+    cfg = config(mask, keypoint, sigmas=(0.1,) * 17)
     evaluator = build_evaluator(split, cfg, tmp_path / "inference")
     for record, prediction in zip(split.records, answers(split, content, 2, 17), strict=True):
         evaluator.add(record, prediction)
@@ -157,6 +158,18 @@ def test_an_evaluator_from_outside(tmp_path, monkeypatch):
     EVALUATORS.register(toy)
     assert metric_kinds(split_of("toy"), config()) == ("bbox",)
     assert isinstance(build_evaluator(split_of("toy"), config(), tmp_path), SemSegEvaluator)
+
+
+def test_cocos_sigmas_are_for_cocos_keypoints(tmp_path):
+    """Seventeen keypoints of another animal are not a person's."""
+    split = coco_split(tmp_path / "t.json", coco_annotations(1, classes=1, keypoints=17))
+    own = {"keypoint_names": tuple(f"leg {i}" for i in range(17))}
+    other = dataclasses.replace(split, metadata={**split.metadata, **own})
+    with pytest.raises(UserError, match=r"KEYPOINT_OKS_SIGMAS: .* keypoints of its own"):
+        build_evaluator(other, config(False, True), tmp_path)
+    build_evaluator(other, config(False, True, (0.1,) * 17), tmp_path)
+    persons = {**split.metadata, "keypoint_names": PERSON_KEYPOINTS}
+    build_evaluator(dataclasses.replace(split, metadata=persons), config(False, True), tmp_path)
 
 
 def test_own_sigmas_are_used(tmp_path):

@@ -104,11 +104,12 @@ def test_coco_keypoints_again(tmp_path):
     assert again["AP"] == metrics["keypoints/AP"] > 0
 
 
-def test_without_predictions_there_is_no_file(tmp_path):
+def test_without_predictions_there_are_objects_alone(tmp_path):
     content = coco_annotations(0, classes=4, keypoints=0)
-    own = evaluator(coco_split(tmp_path / "tiny.json", content), ["bbox"], tmp_path)
-    own.evaluate()
-    assert not (tmp_path / MATCHES_NAME).exists()
+    folder = tmp_path / "run"
+    evaluator(coco_split(tmp_path / "tiny.json", content), ["bbox"], folder).evaluate()
+    found = read_matches(folder / MATCHES_NAME).kinds["bbox"]
+    assert len(found.scores) == 0 and len(found.object_classes) > 0
 
 
 def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):

@@ -129,3 +129,11 @@ def test_command_takes_files_of_others(labeled, tmp_path, capsys, stem):
     record = read_record(tmp_path / "knn" / "run.json")
     assert (record.init, record.config["crop_px"], record.seed) == ("theirs", 32, 0)
     assert 0 <= record.metrics["knn/top1"] <= 100
+
+
+@pytest.mark.parametrize("t", [0.01, 0.001])
+def test_a_small_temperature_does_not_overflow(t):
+    """exp(1 / t) is infinite in float32 from t = 0.0113 on: all votes were equal, class 0 won."""
+    train = torch.nn.functional.normalize(1 + torch.eye(8), dim=1)  # all of them near each other
+    labels = torch.arange(8) % 4
+    assert knn_predict(train, labels, train, 8, t, 4).tolist() == labels.tolist()

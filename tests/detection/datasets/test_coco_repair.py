@@ -1,0 +1,189 @@
+"""What is repaired in COCO's files: the metric by hand, with both packages, and the notes."""
+
+import copy
+import hashlib
+import json
+import math
+import time
+
+import pytest
+
+from detection.datasets import cache_clear
+from detection.datasets.coco_repair import annotation_file, read_annotations, repair
+from moco.common.errors import DataError
+from tests.detection.datasets.conftest import read
+from tests.oracles.coco_dialects import annotations, categories, images, scores, write
+
+PACKAGES = pytest.mark.parametrize("package", ["hotcoco", "pycocotools"])
+BOXES = {"drop": ("segmentation",)}
+
+
+def content_of(*, start=1, **fields):
+    return {
+        "images": images(),
+        "annotations": annotations(start, **fields),
+        "categories": categories(),
+    }
+
+
+def measured(tmp_path, content, package, **options):
+    """The metrics of right predictions, and the notes."""
+    cache_clear()
+    file = write(tmp_path / "set", content)
+    split = read("set_test", COCO_TEST_JSON=file)
+    return scores(split, tmp_path / "out", package, **options), split.notes
+
+
+@PACKAGES
+@pytest.mark.parametrize("start", [0, -4])
+def test_ids_below_1(start, package, tmp_path):
+    found, notes = measured(tmp_path, content_of(start=start), package)
+    assert found["bbox/AP"] == found["segm/AP"] == pytest.approx(100)
+    low = 1 if start == 0 else 5
+    assert len(notes) == 1 and notes[0].endswith(f": {low} (the first: annotation {start})")
+
+
+def test_ids_of_refusals_are_the_files(tmp_path):
+    content = content_of(start=-1)
+    content["annotations"][3]["bbox"] = [61, 5, 3, 3]
+    with pytest.raises(DataError, match="annotation 2: bbox"):
+        read("set_test", COCO_TEST_JSON=write(tmp_path / "set", content))
+
+
+def test_one_id_for_several_is_refused_as_ever(tmp_path):
+    content = content_of()
+    for row in content["annotations"]:
+        row["id"] = 0
+    with pytest.raises(DataError, match="annotation 0: there are two"):
+        read("set_test", COCO_TEST_JSON=write(tmp_path / "set", content))
+
+
+@PACKAGES
+@pytest.mark.parametrize("fields", [{}, BOXES], ids=["masks", "boxes"])
+@pytest.mark.parametrize("area", [0, -7, 2400, 60 * 40 + 1, None, "200", float("nan"), 10**400])
+def test_areas(area, fields, package, tmp_path):
+    """Of five objects, one has 1200 px, the others 600 or less: sizes small but for that one."""
+    rows = content_of(**fields)
+    for row in rows["annotations"]:
+        row["area"] = area
+    found, notes = measured(tmp_path, rows, package, left_out=(3,))
+    # The missed object is one of two dogs, and the only one of medium size.
+    assert found["bbox/AP"] == pytest.approx((100 + 100 * 51 / 101) / 2)
+    assert found["bbox/APs"] == pytest.approx(100) and found["bbox/APm"] == 0
+    assert math.isnan(found["bbox/APl"])
+    assert [note.partition(":")[2] for note in notes] == [" 5 (the first: annotation 1)"]
+    rows["annotations"] = [{**row, "area": 1} for row in rows["annotations"]]
+    found, notes = measured(tmp_path, rows, package, left_out=(3,))
+    assert found["bbox/APm"] == 0 and len(notes) == 1
+
+
+def test_areas_that_may_be_right_stay():
+    """Thin masks, areas of the box beside a mask, rounded boxes."""
+    thin = [5, 5, 25, 5, 25, 15, 24.5, 5.5]  # a corner of a box of 20x10
+    for area, shape in ((12, [thin]), (200, [thin]), (2, None), (260, None), (150.5, None)):
+        content = content_of(**BOXES)
+        row = content["annotations"][0]
+        row |= {"area": area} | ({"segmentation": shape} if shape else {})
+        repaired = repair(content)
+        assert repaired.content is content and not repaired.notes and not repaired.changed
+
+
+def with_keypoints(number, *, drop=()):
+    content = content_of(**BOXES)
+    for category in content["categories"]:
+        category["keypoints"] = ["nose", "left_ear", "right_ear"]
+    for row in content["annotations"]:
+        x, y, *_ = row["bbox"]
+        row |= {"keypoints": [x, y, 2, x + 3, y + 4, 1, 0, 0, 0], "num_keypoints": number}
+        for key in drop:
+            del row[key]
+    return content
+
+
+@pytest.mark.parametrize("number, drop", [(0, ()), (3, ()), ("2", ()), (0, ("num_keypoints",))])
+def test_num_keypoints(number, drop):
+    """With 0, COCO's metric of keypoints would ignore the object."""
+    content = with_keypoints(number, drop=drop)
+    before = copy.deepcopy(content)
+    repaired = repair(content)
+    assert content == before  # pure
+    assert [row["num_keypoints"] for row in repaired.content["annotations"]] == [2] * 5
+    assert len(repaired.notes) == 1
+    assert repaired.notes[0].startswith("num_keypoints that is missing")
+    assert repaired.notes[0].endswith(": 5 (the first: annotation 1)")
+    assert not repair(with_keypoints(2)).notes
+
+
+@PACKAGES
+def test_objects_without_a_polygon_count_nowhere(package, tmp_path):
+    content = content_of()
+    content["annotations"][3]["segmentation"] = [[2, 3, 40, 30]]
+    content["annotations"][1]["segmentation"].append([30, 5, 50])
+    found, notes = measured(tmp_path, content, package, left_out=(3,))
+    assert found["bbox/AP"] == found["segm/AP"] == pytest.approx(100)
+    assert [note.partition(":")[2] for note in notes] == [
+        " 2 (the first: annotation 2)",
+        " 1 (the first: annotation 4)",
+    ]
+
+
+@PACKAGES
+def test_a_file_whose_masks_are_all_none_is_one_of_boxes(package, tmp_path):
+    content = content_of(segmentation=[[5, 5, 25, 15]])
+    found, notes = measured(tmp_path, content, package)
+    assert found["bbox/AP"] == pytest.approx(100) and "segm/AP" not in found
+    assert len(notes) == 1 and notes[0].endswith("boxes alone count: 5 (the first: annotation 1)")
+
+
+@PACKAGES
+@pytest.mark.parametrize("fields", [{}, BOXES], ids=["masks", "boxes"])
+def test_boxes_over_the_border(fields, package, tmp_path):
+    """IoU 40/42 with what a detector can output, and 40/80 of the whole box."""
+    content = content_of(**fields)
+    content["annotations"][3] |= {"bbox": [-38, 3, 80, 30], "area": 80 * 30}
+    content["annotations"][0]["bbox"] = [4, 5, 21, 10]
+    found, notes = measured(tmp_path, content, package, left_out=(0,))
+    assert found["bbox/AP-dog"] == pytest.approx(100)
+    assert found["bbox/AP-cat"] < 100
+    assert notes[0] == "boxes over the border, clipped: 1 (the first: annotation 4)"
+    row = repair(content).content["annotations"][3]
+    assert row["bbox"] == [0, 3, 42, 30] and row["area"] == (1200 if not fields else 42 * 30)
+
+
+def test_boxes_over_the_border_by_rounding_stay():
+    content = content_of()
+    content["annotations"][0]["bbox"] = [-0.9, 5, 61.8, 10]
+    assert repair(content).content is content
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", '"x"'])
+def test_no_object(text, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match=r"a\.json: holds .*images, annotations, categories"):
+        read_annotations(file)
+
+
+def test_the_hash_is_that_of_the_disk(tmp_path):
+    file = write(tmp_path / "set", content_of(start=0))
+    split = read("set_test", COCO_TEST_JSON=file)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert split.annotations_sha256 == read_annotations(file).sha256 == sha256
+    assert json.loads(file.read_text()) == content_of(start=0)
+
+
+@pytest.mark.parametrize("name", ["instances_train2017", "instances_val2017"])
+def test_real_annotations_come_through_unchanged(name, shared_data):
+    path = str(shared_data / "coco" / "annotations" / f"{name}.json")
+    with annotation_file(path) as (given, content):
+        assert given == path and content == json.loads((shared_data / path).read_text())
+    assert not read_annotations(path).notes
+
+
+def test_the_size_of_val2017_takes_seconds(shared_data):
+    content = json.loads((shared_data / "coco/annotations/instances_val2017.json").read_text())
+    rows = content["annotations"] * 50
+    content["annotations"] = [{**row, "id": i} for i, row in enumerate(rows, start=1)]
+    start = time.perf_counter()
+    assert not repair(content).notes
+    assert time.perf_counter() - start < 3
