@@ -105,6 +105,17 @@ def reachable(table: Table) -> list[str]:
     ]
 
 
+def frozen_random(table: Table) -> list[str]:
+    """Say where layers of the random row were never trained."""
+    configs = [run.record.config for row in table.rows if row.init == RANDOM for run in row.runs]
+    found = []
+    if any(config.get("MODEL.BACKBONE.FREEZE_AT") for config in configs):
+        found.append("its first layers (MODEL.BACKBONE.FREEZE_AT)")
+    if any(config.get("MODEL.RESNETS.NORM") == "FrozenBN" for config in configs):
+        found.append("its batch norm (MODEL.RESNETS.NORM)")
+    return [f"{RANDOM}: frozen at random weights: {', '.join(found)}"] if found else []
+
+
 def tuned(table: Table) -> list[str]:
     """What was chosen for each row of a tuned task, and from which grid."""
     grid = table.runs[0].record.config.get("SOLVER.TUNED", "")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report.aggregate import Row, Table, stems
 from benchmarks.report.captions import (
     EPOCHS,
+    frozen_random,
     heading,
     missing_numbers,
     nothing_shown,
@@ -160,6 +161,7 @@ class Section:
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
         found += reachable(table)
+        found += frozen_random(table)
         found += tuned(table)
         for row in table.rows:
             found += missing_numbers(row, table.metrics)

@@ -158,7 +158,7 @@ def _pretrain(folder: Path, keys: list[str], steps: int) -> None:
             ends.append(len(counting.calls))
 
     out = folder / "out"
-    more = ["SOLVER.MAX_ITERS", str(steps), "OUTPUT_DIR", str(out)]
+    more = ["SOLVER.MAX_ITERS", str(steps), "SOLVER.WARMUP_ITERS", "0", "OUTPUT_DIR", str(out)]
     cfg = load_pretrain_cfg(keys[0], [*keys[1:], *more])
     with Counting() as counting, RunFolder(out, owner=distributed.is_main()) as run:
         train(Marked(cfg, run), run)

@@ -36,6 +36,7 @@ SMOKE_IMAGES = ("--images=64", "--knn-train=16", "--knn-val=8")
 SMOKE_SCENES = ("--trainval=8", "--test=6")
 SMOKE_PRETRAIN = {
     "SOLVER.MAX_ITERS": "4",
+    "SOLVER.WARMUP_ITERS": "1",
     "SOLVER.BATCH_SIZE": "16",
     "MOCO.K": "32",
     "LOG.EVERY_ITERS": "2",
@@ -91,7 +92,7 @@ NETWORKS = {
         seconds=(300.0, 100.0),
         own_seconds=(400.0, 180.0),
         own_images={"AUG.CROP_PX": "96", "AUG.CROP_SCALE": "(0.2, 1.0)", "SOLVER.MAX_ITERS": "500"},
-        smoke=SMOKE_PRETRAIN | {"MOCO.K": "16", "SOLVER.WARMUP_ITERS": "1"},
+        smoke=SMOKE_PRETRAIN | {"MOCO.K": "16"},
         has_queue=False,
     ),
 }

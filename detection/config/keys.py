@@ -237,6 +237,9 @@ TRANSFER: dict[str, Any] = {
     "DATASETS.COCO_TRAIN_ROOT": "",
     "DATASETS.COCO_TEST_JSON": "",
     "DATASETS.COCO_TEST_ROOT": "",
+    # Keypoints of a custom dataset that change places in a flipped image, as (("a", "b"), …); a
+    # pair of one keypoint stays. Empty: by their names, left and right.
+    "DATASETS.KEYPOINT_FLIP_PAIRS": [],
     # Which training images are used; empty: all. 10%: one of five subsets of a tenth, by the seed;
     # 10%.3: the third. tune: all but a tenth, which is tested on instead of DATASETS.TEST. See
     # detection/datasets/parts.py.
@@ -376,6 +379,7 @@ ADDED_LATER = (
     "SOLVER.WEIGHT_DECAY_EMBED",
     "INPUT.CORRUPTION",
     "TEST.COCO_MAX_DETECTIONS",
+    "DATASETS.KEYPOINT_FLIP_PAIRS",
 )
 
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so

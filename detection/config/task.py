@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.checks import changes_since, check_splits, check_values
+from detection.config.checks import changes_since, check_splits, check_values, frozen_random
 from detection.config.engines import find_engine
 from detection.config.keys import (
     ADDED_LATER,
@@ -210,6 +210,7 @@ def load_task(
         weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
         if weights is None:
             apply_random(cfg, explicit)
+            notes += frozen_random(cfg)
         else:
             apply_contract(cfg, weights.contract, explicit, explicit - given)
             notes += weights.notes

@@ -4,6 +4,7 @@ coco/annotations/<kind>_<split><year>.json
 coco/{train,val}{2014,2017}/      the images, by the `file_name` of each image
 """
 
+import dataclasses
 import glob
 import os
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from fvcore.common.config import CfgNode
 from detection.datasets.base import ABSENT, FORMATS, NOTE, WRONG, Custom, Finding, Format, Split
 from detection.datasets.coco_json import AnnotationFile, Json
 from detection.datasets.coco_oddities import oddities
+from detection.datasets.flips import flip_pairs
 from detection.datasets.layout import expected, image_size, read_json
 from moco.common.errors import DataError, UserError
 
@@ -101,6 +103,7 @@ class COCOSource:
         image_root: folder of the images; empty: looked for beside `json_file`.
         kind: instances, keypoints or densepose for Detectron2's own names, else custom.
         role: TRAIN or TEST for a custom dataset, as in DATASETS.COCO_TRAIN_JSON.
+        flip_pairs: DATASETS.KEYPOINT_FLIP_PAIRS.
     """
 
     name: str
@@ -108,6 +111,7 @@ class COCOSource:
     image_root: str
     kind: str
     role: str = ""
+    flip_pairs: tuple[tuple[str, str], ...] = ()
 
     def present(self) -> bool:
         return os.path.isfile(self.json_file)
@@ -174,7 +178,7 @@ class COCOSource:
                 "densepose_smpl_subdiv": _DENSEPOSE_FILES + "SMPL_subdiv.mat",
                 "densepose_smpl_subdiv_transform": _DENSEPOSE_FILES + "SMPL_SUBDIV_TRANSFORM.mat",
             }
-        return _custom_keypoints(file) if self.kind == "custom" else {}
+        return _custom_keypoints(file, self.flip_pairs) if self.kind == "custom" else {}
 
 
 def _published(root: str) -> list[COCOSource]:
@@ -198,7 +202,9 @@ def custom_sources(datasets: CfgNode) -> list[COCOSource]:
     sources = []
     for role, file, root in _custom_files(datasets):
         if file:
-            sources.append(_custom_source(file, root, role))
+            source = _custom_source(file, root, role)
+            pairs = tuple((left, right) for left, right in datasets.get("KEYPOINT_FLIP_PAIRS", ()))
+            sources.append(dataclasses.replace(source, flip_pairs=pairs))
         elif root:
             key = f"DATASETS.COCO_{role}"
             raise UserError(f"{key}_ROOT belongs to {key}_JSON; set both or none")
@@ -258,8 +264,12 @@ def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     raise DataError(f"{file.path}: {first} is {where}; set {key} to the images' folder")
 
 
-def _custom_keypoints(file: AnnotationFile) -> Json:
-    """Names and left-right pairs from the categories, where they have keypoints."""
+def _custom_keypoints(file: AnnotationFile, pairs: tuple[tuple[str, str], ...]) -> Json:
+    """Return names and left-right pairs from the categories, where they have keypoints.
+
+    Args:
+        pairs: DATASETS.KEYPOINT_FLIP_PAIRS; empty: they are found by the names.
+    """
     given = [category.get("keypoints") for category in file.categories]
     if not any(given):
         return {}
@@ -268,11 +278,12 @@ def _custom_keypoints(file: AnnotationFile) -> Json:
         raise DataError(f"{file.path}: categories have different keypoints; one set is supported")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file.path}: 'keypoints' of a category: expected a list of names")
-    pairs = ((name, name.replace("left", "right")) for name in names if "left" in name)
-    return {
-        "keypoint_names": tuple(names),
-        "keypoint_flip_map": tuple(pair for pair in pairs if pair[1] in names),
-    }
+    if unknown := [name for pair in pairs for name in pair if name not in names]:
+        raise DataError(
+            f"DATASETS.KEYPOINT_FLIP_PAIRS: {file.path} has no keypoint {unknown[0]!r}; its "
+            f"keypoints are {', '.join(names)}"
+        )
+    return {"keypoint_names": tuple(names), "keypoint_flip_map": pairs or flip_pairs(names)}
 
 
 @FORMATS.register()

@@ -2,9 +2,11 @@
 
 import pytest
 
-from detection.config.checks import check_values, highest_rate
+from detection.config.checks import check_splits, check_values, frozen_random, highest_rate
 from detection.config.keys import ADDED_LATER, TRANSFER
 from detection.config.task import default_task, protocol_sha256
+from detection.datasets.base import Split
+from detection.datasets.flips import flip_pairs
 from detection.embedded.solver import build_schedule
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
@@ -74,3 +76,41 @@ def test_the_highest_rate_is_that_of_the_schedule(keys):
     schedule = build_schedule(solver)
     rates = [0.5 * schedule(step / 200) for step in range(200)]
     assert highest_rate(solver) == pytest.approx(max(rates), rel=0.01)
+
+
+def keypoint_split(names):
+    return Split(
+        name="own",
+        evaluator_type="coco",
+        classes=("cat",),
+        records=({"file_name": "a", "annotations": [{"category_id": 0}]},),
+        annotations_sha256="0",
+        has_keypoints=True,
+        metadata={"keypoint_names": names, "keypoint_flip_map": flip_pairs(names)},
+    )
+
+
+def test_keypoints_of_flipped_images_have_pairs_or_are_asked_for():
+    cfg = default_task()
+    cfg.MODEL.KEYPOINT_ON = True
+    good = keypoint_split(("nose", "L_Eye", "R_Eye"))
+    note = "own: keypoints that change places in a flipped image: L_Eye and R_Eye"
+    assert note in check_splits(cfg, (good,), good)
+    for names in (("nose", "tail"), ("L_Eye", "R_Eye", "left_ear")):
+        split = keypoint_split(names)
+        with pytest.raises(UserError, match=r"own: no .* DATASETS.KEYPOINT_FLIP_PAIRS"):
+            check_splits(cfg, (split,), split)
+        cfg.INPUT.RANDOM_FLIP = "none"
+        check_splits(cfg, (split,), split)
+        cfg.INPUT.RANDOM_FLIP = "horizontal"
+
+
+def test_layers_frozen_at_random_weights_are_noted():
+    cfg = default_task()
+    cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM = 2, "FrozenBN"  # Detectron2's defaults
+    assert [note.split()[0] for note in frozen_random(cfg)] == [
+        "MODEL.BACKBONE.FREEZE_AT",
+        "MODEL.RESNETS.NORM",
+    ]
+    cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM = 0, "BN"
+    assert frozen_random(cfg) == []

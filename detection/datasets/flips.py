@@ -1,0 +1,40 @@
+"""Pairs of keypoints that change places when an image is flipped, from their names."""
+
+import re
+from collections.abc import Sequence
+
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+_SIDES = {"left": "left", "l": "left", "right": "right", "r": "right"}
+
+
+def side_of(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return "left", "right" or "", and the words of a keypoint's name without its side.
+
+    Words are told apart by what is no letter and by capitals, in any case: `Left_Eye`, `LEFT EYE`,
+    `leftEye`, `eye.left`. A single L or R is a side at the beginning and at the end only.
+    """
+    words = [word.lower() for word in _WORDS.findall(name)]
+    for place, word in enumerate(words):
+        at_an_end = len(words) > 1 and place in (0, len(words) - 1)
+        if word in ("left", "right") or (word in _SIDES and at_an_end):
+            return _SIDES[word], (*words[:place], "", *words[place + 1 :])
+    for side in ("left", "right"):  # lefteye
+        if words and words[0].startswith(side):
+            return side, ("", words[0].removeprefix(side), *words[1:])
+    return "", tuple(words)
+
+
+def flip_pairs(names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return the (left, right) pairs among the names of keypoints."""
+    sides = {side_of(name): name for name in names}
+    return tuple(
+        (name, sides["right", rest])
+        for (side, rest), name in sides.items()
+        if side == "left" and ("right", rest) in sides
+    )
+
+
+def unpaired(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names that have a side and are in no pair."""
+    paired = {name for pair in pairs for name in pair}
+    return [name for name in names if side_of(name)[0] and name not in paired]
