@@ -109,6 +109,16 @@ def test_groups_and_void_do_not_count(tmp_path):
     assert metrics["segm/AP"] == pytest.approx(100)
 
 
+def test_detections_inside_a_group_alone(tmp_path):
+    """The person is missed, and the only detection of its class does not count."""
+    objects = [("person", (20, 20, 60, 60), False), ("person", (100, 20, 180, 100), True)]
+    split = cityscapes(tmp_path, [[*objects, ("car", (20, 70, 90, 110), False)]])
+    found = said(("person", (110, 30, 150, 90), 0.9), ("car", (20, 70, 90, 110), 0.8))
+    metrics = measure(split, [found], tmp_path / "inference")
+    assert metrics["segm/AP-person"] == 0
+    assert metrics["segm/AP-car"] == 100
+
+
 def test_a_split_without_instances_is_nan(tmp_path, recwarn):
     split = cityscapes(tmp_path, [[]])
     assert all(map(math.isnan, measure(split, [said()], tmp_path / "out").values()))
