@@ -71,7 +71,7 @@ def test_the_next_command_of_torchvisions_names(stem: str, save: Save, tmp_path:
     args = parse_args(LINEAR, words[3:])
     cfg = load_classify_cfg(LINEAR.defaults, args.config_file, args.opts)
     weights = read_initial_weights(args.checkpoint, cfg.MODEL.ARCH, cfg.MODEL.STEM)
-    cfg = with_weights(cfg, weights.spec, weights.mean, weights.std)
+    cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)
     assert weights.spec.stem == stem
     assert cfg.AUG.MEAN == pytest.approx((0.4, 0.5, 0.6))
     assert cfg.AUG.STD == pytest.approx((0.2, 0.25, 0.3))
