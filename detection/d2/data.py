@@ -19,7 +19,7 @@ from torch import nn
 from detection.d2 import catalog, densepose, semantic_seg
 from detection.d2.loader import NamesImages, ReadableLoader, ResumableLoader
 from detection.datasets import read_split
-from detection.datasets.base import Record, Split
+from detection.datasets.base import Record, Split, image_key
 from detection.datasets.corruptions import with_corruption
 from detection.evaluation.base import Evaluator, Prediction
 from detection.evaluation.evaluators import build_evaluator as build_shared_evaluator
@@ -124,7 +124,7 @@ class SharedEvaluator(DatasetEvaluator):
 
     def __init__(self, split: Split, cfg: CfgNode, folder: Path) -> None:
         self._build: Callable[[], Evaluator] = lambda: build_shared_evaluator(split, cfg, folder)
-        self._records = {record["file_name"]: record for record in split.records}
+        self._records = {image_key(record): record for record in split.records}
         self.reset()
 
     def reset(self) -> None:
@@ -132,7 +132,7 @@ class SharedEvaluator(DatasetEvaluator):
 
     def process(self, inputs: Sequence[dict[str, Any]], outputs: Sequence[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):
-            self._evaluator.add(self._records[image["file_name"]], to_prediction(output))
+            self._evaluator.add(self._records[image_key(image)], to_prediction(output))
 
     def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
         """`{"bbox": {"AP": …}}` on the main process, None on the others."""

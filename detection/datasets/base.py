@@ -54,6 +54,12 @@ class Split:
     images: frozenset[str] | None = None
 
 
+def image_key(record: Mapping[str, Any]) -> int | str:
+    """Return its id, since a COCO file may list a file under two; its file in a format without."""
+    key: int | str = record.get("image_id", record["file_name"])
+    return key
+
+
 def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
     """Class → number of its objects in a split of instances, without the classes that have none.
 

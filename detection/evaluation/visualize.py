@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from detection.datasets.base import Record, Split
+from detection.datasets.base import Record, Split, image_key
 from detection.datasets.images import read_image
 from detection.evaluation.base import Prediction
 from moco.common.files import atomic_write
@@ -49,7 +49,7 @@ class Visualizer:
         if len(set(stems)) < count:
             stems = [f"{index:03d}-{stem}" for index, stem in enumerate(stems)]
         paths = [folder / f"{stem}.jpg" for stem in stems]
-        self._paths = dict(zip((r["file_name"] for r in self.records), paths, strict=True))
+        self._paths = dict(zip(map(image_key, self.records), paths, strict=True))
         self._names, self._colors = split.classes, split.metadata.get("stuff_colors")
 
     def add(self, record: Record, prediction: Prediction) -> None:
@@ -58,7 +58,7 @@ class Visualizer:
         Raises:
             DataError: the image cannot be read; UserError: the file cannot be written.
         """
-        path = self._paths.get(record["file_name"])
+        path = self._paths.get(image_key(record))
         if path is not None:
             image = render(record, prediction, self._names, self._colors)
             atomic_write(path, lambda file: image.save(file, "JPEG", quality=92))

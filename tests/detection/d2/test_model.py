@@ -11,6 +11,7 @@ from detection.config.task import load_task
 from detection.engine.weights import load_converted
 from detection.modeling.backbones import backbone_type
 from moco.common.files import load_torch
+from tests.oracles.tiny_coco import write_coco
 from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 pytestmark = [pytest.mark.detectron2, pytest.mark.usefixtures("detectron2")]
@@ -193,3 +194,31 @@ def test_our_evaluator_behind_detectron2s_interface(load, tmp_path):
     written = json.loads((tmp_path / "out" / "inference" / "shapes_test.json").read_text())
     assert written["classes"] == ["blue", "green", "red"]
     assert written["predictions"][0]["image_id"] == "000006"
+
+
+def test_one_file_under_two_ids_is_two_images(load, tmp_path, monkeypatch):
+    """The objects of a file are split over its ids, as where one class is exported at a time."""
+    from detectron2.structures import Boxes, Instances
+
+    from detection.d2.data import SharedEvaluator
+    from detection.datasets import read_split
+
+    write_coco(tmp_path, {"val2017": 4}, crowd=False)
+    path = tmp_path / "coco/annotations/instances_val2017.json"
+    content = json.loads(path.read_text())
+    first, second = content["images"][:2]
+    first |= {key: second[key] for key in ("file_name", "width", "height")}
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    cfg = load()
+    split = read_split("coco_2017_val", cfg)
+    evaluator = SharedEvaluator(split, cfg, tmp_path / "out")
+    for record in split.records:
+        objects = record["annotations"]
+        boxes = torch.tensor([item["bbox"] for item in objects]).float().reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        found = Instances((record["height"], record["width"]))
+        found.pred_boxes, found.scores = Boxes(boxes), torch.ones(len(boxes))
+        found.pred_classes = torch.tensor([item["category_id"] for item in objects]).long()
+        evaluator.process([{**record}], [{"instances": found}])
+    assert evaluator.evaluate()["bbox"]["AP"] == pytest.approx(100)
