@@ -14,7 +14,7 @@ from detectron2.engine import HookBase
 from detectron2.engine.hooks import PreciseBN
 from torch import nn
 
-from detection.d2.state import UnreadableError
+from detection.d2.state import EndedError
 from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.random_state import private_random
 from detection.engine.resuming import due
@@ -41,6 +41,5 @@ class RankEqualPreciseBN(HookBase):
                 with count_values(self.model) as counts, private_random():
                     self.inner.update_stats()
             except DataError as error:  # half of the statistics are no state to be saved
-                self.trainer.iter -= 1  # it is not over
-                raise UnreadableError(str(error)) from error
+                raise EndedError(error) from error
             combine_statistics(counts)

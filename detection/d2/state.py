@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.engine import HookBase
-from detectron2.engine.hooks import EvalHook, PeriodicCheckpointer
+from detectron2.engine.hooks import PeriodicCheckpointer
 from detectron2.utils import comm
 
 from detection.d2.loader import ResumableLoader
+from detection.d2.log import EvaluationHook
 from detection.engine.random_state import random_state, restore_random
-from detection.engine.resuming import WINDOW_ITERS, due, evaluation_is_missing
+from detection.engine.resuming import WINDOW_ITERS, check_finite, due, evaluation_is_missing
 from detection.modeling.focal_loss import moving_averages, restore_moving_averages
-from moco.common.errors import DataError
+from moco.common.errors import DataError, UserError
 from moco.common.files import PathLike
 from moco.engine.stop import StopRequest
 
@@ -40,8 +41,12 @@ class StoppedError(BaseException):
         self.number, self.iteration, self.name = number, iteration, name
 
 
-class UnreadableError(BaseException):
-    """Leaves the loop on an image that cannot be read; no Exception, for the same reason."""
+class EndedError(BaseException):
+    """Leaves the loop with an error for the user; no Exception, for the same reason."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__()
+        self.error = error
 
 
 class CheckpointHook(HookBase):
@@ -52,7 +57,7 @@ class CheckpointHook(HookBase):
 
     Args:
         inner: Detectron2's hook; None on ranks other than the first.
-        evaluation: Detectron2's hook; what it misses by a stop it makes up for after --resume.
+        evaluation: the hook; what it misses by a stop it makes up for after --resume.
         period_iters: between two checkpoints (0: at the end only).
         eval_period_iters: between two evaluations (0: at the end only).
 
@@ -65,7 +70,7 @@ class CheckpointHook(HookBase):
     def __init__(
         self,
         inner: PeriodicCheckpointer | None,
-        evaluation: EvalHook,
+        evaluation: EvaluationHook,
         period_iters: int,
         eval_period_iters: int,
     ) -> None:
@@ -118,6 +123,7 @@ class CheckpointHook(HookBase):
     def _save(self, iteration: int, name: str | None) -> None:
         """On all ranks; under a name, or when and as Detectron2's hook does."""
         inner = self.trainer._trainer
+        check_finite(self.trainer.cfg, inner.model, iteration)
         streams = {**random_state(), **moving_averages(inner.model)}
         ranks = comm.gather({"random": streams, "data": inner.data_loader.state_dict()})
         self.saved = iteration
@@ -135,11 +141,10 @@ class CheckpointHook(HookBase):
             folder, done, self.eval_period_iters
         )
         if done < self.trainer.max_iter and any(comm.all_gather(missing)):
-            self.trainer.storage.iter = done - 1
             try:
-                self.evaluation._do_eval()
+                self.evaluation.evaluate(done - 1)
             except DataError as error:
-                raise UnreadableError(str(error)) from error
+                raise EndedError(error) from error
             self.trainer.storage.iter = done
 
     def _stop_signal(self) -> int:

@@ -5,7 +5,6 @@ import logging
 import math
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,11 +28,12 @@ from detectron2.solver.build import maybe_add_gradient_clipping
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
-from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
+from detectron2.utils.events import EventWriter, JSONWriter, TensorboardXWriter
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
 from convert.verify import Converted
+from detection.d2.bf16 import replace_roi_align, widen_sync_bn
 from detection.d2.catalog import import_modules, offer
 from detection.d2.checkpoint import SafeCheckpointer, check_checkpoint
 from detection.d2.config import with_builder
@@ -44,13 +44,13 @@ from detection.d2.data import (
     plot_predictions,
     register,
 )
+from detection.d2.log import EvaluationHook, MetricsWriter, ProgressHook
 from detection.d2.precise_bn import RankEqualPreciseBN
-from detection.d2.roi_align import replace_roi_align
 from detection.d2.state import (
     STATE_KEY,
     CheckpointHook,
+    EndedError,
     StoppedError,
-    UnreadableError,
     usable_state,
 )
 from detection.datasets import cache_clear
@@ -59,9 +59,10 @@ from detection.datasets.images import resumable
 from detection.engine.processes import Job, report, run_job
 from detection.engine.random_state import private_random
 from detection.engine.resuming import (
-    WINDOW_ITERS,
+    check_finite,
     counting,
     diverged,
+    due,
     last_checkpoint,
     resume_from,
 )
@@ -80,11 +81,10 @@ from detection.modeling.memory_format import set_memory_format
 from detection.modeling.norms import with_process_norms
 from detection.modeling.optimizer import build_optimizer
 from moco.common import distributed
-from moco.common.cfgnode import flatten
-from moco.common.errors import DataError
-from moco.common.progress import Progress
+from moco.common.errors import DataError, NumericError
+from moco.common.run import RunFolder
 from moco.engine.device import autocast
-from moco.engine.loggers import Loggers
+from moco.engine.metrics import Metrics
 from moco.engine.stop import StopRequest, leave
 
 logger = logging.getLogger(__name__)
@@ -124,6 +124,7 @@ class Trainer(DefaultTrainer):
             compile_focal_loss(cfg.MODEL.DEVICE)
         if cfg.SOLVER.PRECISION == "bf16":
             replace_roi_align(model)
+            widen_sync_bn(model)
         return model
 
     @classmethod
@@ -145,27 +146,40 @@ class Trainer(DefaultTrainer):
         except DataError as error:
             self.iter -= 1  # the last one that was done, also to the hooks that come after training
             self._leave_unreadable(error)
+        except FloatingPointError as error:
+            raise EndedError(diverged(self.cfg, self.iter, str(error))) from error
 
     def after_step(self) -> None:
+        done = self.iter + 1
         try:
+            if due(done, self.cfg.TEST.EVAL_PERIOD) or done == self.max_iter:
+                check_finite(self.cfg, self._trainer.model, self.iter)
             super().after_step()
         except DataError as error:
             self._leave_unreadable(error)
+        except NumericError as error:
+            raise EndedError(error) from error
+        except FloatingPointError as error:  # in PreciseBN
+            raise EndedError(diverged(self.cfg, self.iter, str(error))) from error
 
     def _leave_unreadable(self, error: DataError) -> NoReturn:
         """Save what was trained; on all ranks."""
         self.checkpoint_hook.save_unreadable(self.iter)
         last, doctor = last_checkpoint(Path(self.cfg.OUTPUT_DIR)), doctor_command(self.cfg)
-        raise UnreadableError(resumable(error, last, doctor)) from error
+        raise EndedError(DataError(resumable(error, last, doctor))) from error
 
     def build_writers(self) -> list[EventWriter]:
-        """Detectron2's, and the other loggers of LOG.LOGGERS; for tensorboard it has its own."""
-        cfg, names = self.cfg, set(self.cfg.LOG.LOGGERS)
-        loggers = Loggers(names - {"tensorboard"}, Path(cfg.OUTPUT_DIR), flatten(cfg))
-        own = super().build_writers()
-        if "tensorboard" not in names:
-            own = [writer for writer in own if not isinstance(writer, TensorboardXWriter)]
-        return [*own, LoggerWriter(loggers)]
+        """Detectron2's, with `MetricsWriter` in place of its own and tensorboard where chosen."""
+        metrics = Metrics(RunFolder(self.cfg.OUTPUT_DIR, owner=False))
+        others = self.cfg.clone()
+        others.defrost()
+        others.LOG.LOGGERS = tuple(n for n in self.cfg.LOG.LOGGERS if n != "tensorboard")
+        metrics.open(others)
+        replaced: tuple[type[EventWriter], ...] = (JSONWriter,)
+        if "tensorboard" not in self.cfg.LOG.LOGGERS:
+            replaced = (JSONWriter, TensorboardXWriter)
+        kept = [w for w in super().build_writers() if not isinstance(w, replaced)]
+        return [*kept, MetricsWriter(metrics)]
 
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with `CheckpointHook` on every rank in place of its own."""
@@ -174,12 +188,15 @@ class Trainer(DefaultTrainer):
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
         )
         hooks, inner = [], None
-        for hook in super().build_hooks():
+        given = super().build_hooks()
+        writers = given[-1]._writers if comm.is_main_process() else ()
+        for hook in given:
             if isinstance(hook, PeriodicCheckpointer):
                 inner = hook  # on the main process; just before the evaluation
                 continue
             if isinstance(hook, EvalHook):
                 periods = self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD
+                hook = EvaluationHook(hook._func, periods[1], writers)
                 self.checkpoint_hook = CheckpointHook(inner, hook, *periods)
                 hooks.append(self.checkpoint_hook)
             if isinstance(hook, PreciseBN):
@@ -236,42 +253,6 @@ def inner_loop(cfg: CfgNode) -> type[SimpleTrainer]:
     """For SOLVER.PRECISION."""
     loops = {"fp32": SimpleTrainer, "bf16": Bf16Trainer, "fp16": AMPTrainer}
     return loops[cfg.SOLVER.PRECISION]
-
-
-class LoggerWriter(EventWriter):
-    """Gives loggers what Detectron2's JSONWriter writes into metrics.json."""
-
-    def __init__(self, loggers: Loggers) -> None:
-        self._loggers, self._last = loggers, -1
-
-    def write(self) -> None:
-        new: dict[int, dict[str, float]] = defaultdict(dict)
-        latest = get_event_storage().latest_with_smoothing_hint(WINDOW_ITERS)
-        for name, (value, iteration) in latest.items():
-            if iteration > self._last:
-                new[iteration][name] = value
-        for iteration in sorted(new):
-            self._loggers.log(new[iteration], iteration)
-            self._last = iteration
-
-    def close(self) -> None:
-        self._loggers.close()
-
-
-class ProgressHook(HookBase):
-    """Iterations done, speed and time left."""
-
-    def before_train(self) -> None:
-        self._progress = Progress(
-            self.trainer.max_iter, "fine-tune", unit="it", initial=self.trainer.start_iter
-        )
-        self._progress.__enter__()
-
-    def after_step(self) -> None:
-        self._progress.update()
-
-    def after_train(self) -> None:
-        self._progress.__exit__(None, None, None)
 
 
 def _work(job: Job, stop: StopRequest) -> EngineResult:
@@ -340,10 +321,8 @@ def _train(
     except StoppedError as stopped:
         saved = Path(cfg.OUTPUT_DIR) / f"{stopped.name}.pth"
         leave(stopped.number, f"iteration {stopped.iteration}", saved)
-    except UnreadableError as error:
-        raise DataError(str(error)) from error
-    except FloatingPointError as error:
-        raise diverged(cfg, trainer.iter, str(error)) from error
+    except EndedError as ended:
+        raise ended.error from ended
     finally:
         gc.unfreeze()
     latest = trainer.storage.latest()

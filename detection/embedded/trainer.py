@@ -35,6 +35,7 @@ from detection.engine.precise_bn import combine_statistics, count_values
 from detection.engine.processes import Job, Processes, report, run_job
 from detection.engine.random_state import State, private_random, restore_random
 from detection.engine.resuming import (
+    check_finite,
     counting,
     diverged,
     due,
@@ -201,8 +202,10 @@ class Trainer:
                 self.done = done = iteration + 1
                 last = done == self.max_iter
                 evaluation_due = last or due(done, period)
+                if evaluation_due:
+                    check_finite(cfg, self.model, iteration)
                 if evaluation_due and cfg.TEST.PRECISE_BN.ENABLED:
-                    self.precise_bn(cfg.TEST.PRECISE_BN.NUM_ITER)
+                    self.precise_bn(iteration, cfg.TEST.PRECISE_BN.NUM_ITER)
                 if last or due(done, cfg.SOLVER.CHECKPOINT_PERIOD):
                     self.save(iteration)
                 if evaluation_due:
@@ -256,20 +259,21 @@ class Trainer:
             self.save(iteration)
         return DataError(resumable(error, last_checkpoint(self.folder), doctor_command(self.cfg)))
 
-    def precise_bn(self, num_iters: int) -> None:
+    def precise_bn(self, iteration: int, num_iters: int) -> None:
         """As Detectron2's PreciseBN hook, over the first images of the training's order."""
         silent = not distributed.is_main()
         with private_random(), count_values(self.model) as counts:
             batches = build_training(self.cfg, num_workers=0, trained=self.done)
             with Progress(num_iters, "precise BN", unit="batch", silent=silent) as progress:
-                update_bn_stats(self.model, _counted(batches, progress), num_iters)
+                try:
+                    update_bn_stats(self.model, _counted(batches, progress), num_iters)
+                except FloatingPointError as error:
+                    raise diverged(self.cfg, iteration, str(error)) from error
         combine_statistics(counts)
 
     def save(self, iteration: int) -> Path:
         """Write the state after `iteration`, unless a weight is not finite; returns the path."""
-        for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                raise diverged(self.cfg, iteration, f"{name} is not finite")
+        check_finite(self.cfg, self.model, iteration)
         which = "final" if iteration + 1 == self.max_iter else f"{iteration:07d}"
         path = self.folder / f"model_{which}.pth"
         save_checkpoint(path, self.model, self.optimizer, iteration, self.log.recent())

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
+from torch import nn
 
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import NumericError, UserError
@@ -87,6 +89,13 @@ def counting(done: Callable[[], int]) -> Iterator[None]:
     except Exception as error:
         set_iterations(error, done())
         raise
+
+
+def check_finite(cfg: CfgNode, model: nn.Module, iteration: int) -> None:
+    """Raise NumericError before a tensor that is not finite is saved, averaged or evaluated."""
+    for name, value in getattr(model, "module", model).state_dict().items():  # within DDP
+        if not torch.isfinite(value).all():
+            raise diverged(cfg, iteration, f"{name} is not finite")
 
 
 def diverged(cfg: CfgNode, iteration: int, what: str) -> NumericError:

@@ -123,6 +123,7 @@ class _Run:
         self.training.end_epoch()
         if self.last_evaluated() != self.training.total_steps:
             self._evaluate(self.training.total_steps)
+        print_notes(self._skipped())
         if distributed.is_main():
             self._write_record()
         distributed.barrier()
@@ -138,6 +139,11 @@ class _Run:
         if distributed.is_main():
             print(f"after step {done} of {self.training.total_steps}: {result.text}", flush=True)
         self.metrics.pause(time.monotonic() - started)  # the speed logged is that of training
+
+    def _skipped(self) -> list[str]:
+        number, total = self.training.skipped_steps, self.training.total_steps
+        overflow = f"fp16: {number} of {total} steps were skipped, because a gradient overflowed"
+        return [overflow] if number else []
 
     def _write_record(self) -> None:
         training, cfg, last = self.training, self.training.cfg, self.metrics.last()
@@ -157,7 +163,7 @@ class _Run:
             iterations=training.total_steps,
             seconds=self._seconds(),
             metrics={name: last[key][1] for name, key in training.recorded.items() if key in last},
-            **{**own, "notes": [*own["notes"], *self.extensions]},
+            **{**own, "notes": [*own["notes"], *self._skipped(), *self.extensions]},
         )
         write_record(self.folder.path, record)
 
@@ -194,6 +200,7 @@ class _Run:
             "processes": distributed.world_size(),
             "statistics": statistics,
             "scaler": training.scaler.state_dict(),
+            "skipped_steps": training.skipped_steps,
             "step_log": self.metrics.state_dict(),
             "extensions": self.extensions,
             **training.state_dict(),
@@ -226,6 +233,7 @@ class _Run:
                 set_statistics(training.model, state["statistics"][distributed.rank()])
             training.optimizer.load_state_dict(state["optimizer"])
             training.scaler.load_state_dict(state["scaler"])
+            training.skipped_steps = int(state.get("skipped_steps", 0))
         except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise DataError(f"{path}: does not fit this model ({reason})") from error

@@ -67,6 +67,8 @@ class Saver:
         content: what to save after N steps; all processes call it together.
     """
 
+    SCALED = 100  # steps of fp16 after which the scale of the loss has been found
+
     def __init__(
         self, folder: Path, training: Training[Any, Any], content: Callable[[int], dict[str, Any]]
     ) -> None:
@@ -121,7 +123,7 @@ class Saver:
         """Save after this step if the schedule, the end, or a stop requires it.
 
         Raises:
-            NumericError: a weight is not finite; nothing is saved.
+            NumericError: a weight is not finite, or fp16 skipped most steps; nothing is saved.
             Preempted, KeyboardInterrupt: saved, and this was the last step before stopping.
         """
         training, done = self._training, step + 1
@@ -137,6 +139,11 @@ class Saver:
         largest = largest_weight(training.model)
         if not math.isfinite(largest):
             raise NumericError(f"a weight is {largest} after step {step}; {self._advice()}")
+        if (finished or done >= self.SCALED) and training.skipped_steps > done / 2:
+            raise NumericError(
+                f"SOLVER.PRECISION fp16: {training.skipped_steps} of {done} steps were skipped, "
+                "because a gradient overflowed; set bf16 or fp32"
+            )
         path = self.path(done)
         content = {
             **self._content(done),

@@ -114,6 +114,7 @@ class Training(ABC, Generic[P, S]):
         build = lookup(OPTIMIZERS, solver.OPTIMIZER, "SOLVER.OPTIMIZER")
         self.optimizer: torch.optim.Optimizer = build(trained, solver)
         self.notes: list[str] = []  # what a reader of the result has to know
+        self.skipped_steps = 0  # of fp16, where a gradient overflowed
 
     def image_facts(self) -> dict[str, Any]:
         """Return the number of training images and the folder that all of them are below."""
@@ -167,9 +168,11 @@ class Training(ABC, Generic[P, S]):
         """Called once before the first step of a run, not of a resumed one."""
 
     def update(self, step: S) -> None:
-        """The optimizer's step."""
+        """The optimizer's step; that of fp16 is skipped where a gradient is not finite."""
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.skipped_steps += self.scaler.get_scale() < scale
 
     def end_epoch(self) -> None:
         """Called when an epoch or the run is done, before anything is saved."""

@@ -30,11 +30,14 @@ def test_loggers_get_the_numbers_of_metrics_json(
     argv = ["--config-file", small_config, "--engine", engine, *small_options]
     argv += ["MODEL.WEIGHTS", str(r18_file), "DATALOADER.NUM_WORKERS", "0"]
     argv += ["OUTPUT_DIR", str(tmp_path / "run"), "LOG.LOGGERS", "('outside',)"]
+    argv += ["TEST.EVAL_PERIOD", "1"]
     assert main(argv) == 0
     text = (tmp_path / "run" / "metrics.json").read_text()
     expected = [json.loads(line) for line in text.splitlines()]
     (folder, max_iter, run_id), *logged, done = calls
     assert (folder, max_iter, run_id, done) == (tmp_path / "run", 3, "", True)
+    evaluated = [values["iteration"] for values in expected if "bbox/AP" in values]
+    assert evaluated == [0, 1, 2]
     merged = {values["iteration"]: {} for values in expected}
     for values in expected:
         merged[values["iteration"]] |= values

@@ -51,13 +51,16 @@ def arguments(narrow_r50_file, data_of, tmp_path):
 
 
 @pytest.mark.detectron2
-@pytest.mark.parametrize("task", TASKS)
-def test_two_processes_equal_detectron2s(task, arguments, tmp_path, detectron2):
+@pytest.mark.parametrize(
+    ("task", "precision"), [*((task, "fp32") for task in TASKS), (TASKS[0], "bf16")]
+)
+def test_two_processes_equal_detectron2s(task, precision, arguments, tmp_path, detectron2):
     """Synchronized BN, DDP, shares of the data, random streams, PreciseBN, evaluation."""
     if "ViT" in task:
         pytest.importorskip("timm")
     for name in ("detectron2", "embedded"):
-        assert main(arguments(task, name, "--num-gpus", "2")) == 0
+        keys = {"SOLVER.PRECISION": precision}
+        assert main(arguments(task, name, "--num-gpus", "2", **keys)) == 0
     folders = tmp_path / "detectron2", tmp_path / "embedded"
     assert_same_run(*folders)
     theirs, ours = (read_record(folder / "run.json") for folder in folders)

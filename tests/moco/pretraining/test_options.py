@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from moco.common.errors import Preempted
+from moco.common.errors import NumericError, Preempted
 from moco.common.files import sha256_state
 from moco.common.run import RECORD_NAME, read_record
 from moco.data.images import open_images
@@ -250,6 +250,21 @@ def test_all_resume_exactly(train, keys):
     if precision:
         exact = train("fp32", SOLVER__MAX_ITERS=2, **{**keys, "SOLVER__PRECISION": "fp32"})[1]
         assert losses[0] != exact[0] and losses[0] == pytest.approx(exact[0], rel=0.02)
+
+
+def test_steps_that_fp16_skips(train, tmp_path, capsys):
+    """Counted over a stop, noted, and refused where they are most of the run."""
+    with pytest.raises(Preempted):
+        train("run", SOLVER__STOP_AT_ITERS=4, SOLVER__PRECISION="fp16")
+    state, _ = train("run", "--resume", SOLVER__PRECISION="fp16")
+    skipped = state["skipped_steps"]
+    assert 0 < skipped == math.log2(2**16 / state["scaler"]["scale"])
+    note = f"fp16: {skipped} of 8 steps were skipped, because a gradient overflowed"
+    assert note in read_record(tmp_path / "run" / RECORD_NAME).notes
+    assert f"note: {note}" in capsys.readouterr().out
+    with pytest.raises(NumericError, match=r"[78] of 8 steps were skipped, .*; set bf16") as error:
+        train("sharp", SOLVER__PRECISION="fp16", MOCO__T=0.001)
+    assert error.value.exit_code == 4 and not (tmp_path / "sharp" / RECORD_NAME).exists()
 
 
 @pytest.fixture
