@@ -131,6 +131,18 @@ def check_values(cfg: CfgNode) -> None:
             raise UserError(f"INPUT.LSJ.ENABLED True: not with {key} {flat[key]}; set one of them")
 
 
+def check_warmup(solver: CfgNode) -> None:
+    """Raise UserError where the learning rate would never be SOLVER.BASE_LR."""
+    cosine = solver.LR_SCHEDULER_NAME == "WarmupCosineLR"
+    first = solver.MAX_ITER if cosine else min(solver.STEPS, default=solver.MAX_ITER)
+    if solver.WARMUP_ITERS >= first:
+        raise UserError(
+            f"SOLVER.WARMUP_ITERS: got {solver.WARMUP_ITERS}, expected less than {first}, the "
+            "first decay or the end; with it the learning rate would reach "
+            f"{highest_rate(solver):g}, not SOLVER.BASE_LR {solver.BASE_LR:g}"
+        )
+
+
 def highest_rate(solver: CfgNode) -> float:
     """Return the highest learning rate of a training, that at the end of its warm-up.
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fvcore.common.config import CfgNode
 
-from detection.config.checks import changes_since, check_splits, check_values, frozen_random
+from detection.config.checks import (
+    changes_since,
+    check_splits,
+    check_values,
+    check_warmup,
+    frozen_random,
+)
 from detection.config.engines import find_engine
 from detection.config.keys import (
     ADDED_LATER,
@@ -162,6 +168,7 @@ def check_early(
     if eval_only:
         trained_file(cfg, resume=resume)
     else:
+        check_warmup(cfg.SOLVER)
         check_weights(cfg.MODEL.WEIGHTS)
     cfg.defrost()
     resolve_names(cfg, given, eval_only=eval_only)
@@ -221,6 +228,8 @@ def load_task(
     if not eval_only:  # the schedule that a model was trained with stays what it was
         notes += scale_to_processes(cfg, num_processes)
     check_values(cfg)
+    if not eval_only:
+        check_warmup(cfg.SOLVER)
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
     try:

@@ -14,7 +14,10 @@ COLORS = ((230, 40, 50), (40, 60, 230), (40, 210, 60))
 
 @dataclass(frozen=True)
 class Shape:
-    """One object; `kind` indexes `COLORS`, corners (x, y) and box (x, y, w, h) in pixels."""
+    """One object; `kind` indexes `COLORS`, corners (x, y) and box (x, y, w, h) in pixels.
+
+    Those of rectangles are integers, whose fractions Detectron2 truncates after resizing.
+    """
 
     kind: int
     corners: tuple[tuple[float, float], ...]
@@ -22,7 +25,7 @@ class Shape:
 
     @property
     def polygon(self) -> list[float]:
-        return [float(value) for corner in self.corners for value in corner]
+        return [value for corner in self.corners for value in corner]
 
     @property
     def area(self) -> float:
@@ -59,7 +62,7 @@ def paint(
         draw.polygon(corners, fill=COLORS[kind])
         xs, ys = zip(*corners, strict=True)
         box = (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys))
-        shapes.append(Shape(kind, corners, tuple(float(value) for value in box)))
+        shapes.append(Shape(kind, corners, box))
     return image, shapes
 
 

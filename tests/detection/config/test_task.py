@@ -196,6 +196,8 @@ ERRORS = [
     (["SOLVER.MAX_ITER"], "SOLVER.MAX_ITER"),
     (["SOLVER.MAX_ITER", 100], r"SOLVER.STEPS: got \(225, 275\), .*MAX_ITER 100"),
     (["SOLVER.STEPS", "(20, 10)"], "SOLVER.STEPS"),
+    (["SOLVER.WARMUP_ITERS", 230], "WARMUP_ITERS: got 230, .* less than 225, .* reach 0.001, not"),
+    (["SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", 300], "WARMUP_ITERS: got 300, .* less than 300"),
     (["SOLVER.MAX_ITER", 0], "SOLVER.MAX_ITER: got 0, .* 1"),
     (["SOLVER.BASE_LR", 0], "SOLVER.BASE_LR: got 0.0, .* 0"),
     (["SOLVER.BASE_LR", "nan"], "SOLVER.BASE_LR: got nan"),
@@ -288,7 +290,7 @@ def test_resuming_keeps_the_sampled_seed_and_notes_changes(load, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("BASE_LR", 0.5), ("IMS_PER_BATCH", 2), ("STEPS", (9,)), ("GAMMA", 0.5)]
+    ("key", "value"), [("BASE_LR", 0.5), ("IMS_PER_BATCH", 2), ("STEPS", (99,)), ("GAMMA", 0.5)]
 )
 def test_what_a_checkpoint_would_overrule_cannot_change(key, value, load, tmp_path):
     """It restores the optimizer's rates: the record would name a rate that was never used."""

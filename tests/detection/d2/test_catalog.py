@@ -50,7 +50,12 @@ def arguments(small_config, small_options, narrow_r18_file):
         values = dict(zip(small_options[::2], small_options[1::2], strict=True))
         del values["DATASETS.VOC_DIR"]
         values |= {"MODEL.RESNETS.RES2_OUT_CHANNELS": 16, "MODEL.WEIGHTS": narrow_r18_file}
-        values |= {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": (), "OUTPUT_DIR": folder}
+        values |= {
+            "SOLVER.MAX_ITER": 1,
+            "SOLVER.STEPS": (),
+            "SOLVER.WARMUP_ITERS": 0,
+            "OUTPUT_DIR": folder,
+        }
         argv = ["--config-file", small_config, "--engine", "detectron2", *flags]
         return argv + [str(x) for pair in values.items() for x in pair] + [str(x) for x in opts]
 

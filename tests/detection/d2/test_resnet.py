@@ -368,6 +368,7 @@ def test_a_run_trains_our_backbone_on_detectron2(small_options, tmp_path) -> Non
         "OUTPUT_DIR": tmp_path / "out",
         "SOLVER.MAX_ITER": 1,
         "SOLVER.STEPS": (),
+        "SOLVER.WARMUP_ITERS": 0,
         "INPUT.MIN_SIZE_TRAIN": (48,),
         "INPUT.MIN_SIZE_TEST": 48,
     }

@@ -67,9 +67,8 @@ def test_the_record_says_what_was_run(finished):
 
 
 def test_resume_without_a_checkpoint_starts_from_scratch(train, tmp_path):
-    record = train(
-        tmp_path / "run", "SOLVER.MAX_ITER", 1, "SOLVER.STEPS", "()", flags=("--resume",)
-    )
+    short = ("SOLVER.MAX_ITER", 1, "SOLVER.STEPS", "()", "SOLVER.WARMUP_ITERS", 0)
+    record = train(tmp_path / "run", *short, flags=("--resume",))
     assert "no checkpoint in" in (tmp_path / "run" / "log.txt").read_text()
     assert record.iterations == 1
 

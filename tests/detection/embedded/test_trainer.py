@@ -397,6 +397,7 @@ def test_diverging_says_so(voc, tmp_path):
 
 def test_a_converted_backbone_is_where_training_starts(voc, tmp_path):
     keys = {"SOLVER.BASE_LR": 1e-12, "SOLVER.MAX_ITER": 1, "SOLVER.STEPS": ()}
+    keys["SOLVER.WARMUP_ITERS"] = 0
     backbone = ResNet(10, stem="stride2", stem_out_channels=16, res2_out_channels=16)
     source = {k: v for k, v in backbone.state_dict().items() if "num_batches" not in k}
     result = run(voc, tmp_path, keys, weights=Converted(model=source, contract=None))

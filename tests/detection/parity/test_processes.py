@@ -27,7 +27,7 @@ KEYS = {
     "SOLVER.IMS_PER_BATCH": 4,
     "SOLVER.MAX_ITER": 3,
     "SOLVER.STEPS": (2,),
-    "SOLVER.WARMUP_ITERS": 2,
+    "SOLVER.WARMUP_ITERS": 1,
     "TEST.PRECISE_BN.ENABLED": True,
     # Images of several sizes: the processes then weigh their statistics differently.
     "INPUT.MIN_SIZE_TRAIN": (64, 96, 128),

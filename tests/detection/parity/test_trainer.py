@@ -185,7 +185,8 @@ def test_channels_last_is_the_models_memory_format(engine, voc, tmp_path, monkey
     monkeypatch.setattr(Conv2d, "__init__", watched)
     for wanted in (True, False):
         formats.clear()
-        keys = {"MODEL.CHANNELS_LAST": wanted, "SOLVER.MAX_ITER": 1, "SOLVER.STEPS": ()}
+        keys = {"SOLVER.MAX_ITER": 1, "SOLVER.STEPS": (), "SOLVER.WARMUP_ITERS": 0}
+        keys["MODEL.CHANNELS_LAST"] = wanted
         run_engine(engine, voc, tmp_path / str(wanted), keys)
         assert set(formats) == {wanted}
 
