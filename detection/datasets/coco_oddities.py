@@ -11,7 +11,7 @@ _MOST = 0.9  # the share of all boxes that tells their format
 
 
 def oddities(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on equal objects, boxes of another format, masks elsewhere and dummy classes.
+    """Yield notes on equal objects, odd boxes, masks elsewhere and dummy classes.
 
     Args:
         content: Of a file, as decoded, that `AnnotationFile` can read.
@@ -19,6 +19,11 @@ def oddities(content: Mapping[str, Any]) -> Iterator[str]:
     rows = content["annotations"]
     yield from _twice(rows)
     yield from _formats(content["images"], rows)
+    yield from _counted(
+        [row for row in rows if all(type(value) is int for value in row["bbox"])],
+        "boxes of whole numbers, which lose up to a pixel where training resizes them, as in "
+        "Detectron2",
+    )
     elsewhere = [row for row in rows if _mask_elsewhere(row)]
     yield from _counted(elsewhere, "masks that reach out of their boxes")
     used = {whole(row["category_id"]) for row in rows}
