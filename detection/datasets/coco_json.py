@@ -20,8 +20,10 @@ from detection.datasets.base import XYWH_ABS, Record, Split
 from detection.datasets.coco_repair import (
     FARTHEST_PX,
     LARGEST_ID,
+    farthest_of_polygons,
     finite,
     read_annotations,
+    run_lengths,
     within,
 )
 from detection.datasets.layout import inside, require_files
@@ -236,16 +238,18 @@ class AnnotationFile:
             self.refuse(annotation, f"{what} is not a list of finite numbers")
         return numbers
 
-    def _coordinates(self, annotation: Json, numbers: Any, what: str) -> list[Any]:
-        if not within(self._numbers(annotation, numbers, what)):
-            self.refuse(annotation, f"{what} has a coordinate beyond {FARTHEST_PX}")
+    def _coordinates(
+        self, annotation: Json, numbers: Any, what: str, farthest_px: int = FARTHEST_PX
+    ) -> list[Any]:
+        if not within(self._numbers(annotation, numbers, what), farthest_px):
+            self.refuse(annotation, f"{what} has a coordinate beyond {farthest_px}")
         return numbers
 
     def _polygons(self, annotation: Json, polygons: Any, image: Json) -> list[list[float]]:
         if not isinstance(polygons, list):
             self.refuse(annotation, "segmentation is neither a list of polygons nor an RLE")
         for polygon in polygons:
-            self._coordinates(annotation, polygon, "a polygon")
+            self._coordinates(annotation, polygon, "a polygon", farthest_of_polygons(image))
         return polygons
 
     def _mask(self, annotation: Json, rle: Json, image: Json) -> Json:
@@ -254,13 +258,14 @@ class AnnotationFile:
         wanted = [image["height"], image["width"]]
         if size != wanted:
             self.refuse(annotation, f"RLE size {repr(size)} is not that of its image, {wanted}")
-        if isinstance(counts, str) and counts:
-            return rle
-        counts = self._numbers(annotation, counts, "RLE counts")
-        valid = all(isinstance(run, int) and run >= 0 for run in counts)
-        if not valid or sum(counts) != math.prod(wanted):
-            reason = f"RLE counts add up to {sum(counts)}, expected {math.prod(wanted)} pixels"
+        runs = run_lengths(counts)
+        if runs is None:
+            self.refuse(annotation, "RLE counts are no run lengths, as lists or pycocotools' texts")
+        if sum(runs) != math.prod(wanted):
+            reason = f"RLE counts add up to {sum(runs)}, expected {math.prod(wanted)} pixels"
             self.refuse(annotation, reason)
+        if isinstance(counts, str):
+            return rle
         import pycocotools.mask  # here, because only crowds need it
 
         return pycocotools.mask.frPyObjects(rle, *wanted)

@@ -204,11 +204,46 @@ def finite(numbers: Sequence[Any]) -> bool:
         return False
 
 
-def within(numbers: Sequence[Any]) -> bool:
+def within(numbers: Sequence[Any], farthest_px: int = FARTHEST_PX) -> bool:
     """Return whether all are finite and could be coordinates of an image."""
     return finite(numbers) and (
-        not numbers or (max(numbers) <= FARTHEST_PX and min(numbers) >= -FARTHEST_PX)
+        not numbers or (max(numbers) <= farthest_px and min(numbers) >= -farthest_px)
     )
+
+
+def farthest_of_polygons(image: Json) -> int:
+    """Return what no coordinate is beyond: pycocotools walks along an edge, outside the image too.
+
+    It takes memory for every pixel of the way, and above 2^31 writes into that of others.
+    """
+    return 4 * max(image["width"], image["height"])
+
+
+def run_lengths(counts: Any) -> list[int] | None:
+    """Return a mask's runs, decoded where they are compressed; None: they are no such code.
+
+    The compressed form is that of rleFrString in pycocotools' maskApi.c, which accepts any text: 6
+    bits in a character, the lower 5 of them of a number, from the third on of a difference.
+    """
+    if isinstance(counts, list):
+        return counts if all(type(run) is int and run >= 0 for run in counts) else None
+    if not isinstance(counts, str) or not counts:
+        return None
+    runs: list[int] = []
+    number = shift = 0
+    for char in counts:
+        code = ord(char) - 48
+        if not 0 <= code < 64 or shift > 30:
+            return None
+        number |= (code & 31) << shift
+        shift += 5
+        if code & 32:
+            continue
+        if code & 16:
+            number -= 1 << shift
+        runs.append(number + runs[-2] if len(runs) > 2 else number)
+        number = shift = 0
+    return runs if not shift and min(runs) >= 0 else None
 
 
 def whole(value: Any) -> int | None:
@@ -336,21 +371,19 @@ def _mask_area(shape: Any, image: Json) -> float:
     size = [image["height"], image["width"]]
     if not shape:
         return 0.0
-    if isinstance(shape, list):
-        if not all(isinstance(part, list) and within(part) for part in shape):
-            return 0.0
-    elif not isinstance(shape, dict) or shape.get("size") != size:
+    if isinstance(shape, dict):
+        runs = run_lengths(shape.get("counts"))
+        valid = shape.get("size") == size and runs is not None and sum(runs) == math.prod(size)
+        return float(sum(runs[1::2])) if runs and valid else 0.0
+    farthest = farthest_of_polygons(image)
+    if not isinstance(shape, list) or not all(
+        isinstance(part, list) and within(part, farthest) for part in shape
+    ):
         return 0.0
-    elif isinstance(counts := shape.get("counts"), list):
-        valid = all(type(run) is int and run >= 0 for run in counts)
-        return float(sum(counts[1::2])) if valid and sum(counts) == math.prod(size) else 0.0
     import pycocotools.mask  # here, because few objects need it
 
-    try:
-        codes = pycocotools.mask.frPyObjects(shape, *size) if isinstance(shape, list) else [shape]
-        return float(pycocotools.mask.area(pycocotools.mask.merge(codes)))
-    except Exception:  # of a damaged code, which is refused where it is read
-        return 0.0
+    codes = pycocotools.mask.frPyObjects(shape, *size)
+    return float(pycocotools.mask.area(pycocotools.mask.merge(codes)))
 
 
 def _num_keypoints(row: Json, found: _Found) -> Json:
