@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_present(cfg.DATA.ROOT)
     if cfg.DATA.KNN_ROOT:
         check_present(cfg.DATA.KNN_ROOT, labeled=True)
-    if cfg.MODEL.WEIGHTS not in ("", command.RANDOM):
+    given = cfg.MODEL.WEIGHTS not in ("", command.RANDOM)
+    if given:
         check_weights(cfg.MODEL.WEIGHTS)
     if args.resume not in (None, command.AUTO):
         format_of(args.resume)
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from moco.pretraining.run import Pretraining
 
         weights, model = None, cfg.MODEL
-        if model.WEIGHTS:
+        if given:
             weights = read_initial_weights(model.WEIGHTS, model.ARCH, model.STEM, model.WIDTH)
         with distributed.session(pick_device(cfg.DEVICE), cfg.DIST_TIMEOUT_SECONDS):
             training = Pretraining(cfg, folder, weights)

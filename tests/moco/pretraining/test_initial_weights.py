@@ -131,6 +131,14 @@ def test_what_does_not_fit_starts_anew(changes, taken, earlier, opts, tmp_path):
     assert torch.equal(state[name], given[name])
 
 
+def test_random_weights_are_those_of_no_file(opts, tmp_path):
+    for name, keys in (("named", {"MODEL__WEIGHTS": "random"}), ("none", {})):
+        main(opts(name, **STILL, **keys))
+    assert_equal(after_a_step(tmp_path / "named"), after_a_step(tmp_path / "none"))
+    record = read_record(tmp_path / "named" / "run.json")
+    assert (record.init, record.weights_sha256) == ("random", None)
+
+
 def test_another_network_is_refused_by_its_keys(earlier, opts):
     with pytest.raises(UserError, match=r"MODEL\.ARCH.*resnet10"):
         main(opts(MODEL__WEIGHTS=earlier[0], MODEL__ARCH="resnet18"))
