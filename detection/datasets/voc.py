@@ -192,7 +192,8 @@ class VOCSource:
         name = _text(node, "name", where)
         if name not in self.classes:
             choices = ", ".join(self.classes)
-            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}")
+            instead = "" if self.published else ", those of its training images, or VOC_CLASSES"
+            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}{instead}")
         where += f" ({name})"
         box = xmin, ymin, xmax, ymax = tuple(
             _number(node, f"bndbox/{side}", where) for side in ("xmin", "ymin", "xmax", "ymax")
@@ -211,7 +212,8 @@ class VOCSource:
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     """The splits of DATASETS.VOC_DIR, named `<folder>_<split>`, in order of their names.
 
-    Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted.
+    Without DATASETS.VOC_CLASSES the classes are all names in the annotations of trainval, or train,
+    sorted: whatever is chosen on training images knows nothing of the test's.
     """
     if not datasets.get("VOC_DIR", ""):
         return []
@@ -231,10 +233,19 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
 
 @functools.lru_cache(maxsize=8)
 def annotated_classes(root: Path) -> tuple[str, ...]:
-    """All class names in a folder's annotations, sorted, so that every split agrees on the ids."""
-    files = sorted((root / "Annotations").glob("*.xml"))
+    """All class names in the annotations of a folder's training images, sorted.
+
+    They are those of the list trainval, or train; of all lists in a folder without either.
+    """
+    lists = {path.stem: path for path in sorted((root / "ImageSets" / "Main").glob("*.txt"))}
+    training = [lists[name] for name in ("trainval", "train") if name in lists][:1]
+    ids = dict.fromkeys(i for path in training or lists.values() for i in read_ids(path))
+    files = [root / "Annotations" / f"{image_id}.xml" for image_id in ids]
     names = {
-        _text(node, "name", where) for path in files for node, where in _objects(_parse(path), path)
+        _text(node, "name", where)
+        for path in files
+        if path.is_file()  # else named where the split is read
+        for node, where in _objects(_parse(path), path)
     }
     if not names:
         raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")
