@@ -90,10 +90,9 @@ def tune(suite: Suite, folder: SuiteFolder, args: argparse.Namespace, programs: 
     if args.engine == "each":
         raise UserError("--tune: chooses for one engine; give --engine detectron2 or embedded")
     suite_of_grids, points = grid_suite(suite)
-    run(suite_of_grids, folder, args, programs, tables=False)
     found: dict[tuple[str, str], float] = {}
     undone = []
-    for spec in folder.read()[1] if folder.path.is_dir() else ():
+    for spec in run(suite_of_grids, folder, args, programs, tables=False):
         each = folder.run(spec)
         record = each.record()
         if record is not None and record.status == "done":
@@ -119,11 +118,14 @@ def run(
     programs: Programs,
     *,
     tables: bool = True,
-) -> None:
+) -> tuple[RunSpec, ...]:
     """Check, run, report; with `--dry-run` only check and list.
 
     Args:
         tables: whether there is something to compare; else a training that diverges is a result.
+
+    Returns:
+        All runs of the suite.
 
     Raises:
         UserError: something that a run would fail of, before anything has started.
@@ -143,7 +145,7 @@ def run(
             print(f"would download {init}: {what}; its runs are not listed or checked before")
             del weights[init]
         if not weights:
-            return
+            return ()
     inits = identify(programs.locate(weights))
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.data_before())
@@ -170,7 +172,7 @@ def run(
 
             print(f"\n{detectable(specs, tables_so_far(results_of(seen), None))}")
         print("\nchecked every task, dataset and weights file; nothing was started")
-        return
+        return specs
     folder.agree(content, specs)
     given = folder.copy_weights(inits)
 
@@ -203,6 +205,7 @@ def run(
     if not tables:
         runs = [each for each in runs if not diverged(each)]
     raise_failures(runs, states)
+    return specs
 
 
 def diverged(each: Run) -> bool:

@@ -245,7 +245,10 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
     """
     # A whole task may be new, as the tuned ones are; what is in a task may not change.
     known = {name: task for name, task in now["tasks"].items() if name in before["tasks"]}
-    old, new = flatten(before), flatten({**now, "tasks": known})
+    old, new = (
+        flatten({**call, "tasks": {name: _but_tuned(task) for name, task in tasks.items()}})
+        for call, tasks in ((before, before["tasks"]), (now, known))
+    )
     for key in dict.fromkeys((*new, *old)):
         part, was, is_ = key.partition(".")[0], old.get(key), new.get(key)
         if part not in now or was == is_:
@@ -259,6 +262,12 @@ def check_agreement(before: Mapping[str, Any], now: Mapping[str, Any], where: st
                 f"{where} was made by another call ({key}: {was} before, {is_} now); repeat that "
                 "one, or choose another --output"
             )
+
+
+def _but_tuned(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task without its grid and what was chosen from it: a wider grid makes other runs."""
+    keys = {key: value for key, value in task["keys"].items() if key != "SOLVER.TUNED"}
+    return {name: keys if name == "keys" else x for name, x in task.items() if name != "init_keys"}
 
 
 def remove_stale(folder: Path) -> None:

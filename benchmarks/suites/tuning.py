@@ -93,8 +93,9 @@ def grid_suite(suite: Suite) -> tuple[Suite, dict[str, tuple[str, Point]]]:
             ("SOLVER.MAX_ITER", str(length)),
             ("SOLVER.STEPS", str(steps)),
         )
-        for number, point in enumerate(grid.points):
-            name = f"{task.name}.{number}"
+        for point in grid.points:
+            # After its values: a wider grid has the runs of the narrower one.
+            name = ".".join((task.name, *(value for _, value in point)))
             points[name] = (task.name, point)
             overrides = (*task.overrides, *short, *point)
             tasks.append(replace(task, name=name, overrides=overrides, trials=1))

@@ -159,6 +159,20 @@ def test_a_tuned_suite(lab, capsys):
     before = lab.events()
     lab.run("--tune")  # nothing is done again
     assert [e for e in lab.events() if e not in before and e[0] != "start"] == []
+    own["values"][LR].insert(0, 0.05)  # as the note about the edge asks for
+    write_suite(lab.path, {"name": "a"}, name="small", trials=2, tune=own)
+    lab.run("--tune", "--dry-run")
+    assert lab.events() == before
+    lab.run("--tune")
+    assert Counter(spec.init for spec in grids.read()[1]) == {"mine": 5, "random": 5}
+    new = [e for e in lab.events() if e not in before]
+    assert sum(e[0] == "start" for e in new) == 2 + 2 * 2  # the new points, the tuned rows
+    own["values"][LR].remove(0.3)
+    write_suite(lab.path, {"name": "a"}, name="small", trials=2, tune=own)
+    after = lab.events()
+    with pytest.raises(UserError, match=r"another call \(tasks\.a\.0\.3\."):
+        lab.run("--tune", "--dry-run")
+    assert lab.events() == after
 
 
 @pytest.mark.slow
