@@ -42,11 +42,11 @@ from benchmarks.suites.live import Live, add_serve, of_runs, results_of
 from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
 from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
-from benchmarks.suites.suite import RunSpec, Suite, expand, row_of
+from benchmarks.suites.suite import Init, RunSpec, Suite, expand, row_of
 from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
 from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
 from detection.evaluation.metrics import headline_names
-from moco.common.command import program
+from moco.common.command import RANDOM, program
 from moco.common.errors import NumericError, UserError, first_few, printable, run_cli
 from moco.common.shipped import resolve
 
@@ -136,17 +136,21 @@ def run(
     keep = args.keep or FINAL
     executor = make_executor(args.executor, Options(folder.path, args.workers, args.slurm, keep))
     weights = parse_inits(args.init) if args.init else dict(suite.inits)
+    if not weights:
+        raise UserError(
+            f"suite {suite.name}: names no init; give --init [NAME=]WEIGHTS for each row, e.g. "
+            "--init random --init mine=weights.pth"
+        )
     rows = dict.fromkeys(map(row_of, weights))
     if args.baseline is not None and args.baseline not in rows:
         choices = ", ".join(rows)
         raise UserError(f"--baseline {args.baseline}: no such init; choices are {choices}")
+    later: dict[str, Init] = {}
     if args.dry_run:
         for init, what in programs.not_downloaded(weights).items():
-            print(f"would download {init}: {what}; its runs are not listed or checked before")
-            del weights[init]
-        if not weights:
-            return ()
-    inits = identify(programs.locate(weights))
+            print(f"would download {init}: {what}; its runs are checked as if from random weights")
+            later[init] = Init(weights.pop(init), None)
+    inits = identify(programs.locate(weights)) | later
     engines = programs.choose_engines(args.engine)
     version, data = project_version(), data_digests(suite, folder.data_before())
     keys: dict[str, Any] = {"version": version, "gpus": args.gpus_per_run, "data": data}
@@ -157,7 +161,10 @@ def run(
     opening = f"{suite.title or suite.name}: {len(specs)} run{'s'[: len(specs) != 1]}"
     print(f"{opening}, {executor.where()}, in {folder.path}", flush=True)
     undone = [spec for spec in specs if folder.run(spec).state().kind != DONE]
-    findings = check_open(undone, executor, programs)
+    checked = [replace(s, weights=RANDOM) if s.init in later else s for s in undone]
+    findings, problems = check_open(checked, executor, programs)
+    if not args.dry_run:
+        refuse(problems)
     specs = tuple(with_length(folder, spec, findings) for spec in specs)
     hardware = None if executor.remote else findings.hardware or None
     seen = [folder.run(spec) for spec in specs]
@@ -171,6 +178,7 @@ def run(
             from benchmarks.make_table import tables_so_far
 
             print(f"\n{detectable(specs, tables_so_far(results_of(seen), None))}")
+        refuse(problems)
         print("\nchecked every task, dataset and weights file; nothing was started")
         return specs
     folder.agree(content, specs)
@@ -228,26 +236,27 @@ def make_executor(name: str, options: Options) -> Executor:
     return executor
 
 
-def check_open(specs: Sequence[RunSpec], executor: Executor, programs: Programs) -> Findings:
-    """Check the runs that are not done.
-
-    Raises:
-        UserError: all that would fail, one line for each.
-    """
+def check_open(
+    specs: Sequence[RunSpec], executor: Executor, programs: Programs
+) -> tuple[Findings, list[str]]:
+    """Check the runs that are not done; also returns all problems, of the executor too."""
     if not specs:
-        return Findings()
+        return Findings(), []
     # The GPUs of a cluster are not here.
     on_gpus = executor.gpus > 0 and not executor.remote
     findings = programs.check(specs, on_gpus)
     for note in findings.notes:
         print(f"note: {note}", flush=True)
-    problems = [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
+    return findings, [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise UserError for all that would fail, one line for each."""
     if len(problems) == 1:
         raise UserError(f"nothing was started: {problems[0]}")
     if problems:
         print(*[f"problem: {problem}" for problem in problems], sep="\n", file=sys.stderr)
         raise UserError(f"nothing was started: {len(problems)} problems, see above")
-    return findings
 
 
 def with_length(folder: SuiteFolder, spec: RunSpec, findings: Findings) -> RunSpec:

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,8 @@ from moco.common.command import RANDOM
 from moco.common.errors import UserError, first_few
 
 if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
     from torch import nn
-
-    from detection.config.task import Task
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 
@@ -36,9 +35,9 @@ class Findings:
     Attributes:
         problems: one line each; nothing may start while there is one.
         notes: what a reader of the numbers should know, one line each.
-        iterations: (task, engine, init) → length of the run.
+        iterations: (task, engine, init) → length of the run, where it is known.
         hardware: of this machine as run records have it.
-        checkpoints: (task, engine, init) → what such a run writes.
+        checkpoints: (task, engine, init) → what such a run writes, where that is known.
     """
 
     problems: tuple[str, ...] = ()
@@ -62,29 +61,27 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     trials: dict[tuple[str, str, str], RunSpec] = {}
     for spec in specs:
         trials.setdefault((spec.task, spec.engine, spec.init), spec)
-    sound: dict[tuple[str, str, str], _Sound] = {}
+    found = {key: _outcome(spec) for key, spec in trials.items()}
+    sound = {key: each for key, each in found.items() if not each.problem}
     problems: dict[str, list[str]] = {}  # what → which
-    for (task, engine, init), spec in trials.items():
-        outcome = _outcome(spec)
-        if isinstance(outcome, _Sound):
-            sound[task, engine, init] = outcome
-        else:
+    for (task, engine, init), each in found.items():
+        if each.problem:
             who = f"{task} from {init}" + ("" if engine == MOCO else f" ({engine})")
-            problems.setdefault(outcome, []).append(who)
+            problems.setdefault(each.problem, []).append(who)
     read = {(task, engine) for task, engine, _ in sound}  # data and keys, to the end
     for (task, engine), spec in {(s.task, s.engine): s for s in trials.values()}.items():
-        if spec.program == DETECTION and (task, engine) not in read:
-            # Bad weights end a check before the data is looked at.
-            problem = _outcome(replace(spec, weights=RANDOM))
-            if isinstance(problem, str):
-                which = problems.setdefault(problem, [])
-                if not any(name.startswith(f"{task} from") for name in which):
-                    which.append(task)
+        if spec.program != DETECTION or (task, engine) in read:
+            continue
+        # Bad weights end a check before the data is looked at.
+        if problem := _outcome(replace(spec, weights=RANDOM)).problem:
+            which = problems.setdefault(problem, [])
+            if not any(name.startswith(f"{task} from") for name in which):
+                which.append(task)
     lines = [f"{first_few(which, 3)}: {what}" for what, which in problems.items()]
     called, noted = (defaultdict[str, dict[str, None]](dict) for _ in range(2))  # in order
-    for (task, _, _), found in sound.items():
-        called[found.called][task] = None
-        for note in found.notes:
+    for (task, _, _), each in sound.items():
+        called[each.called][task] = None
+        for note in each.notes:
             noted[note][task] = None
     lines += [
         f"{' and '.join(tasks)}: both would be {name} in the tables; give one of them a file (or "
@@ -95,30 +92,36 @@ def check(specs: Sequence[RunSpec], on_gpus: bool) -> Findings:
     return Findings(
         tuple(lines),
         tuple(f"{first_few(list(tasks), 3)}: {note}" for note, tasks in noted.items()),
-        {key: found.iterations for key, found in sound.items()},
+        {key: each.iterations for key, each in found.items() if each.iterations},
         provenance()["hardware"],
-        {key: found.checkpoints for key, found in sound.items()},
+        {key: each.checkpoints for key, each in found.items() if each.checkpoints},
     )
 
 
 @dataclass(frozen=True)
-class _Sound:
-    """A run that would start: its length, notes, what tables call its task, what it writes."""
+class _Outcome:
+    """What is known of a run: why it would not start, its length, what it writes, notes, and what
+    tables call its task."""
 
-    iterations: int
-    notes: tuple[str, ...]
-    called: str
-    checkpoints: Checkpoints
+    problem: str = ""
+    iterations: int = 0
+    checkpoints: Checkpoints | None = None
+    notes: tuple[str, ...] = ()
+    called: str = ""
 
 
-def _outcome(spec: RunSpec) -> _Sound | str:
-    """What is known about a run, or its problem."""
+def _outcome(spec: RunSpec) -> _Outcome:
     try:
         return (_check_detection if spec.program == DETECTION else _check_moco)(spec)
     except UserError as error:
-        return str(error)
+        problem = str(error)
     except Exception as error:  # a check that fails is a run that would
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    known = _Outcome()
+    if spec.program == DETECTION:
+        with suppress(Exception):  # it is the keys or the weights, not the data
+            known = _without_data(spec)
+    return replace(known, problem=problem)
 
 
 def command_keys(spec: RunSpec) -> list[str]:
@@ -177,39 +180,53 @@ def _protocol(program: str) -> Any:
     return linear.LINEAR if program == LINEAR else finetune.FINETUNE
 
 
-def _check_detection(spec: RunSpec) -> _Sound:
+def _check_detection(spec: RunSpec) -> _Outcome:
     from detection.config.task import load_task
     from detection.datasets.parts import TUNE
     from detection.engine.processes import Processes, check_processes
     from detection.train_net import choose_engine
 
     choose_engine(spec.engine)  # a Detectron2 that is installed may be broken
-    opts = [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
     processes = max(spec.gpus, 1)
     # OUTPUT_DIR stays the default one: it is named in a message at most, and nothing is written.
-    task = load_task(str(spec.config), opts, spec.engine, num_processes=processes)
+    task = load_task(str(spec.config), _options(spec), spec.engine, num_processes=processes)
     check_processes(task.cfg, Processes(processes))
     notes = [note for note in task.notes if not note.startswith(("MODEL.WEIGHTS", "weights "))]
     # Points of a grid are in no table.
     tuning = task.cfg.DATASETS.PART == TUNE
     called = f"{task.name}{spec.task * tuning} on {task.test.name}"
-    iterations = int(task.cfg.SOLVER.MAX_ITER)
-    number = 1 + iterations // task.cfg.SOLVER.CHECKPOINT_PERIOD
-    written = Checkpoints(_detector_bytes(task), number)
-    return _Sound(iterations, tuple(notes), called, written)
+    return replace(_length(task.cfg, spec.engine), notes=tuple(notes), called=called)
 
 
-def _detector_bytes(task: "Task") -> int:
-    """Of a checkpoint: the network, and a momentum for every parameter that is trained."""
+def _without_data(spec: RunSpec) -> _Outcome:
+    """What a detection run takes; of custom data not what it writes, which follows the classes."""
+    from detection.config.task import keys_without_data
+    from detection.datasets.coco import custom_names
+
+    cfg = keys_without_data(str(spec.config), _options(spec), spec.engine, max(spec.gpus, 1))
+    known = _length(cfg, spec.engine)
+    own = cfg.DATASETS.VOC_DIR or custom_names(cfg)
+    return replace(known, checkpoints=None) if own else known
+
+
+def _options(spec: RunSpec) -> list[str]:
+    return [*command_keys(spec), "MODEL.WEIGHTS", spec.weights, "SEED", str(spec.seed)]
+
+
+def _length(cfg: "CfgNode", engine: str) -> _Outcome:
+    """Iterations, and checkpoints: the network, and a momentum for every trained parameter."""
     import torch
 
     from detection.config.engines import find_engine
 
-    cfg = task.cfg.clone()
+    iterations = int(cfg.SOLVER.MAX_ITER)
+    cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"  # shapes alone
     with torch.device("meta"), _without_initialization():
-        return _saved_bytes(find_engine(task.engine).build_model(cfg))
+        size = _saved_bytes(find_engine(engine).build_model(cfg))
+    number = 1 + iterations // cfg.SOLVER.CHECKPOINT_PERIOD
+    return _Outcome(iterations=iterations, checkpoints=Checkpoints(size, number))
 
 
 def _without_initialization() -> AbstractContextManager[Any]:
@@ -233,7 +250,7 @@ def _saved_bytes(model: "nn.Module") -> int:
     return trained + sum(t.numel() * t.element_size() for t in model.state_dict().values())
 
 
-def _check_moco(spec: RunSpec) -> _Sound:
+def _check_moco(spec: RunSpec) -> _Outcome:
     import torch
 
     from convert.initial_weights import read_initial_weights
@@ -270,4 +287,4 @@ def _check_moco(spec: RunSpec) -> _Sound:
     with torch.device("meta"), _without_initialization():  # shapes alone
         model = build_classifier(replace(weights, state=None), len(sets.classes), protocol)
     written = Checkpoints(_saved_bytes(model), min(cfg.CHECKPOINT.KEEP, cfg.SOLVER.MAX_EPOCHS))
-    return _Sound(steps, (), called, written)
+    return _Outcome(iterations=steps, checkpoints=written, called=called)

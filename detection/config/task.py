@@ -6,7 +6,7 @@ unknown key is an error that names the nearest one, and so is a value that the e
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,35 +201,10 @@ def load_task(
         UserError: unknown keys, values out of range or in contradiction with each other, with the
             weights' contract or with the data; DataError: files missing or damaged.
     """
-    runs_on = find_engine(engine)
-    explicit, given = explicit_keys(config_file, opts), explicit_keys(None, opts)
-    defaults = runs_on.default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
-    cfg = load_cfg(defaults, config_file, opts)
-    cfg.defrost()
-    notes: list[str] = []
-
-    weights = None
-    if eval_only:
-        cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
-        apply_trained(cfg, explicit)
-    else:
-        kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
-        weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
-        if weights is None:
-            apply_random(cfg, explicit)
-            notes += frozen_random(cfg)
-        else:
-            apply_contract(cfg, weights.contract, explicit, explicit - given)
-            notes += weights.notes
-
-    resolve_device(cfg, explicit, num_processes)
-    notes += resolve_seed(cfg, resume=resume)
-    notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
-    if not eval_only:  # the schedule that a model was trained with stays what it was
-        notes += scale_to_processes(cfg, num_processes)
-    check_values(cfg)
-    if not eval_only:
-        check_warmup(cfg.SOLVER)
+    runs_on, given = find_engine(engine), explicit_keys(None, opts)
+    cfg, weights, explicit, notes = _before_data(
+        config_file, opts, engine, eval_only, resume, num_processes
+    )
     runs_on.check_config(cfg)
     notes += _norm_notes(cfg, num_processes)
     try:
@@ -268,6 +243,54 @@ def load_task(
         recipe=check(cfg, weights.contract if weights else None, num_images),
         notes=tuple(notes),
     )
+
+
+def keys_without_data(
+    config_file: PathLike | None, opts: Sequence[str], engine: str, num_processes: int
+) -> CfgNode:
+    """Resolve every key of a training that does not depend on its data; raises as `load_task`."""
+    return _before_data(config_file, opts, engine, False, False, num_processes)[0]
+
+
+def _before_data(
+    config_file: PathLike | None,
+    opts: Sequence[str],
+    engine: str,
+    eval_only: bool,
+    resume: bool,
+    num_processes: int,
+) -> "tuple[CfgNode, Converted | None, Collection[str], list[str]]":
+    """The keys, the weights, the keys that were set anywhere, and notes."""
+    runs_on = find_engine(engine)
+    explicit, given = explicit_keys(config_file, opts), explicit_keys(None, opts)
+    defaults = runs_on.default_config(dense_pose="MODEL.DENSEPOSE_ON" in explicit)
+    cfg = load_cfg(defaults, config_file, opts)
+    cfg.defrost()
+    notes: list[str] = []
+
+    weights = None
+    if eval_only:
+        cfg.MODEL.WEIGHTS = str(trained_file(cfg, resume=resume))
+        apply_trained(cfg, explicit)
+    else:
+        kind = backbone_type(cfg.MODEL.BACKBONE.NAME)
+        weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
+        if weights is None:
+            apply_random(cfg, explicit)
+            notes += frozen_random(cfg)
+        else:
+            apply_contract(cfg, weights.contract, explicit, explicit - given)
+            notes += weights.notes
+
+    resolve_device(cfg, explicit, num_processes)
+    notes += resolve_seed(cfg, resume=resume)
+    notes += resolve_precision(cfg, engine, explicit, eval_only=eval_only, resume=resume)
+    if not eval_only:  # the schedule that a model was trained with stays what it was
+        notes += scale_to_processes(cfg, num_processes)
+    check_values(cfg)
+    if not eval_only:
+        check_warmup(cfg.SOLVER)
+    return cfg, weights, explicit, notes
 
 
 def _norm_notes(cfg: CfgNode, num_processes: int) -> list[str]:

@@ -14,7 +14,11 @@ def test_missing_data_are_looked_for_by_their_own_kind(tmp_path, monkeypatch):
     """The same task file, on VOC, COCO, and a folder of the user's own."""
     monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path / "nowhere"))
     suite = load_suite(SUITES / "smoke.yaml")
-    voc, coco, own = check(from_random(suite), False).problems
+    found = check(from_random(suite), False)
+    voc, coco, own = found.problems
+    # What does not depend on the data is known, which of a custom folder is not its classes.
+    assert {task for task, *_ in found.iterations} == {"voc_small", "coco_small", "bccd_small"}
+    assert {task for task, *_ in found.checkpoints} == {"voc_small", "coco_small"}
     assert voc.startswith("voc_small") and voc.endswith("detection.datasets doctor voc")
     assert coco.startswith("coco_small") and coco.endswith("detection.datasets doctor coco")
     assert own.startswith("bccd_small") and "detection.datasets doctor --voc-dir" in own

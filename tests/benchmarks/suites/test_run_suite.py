@@ -208,6 +208,18 @@ def test_dry_run_lists_and_writes_nothing(lab, capsys):
     assert "\n0 to do\n" in dry_run(lab, capsys)
 
 
+def test_dry_run_lists_also_what_cannot_start(lab, capsys):
+    with pytest.raises(UserError, match="nothing was started: no data of a") as error:
+        lab.run("--dry-run", problems=("no data of a",))
+    assert error.value.exit_code == 2
+    shown = capsys.readouterr().out
+    assert "\n8 to do; how long that takes" in shown and "disk for checkpoints: " in shown
+    assert "checked every task" not in shown
+    lab.inits = []
+    with pytest.raises(UserError, match=r"^suite small: names no init; give --init"):
+        lab.run("--dry-run")
+
+
 def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
     """First in standard deviations, then with those of the runs that are done."""
     assert "  a, 2 runs per row: 10.39 standard deviations\n" in dry_run(lab, capsys)
@@ -228,7 +240,7 @@ def test_weights_that_are_downloaded(lab, capsys, monkeypatch):
         digest = hashlib.sha256(b"weights").hexdigest()
         given = ("--init", f"{served.url}/r50.pth#sha256={digest}", "--trials", "1")
         shown = dry_run(lab, capsys, *given, "--baseline", "r50")
-        assert f"would download r50: {served.url}/r50.pth" in shown and "\n4 to do" in shown
+        assert f"would download r50: {served.url}/r50.pth" in shown and "\n6 to do" in shown
         assert not served.asked
         lab.run(*given)
         assert len(served.asked) == 1
