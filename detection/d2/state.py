@@ -155,7 +155,9 @@ class CheckpointHook(HookBase):
     def _recent(self, iteration: int) -> dict[str, list[tuple[float, int]]]:
         """The values that the next lines of metrics.json are smoothed over."""
         storage, first = self.trainer.storage, iteration - WINDOW_ITERS
-        smoothed = [name for name, hint in storage.smoothing_hints().items() if hint]
+        # Not the time, of which a process has none in its first iteration: it would be written again.
+        hints = storage.smoothing_hints()
+        smoothed = [name for name, hint in hints.items() if hint and name != "time"]
         return {
             name: [(float(v), int(i)) for v, i in storage.history(name).values() if i > first]
             for name in smoothed

@@ -231,7 +231,7 @@ def test_a_check_says_everything_and_writes_nothing(arguments, finished, tmp_pat
         "weights: moco-transfer; RGB, mean [102.0, 127.5, 153.0], std [51.0, 63.75, 76.5], "
         "stride in the 3x3 conv"
     )
-    rate = "learning rate up to 0.002 after a warm-up of 1000, times 0.1 at 1"
+    rate = "learning rate up to 0.02 after a warm-up of 0, times 0.1 at 1"
     assert out[4] == f"schedule: 2 iterations of 2 images, {rate}"
     label = "deviates from the paper (Table 5a)"
     deviations = [line.strip() for line in out if line.startswith("  ")]
@@ -411,7 +411,7 @@ def test_own_coco_data_trains_alike_on_both_engines(
         argv = ["--config-file", small_config, "--engine", engine, *options]
         assert main([*argv, "OUTPUT_DIR", str(folder)]) == 0
         records.append(read_record(folder / "run.json"))
-        logs.append(lines(folder)[0])
+        logs.append({name: value for line in lines(folder) for name, value in line.items()})
         models.append(load_torch(folder / "model_final.pth")["model"])
     theirs, ours = records
     assert theirs.config["MODEL.ROI_HEADS.NUM_CLASSES"] == 3

@@ -160,7 +160,8 @@ def test_five_steps_of_sparks_recipe_under_jitter(masks, narrow_r50_file, data_o
     pytest.importorskip("shapely")
     task = "coco/mask_rcnn_R_50_FPN_1x_SparK"
     data_of(task)
-    keys = (*JITTER, "INPUT.MASK_FORMAT", masks, "SOLVER.MAX_ITER", 5, "SOLVER.WARMUP_ITERS", 1)
+    keys = (*JITTER, "INPUT.MASK_FORMAT", masks, "SOLVER.MAX_ITER", 5, "SOLVER.STEPS", "(3,)")
+    keys += ("SOLVER.WARMUP_ITERS", 1)
     for engine in ("detectron2", "embedded"):
         small_tasks.run(task, narrow_r50_file, tmp_path / engine, engine, *keys)
     small_tasks.assert_same_run(tmp_path / "detectron2", tmp_path / "embedded")
