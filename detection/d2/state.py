@@ -155,7 +155,7 @@ class CheckpointHook(HookBase):
     def _recent(self, iteration: int) -> dict[str, list[tuple[float, int]]]:
         """The values that the next lines of metrics.json are smoothed over."""
         storage, first = self.trainer.storage, iteration - WINDOW_ITERS
-        # Not the time, of which a process has none in its first iteration: it would be written again.
+        # Not the time: a process has none in its first iteration, and would write it again.
         hints = storage.smoothing_hints()
         smoothed = [name for name, hint in hints.items() if hint and name != "time"]
         return {
