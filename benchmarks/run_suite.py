@@ -43,7 +43,7 @@ from benchmarks.suites.programs import Programs
 from benchmarks.suites.runs import DONE, FAILED, Run, State
 from benchmarks.suites.scheduler import REMOTE_SHOW_SECONDS, Scheduler
 from benchmarks.suites.suite import Init, RunSpec, Suite, expand, row_of
-from benchmarks.suites.suite_file import load_suite, parse_inits, with_options
+from benchmarks.suites.suite_file import load_suite, parse_inits, with_options, without_tasks
 from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
 from detection.evaluation.metrics import headline_names
 from moco.common.command import RANDOM, program
@@ -61,7 +61,7 @@ class SuiteFailed(UserError):
 
 def main(argv: Sequence[str] | None = None, programs: Programs | None = None) -> None:
     args = build_parser().parse_args(argv)
-    suite = load_suite(resolve(args.suite))
+    suite = without_tasks(load_suite(resolve(args.suite)), args.skip)
     folder = SuiteFolder(args.output or Path("output", suite.name))
     grids = SuiteFolder(Path(f"{folder.path}-tuning"))  # beside it: the grids have no table
     if args.status:
@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None, programs: Programs | None = None) ->
     stated = parse_stated(args.seconds_per_iteration)
     suite = with_options(suite, option_pairs(suite.tasks, args.opts), stated, args.trials)
     programs = programs or Programs()
+    for name in args.skip:
+        print(f"left out: {name}, by --skip")
     if args.tune:
         suite = tune(suite, grids, args, programs)
     run(suite, folder, args, programs)
@@ -389,6 +391,7 @@ def build_parser() -> argparse.ArgumentParser:
         "pre-trainings of one row"
     )
     add("--init", **several, metavar="[NAME=]WEIGHTS", help=rows)
+    add("--skip", **several, metavar="TASK", help="leave a task out; may be repeated")
     add("--trials", type=int, help="seeds per row, 0, 1, ... (default: the suite's)")
     add("--baseline", metavar="NAME", help="the init that gaps refer to")
     add("--output", type=Path, metavar="DIR", help="folder of the suite (output/<suite>)")

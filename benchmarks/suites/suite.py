@@ -162,7 +162,8 @@ def engines_of(task: SuiteTask, engines: Sequence[str]) -> tuple[str, ...]:
     if not chosen:
         raise UserError(
             f"{task.name} runs on {' and '.join(task.engines)} only; got --engine "
-            f"{', '.join(engines)} (auto is detectron2 where it can be imported)"
+            f"{', '.join(engines)} (auto is detectron2 where it can be imported); --skip "
+            f"{task.name} leaves it out"
         )
     return chosen
 

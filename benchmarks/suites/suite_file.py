@@ -142,6 +142,18 @@ def parse_inits(arguments: Sequence[str], where: str = "--init") -> dict[str, st
     return inits
 
 
+def without_tasks(suite: Suite, names: Sequence[str]) -> Suite:
+    """The suite without these tasks; UserError: it has no such task, or no other."""
+    tasks = {task.name: task for task in suite.tasks}
+    for name in names:
+        if tasks.pop(name, None) is None:
+            choices = ", ".join(task.name for task in suite.tasks)
+            raise UserError(f"--skip {name}: no such task; choices are {choices}")
+    if not tasks:
+        raise UserError(f"--skip: leaves no task of suite {suite.name}")
+    return replace(suite, tasks=tuple(tasks.values()))
+
+
 def with_options(
     suite: Suite,
     opts: Mapping[str, Sequence[tuple[str, str]]],

@@ -220,6 +220,19 @@ def test_dry_run_lists_also_what_cannot_start(lab, capsys):
         lab.run("--dry-run")
 
 
+def test_a_task_is_left_out(lab, capsys):
+    """As DensePose is, where there is no Detectron2; a later call may have it."""
+    shown = dry_run(lab, capsys, "--skip", "b")
+    assert shown.startswith("left out: b, by --skip\n") and "\n4 to do" in shown
+    lab.run("--skip", "b")
+    assert {name.split("/")[0] for name in lab.count("done")} == {"a"}
+    for given, message in ((["c"], "--skip c: no such task; .* a, b$"), (["a", "b"], "no task of")):
+        with pytest.raises(UserError, match=message):
+            lab.run(*(word for name in given for word in ("--skip", name)))
+    lab.run()
+    lab.assert_once(8)
+
+
 def test_dry_run_says_what_gap_the_runs_can_find(lab, capsys):
     """First in standard deviations, then with those of the runs that are done."""
     assert "  a, 2 runs per row: 10.39 standard deviations\n" in dry_run(lab, capsys)
