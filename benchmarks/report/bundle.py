@@ -15,7 +15,7 @@ from typing import Any
 from detection.evaluation import metrics
 from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
-from moco.common.limits import Implausible, open_zip
+from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.run import RECORD_NAME, RunRecord, parse_record
 
 SUITE_NAME = "suite.json"
@@ -51,7 +51,7 @@ class Evidence:
             info = archive.NameToInfo.get(str(path))
             if info is not None and info.file_size > limit:
                 raise Implausible(f"{path}: more than {limit} bytes")
-            return None if info is None else archive.read(info)
+            return None if info is None else read_part(archive, info)
 
 
 def suite_task(folder: Path | PurePosixPath, exists: Callable[[Any], bool]) -> str | None:
@@ -77,7 +77,7 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
         claimed = sum(info.file_size for info in records.values())
         if claimed > MAX_RECORDS_BYTES:
             raise Implausible(f"records of {claimed} bytes, at most {MAX_RECORDS_BYTES}")
-        texts = {name: archive.read(info) for name, info in records.items()}
+        texts = {name: read_part(archive, info) for name, info in records.items()}
     return {
         name.parent: (
             parse_record(text, f"{path}/{name}"),

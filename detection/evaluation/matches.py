@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from detection.evaluation.metrics import MATCHES_NAME, MAX_MATCHES_BYTES
 from moco.common.errors import DataError
 from moco.common.files import PathLike, atomic_write
-from moco.common.limits import Implausible, open_zip
+from moco.common.limits import Implausible, open_zip, read_part
 
 THRESHOLDS = 10  # .50:.05:.95, also of keypoints' OKS
 COCO, LVIS, VOC = "coco", "lvis", "voc_"  # VOC and the year of its metric
@@ -136,7 +136,7 @@ def parse_matches(file: BinaryIO, name: PathLike) -> MatchFile:
             parts = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             if sum(info.file_size for info in parts.values()) > MAX_MATCHES_BYTES:
                 raise Implausible(f"arrays of more than {MAX_MATCHES_BYTES} bytes")
-            arrays = {name: _array(archive.read(info)) for name, info in parts.items()}
+            arrays = {name: _array(read_part(archive, info)) for name, info in parts.items()}
         [metric], images = arrays["metric"].tolist(), arrays["images"]
         if metric not in (COCO, LVIS, f"{VOC}2007", f"{VOC}2012") or images.dtype.kind != "U":
             raise ValueError("its metric or its images")

@@ -71,3 +71,18 @@ def open_zip(file: BinaryIO) -> zipfile.ZipFile:
         archive.close()
         raise Implausible("bytes follow its end")
     return archive
+
+
+def read_part(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Read a part of an archive in no more memory than its entry says.
+
+    `ZipFile.read` inflates gigabytes from a few bytes before it compares with that size; of the
+    methods of compression only deflation can be stopped.
+
+    Raises:
+        Implausible: another method; zipfile.BadZipFile: the part is not as long as it says.
+    """
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Implausible(f"{info.filename[:60]!r}: compressed by method {info.compress_type}")
+    with archive.open(info) as file:
+        return file.read(info.file_size)

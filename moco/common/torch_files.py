@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from moco.common.limits import Implausible, open_zip
+from moco.common.limits import Implausible, open_zip, read_part
 from moco.common.unpickler import Inert, Refused, Unpickler, integers, require_end
 
 _LEGACY_MAGIC, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -141,7 +141,8 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
         for info, end in zip(parts, ends, strict=True):
             if info.compress_type or info.header_offset + info.file_size > end:
                 raise Implausible(f"{info.filename[:60]!r} is compressed or overlaps another part")
-        order = archive.read(f"{root}byteorder") if f"{root}byteorder" in members else b"little"
+        byteorder = members.get(f"{root}byteorder")
+        order = read_part(archive, byteorder) if byteorder else b"little"
         if order != sys.byteorder.encode():
             raise pickle.UnpicklingError(f"its byte order is {order[:16]!r}, not this machine's")
         storages: dict[str, torch.UntypedStorage] = {}
@@ -157,7 +158,7 @@ def _read_zip(file: BinaryIO, size: int, objects: set[str]) -> Any:
                     _fill(storages[key], part)
             return _Storage(storages[key], dtype)
 
-        content = archive.read(pickles[0])
+        content = read_part(archive, members[pickles[0]])
         return Unpickler(io.BytesIO(content), len(content), objects, _NAMES, persistent).load()
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,13 @@ import pytest
 
 from benchmarks.make_table import main
 from benchmarks.report.bootstrap import average_precision
-from benchmarks.report.bundle import ERRORS_NAME, EVIDENCE, MATCHES_NAME, ROBUSTNESS_NAME
+from benchmarks.report.bundle import (
+    ERRORS_NAME,
+    EVIDENCE,
+    MATCHES_NAME,
+    ROBUSTNESS_NAME,
+    read_bundle,
+)
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
 from benchmarks.report.why import ERROR_TYPES
@@ -251,6 +258,23 @@ def test_hostile_match_records(tmp_path, monkeypatch, capsys):
     [run] = collect([path]).transfer
     with pytest.raises(DataError, match="99 bytes"):
         run.read(MATCHES_NAME)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_part_that_is_larger_than_it_says(tmp_path, method):
+    """Refused without the memory for what it would unpack to."""
+    large = io.BytesIO()
+    with zipfile.ZipFile(large, "w", method) as archive:
+        archive.writestr("a/run.json", b" " * (60 << 20))
+    path = tmp_path / "b.zip"
+    path.write_bytes(claiming(large.getvalue(), 10))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="damaged"):
+            read_bundle(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
