@@ -75,7 +75,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         UserError: missing file, invalid YAML, tags that build objects, more than MAX_PARTS values,
             a `_BASE_` that is remote or refers to itself.
     """
-    from moco.common.limits import Implausible, check_parts
+    from moco.common.limits import check_parts
 
     path = Path(path).expanduser()
     if _depth > MAX_BASES:
@@ -83,7 +83,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a .yaml file")
     try:
-        own = yaml.safe_load(path.read_text())
+        own = _Loader(path.read_text(encoding="utf-8")).get_single_data()
         # Aliases may name one list so often that no walk through it would end.
         check_parts(own, MAX_PARTS)
     except OSError as error:
@@ -94,7 +94,7 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
             f"{path}: line {line}: a tag is not read ({error.problem}), because that would run "
             "code; write the value that it gives"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, Implausible) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date, a number, a text
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not valid YAML ({reason})") from error
     own = {} if own is None else own
@@ -102,14 +102,33 @@ def read_yaml(path: PathLike, _depth: int = 0) -> dict[str, Any]:
         raise UserError(f"{path}: expected KEY: VALUE lines, got {type(own).__name__}")
     merged: dict[str, Any] = {}
     bases = own.pop(BASE_KEY, [])
-    for base in [bases] if isinstance(bases, str) else bases:
+    bases = bases if isinstance(bases, list) else [bases]
+    for base in bases:
+        if not isinstance(base, str):
+            raise UserError(f"{path}: {BASE_KEY}: got {base!r}, expected a file's name, or several")
         if "://" in base:
             raise UserError(f"{path}: {BASE_KEY} {base} is remote; copy it beside this file")
         beside = path.parent / Path(base).expanduser()
-        shared = None if beside.exists() else shipped.find(re.sub(r"^(\.\./)+", "", base))
+        try:
+            there = beside.exists()
+        except (OSError, ValueError) as error:  # too long, a NUL
+            raise UserError(f"{path}: {BASE_KEY} {base!r}: cannot be read ({error})") from error
+        shared = None if there else shipped.find(re.sub(r"^(\.\./)+", "", base))
         _merge(read_yaml(shared or beside, _depth + 1), merged)
     _merge(own, merged)
     return merged
+
+
+class _Loader(yaml.SafeLoader):
+    """Ends where merge keys that name each other would not."""
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        self._merged += len(node.value)
+        if self._merged > MAX_PARTS:
+            raise yaml.YAMLError(f"merge keys (<<) make more than {MAX_PARTS} values")
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

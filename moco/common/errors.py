@@ -94,9 +94,13 @@ def run_cli(main: Callable[[Sequence[str] | None], int | None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except Exception as error:
+        code = 1
         reason = str(error)[:MAX_UNEXPECTED]
         line = f"unexpected {type(error).__name__}: {reason} (run again with --debug for details)"
-        code = _report(line, error, debug, code=1)
+        if isinstance(error, OSError) and error.filename is not None:  # such as a name too long
+            code = DataError.exit_code
+            line = f"error: {str(error.filename)[:MAX_UNEXPECTED]}: {error.strerror}"
+        code = _report(line, error, debug, code)
     sys.exit(code)
 
 

@@ -57,7 +57,10 @@ _CATALOG = {  # those of Detectron's names that are not their addresses
     "FAIR/X-152-32x8d-IN5k": "25093814/X-152-32x8d-IN5k",
 }
 ORIGIN = ".origin.txt"  # ending of a file beside a copy
-_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)/([^@#?\\]+)(?:@([\w./-]+))?", re.ASCII)
+# Names of the Hub have no two dots or dashes together, and none at an end.
+_HUB_NAME = r"\w+(?:[.-]\w+)*"
+_HUB = re.compile(rf"hf://({_HUB_NAME}/{_HUB_NAME})/([^@#?\\]+)(?:@([\w./-]+))?", re.ASCII)
+_HUB_LONGEST = 96
 
 # What a repository of the Hub says of its network, downloaded with the weights where it exists.
 BESIDE = ("config.json", "preprocessor_config.json")
@@ -319,7 +322,7 @@ def _web(text: str) -> Web:
 
 def _hub(text: str) -> Hub:
     match = _HUB.fullmatch(text)
-    if not match or {"", ".", ".."} & set(match[2].split("/")):
+    if not match or len(match[1]) > _HUB_LONGEST or {"", ".", ".."} & set(match[2].split("/")):
         raise UserError(f"{text}: expected hf://user/repo/file or hf://user/repo/file@revision")
     return Hub(init_name(text), match[1], (match[2],), match[3])
 

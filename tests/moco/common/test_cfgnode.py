@@ -62,6 +62,13 @@ def test_whole_and_exponent_numbers_are_floats(tmp_path, defaults, value):
         ("_BASE_: a.yaml", "does it name itself"),
         ("_BASE_: https://example.org/a.yaml", "is remote"),
         ("_BASE_: missing.yaml", "cannot be read"),
+        ("_BASE_: 5", "got 5, expected a file's name"),
+        ("_BASE_: ~", "got None, expected a file's name"),
+        ("_BASE_: [1]", "got 1, expected a file's name"),
+        ('_BASE_: "a\\0.yaml"', "embedded null byte"),
+        (f"_BASE_: {'a' * 300}.yaml", "cannot be read"),
+        ("SEED: 2020-99-99", "not valid YAML (month must be in 1..12)"),
+        (f"SEED: {'9' * 5000}", "not valid YAML (Exceeds the limit"),
     ],
 )
 def test_what_is_refused(tmp_path, defaults, text, message):
@@ -147,6 +154,14 @@ def test_aliases_that_multiply_are_refused(tmp_path, defaults):
     lines = ["a0: &a0 [1, 1]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60)]
     (tmp_path / "x.yaml").write_text("\n".join(lines))
     with pytest.raises(UserError, match=r"not valid YAML .*more than 100000 parts"):
+        load_cfg(defaults, tmp_path / "x.yaml", [])
+
+
+def test_merge_keys_that_multiply_are_refused(tmp_path, defaults):
+    lines = ["a0: &a0 {b: 1, c: 1}"]
+    lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 30)]
+    (tmp_path / "x.yaml").write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"not valid YAML .*merge keys .* more than 100000 values"):
         load_cfg(defaults, tmp_path / "x.yaml", [])
 
 

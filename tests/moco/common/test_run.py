@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,14 @@ def test_errors_are_one_line_with_their_exit_code(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run_cli(fail)
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_path_that_the_system_refuses_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["prog"])
+    with pytest.raises(SystemExit) as caught:
+        run_cli(lambda argv: len(Path("a" * 300).read_bytes()))
+    assert caught.value.code == 3
+    assert capsys.readouterr().err == f"error: {'a' * 300}: File name too long\n"
 
 
 def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
