@@ -38,8 +38,10 @@ def error_types(run: "Run") -> dict[str, Any]:
     from benchmarks.report.precision import find_predictions, precision_recall
     from detection.datasets.base import require_package
     from detection.datasets.coco_repair import annotation_file
+    from detection.evaluation.coco import MAX_DETECTIONS
 
     split, path = find_predictions(run)
+    config = run.record.config
     require_package("hotcoco", "metrics", f"{split.name}: the metric needs")
     precision_recall(run)  # raises where this is not the dataset of the run
     import hotcoco
@@ -49,10 +51,12 @@ def error_types(run: "Run") -> dict[str, Any]:
         annotations = hotcoco.COCO(truth)
     else:
         found = json.loads(path.read_text())
-        with annotation_file(split.metadata["json_file"], split.images) as (json_file, _):
-            annotations = hotcoco.COCO(json_file)
+        json_file, masked = split.metadata["json_file"], config.get("MODEL.MASK_ON", False)
+        with annotation_file(json_file, split.images, masked=masked) as (file, _):
+            annotations = hotcoco.COCO(file)
     boxes = [{k: v for k, v in row.items() if k != "segmentation"} for row in found]
     evaluation = hotcoco.COCOeval(annotations, annotations.load_res(boxes), "bbox")
+    evaluation.params.maxDets = [config.get("TEST.COCO_MAX_DETECTIONS", MAX_DETECTIONS)]
     evaluation.evaluate()
     tide = evaluation.tide_errors(pos_thr=MATCHED, bg_thr=BACKGROUND)
     names = tide["counts"].keys()  # without the two that are sums: FP and FN

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.report.plots import Curve
 from benchmarks.report.records import Run
 from detection.evaluation import voc
+from detection.evaluation.coco import MAX_DETECTIONS
 from detection.evaluation.predictions import read_voc
 from moco.common.errors import UserError
 
@@ -38,7 +39,7 @@ def precision_recall(run: Run) -> Curve:
         if split.evaluator_type == "pascal_voc":
             recall, precision, ap50 = _voc_curve(path, split)
         elif "json_file" in split.metadata and split.evaluator_type == "coco":
-            recall, precision, ap50 = _coco_curve(path, split)
+            recall, precision, ap50 = _coco_curve(path, split, run)
         else:
             raise UserError(f"not plotted for the metric {split.evaluator_type}")
     except (UserError, ImportError):
@@ -100,7 +101,7 @@ def _voc_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], 
     return recalls, np.mean(curves, axis=0), metrics["bbox/AP50"]
 
 
-def _coco_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any], float]:
+def _coco_curve(path: Path, split: "Split", run: Run) -> tuple[NDArray[Any], NDArray[Any], float]:
     """Recall (101), precision (101) and AP50."""
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -110,11 +111,15 @@ def _coco_curve(path: Path, split: "Split") -> tuple[NDArray[Any], NDArray[Any],
     found = [row for row in json.loads(path.read_text()) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
-    annotations = annotation_file(split.metadata["json_file"], split.images)
+    json_file, config = split.metadata["json_file"], run.record.config
+    annotations = annotation_file(
+        json_file, split.images, masked=config.get("MODEL.MASK_ON", False)
+    )
     with contextlib.redirect_stdout(io.StringIO()), annotations as (json_file, _):
         truth = COCO(json_file)
         evaluation = COCOeval(truth, truth.loadRes(found), "bbox")
         evaluation.params.iouThrs = np.array([0.5])
+        evaluation.params.maxDets = [config.get("TEST.COCO_MAX_DETECTIONS", MAX_DETECTIONS)]
         evaluation.evaluate()
         evaluation.accumulate()
     precision = evaluation.eval["precision"][0, :, :, 0, -1]  # recall x class, all areas

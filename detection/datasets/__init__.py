@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fvcore.common.config import CfgNode
 
 from detection.datasets import cityscapes, coco, lvis, voc  # noqa: F401  # they register themselves
-from detection.datasets.base import Source, formats, official_counts, uncollected
+from detection.datasets.base import Source, formats, official_counts, uncollected, with_masks
 from detection.datasets.base import Split as Split
 from detection.datasets.coco import custom_names as custom_names
 from detection.datasets.layout import datasets_root
@@ -45,10 +45,14 @@ def known(cfg: CfgNode) -> dict[str, Source]:
 def read_split(name: str, cfg: CfgNode) -> Split:
     """Read and check a whole split; the result is kept, so that reading twice costs nothing.
 
+    Where the configuration learns masks, objects without a usable one are left out.
+
     Raises:
         UserError: an unknown name; DataError: anything that cannot be used.
     """
-    return _read(find_source(name, cfg))  # type: ignore[arg-type]  # sources are hashable
+    split = _read(find_source(name, cfg))  # type: ignore[arg-type]  # sources are hashable
+    learned = cfg.get("MODEL", {}).get("MASK_ON", False)
+    return with_masks(split) if learned and split.has_masks else split
 
 
 def find_source(name: str, cfg: CfgNode) -> Source:

@@ -1,5 +1,6 @@
 """What a dataset is to both engines: formats, sources of splits, validated splits."""
 
+import dataclasses
 import gc
 import importlib.util
 from collections import Counter
@@ -37,7 +38,8 @@ class Split:
             of VOC `GroundTruth` by image id, of Cityscapes' instances a file by `file_name`.
         from_catalog: read and measured by Detectron2 itself, from its DatasetCatalog.
         images: ids of the images of a part (detection/datasets/parts.py); None: it is whole.
-        has_masks: every annotation has a segmentation; has_keypoints: every person has keypoints.
+        has_masks: every annotation has a segmentation, but for those that `with_masks` leaves out.
+        has_keypoints: every person has keypoints.
     """
 
     name: str
@@ -76,6 +78,15 @@ def object_counts(split: Split, *, measured: bool = False) -> Counter[str]:
 def with_objects(records: Sequence[Record]) -> list[Record]:
     """The records with an object that is no crowd (DATALOADER.FILTER_EMPTY_ANNOTATIONS)."""
     return [r for r in records if any(not item.get("iscrowd", 0) for item in r["annotations"])]
+
+
+def with_masks(split: Split) -> Split:
+    """Return a split that `has_masks` without the objects whose masks could not be used."""
+    objects = [[one for one in r["annotations"] if "segmentation" in one] for r in split.records]
+    if all(len(a) == len(r["annotations"]) for a, r in zip(objects, split.records, strict=True)):
+        return split
+    records = zip(split.records, objects, strict=True)
+    return dataclasses.replace(split, records=tuple({**r, "annotations": a} for r, a in records))
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class AnnotationFile:
         images = [record["file_name"] for record in records]
         require_files(images, f"images that {self.path} lists", missing)
         objects = [obj for record in records for obj in record["annotations"]]
+        unmasked = sum(not obj.get("segmentation") for obj in objects)
         return Split(
             name=name,
             evaluator_type=evaluator_type,
@@ -189,7 +190,7 @@ class AnnotationFile:
                 "thing_dataset_id_to_contiguous_id": self.contiguous,
                 **metadata,
             },
-            has_masks=bool(objects) and all(obj.get("segmentation") for obj in objects),
+            has_masks=unmasked < len(objects) and unmasked == self._file.shapeless,
             has_keypoints=bool(objects) and all(obj.get("keypoints") for obj in objects),
         )
 

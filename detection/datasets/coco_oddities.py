@@ -82,8 +82,9 @@ def _mask_elsewhere(row: Json) -> bool:
     x, y, w, h = row["bbox"]
     shape = row.get("segmentation")
     if isinstance(shape, list):
-        across = [value for part in shape for value in part[::2]]
-        down = [value for part in shape for value in part[1::2]]
+        polygons = [part for part in shape if len(part) >= 6]  # the others are no masks
+        across = [value for part in polygons for value in part[::2]]
+        down = [value for part in polygons for value in part[1::2]]
         if not across or not down:
             return False
         left, top, right, bottom = min(across), min(down), max(across), max(down)

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,8 +38,8 @@ _NOTES = {
     "area": "areas that are missing, not above 0, or contradict the mask or box, computed from it",
     "num_keypoints": "num_keypoints that is missing or contradicts the keypoints, counted again",
     "polygons": "polygons of fewer than 3 points or half a point, left out",
-    "shapeless": "objects without another polygon, left out of training and test",
-    "boxes": "masks without a polygon of 3 points, in a file without any other; boxes alone count",
+    "shapeless": "objects without any other polygon, whose boxes count, and which training and "
+    "test of masks leave out",
 }
 _WHOLE = {
     "images": ("id", "height", "width"),
@@ -72,6 +72,7 @@ class Annotations:
         notes: What was repaired, with its number and the first one.
         changed: A package must not be handed the file itself.
         file_ids: The annotations' ids in the file, in order; empty where they are the same.
+        shapeless: How many objects lost all of their polygons.
         sha256: Of the file as on disk, in hex.
     """
 
@@ -79,6 +80,7 @@ class Annotations:
     notes: tuple[str, ...] = ()
     changed: bool = False
     file_ids: tuple[int, ...] = ()
+    shapeless: int = 0
     sha256: str = ""
 
     def file_id(self, annotation: Json) -> Any:
@@ -100,15 +102,12 @@ def read_annotations(path: str | Path) -> Annotations:
         rows = content.get(key)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DataError(f"{path}: {key!r}: expected a list of objects, as COCO has it")
-    repaired = repair(content)
-    return Annotations(
-        repaired.content, repaired.notes, repaired.changed, repaired.file_ids, sha256
-    )
+    return replace(repair(content), sha256=sha256)
 
 
 @contextmanager
 def annotation_file(
-    path: str, images: frozenset[str] | None = None
+    path: str, images: frozenset[str] | None = None, *, masked: bool = False
 ) -> Iterator[tuple[str, dict[str, list[Json]]]]:
     """Give what a metric's package is to read, and its content.
 
@@ -117,6 +116,7 @@ def annotation_file(
 
     Args:
         images: Ids of the images of a part; None: all of them.
+        masked: Objects without a mask do not count, as in `with_masks`.
     """
     annotations = read_annotations(path)
     if images is None and not annotations.changed:
@@ -126,6 +126,8 @@ def annotation_file(
         kind: [{key: row[key] for key in keys if key in row} for row in annotations.content[kind]]
         for kind, keys in _NEEDED.items()
     }
+    if masked:
+        content["annotations"] = [a for a in content["annotations"] if a.get("segmentation")]
     if images is not None:
         content["images"] = [i for i in content["images"] if str(i["id"]) in images]
         content["annotations"] = [a for a in content["annotations"] if str(a["image_id"]) in images]
@@ -142,14 +144,10 @@ def repair(content: Json) -> Annotations:
     images = {i["id"]: i for i in tables["images"] if type(i.get("id")) is int}
     # LVIS has polygons of three points or more only, and no crowds.
     lvis = any("neg_category_ids" in image for image in tables["images"])
-    masks = any(map(_has_mask, tables["annotations"]))
     rows: list[Json] = []
-    ids: list[Any] = []
     for row in tables["annotations"]:
         image = images.get(image_id) if type(image_id := row.get("image_id")) is int else None
-        changes = {} if lvis else _shape(row, masks, found)
-        if changes is None:
-            continue
+        changes = {} if lvis else _shape(row, found)
         if not lvis and row.get("iscrowd") is None:
             found.add("iscrowd", row)
             changes["iscrowd"] = 0
@@ -157,7 +155,7 @@ def repair(content: Json) -> Annotations:
             changes |= _measures({**row, **changes}, image, found)
         changes |= _num_keypoints(row, found)
         rows.append({**row, **changes} if changes else row)
-        ids.append(row.get("id"))
+    ids: list[Any] = [row.get("id") for row in rows]
     low = [row for row in rows if type(row.get("id")) is int and row["id"] < 1]
     numbered = bool(low) and all(type(i) is int for i in ids) and len(set(ids)) == len(ids)
     if numbered:
@@ -165,13 +163,13 @@ def repair(content: Json) -> Annotations:
         for row in low:
             found.add("ids", row)
         rows = [{**row, "id": number} for number, row in enumerate(rows, start=1)]
-    changed = bool(found.counts) or len(rows) < len(content["annotations"])
-    changed = changed or any(a is not b for a, b in zip(rows, content["annotations"], strict=True))
+    changed = bool(found.counts)
     return Annotations(
         {**content, **tables, "annotations": rows} if changed else content,
         found.notes(),
         changed or not _plain(content),
         tuple(ids) if numbered else (),
+        found.counts["shapeless"],
     )
 
 
@@ -274,19 +272,12 @@ def _with_numbers(row: Json, kind: str, found: _Found) -> Json:
     return {**row, **changes}
 
 
-def _has_mask(row: Json) -> bool:
-    shape = row.get("segmentation")
-    if isinstance(shape, list):
-        return any(isinstance(part, list) and _is_polygon(part) for part in shape)
-    return bool(shape)
-
-
 def _is_polygon(part: list[Any]) -> bool:
     return len(part) % 2 == 0 and len(part) >= 6
 
 
-def _shape(row: Json, masks: bool, found: _Found) -> Json | None:
-    """The changes of an object's polygons; None: it is left out. `masks`: the file has some."""
+def _shape(row: Json, found: _Found) -> Json:
+    """The changes of an object's polygons."""
     shape = row.get("segmentation")
     if not shape:
         return {} if shape is None or shape == [] else {"segmentation": []}
@@ -295,14 +286,12 @@ def _shape(row: Json, masks: bool, found: _Found) -> Json | None:
     kept = [part for part in shape if _is_polygon(part)]
     if len(kept) == len(shape):
         return {}
-    if not kept and not masks:
-        found.add("boxes", row)
-        return {"segmentation": []}
-    found.add("polygons", row, number=len(shape) - len(kept))
-    if not kept:
-        # Deviation: Detectron2 leaves these out of training only, and its metric fails on masks.
+    # Deviation: Detectron2 leaves an object without a polygon out of training only, also where
+    # boxes alone are learned, and its metric fails on masks.
+    if kept:
+        found.add("polygons", row, number=len(shape) - len(kept))
+    else:
         found.add("shapeless", row)
-        return None
     return {"segmentation": kept}
 
 
@@ -345,11 +334,7 @@ def _measures(row: Json, image: Json, found: _Found) -> Json:
 
 
 def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
-    """An object's area; `stated`, unless it contradicts its mask or box.
-
-    Above the box, or below a tenth of the mask, it does. An object without a mask may be thin, and
-    contradicts from a hundredth of its box.
-    """
+    """An object's area; `stated`, unless it is above the box, or below a tenth of mask or box."""
     number, most = _is_number(stated), (w + 2) * (h + 2)
     if not w or not h:
         return stated if number and stated >= 0 else 0
@@ -357,7 +342,7 @@ def _area(stated: Any, w: float, h: float, row: Json, image: Json) -> Any:
         return stated
     mask = _mask_area(row.get("segmentation"), image)
     most = max(most, 1.1 * mask)
-    if number and 0 < stated <= most and stated >= (mask / 10 if mask else w * h / 100):
+    if number and 0 < stated <= most and stated >= (mask or w * h) / 10:
         return stated
     return mask or w * h
 

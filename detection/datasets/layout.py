@@ -137,7 +137,7 @@ def names_in(folder: str) -> set[str]:
 def is_turned(path: str | Path) -> bool:
     """Return whether an image's EXIF orientation turns or mirrors it; False where it is damaged."""
     with contextlib.suppress(Exception), Image.open(path, formats=FORMATS) as image:
-        return image.getexif().get(_ORIENTATION, 1) != 1
+        return image.getexif().get(_ORIENTATION) in range(2, 9)
     return False
 
 

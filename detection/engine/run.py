@@ -20,7 +20,13 @@ from detection.engine.start import check_frozen, read_start
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
-from detection.evaluation.reachable import Reachable, expected_seconds, measurable, reachable
+from detection.evaluation.reachable import (
+    Reachable,
+    causes,
+    expected_seconds,
+    measurable,
+    reachable,
+)
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program
 from moco.common.errors import Preempted
@@ -43,7 +49,7 @@ def score_of_perfect(task: Task) -> tuple[Reachable | None, str]:
         return None, ""
     if (seconds := expected_seconds(task.test, task.cfg)) > MAX_SECONDS_OF_PERFECT:
         note = f"score of perfect predictions: not taken, as it needs about {seconds:.0f} s"
-        return None, f"{note}; {doctor_program()} takes it"
+        return None, "; ".join([note, f"{doctor_program()} takes it", *causes(task.test, task.cfg)])
     scored = reachable(task.test, task.cfg)
     return scored, f"{task.test.name}: {scored}"
 

@@ -32,6 +32,7 @@ from moco.common.errors import UserError
 COCO_KEYPOINTS = 17
 RECALLS = np.linspace(0, 1, 101)
 MAX_DETECTIONS = 100  # per class and image, in COCO's metric
+COCO_MAX_KEYPOINTS = 20  # the same in that of keypoints
 LVIS_MAX_DETECTIONS = 300  # per image
 LVIS_METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf")
 # The field of a result that each kind compares.
@@ -87,7 +88,8 @@ class _InstanceResults:
         write_coco(self.folder, self.split, self.rows)
         metrics: dict[str, float] = {}
         matches = {}
-        with _quiet(), annotation_file(self.json_file, self.images) as (json_file, content):
+        annotations = annotation_file(self.json_file, self.images, masked="segm" in self.kinds)
+        with _quiet(), annotations as (json_file, content):
             truth = self._truth(json_file)
             found = detections(self.rows, content, self.per_image)
             for kind in self.kinds:

@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from detection.datasets.base import XYWH_ABS, Record, Split, object_counts
+from detection.datasets.base import XYWH_ABS, Record, Split, object_counts, with_masks
 from detection.datasets.labels import read_labels
 from detection.evaluation.base import Evaluator, Prediction
-from detection.evaluation.coco import COCOEvaluator, installed_packages
+from detection.evaluation.coco import COCO_MAX_KEYPOINTS, COCOEvaluator, installed_packages
 from detection.evaluation.evaluators import build_evaluator, metric_kinds, metric_package
 from detection.evaluation.metrics import HEADLINE
 from moco.common.errors import DataError, UserError, first_few
 
 _TOLERANCE = 0.01  # points; the 11 points of VOC's metric do not add up to 1 exactly
 _WORST_CLASSES = 5  # are named
-# A record's object and its clipped box; cause → (objects, images) that it costs.
-BoxedObject = tuple[Record, tuple[float, ...]]
-Causes = dict[str, tuple[int, int]]
+BoxedObject = tuple[Record, tuple[float, ...]]  # a record's object and its clipped box
 MEASURED_TYPES = ("pascal_voc", "coco", "lvis", "cityscapes_instance", "sem_seg")
 
 
@@ -112,11 +110,12 @@ def reachable(split: Split, cfg: CfgNode) -> Reachable:
 
 
 def _reachable(split: Split, cfg: CfgNode) -> Reachable:
-    causes: Causes = {}
+    if cfg.MODEL.MASK_ON and split.has_masks:
+        split = with_masks(split)
     with TemporaryDirectory(prefix="reachable-") as name:
         folder = Path(name)
         evaluators = _evaluators(split, cfg, folder)
-        for record, prediction in _perfect(split, cfg, causes):
+        for record, prediction in _perfect(split, cfg):
             for evaluator in evaluators.values():
                 evaluator.add(record, prediction)
         perfect = {package: one.evaluate() for package, one in evaluators.items()}
@@ -147,11 +146,7 @@ def _reachable(split: Split, cfg: CfgNode) -> Reachable:
     if not highest:
         faults.append("no object to test on")
     if any(score < 100 - _TOLERANCE for score in highest.values()):
-        faults += [
-            f"{cause}: {objects} in {images} image(s)"
-            for cause, (objects, images) in causes.items()
-        ]
-        faults += _worst_classes(perfect)
+        faults += [*causes(split, cfg), *_worst_classes(perfect)]
     return Reachable({m: round(score, 3) for m, score in highest.items()}, tuple(faults))
 
 
@@ -190,29 +185,41 @@ def _worst_classes(perfect: dict[str, dict[str, float]]) -> list[str]:
     return [f"classes below 100: {first_few(named, _WORST_CLASSES)}"] if named else []
 
 
-def _perfect(split: Split, cfg: CfgNode, causes: Causes) -> Iterator[tuple[Record, Prediction]]:
-    """Yield each record with its objects as predictions; count what a detector cannot output."""
+def causes(split: Split, cfg: CfgNode) -> list[str]:
+    """Count the objects that no detector and no metric can reward, cause by cause."""
     if split.evaluator_type == "sem_seg":
-        for record in split.records:
+        return []
+    limit = cfg.TEST.DETECTIONS_PER_IMAGE
+    counted = (
+        {cfg.TEST.COCO_MAX_DETECTIONS: "COCO's metric"} if split.evaluator_type == "coco" else {}
+    )
+    if cfg.MODEL.KEYPOINT_ON:
+        counted[COCO_MAX_KEYPOINTS] = "COCO's metric of keypoints"
+    objects: Counter[str] = Counter()
+    images: Counter[str] = Counter()
+    for record in split.records:
+        found, lost = _detectable(record)
+        lost[f"objects beyond TEST.DETECTIONS_PER_IMAGE {limit}"] = len(found[limit:])
+        classes = Counter(item["category_id"] for item, _ in found[:limit])
+        for most, metric in counted.items():
+            lost[f"objects beyond the {most} of a class in an image that {metric} counts"] = sum(
+                max(0, number - most) for number in classes.values()
+            )
+        objects += lost
+        images += Counter(cause for cause, number in lost.items() if number)
+    return [f"{cause}: {objects[cause]} in {images[cause]} image(s)" for cause in objects]
+
+
+def _perfect(split: Split, cfg: CfgNode) -> Iterator[tuple[Record, Prediction]]:
+    """Yield each record with its objects as predictions, as far as a detector can output them."""
+    for record in split.records:
+        if split.evaluator_type == "sem_seg":
             labels = read_labels(record["sem_seg_file_name"])
             known = labels != split.metadata["ignore_label"]
             yield record, {"sem_seg": np.where(known, labels, 0).astype(np.int64)}
-        return
-    limit = cfg.TEST.DETECTIONS_PER_IMAGE
-    per_class = cfg.TEST.COCO_MAX_DETECTIONS if split.evaluator_type == "coco" else limit
-    for record in split.records:
-        objects, lost = _detectable(record)
-        lost[f"objects beyond TEST.DETECTIONS_PER_IMAGE {limit}"] = len(objects[limit:])
-        objects = objects[:limit]
-        classes = Counter(item["category_id"] for item, _ in objects)
-        lost[f"objects beyond the {per_class} of a class in an image that COCO's metric counts"] = (
-            sum(max(0, number - per_class) for number in classes.values())
-        )
-        for cause, number in lost.items():
-            total, images = causes.get(cause, (0, 0))
-            if number:
-                causes[cause] = total + number, images + 1
-        yield record, _prediction(record, objects, cfg)
+        else:
+            objects, _ = _detectable(record)
+            yield record, _prediction(record, objects[: cfg.TEST.DETECTIONS_PER_IMAGE], cfg)
 
 
 def _detectable(record: Record) -> tuple[list[BoxedObject], Counter[str]]:

@@ -104,6 +104,28 @@ def test_against_tidecv(tmp_path, monkeypatch, seed):
         assert ours["delta"][kind.short_name] == pytest.approx(delta, abs=1e-4), kind
 
 
+def test_as_many_detections_count_as_in_the_runs_metric(tmp_path, monkeypatch):
+    boxes = [[12 * (i % 20), 12 * (i // 20), 10, 10] for i in range(150)]
+    row = {"image_id": 1, "category_id": 1}
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 240, "height": 240}],
+        "annotations": [
+            {**row, "id": i, "bbox": box, "area": 100, "iscrowd": 0}
+            for i, box in enumerate(boxes, 1)
+        ],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    split = coco_split(tmp_path / "many.json", content)
+    monkeypatch.setattr("detection.datasets.read_split", lambda name, cfg: split)
+    found = [{**row, "bbox": box, "score": 1.0} for box in boxes]
+    (tmp_path / "run" / "inference").mkdir(parents=True)
+    (tmp_path / "run" / "inference" / "many.json").write_text(json.dumps(found))
+    config = {**CONFIG, "DATASETS.TEST": ["many"], "TEST.COCO_MAX_DETECTIONS": 500}
+    run = SimpleNamespace(folder=tmp_path / "run", tested_on=("many",))
+    run.record = SimpleNamespace(config=config, metrics={"bbox/AP50": 100.0})
+    assert error_types(run)["ap50"] == 100
+
+
 def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
     run = voc_run(tmp_path, monkeypatch)
     assert "(TIDE)" not in rendered(report(tmp_path))["html"]

@@ -168,6 +168,7 @@ COUNTED: dict[str, tuple[Edit, str]] = {
     ),
     "a polygon of seven numbers": (
         second(segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
-        "objects without another polygon, left out of training and test: 1" + _FIRST,
+        "objects without any other polygon, whose boxes count, and which training and test of "
+        "masks leave out: 1" + _FIRST,
     ),
 }

@@ -9,6 +9,7 @@ import pytest
 
 from detection.config.task import default_task
 from detection.datasets import cache_clear, custom_names, known, read_split
+from detection.datasets.base import with_masks
 from detection.datasets.coco import DENSEPOSE_KEYS, COCOSource
 from detection.train_net import main
 from moco.common.errors import DataError, UserError
@@ -188,7 +189,8 @@ def test_custom_records_are_detectron2s(edit, tmp_path):
     for obj in (obj for record in expected for obj in record["annotations"]):
         x, y, w, h = obj["bbox"]  # Detectron2 clips it in training only
         obj["bbox"] = [x, y, min(w, WIDTH - x), min(h, HEIGHT - y)]
-    assert list(read_custom(file).records) == expected
+    # Its reader leaves an object without a polygon out of boxes, too.
+    assert list(with_masks(read_custom(file)).records) == expected
 
 
 def test_a_custom_file(tmp_path):

@@ -23,7 +23,7 @@ REPAIRED = {
         "annotation ids below 1",
         "objects without iscrowd",
         "areas that are missing",
-        "masks without a polygon",
+        "objects without any other polygon",
     ),
     "spreadsheet": ("ids, sizes or flags", "areas that are missing"),
 }

@@ -153,15 +153,37 @@ def test_the_doctor_prints_the_score(tmp_path, fresh_cache, capsys):
     assert "50 in 1 image(s)" in shown
 
 
-def test_the_doctor_notes_images_that_exif_turns(tmp_path, fresh_cache, capsys):
+@pytest.mark.parametrize("orientation, turned", [(3, True), (1, False), (0, False)])
+def test_the_doctor_notes_images_that_exif_turns(
+    orientation, turned, tmp_path, fresh_cache, capsys
+):
     file = grid(tmp_path / "own", 3)
     image = Image.open(tmp_path / "own" / "a.png")
     exif = image.getexif()
-    exif[0x0112] = 3  # by 180 degrees, which its size does not show
+    exif[0x0112] = orientation  # 3: by 180 degrees, which its size does not show; 0: not known
     image.save(tmp_path / "own" / "a.png", exif=exif)
     datasets_command(["doctor", "--coco-json", str(file)])
     shown = capsys.readouterr().out
-    assert "1 image(s) turned by EXIF: annotations must be of the turned image" in shown
+    note = "1 image(s) turned by EXIF: annotations must be of the turned image"
+    assert (note in shown) == turned
+
+
+def test_keypoints_of_more_persons_than_the_metric_counts(tmp_path, fresh_cache):
+    """COCO's metric of keypoints counts 20: recall 20 / 30, so that 67 of 101 points are 1."""
+    file = grid(tmp_path / "own", 30)
+    content = json.loads(file.read_text())
+    for row in content["annotations"]:
+        x, y, w, h = row["bbox"]
+        row |= {"keypoints": [x, y, 2, x + w, y + h, 2], "num_keypoints": 2}
+    content["categories"][0]["keypoints"] = ["top", "bottom"]
+    file.write_text(json.dumps(content))
+    cfg = default_task()
+    cfg.DATASETS.COCO_TEST_JSON = str(file)
+    cfg.MODEL.KEYPOINT_ON, cfg.TEST.KEYPOINT_OKS_SIGMAS = True, [0.1, 0.1]
+    result = reachable(read_split(name_of(file), cfg), cfg)
+    assert result.highest["bbox/AP"] == 100
+    assert result.highest["keypoints/AP"] == pytest.approx(100 * 67 / 101, abs=0.01)
+    assert any("20 of a class" in fault and "10 in 1 image(s)" in fault for fault in result.faults)
 
 
 @pytest.mark.slow
@@ -192,6 +214,8 @@ def test_the_score_is_in_the_record_and_under_the_table(
 def test_a_long_score_is_skipped_in_a_run(small_config, small_options, capsys, monkeypatch):
     monkeypatch.setattr("detection.engine.run.expected_seconds", lambda split, cfg: 61.0)
     run = ["--config-file", small_config, "--engine", "embedded", *small_options]
-    assert train([*run, "--check-only", "MODEL.WEIGHTS", "random"]) == 0
-    note = "score of perfect predictions: not taken, as it needs about 61 s"
-    assert note in capsys.readouterr().out
+    run += ["MODEL.WEIGHTS", "random", "TEST.DETECTIONS_PER_IMAGE", "1"]
+    assert train([*run, "--check-only"]) == 0
+    shown = capsys.readouterr().out
+    assert "score of perfect predictions: not taken, as it needs about 61 s" in shown
+    assert "; objects beyond TEST.DETECTIONS_PER_IMAGE 1: " in shown
