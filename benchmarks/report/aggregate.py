@@ -199,10 +199,13 @@ def aggregate(runs: Sequence[Run], baseline: str | None = None) -> list[Table]:
 
 
 def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
-    """A value per unit that has one: the mean of its runs; None where none has."""
-    known = ([value for value in values if value is not None] for values in of_units)
-    means = tuple(statistics.fmean(values) for values in known if values)
-    return Cell(means) if means else None
+    """A value per unit whose runs all have one, their mean; None where there is no such unit."""
+    means = []
+    for values in map(list, of_units):
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            means.append(statistics.fmean(known))
+    return Cell(tuple(means)) if means else None
 
 
 def gap(cell: Cell | None, base: Cell | None) -> Gap | None:

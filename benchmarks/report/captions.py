@@ -9,6 +9,7 @@ from benchmarks.report.significance import Significance
 from benchmarks.report.style import MISSING
 from detection.config.keys import tuned_keys
 from detection.evaluation.metrics import has_matches, titles
+from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
 from moco.common.errors import first_few
 
@@ -105,15 +106,11 @@ def reachable(table: Table) -> list[str]:
     ]
 
 
-def frozen_random(table: Table) -> list[str]:
-    """Say where layers of the random row were never trained."""
+def never_trained(table: Table) -> list[str]:
+    """Say which layers of the random row were never trained."""
     configs = [run.record.config for row in table.rows if row.init == RANDOM for run in row.runs]
-    found = []
-    if any(config.get("MODEL.BACKBONE.FREEZE_AT") for config in configs):
-        found.append("its first layers (MODEL.BACKBONE.FREEZE_AT)")
-    if any(config.get("MODEL.RESNETS.NORM") == "FrozenBN" for config in configs):
-        found.append("its batch norm (MODEL.RESNETS.NORM)")
-    return [f"{RANDOM}: frozen at random weights: {', '.join(found)}"] if found else []
+    notes = dict.fromkeys(note for config in configs for note in frozen_random(config))
+    return [f"{RANDOM}: {note}" for note in notes]
 
 
 def tuned(table: Table) -> list[str]:
@@ -186,8 +183,9 @@ def missing_numbers(row: Row, metrics: Sequence[str]) -> list[str]:
         cell = row.cells.get(metric)
         if cell is not None and cell.n < row.n:
             found.append(
-                f"{row.init}: {title} is the mean of {cell.n} of {row.n} runs, and its gap leaves "
-                "out the others, which may be the worst"
+                f"{row.init}: {title} is the mean of {cell.n} of {row.n} "
+                f"{'pre-trainings' if row.several else 'runs'}, and its gap leaves out the others, "
+                "which may be the worst"
             )
     return found
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from benchmarks.report.aggregate import Row, Table, stems
 from benchmarks.report.captions import (
     EPOCHS,
-    frozen_random,
     heading,
     missing_numbers,
+    never_trained,
     nothing_shown,
     reachable,
     setting,
@@ -161,7 +161,7 @@ class Section:
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
         found += reachable(table)
-        found += frozen_random(table)
+        found += never_trained(table)
         found += tuned(table)
         for row in table.rows:
             found += missing_numbers(row, table.metrics)

@@ -12,7 +12,7 @@ from detection.datasets import corruptions
 from detection.datasets.base import Split, object_counts, require_package
 from detection.datasets.coco import PERSON_KEYPOINTS
 from detection.datasets.coco_json import require_polygons
-from detection.datasets.flips import unpaired
+from detection.datasets.flips import pairs_note
 from detection.modeling.layer_decay import LAYER_RULES, family_of
 from detection.modeling.optimizer import OPTIMIZERS
 from moco.common.cfgnode import flatten
@@ -259,8 +259,11 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
             "image and ignores the rest; TEST.COCO_MAX_DETECTIONS sets another number"
         )
     if model.KEYPOINT_ON and cfg.INPUT.RANDOM_FLIP == "horizontal":
-        for split in train:
-            notes += _flipped_keypoints(split)
+        notes += [
+            pairs_note(split)
+            for split in train
+            if not split.from_catalog and split.metadata["keypoint_names"] != PERSON_KEYPOINTS
+        ]
     if test.evaluator_type != "sem_seg":
         notes += _absent_classes(train, test)
     trained = {record["file_name"] for split in train for record in split.records}
@@ -268,41 +271,6 @@ def check_splits(cfg: CfgNode, train: tuple[Split, ...], test: Split) -> list[st
     if shared:
         notes.append(f"{shared} of {len(test.records)} test images are also trained on")
     return notes
-
-
-def frozen_random(cfg: CfgNode) -> list[str]:
-    """Note which layers of a random initialization are never trained."""
-    notes = []
-    if at := cfg.MODEL.BACKBONE.FREEZE_AT:
-        notes.append(
-            f"MODEL.BACKBONE.FREEZE_AT {at}: the first layers stay at the random weights they "
-            "start from; set it to 0 to train them"
-        )
-    if cfg.MODEL.RESNETS.NORM == "FrozenBN":
-        notes.append("MODEL.RESNETS.NORM FrozenBN: the norms of random weights are not trained")
-    return notes
-
-
-def _flipped_keypoints(split: Split) -> list[str]:
-    """Note which keypoints of a custom dataset change places in a flipped image.
-
-    Raises:
-        UserError: Their names do not tell.
-    """
-    names = split.metadata.get("keypoint_names", ())
-    if split.from_catalog or tuple(names) == PERSON_KEYPOINTS:
-        return []
-    pairs = split.metadata["keypoint_flip_map"]
-    lost = unpaired(names, pairs)
-    if lost or not pairs:
-        what = f"no other side of {first_few(lost)}" if lost else "no left and right keypoints"
-        raise UserError(
-            f"{split.name}: {what} by their names, so that flipped images would be mislabeled; set "
-            "DATASETS.KEYPOINT_FLIP_PAIRS to the pairs that change places, or INPUT.RANDOM_FLIP "
-            "none"
-        )
-    shown = first_few([f"{left} and {right}" for left, right in pairs], 30)
-    return [f"{split.name}: keypoints that change places in a flipped image: {shown}"]
 
 
 def _absent_classes(train: tuple[Split, ...], test: Split) -> list[str]:

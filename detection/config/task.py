@@ -18,7 +18,6 @@ from detection.config.checks import (
     check_splits,
     check_values,
     check_warmup,
-    frozen_random,
 )
 from detection.config.engines import find_engine
 from detection.config.keys import (
@@ -50,7 +49,7 @@ from detection.datasets import find_source, known, read_split
 from detection.datasets.base import Split
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.parts import base_name
-from detection.modeling.backbones import backbone_type
+from detection.modeling.backbones import backbone_type, frozen_random
 from detection.modeling.norms import process_norms
 from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
@@ -277,7 +276,7 @@ def _before_data(
         weights = read_weights(cfg.MODEL.WEIGHTS, kind.timm_model(cfg))
         if weights is None:
             apply_random(cfg, explicit)
-            notes += frozen_random(cfg)
+            notes += frozen_random(flatten(cfg))
         else:
             apply_contract(cfg, weights.contract, explicit, explicit - given)
             notes += weights.notes

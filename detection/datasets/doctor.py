@@ -32,6 +32,7 @@ from detection.datasets.base import (
     object_counts,
     official_counts,
 )
+from detection.datasets.flips import pairs_note
 from detection.datasets.labels import check_labels
 from detection.datasets.layout import (
     DATASETS_VARIABLE,
@@ -120,6 +121,8 @@ def examine_custom(
     for split in splits:
         findings += [Finding(split.name, NOTE, _classes(split)), *score(split)]
         findings += _turned(split)
+        if split.has_keypoints:
+            findings.append(Finding(split.name, NOTE, _flipped(split)))
     if len({split.classes for split in splits}) > 1:
         names = ", ".join(split.name for split in splits)
         findings.append(Finding(names, WRONG, "their classes are not the same in the same order"))
@@ -246,6 +249,14 @@ def _classes(split: Split) -> str:
     absent = first_few([name for name in split.classes if not counts[name]], _SHOWN)
     text = f"classes: {present or 'none with an object'}"
     return f"{text}; no object of {absent}" if absent else text
+
+
+def _flipped(split: Split) -> str:
+    try:
+        text = pairs_note(split)
+    except UserError as error:  # only a task of keypoints needs them
+        text = str(error)
+    return text.removeprefix(f"{split.name}: ")
 
 
 def _turned(split: Split) -> Iterator[Finding]:

@@ -3,6 +3,11 @@
 import re
 from collections.abc import Sequence
 
+from detection.datasets.base import Split
+from moco.common.errors import UserError, first_few
+
+_MAX_SHOWN = 30  # pairs
+
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SIDES = {"left": "left", "l": "left", "right": "right", "r": "right"}
 
@@ -38,3 +43,22 @@ def unpaired(names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[str
     """Return the names that have a side and are in no pair."""
     paired = {name for pair in pairs for name in pair}
     return [name for name in names if side_of(name)[0] and name not in paired]
+
+
+def pairs_note(split: Split) -> str:
+    """Return which keypoints of a split change places in a flipped image.
+
+    Raises:
+        UserError: Their names do not tell.
+    """
+    pairs = split.metadata["keypoint_flip_map"]
+    lost = unpaired(split.metadata["keypoint_names"], pairs)
+    if lost or not pairs:
+        what = f"no other side of {first_few(lost)}" if lost else "no left and right keypoints"
+        raise UserError(
+            f"{split.name}: {what} by their names, so that flipped images would be mislabeled; set "
+            "DATASETS.KEYPOINT_FLIP_PAIRS to the pairs that change places, or INPUT.RANDOM_FLIP "
+            "none"
+        )
+    shown = first_few([f"{left} and {right}" for left, right in pairs], _MAX_SHOWN)
+    return f"{split.name}: keypoints that change places in a flipped image: {shown}"

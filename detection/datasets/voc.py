@@ -275,8 +275,7 @@ def _parse(path: Path) -> ET.Element:
 
 def _starts_at_zero(node: ET.Element) -> bool:
     """Return whether a box has a corner at 0, where VOC's first pixel is 1."""
-    corner = {(node.findtext(f"bndbox/{side}") or "").strip() for side in ("xmin", "ymin")}
-    return bool(corner & {"0", "0.0"})
+    return any(not float(node.findtext(f"bndbox/{side}") or 1) for side in ("xmin", "ymin"))
 
 
 def _notes(clipped: int, from_zero: int) -> Iterator[str]:

@@ -4,8 +4,9 @@ A backbone is registered as a function of its builder's name that returns a `Bac
 network itself is each engine's own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fvcore.common.config import CfgNode
 from fvcore.common.registry import Registry
@@ -58,6 +59,26 @@ def backbone_type(name: str) -> BackboneType:
         return _UNREGISTERED
     found: BackboneType = BACKBONE_TYPES.get(name)()
     return found
+
+
+def frozen_random(config: Mapping[str, Any]) -> list[str]:
+    """Note which layers of a random initialization are never trained.
+
+    Deviation: the paper freezes nothing of a row from scratch, Detectron2's defaults do.
+
+    Args:
+        config: flat, of a task or of a record.
+    """
+    notes = []
+    if at := config.get("MODEL.BACKBONE.FREEZE_AT"):
+        notes.append(
+            f"MODEL.BACKBONE.FREEZE_AT {at}: the first layers stay at the random weights they "
+            "start from; set it to 0 to train them"
+        )
+    is_resnet = backbone_type(config.get("MODEL.BACKBONE.NAME", "")).family == DEFAULT_FAMILY
+    if is_resnet and config.get("MODEL.RESNETS.NORM") == "FrozenBN":
+        notes.append("MODEL.RESNETS.NORM FrozenBN: the norms of random weights are not trained")
+    return notes
 
 
 def check_backbone(cfg: CfgNode) -> list[str]:

@@ -76,6 +76,10 @@ def test_missing_metrics_never_become_numbers():
     assert row.n == 2
     assert row.cells["bbox/AP"].values == (10.0,)
     assert row.cells["bbox/AP50"] is None and row.cells["bbox/AP75"] is None
+    # Nor does a mean of fewer runs than others have stand for a pre-training.
+    members = [*runs("moco@1", (10.0, None), "1" * 64), *runs("moco@2", (8.0, 9.0), "2" * 64)]
+    [row] = aggregate(members)[0].rows
+    assert row.n == 2 and row.cells["bbox/AP"].values == (8.5,)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ from benchmarks.report.content import Report
 from benchmarks.report.escape import latex
 from benchmarks.report.records import Results, Unusable
 from benchmarks.report.render import RENDERERS, csv, md, tex, to_terminal
-from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
+from tests.benchmarks.report.fake_runs import (
+    CONFIG,
+    csv_rows,
+    rendered,
+    report,
+    write_pair,
+    write_run,
+)
 
 APS = {"random": [10.0, 12.0], "moco": [20.0, 21.0, 25.0], "other_10%": [11.2]}
 
@@ -291,6 +298,15 @@ def test_a_null_has_its_reason_and_partial_rows_their_n(tmp_path):
         assert f"random, seed 1: no AP75 ({reason})" in text
         assert "no AP50" not in text
     assert "nan" not in csv(made)["table.csv"].lower()
+
+
+def test_layers_frozen_at_random_weights_are_under_the_table(tmp_path):
+    frozen = {**CONFIG, "MODEL.BACKBONE.FREEZE_AT": 2}
+    for init, sha256 in (("random", None), ("moco", "a" * 64)):
+        write_run(tmp_path / init, init=init, weights_sha256=sha256, config=frozen)
+    text = rendered(report(tmp_path))["md"]
+    assert "random: MODEL.BACKBONE.FREEZE_AT 2: the first layers stay at the random" in text
+    assert "moco: MODEL.BACKBONE" not in text
 
 
 def test_the_papers_numbers_as_csv(voc_both, tmp_path):

@@ -2,12 +2,13 @@
 
 import pytest
 
-from detection.config.checks import check_splits, check_values, frozen_random, highest_rate
+from detection.config.checks import check_splits, check_values, highest_rate
 from detection.config.keys import ADDED_LATER, TRANSFER
 from detection.config.task import default_task, protocol_sha256
 from detection.datasets.base import Split
 from detection.datasets.flips import flip_pairs
 from detection.embedded.solver import build_schedule
+from detection.modeling.backbones import frozen_random
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 from tests.oracles import tiny_detector as tiny
@@ -107,10 +108,13 @@ def test_keypoints_of_flipped_images_have_pairs_or_are_asked_for():
 
 def test_layers_frozen_at_random_weights_are_noted():
     cfg = default_task()
+
+    def noted():
+        return [note.split()[0] for note in frozen_random(flatten(cfg))]
+
     cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM = 2, "FrozenBN"  # Detectron2's defaults
-    assert [note.split()[0] for note in frozen_random(cfg)] == [
-        "MODEL.BACKBONE.FREEZE_AT",
-        "MODEL.RESNETS.NORM",
-    ]
-    cfg.MODEL.BACKBONE.FREEZE_AT, cfg.MODEL.RESNETS.NORM = 0, "BN"
-    assert frozen_random(cfg) == []
+    assert noted() == ["MODEL.BACKBONE.FREEZE_AT", "MODEL.RESNETS.NORM"]
+    cfg.MODEL.BACKBONE.NAME = "build_vit_sfp_backbone"  # there is no ResNet
+    assert noted() == ["MODEL.BACKBONE.FREEZE_AT"]
+    cfg.MODEL.BACKBONE.FREEZE_AT = 0
+    assert noted() == []
