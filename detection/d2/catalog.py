@@ -7,7 +7,9 @@ Their records and their metric are Detectron2's own. What registers them is impo
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from detectron2.evaluation import (
 
 from detection.datasets import provide
 from detection.datasets.base import Split
+from detection.datasets.coco_repair import annotation_file, read_annotations
+from detection.evaluation.evaluators import metric_kinds
 from moco.common.errors import DataError, UserError
 
 
@@ -59,6 +63,8 @@ class CatalogSource:
         if not classes:
             raise UserError(f"{self.name}: MetadataCatalog has no {key}; set the class names there")
         objects = [item for record in records for item in record.get("annotations", ())]
+        of_coco = kind in ("coco", "lvis") and "json_file" in metadata.as_dict()
+        repaired = read_annotations(metadata.json_file).notes if of_coco else ()
         content = json.dumps(records, sort_keys=True, default=_plain)
         return Split(
             name=self.name,
@@ -66,7 +72,10 @@ class CatalogSource:
             classes=tuple(classes),
             records=tuple(records),
             annotations_sha256=hashlib.sha256(content.encode()).hexdigest(),
-            notes=("read and measured by Detectron2's own code, as DatasetCatalog has it",),
+            notes=(
+                "read and measured by Detectron2's own code, as DatasetCatalog has it",
+                *(f"its file, for the metric: {note}" for note in repaired),
+            ),
             metadata=metadata.as_dict(),
             has_masks=bool(objects) and all(item.get("segmentation") for item in objects),
             has_keypoints=bool(objects) and all(item.get("keypoints") for item in objects),
@@ -111,20 +120,74 @@ def check_evaluator(split: Split) -> None:
 
 def build_evaluator(split: Split, cfg: CfgNode, folder: Path) -> DatasetEvaluator:
     """Detectron2's own evaluator of a split of its catalog."""
-    return _EVALUATORS[split.evaluator_type](split.name, cfg, str(folder))
+    evaluator = _EVALUATORS[split.evaluator_type](split, cfg, str(folder))
+    objects = any(record.get("annotations") for record in split.records)
+    return _ZeroOfNothing(evaluator) if objects else evaluator
 
 
-def _coco(name: str, cfg: CfgNode, folder: str) -> DatasetEvaluator:
-    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
-    return COCOEvaluator(name, output_dir=folder, kpt_oks_sigmas=sigmas)
+class _ZeroOfNothing(DatasetEvaluator):
+    """An evaluator of a split with objects, of which no detection finds 0.
+
+    Deviation: Detectron2's COCO and LVIS metrics then have NaN (detection/evaluation/coco.py).
+    """
+
+    def __init__(self, evaluator: DatasetEvaluator) -> None:
+        self._evaluator = evaluator
+        self.reset, self.process = evaluator.reset, evaluator.process
+
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        results: dict[str, dict[str, float]] = self._evaluator.evaluate() or {}
+        for kind, values in results.items():
+            if all(map(math.isnan, values.values())):
+                results[kind] = values | dict.fromkeys(values.keys() & {"AP", "AP50", "AP75"}, 0.0)
+        return results
 
 
-_EVALUATORS: dict[str, Callable[[str, CfgNode, str], DatasetEvaluator]] = {
+def _coco(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
+    test = cfg.TEST
+    with _repaired(split.name, cfg) as its:
+        return COCOEvaluator(
+            its,
+            metric_kinds(split, cfg),
+            output_dir=folder,
+            kpt_oks_sigmas=test.KEYPOINT_OKS_SIGMAS,
+            max_dets_per_image=test.COCO_MAX_DETECTIONS,
+        )
+
+
+def _lvis(split: Split, cfg: CfgNode, folder: str) -> DatasetEvaluator:
+    with _repaired(split.name, cfg) as its:
+        return LVISEvaluator(its, output_dir=folder)
+
+
+@contextmanager
+def _repaired(name: str, cfg: CfgNode) -> Iterator[str]:
+    """Give a name in MetadataCatalog whose `json_file` is repaired while an evaluator reads it.
+
+    Deviation: Detectron2 evaluates files as they are (detection/datasets/coco_repair.py).
+    """
+    content = MetadataCatalog.get(name).as_dict()
+    if "json_file" not in content:  # Detectron2 writes one from the records
+        yield name
+        return
+    with annotation_file(content["json_file"], masked=cfg.MODEL.MASK_ON) as (json_file, _):
+        if json_file == content["json_file"]:
+            yield name
+            return
+        own = f"{name} (repaired)"
+        MetadataCatalog.get(own).set(**{**content, "name": own, "json_file": json_file})
+        try:
+            yield own
+        finally:
+            MetadataCatalog.remove(own)
+
+
+_EVALUATORS: dict[str, Callable[[Split, CfgNode, str], DatasetEvaluator]] = {
     "coco": _coco,
-    "pascal_voc": lambda name, cfg, folder: PascalVOCDetectionEvaluator(name),
-    "lvis": lambda name, cfg, folder: LVISEvaluator(name, output_dir=folder),
-    "sem_seg": lambda name, cfg, folder: SemSegEvaluator(name, output_dir=folder),
-    "cityscapes_instance": lambda name, cfg, folder: CityscapesInstanceEvaluator(name),
+    "pascal_voc": lambda split, cfg, folder: PascalVOCDetectionEvaluator(split.name),
+    "lvis": _lvis,
+    "sem_seg": lambda split, cfg, folder: SemSegEvaluator(split.name, output_dir=folder),
+    "cityscapes_instance": lambda split, cfg, folder: CityscapesInstanceEvaluator(split.name),
 }
 
 
