@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moco.common.errors import DataError, first_few, shown
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 # tensorflow/core/lib/io/format.h, kTableMagicNumber: the last bytes of a checkpoint's index.
 _TENSORFLOW_END = bytes.fromhex("57fb808b247547db")
 _TENSORFLOW_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)\Z")
+# Of transformers and huggingface_hub: a part of a network, and the index of all.
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.")
+MAX_INDEX_BYTES = 16 << 20
 # At the start of a key: DistributedDataParallel.
 _WRAPPERS = re.compile(r"^(module\.)+")
 # At any level: torch.compile, FSDP (torch 2.11 torch/distributed/fsdp/_common_utils.py,
@@ -55,8 +59,11 @@ def read_file(path: PathLike, objects: set[str] | None = None) -> Any:
     objects = set() if objects is None else objects
     if form == "safetensors":
         tensors, texts = load_safetensors(path)
-        return _with_contract(path, tensors, texts) if "contract" in texts else tensors
-    return load_torch(path, objects) if form == "torch" else load_pickle(path, objects)
+        raw = _with_contract(path, tensors, texts) if "contract" in texts else tensors
+    else:
+        raw = load_torch(path, objects) if form == "torch" else load_pickle(path, objects)
+    _refuse_shard(Path(path), raw.keys() if isinstance(raw, Mapping) else ())
+    return raw
 
 
 def about_objects(objects: Collection[str]) -> tuple[list[str], list[str]]:
@@ -230,6 +237,27 @@ def _refuse_dill(path: PathLike, start: bytes) -> None:
             f"{path}: a pickle by dill, as DeepMind's BYOL is, which runs code when it is opened; "
             "convert it with github.com/ajtejankar/byol-convert, and what that writes with this"
         )
+
+
+def _refuse_shard(path: Path, keys: Collection[Any]) -> None:
+    """A part of a network would be taken for a shorter one."""
+    advice = "save the network as one file, e.g. by save_pretrained(max_shard_size='10GB')"
+    for index in sorted(path.parent.glob("*.index.json")):
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            continue
+        try:
+            listed = json.loads(index.read_bytes())["weight_map"]
+            files = set(listed.values())
+        except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            continue  # another tool's
+        is_listed = len(files) > 1 and path.name in files
+        if is_listed or (keys and len(keys) < len(listed) and listed.keys() >= set(keys)):
+            raise DataError(
+                f"{path}: {len(keys)} of the {len(listed)} tensors of a network whose other files "
+                f"{index.name} lists; {advice}"
+            )
+    if (part := _SHARD.search(path.name)) and int(part[2]) > 1:
+        raise DataError(f"{path}: by its name part {int(part[1])} of {int(part[2])}; {advice}")
 
 
 def _refuse_tensorflow(path: PathLike) -> None:

@@ -131,7 +131,8 @@ def _task_files(key: str, value: Any, family: str) -> str:
     for path in sorted(CONFIGS.rglob("*.yaml")):
         keys = flatten(read_yaml(path))
         name = keys.get("MODEL.BACKBONE.NAME", known["MODEL.BACKBONE.NAME"])
-        is_task = "DATASETS.TRAIN" in keys and backbone_type(name).family == family
+        is_task = not path.name.startswith("Base-") and "DATASETS.TRAIN" in keys
+        is_task = is_task and backbone_type(name).family == family
         if is_task and keys.get(key, known[key]) == value:
             fitting.append(shown(path.relative_to(CONFIGS)))
     if not fitting:

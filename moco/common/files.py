@@ -35,6 +35,8 @@ _FOREIGN = (
         rb"version https://git-lfs",
         "a git-lfs pointer: get it with git lfs pull, or download it itself",
     ),
+    (rb"\xff\xd8\xff", "a JPEG image, which holds no tensors"),
+    (rb"\x89PNG", "a PNG image, which holds no tensors"),
     (rb"\x1f\x8b", "compressed by gzip: unpack it with gunzip or tar -xzf"),
     (rb"\x89HDF\r\n", "an HDF5 file, as Keras writes: torch.save its weights"),
     (rb"\x93NUMPY", "one numpy array (.npy): torch.save a dict of named tensors"),

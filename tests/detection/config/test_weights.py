@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from convert import targets
+from convert.contract import InputContract, Pixels
+from convert.families.base import family_named
+from convert.families.resnet_architecture import ResNetArchitecture
+from detection.config.task import default_task
 from detection.config.trained import apply_trained
-from detection.config.weights import read_weights
+from detection.config.weights import apply_contract, read_weights
 from detection.engine import run
 from detection.train_net import main as train
 from moco.common import pretrained
@@ -216,3 +220,14 @@ def test_nobody_guesses_how_a_trained_models_pixels_were_normalized(task_cfg, tm
         apply_trained(cfg, explicit={"MODEL.PIXEL_STD"})
     keys = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1")
     apply_trained(cfg, explicit={"INPUT.FORMAT", *keys})
+
+
+def test_weights_of_another_depth_name_tasks_and_no_base_file():
+    architecture = ResNetArchitecture(False, 50, "imagenet", 64, 256, 1, 64)
+    pixels = Pixels((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), "RGB")
+    contract = InputContract(pixels, family_named("resnet"), architecture, "a", "0" * 64, "single")
+    cfg, keys = default_task(), {"MODEL.RESNETS.DEPTH"}
+    cfg.MODEL.RESNETS.DEPTH = 18
+    with pytest.raises(UserError, match=r"for a ResNet-18, but .* are a ResNet-50; task") as error:
+        apply_contract(cfg, contract, keys, keys)
+    assert "Base-" not in str(error.value)

@@ -96,6 +96,8 @@ def _tar() -> bytes:
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"\n<html><body>", "a web page"),
         (gzip.compress(b"x" * 100), "compressed by gzip"),
+        (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(100), "a JPEG image"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "a PNG image"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
         (b"\x93NUMPY\x01\x00" + bytes(100), "one numpy array"),
         (_zip("conv1.weight.npy"), "an archive of numpy arrays"),
