@@ -127,6 +127,7 @@ def convert_file(
         not_checked=real.skipped if real is not None else skipped or targets.NOT_FOR_DETECTRON2,
         output_path=dst,
         output_sha256=sha256,
+        assumed=found.assumed,
     )
 
 
@@ -164,6 +165,7 @@ def convert_in_memory(
         f"MODEL.WEIGHTS converted in memory: {contract.source} checkpoint{encoder}, "
         f"{contract.architecture}, {len(converted.model) - found.filled} tensors; "
         f"features of one image {agreement(features)}"
+        + (f" to those of the assumed {found.assumed}" if found.assumed else "")
     )
     return dataclasses.replace(converted, notes=(note, *converted.notes, *found.effect_of_tokens()))
 

@@ -98,7 +98,7 @@ def choose_network(raw: Any, entries: Sequence[Entry], encoder: str | None, wher
         if len(networks) != 2 or len(averages) != 1:
             raise DataError(
                 f"{where}: {len(networks)} networks, and it is ambiguous which is meant; "
-                f"give --encoder with one of {choices}"
+                f"give --encoder with one of {choices}{_further(networks.values())}"
             )
         default = averages[0]
         (model,) = networks.keys() - {default}
@@ -112,6 +112,12 @@ def choose_network(raw: Any, entries: Sequence[Entry], encoder: str | None, wher
         have = "one network" if len(networks) == 1 else f"the encoders {choices}"
         raise UserError(f"--encoder {encoder}: {where} is a {layout.name} checkpoint with {have}")
     return Choice(encoder or default, networks, note)
+
+
+def _further(networks: Iterable[Network]) -> str:
+    """What else has to be given for networks of a family, for messages."""
+    untold = {network.family.untold for network in networks if not network.layout.says}
+    return "".join(f", and {text}" for text in sorted(untold - {""}))
 
 
 def all_networks(

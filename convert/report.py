@@ -39,6 +39,7 @@ class ConversionReport:
     not_checked: str  # why Detectron2's own backbone was not compared; "" when it was
     output_path: Path
     output_sha256: str
+    assumed: str = ""  # of the source, which the features do not prove
 
     def text(self) -> str:
         """The report for people, ending in the next command."""
@@ -64,7 +65,8 @@ class ConversionReport:
             ("verified", "read back and inverted: bitwise equal"),
             (
                 "verified",
-                f"features of one image in {compared} beside the reference implementation at "
+                (f"against the assumed {c.architecture}: {self.assumed}; " if self.assumed else "")
+                + f"features of one image in {compared} beside the reference implementation at "
                 f"{strides}: {agreement(self.features)} (max abs difference {difference:g})",
             ),
             *([("not verified", self.not_checked)] if self.not_checked else []),

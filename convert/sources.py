@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from convert import named
 from convert.contract import FOLDED, InputContract, Pixels
 from convert.families.base import PLAIN_DETECTRON2, Adapted, Family, Hints, first_rule
 from convert.files import Entry, at, flatten, is_array, names, to_tensor, unwrapped
@@ -94,6 +95,8 @@ class Recognized:
             the contract's and `state`.
         epoch: epochs finished.
         keys: of the nested dicts that its network is in, outermost first.
+        unclear_names: where the network is named -> a name that timm alone can explain.
+        assumed: what neither tensors nor a name tell, for people; "": nothing.
         head, notes, warnings: for people.
     """
 
@@ -107,6 +110,8 @@ class Recognized:
     proof: tuple[Any, Mapping[str, Tensor]] | None = None
     epoch: int | None = None
     keys: tuple[str, ...] = ()
+    unclear_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    assumed: str = ""
     head: str = "already converted"
     notes: list[str] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
@@ -148,28 +153,31 @@ def recognize(
     network.family.check_options(given.options, where)
     notes = [note for note in (layout.note, choice.note) if note]
     warnings: list[str] = []
-    recorded = _recorded(network, raw, given, where, beside)
-    if layout.plain:
-        _check_convention(network, given, where, warnings, recorded.mean is not None)
+    recorded, names = named.recorded(
+        network, raw, given.missing_convention(network.family), where, beside
+    )
+    unclear = named.check_names(names, network.family, where)
+    _check_convention(network, given, where, warnings, recorded.mean is not None)
     taken = _take(choice, entries, where, given.encoder is not None)
     notes += taken.notes
     warnings += taken.warnings
     backbone, keys = join(taken.backbone, where, notes)
     own = network.family.in_own_shape
     backbone = {name: own(name, value) for name, value in backbone.items()}
-    named = _names_in_file(network, keys)
+    in_file = _names_in_file(network, keys)
     filled = fill_statistics(backbone, notes) if layout.name.endswith(FOLDED) else 0
     if recorded.note:
         notes.append(recorded.note)
-    to_float32(backbone, named, warnings)
+    to_float32(backbone, in_file, warnings)
     tokens = {new: to_tensor(e.keys[-1], e.value, where).float() for new, e in taken.tokens.items()}
+    said = {**named.heads(backbone, names), **network.scheme.says}
     hints = Hints(
         where=where,
-        named=named,
+        named=in_file,
         notes=notes,
         warnings=warnings,
         arch=recorded.arch or at(raw, ("arch",)),
-        says={**network.scheme.says, **layout.says, **recorded.says},
+        says={**said, **layout.says, **recorded.says},
         asked=given.options,
         dropped=taken.dropped,
         tokens=tokens,
@@ -198,13 +206,15 @@ def recognize(
         ),
         state=adapted.state,
         encoders=tuple(choice.networks),
-        named=named,
+        named=in_file,
         dropped=dict(taken.dropped),
         filled=filled,
         tokens=tokens,
         proof=adapted.proof,
         epoch=epoch + layout.epoch_offset if type(epoch) is int else None,
         keys=network.keys,
+        unclear_names=unclear,
+        assumed=named.assumed(network, names, recorded, pixels, given=given.mean is not None),
         head=next(heads, network.family.heads[""]),
         notes=notes,
         warnings=warnings,
@@ -247,29 +257,6 @@ def _changed(source: str, adapted: Adapted) -> str:
     return f"{source} ({'; '.join(adapted.changes)})" if adapted.changes else source
 
 
-def _recorded(
-    network: Network,
-    raw: Any,
-    given: Given,
-    where: str,
-    beside: Callable[[], Recorded | None],
-) -> Recorded:
-    """What the file says of its network; raises DataError where that needs options."""
-    layout = network.layout
-    try:
-        recorded = layout.recorded(raw) if layout.recorded else Recorded()
-        if layout.plain and network.scheme.configured:
-            recorded = beside() or recorded
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
-    if recorded.other and (missing := given.missing_convention(network.family)):
-        raise DataError(
-            f"{where}: its configuration says {', '.join(recorded.other)}, which is not the "
-            f"convention of {layout.name}; give {' '.join(missing)} as its training had them"
-        )
-    return recorded
-
-
 def _names_in_file(network: Network, keys: Mapping[str, str]) -> Callable[[str], str]:
     """What the family's names are called in a file; of a missing tensor, what it would be."""
     scheme = network.scheme
@@ -297,10 +284,13 @@ def _check_convention(
             f"1x1 and 3x3 strides are all usual there; give {' '.join(missing)} as its "
             "training had them, or convert the checkpoint that it was made from"
         )
-    if given.missing_pixels() and not has_pixels:
+    layout, usual = network.layout, network.family.pixels
+    varied = layout.any_network and usual
+    if given.missing_pixels() and not has_pixels and (layout.plain or varied):
+        others = f"as torchvision's networks have them; else give {' '.join(missing[:3])}"
         warnings.append(
             "the file does not say how its pixels were normalized: ImageNet's RGB mean and std are "
-            f"assumed, as torchvision's networks have them; else give {' '.join(missing[:3])}"
+            f"assumed, {f'and {usual}' if usual else others}"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from convert import timm_files, verify
+from convert import named, timm_files, verify
 from convert.beside import read_beside
 from convert.files import about_objects, is_converted
 from convert.sources import Given, Recognized, from_contract, recognize
@@ -60,5 +60,9 @@ def translate(
     found.warnings.extend(family.check_trained(found.state, where, found.named, folded=folded))
     verify.check_model(
         model, found.contract, where, lambda key: found.named(family.from_detectron2(key) or key)
+    )
+    source = found.source_network()
+    found.notes.extend(
+        named.compare_with_timm(found.unclear_names, family, source, found.tokens, where)
     )
     return found, Converted(model, found.contract, (*found.notes, *found.warnings))

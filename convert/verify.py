@@ -170,7 +170,7 @@ def check_features(
     contract = converted.contract
     image = proof_image(contract)
     with torch.no_grad():
-        expected = _reference_features(contract.family, architecture, source, image)
+        expected = reference_features(contract.family, architecture, source, image)
         with torch.device("meta"):
             backbone: Any = build_backbone(contract)
         _fill(backbone, converted.model)
@@ -224,7 +224,7 @@ def _fill(net: nn.Module, state: Mapping[str, Tensor]) -> None:
     net.eval()
 
 
-def _reference_features(
+def reference_features(
     family: Family, architecture: Architecture, state: Mapping[str, Tensor], image: Tensor
 ) -> dict[str, Tensor]:
     """Outputs of the reference implementation's modules, by Detectron2's names of the features."""

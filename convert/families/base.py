@@ -240,6 +240,14 @@ class Family:
         tokens: rules of `dropped` whose tensors take part in the source's features.
         effect: (architecture, state, the tensors of `tokens`) -> by how much features change
             without them, for people.
+        assumes: what no tensor tells and the reference implementation has, for people.
+        untold: which option a file without a name of its network needs, for people; "": none.
+        pixels: which others than ImageNet's are usual, for people; "": none.
+        words: of which a name of such a network has one; plain_names: those of a plain one, which
+            has no other.
+        in_timm: modules of timm's networks of this family -> Detectron2's names of the features.
+        source_features: (architecture, state, the tensors of `tokens`, an image) -> `in_timm`, and
+            the features, where these depend on the tokens.
         adapt: (architecture, state, values of the family's options, file's name) -> the backbone
             after the changes that these request. Raises UserError where they do not fit.
     """
@@ -264,6 +272,13 @@ class Family:
     image_size: Callable[[Any], tuple[int, int]] = lambda architecture: soundness.IMAGE_SIZE_PX
     tokens: tuple[str, ...] = ()
     effect: Callable[[Any, Mapping[str, Tensor], Mapping[str, Tensor]], str] | None = None
+    assumes: str = ""
+    untold: str = ""
+    pixels: str = ""
+    words: tuple[str, ...] = ()
+    plain_names: frozenset[str] = frozenset()
+    in_timm: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    source_features: Callable[..., tuple[dict[str, str], dict[str, Tensor]]] | None = None
     adapt: Callable[[Any, dict[str, Tensor], Mapping[str, Any], str], Adapted] = (
         lambda architecture, state, asked, where: Adapted(
             architecture, state, (), (architecture, state)

@@ -83,6 +83,7 @@ HEADS = {
     "fc.weight": "linear head",
     "": "no head",
 }
+_SIZES = ("atto", "femto", "pico", "nano", "tiny", "small", "base", "large", "huge")
 _OTHER_NAMES = "a ConvNeXt in names that are not timm's, torchvision's or the official ones"
 LOOKALIKES = (
     (
@@ -185,4 +186,8 @@ def convnext() -> Family:
         lookalikes=LOOKALIKES,
         check_trained=functools.partial(check_layer_norms, pattern=r"(norm|stem\.1)\.weight$"),
         in_own_shape=in_own_shape,
+        assumes="exact GELU",
+        words=("convnext",),
+        plain_names=frozenset(("convnext", "convnextv", *_SIZES)),
+        in_timm={f"stages.{i}": feature for i, feature in enumerate(FEATURES)},
     )

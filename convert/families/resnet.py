@@ -382,4 +382,8 @@ def resnet() -> Family:
         features={"maxpool": "stem", **STAGES},
         options=OPTIONS,
         lookalikes=LOOKALIKES,
+        assumes="ReLU, max-pooling and strides as torchvision has them",
+        words=("resn", "resnext"),
+        plain_names=frozenset(("resnet", "resnext", "wide", "res", "rn", "r", "w", "x", "d")),
+        in_timm={"maxpool": "stem", **STAGES},
     )

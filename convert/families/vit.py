@@ -50,6 +50,12 @@ HEADS = {
 _TIMM_ARCH = re.compile(r"(?:vit|deit|deit3)_(tiny|small|base|large|huge)_patch\d+_\d+", re.ASCII)
 _TIMM_HEADS = {"tiny": 3, "small": 6, "base": 12, "large": 16, "huge": 16}
 
+# Words of the names that plain ones have in timm and in the projects of convert/layouts/.
+_USUAL_HEADS = "ViT-B 12, ViT-L 16; ViT-S 6, but MoCo v3's 12"
+_SIZES = ("tiny", "small", "base", "large", "huge", "giant", "s", "b", "l", "h", "g")
+_PROJECTS = ("deit", "mae", "moco", "msn", "ibot", "dino", "dinov")
+_PLAIN_NAMES = frozenset(("vit", "patch", "reg", "p", "dec", "d", *_PROJECTS, *_SIZES))
+
 OPTIONS = (
     Option(
         "num_heads",
@@ -144,12 +150,6 @@ def recognize(state: Mapping[str, Tensor], hints: Hints) -> ViTArchitecture:
             f"{where}: {hints.name('pos_embed')} has {positions} positions, expected a "
             "square, or one more for the class token"
         )
-    if hints.assumed_pixels == "timm":
-        hints.warnings.append(
-            "the file does not say how its pixels were normalized: ImageNet's mean and std are "
-            "assumed, and vision transformers of timm often have 127.5 for both: then give --mean "
-            "127.5 127.5 127.5 --std 127.5 127.5 127.5"
-        )
     said = hints.says
     for name, size in (("patch_size", patch), ("image_size", grid * patch), ("hidden_size", width)):
         if said.get(name, size) not in (size, [size, size]):
@@ -200,8 +200,7 @@ def _num_heads(width: int, hints: Hints) -> int:
         return _TIMM_HEADS[match[1]]
     raise UserError(
         f"{where}: a vision transformer of width {width}, whose number of attention heads is in no "
-        "tensor; give --num-heads as its training had it (ViT-B 12, ViT-L 16; ViT-S 6, but MoCo "
-        "v3's 12)"
+        f"tensor; give --num-heads as its training had it ({_USUAL_HEADS})"
     )
 
 
@@ -230,4 +229,11 @@ def vit() -> Family:
         tokens=(CLASS_TOKEN, REGISTERS),
         effect=later("convert.families.vit_network:effect_of_tokens"),
         adapt=later("convert.families.vit_changes:adapt"),
+        untold=f"--num-heads where no name says it ({_USUAL_HEADS})",
+        assumes="exact GELU, norms before the branches, no positions but those that are added",
+        pixels="vision transformers of timm often have 127.5 for both: then give --mean 127.5 "
+        "127.5 127.5 --std 127.5 127.5 127.5",
+        words=("vit", "deit"),
+        plain_names=_PLAIN_NAMES,
+        source_features=later("convert.families.vit_network:source_features"),
     )

@@ -324,13 +324,10 @@ def _drop_class_position(module: nn.Module, state: dict[str, Tensor], *_: Any) -
     state["pos_embed"] = state["pos_embed"][:, 1:]
 
 
-def effect_of_tokens(
+def _whole_tokens(
     architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
-) -> str:
-    """By how much the last map of one image changes without class token and registers.
-
-    `dropped`: these, by their names. Raises DataError: another shape, or not finite.
-    """
+) -> Tensor | None:
+    """(1, n, C) class token and registers, positions added; raises DataError."""
     tokens = []
     for name, value in dropped.items():
         if value.dim() != 3 or (len(value), value.shape[2]) != (1, architecture.embed_dim):
@@ -343,14 +340,44 @@ def effect_of_tokens(
         tokens.append(
             value + first if name == "cls_token" and architecture.class_position else value
         )
+    return torch.cat(tokens, dim=1) if tokens else None
+
+
+def _transcription(
+    architecture: ViTArchitecture, state: Mapping[str, Tensor], tokens: Tensor | None
+) -> Transcription:
+    with torch.device("meta"):
+        net = Transcription(architecture, tokens)
+    net.load_state_dict(dict(state), strict=True, assign=True)
+    return net.eval()
+
+
+def source_features(
+    architecture: ViTArchitecture,
+    state: Mapping[str, Tensor],
+    dropped: Mapping[str, Tensor],
+    image: Tensor,
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The last block of timm's network, and what comes out of it by this project's reckoning.
+
+    `dropped`: class token and registers, by their names.
+    """
+    net: Any = _transcription(architecture, state, _whole_tokens(architecture, state, dropped))
+    net.norm = nn.Identity()
+    return {f"blocks.{architecture.depth - 1}": "tokens"}, {"tokens": net(image)}
+
+
+def effect_of_tokens(
+    architecture: ViTArchitecture, state: Mapping[str, Tensor], dropped: Mapping[str, Tensor]
+) -> str:
+    """By how much the last map of one image changes without class token and registers.
+
+    `dropped`: these, by their names. Raises DataError: another shape, or not finite.
+    """
     image = soundness.fixed_image((architecture.image_size, architecture.image_size))
-    maps = []
+    whole = _whole_tokens(architecture, state, dropped)
     with torch.no_grad():
-        for given in (None, torch.cat(tokens, dim=1)):
-            with torch.device("meta"):
-                net = Transcription(architecture, given)
-            net.load_state_dict(dict(state), strict=True, assign=True)
-            maps.append(net.eval()(image))
+        maps = [_transcription(architecture, state, tokens)(image) for tokens in (None, whole)]
     change = float((maps[0] - maps[1]).norm() / maps[1].norm())
     largest = float((maps[0] - maps[1]).abs().max())
     names = " and ".join(dropped)

@@ -61,6 +61,7 @@ class Layout:
         channel_order, mean, std: what the network was trained with, where the file does not say.
         families: whose networks alone it has; none: any.
         plain: made for a plain state dict, which no row of the table fits.
+        any_network: its files hold networks of many projects, so that a name alone says which.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Layout:
     mean: Triple = IMAGENET_MEAN
     std: Triple = IMAGENET_STD
     plain: bool = False
+    any_network: bool = False
     families: tuple[str, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ LAYOUTS: tuple[Layout, ...] = (
             marks={"version": 2, "arch": ..., **marks},
             epoch_offset=1,
             recorded=timm_arguments,
+            any_network=True,
         )
         for networks, marks in (
             ({"ema": "state_dict_ema/", "model": "state_dict/"}, {"state_dict_ema": ...}),
@@ -41,9 +42,10 @@ LAYOUTS: tuple[Layout, ...] = (
         "torchvision",
         {"single": ""},
         families=("resnet",),
+        any_network=True,
         note="names and shapes are torchvision's and say nothing about pixels or strides; dilated, "
         "anti-aliased and caffe-style networks have the same ones",
     ),
     # torchvision/models/convnext.py, as above.
-    Layout("torchvision", {"single": ""}, scheme="torchvision"),
+    Layout("torchvision", {"single": ""}, scheme="torchvision", any_network=True),
 )

@@ -35,9 +35,6 @@ _ARCHS = {
     "wide_resnet50_2": (50, 1, 128),
     "wide_resnet101_2": (101, 1, 128),
 }
-# timm's anti-aliased networks (timm/models/resnet.py, aa_layer); of all in timm 1.0.31 these are
-# the ones that have exactly torchvision's names and shapes.
-_LOOK_ALIKES = ("resnetaa50", "resnetblur18", "resnetblur50")
 _SHORT_NAME = re.compile(r"(?:resnet|res|rn|r)[-_]?(\d+)", re.IGNORECASE)
 
 
@@ -159,11 +156,6 @@ def check_arch(
     """
     if not isinstance(arch, str):
         return
-    if arch in _LOOK_ALIKES:
-        raise DataError(
-            f"{where}: says arch {arch!r}, which pools where a ResNet has a stride; its tensors "
-            "have the names and shapes of a ResNet that computes something else"
-        )
     if arch not in _ARCHS:
         short = _SHORT_NAME.fullmatch(arch)
         if short and short[1] == str(shape["depth"]):

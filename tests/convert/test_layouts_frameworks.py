@@ -255,17 +255,6 @@ def test_other_networks_are_refused(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["resnetaa50", "resnetblur50"])
-def test_look_alikes_are_refused_where_they_are_named(name: str, timm: Any) -> None:
-    """Nothing but their name tells them: pooling has no tensors."""
-    with torch.device("meta"):
-        ours, theirs = models.resnet50().state_dict(), timm.create_model(name).state_dict()
-    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
-    checkpoint = {"arch": name, "version": 2, "epoch": 0, "state_dict": make_resnet().state_dict()}
-    with pytest.raises(DataError, match=f"{name}.*pools where a ResNet has a stride"):
-        recognize(checkpoint, "a.file")
-
-
 def test_mmpretrains_deep_stem_is_refused() -> None:
     """mmpretrain@ee7f2e8 mmpretrain/models/backbones/resnet.py:577, ResNetV1d."""
     checkpoint = layouts_frameworks.mmpretrain(published=True).checkpoint

@@ -17,6 +17,7 @@ from torch import nn
 from torchvision import models
 
 from convert.convert_to_d2 import convert_file
+from convert.files import read_file
 from convert.inspect_file import inspect_file
 from convert.sources import recognize
 from convert.verify import read_converted
@@ -377,6 +378,32 @@ def test_an_index_of_sharded_weights(refuse: Callable[..., str], tmp_path: Path)
     refuse(index, "the index of sharded weights")
     with pytest.raises(DataError, match="the index of sharded weights"):
         inspect_file(index)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "renamed.pth"])
+def test_a_part_of_sharded_weights(
+    name: str, refuse: Callable[..., str], save: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its blocks would be those of a shorter, whole network."""
+    state = {f"blocks.{i}.norm1.weight": torch.ones(4) for i in range(2)}
+    if name.startswith("model"):
+        refuse(save(state, name), "part 1 of 2; save the network as one file")
+    listed = dict.fromkeys(state, name) | {"norm.weight": "model-00002-of-00002.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    refuse(save(state, name), r"2 of the 3 tensors .* model\.safetensors\.index\.json lists")
+    whole = save(state | {"norm.weight": torch.ones(4)}, "whole.pth")
+    assert len(read_file(whole)) == 3  # beside the same network in parts
+
+
+def test_what_an_ambiguous_transformer_needs_is_said_at_once(refuse: Callable[..., str]) -> None:
+    """I-JEPA's target encoder beside its encoder, whose heads are in no tensor either."""
+    keys = ("patch_embed.proj.weight", "pos_embed", "blocks.0.norm1.weight")
+    network = {f"module.{key}": torch.ones(4, 3, 2, 2) for key in keys}
+    refuse(
+        {"encoder": network, "target_encoder": network},
+        "--encoder with one of encoder, target_encoder, and --num-heads",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Networks with the tensors of plain ones: refused by name, or the report says what is assumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from convert.convert_to_d2 import convert_file
+from convert.named import recorded_names
+from moco.common.errors import DataError
+
+PLACES = {
+    "arch": lambda name, state: {"state_dict": state, "arch": name, "version": 2, "epoch": 1},
+    "args.model": lambda name, state: {"state_dict": state, "args": {"model": name}},
+    "hyper_parameters.backbone.name": lambda name, state: {
+        "state_dict": state,
+        "hyper_parameters": {"backbone": {"name": name}},
+    },
+    "config.json beside it": lambda name, state: state,
+}
+
+
+def weights(name: str) -> dict[str, torch.Tensor]:
+    """timm's network of a name as if it was trained."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    state = timm.create_model(name, num_classes=2).state_dict()
+    for value in state.values():
+        if value.is_floating_point() and value.dim() == 1:
+            value += 0.1 * torch.rand_like(value)
+    return state
+
+
+def write(folder: Path, name: str, place: str) -> Path:
+    """A file that names its network in a place, or not at all."""
+    file = folder / "some.file"
+    torch.save(PLACES.get(place, lambda name, state: state)(name, weights(name)), file)
+    if place == "config.json beside it":
+        (folder / "config.json").write_text(json.dumps({"architecture": name}))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *(("resnetblur18", place) for place in PLACES),
+        ("resnetaa50", "config.json beside it"),
+        ("vit_small_patch16_rope_ape_224", "arch"),
+        pytest.param("vit_base_patch16_rpn_224", "args.model", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("installed", [True, False])
+def test_another_network_is_refused_by_its_name(
+    name: str, place: str, installed: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    file = write(tmp_path, name, place)
+    if not installed:
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "timm" else find(name)
+        )
+    reason = "timm's" if installed else "timm is not installed"
+    options = {} if installed or name.startswith("resnet") else {"num_heads": 12}
+    with pytest.raises(DataError, match=rf"{place} names '{name}', which is no.*{reason}") as error:
+        convert_file(file, tmp_path / "out.pth", **options)
+    assert "\n" not in str(error.value) and not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("resnet18", "args.model"),
+        ("vit_tiny_patch16_224", "arch"),
+        ("convnext_atto", "config.json beside it"),
+        ("convnext_tiny_hnf", "config.json beside it"),  # whose name timm alone explains
+        ("vit_small_patch14_reg4_dinov2", "config.json beside it"),  # its heads are timm's
+    ],
+)
+def test_a_plain_network_is_verified(name: str, place: str, tmp_path: Path) -> None:
+    file = write(tmp_path, name, place)
+    text = convert_file(file, tmp_path / "out.pth", mean=[127.5] * 3, std=[127.5] * 3).text()
+    assert "against the assumed" not in text
+    assert "timm's own network of that name agrees" in text or "hnf" not in name
+
+
+@pytest.mark.parametrize(
+    ("name", "assumed", "options"),
+    [
+        ("resnetblur18", "ReLU, max-pooling and strides as torchvision", {}),
+        ("vit_tiny_patch16_224", "exact GELU, norms before the branches", {"num_heads": 3}),
+        ("convnext_atto", "exact GELU", {}),
+    ],
+)
+def test_without_a_name_the_report_says_what_is_assumed(
+    name: str, assumed: str, options: Any, tmp_path: Path
+) -> None:
+    file = write(tmp_path, name, "")
+    text = convert_file(file, tmp_path / "out.pth", **options).text()
+    lines = [line for line in text.splitlines() if line.startswith("verified") and "feat" in line]
+    assert len(lines) == 1 and f"against the assumed {'ViT' * ('vit' in name)}" in lines[0]
+    assert f": {assumed}" in lines[0] and "mean [123.675, 116.28, 103.53]" in lines[0]
+
+
+@pytest.mark.parametrize("place", ["", "arch"])
+def test_pixels_that_no_file_says_have_their_option(place: str, tmp_path: Path) -> None:
+    """Most vision transformers of timm have others than ImageNet's."""
+    file = write(tmp_path, "vit_tiny_patch16_224", place)
+    convert = {"num_heads": 3} if not place else {}
+    advice = "give --mean 127.5 127.5 127.5 --std 127.5 127.5 127.5"
+    assert advice in convert_file(file, tmp_path / "out.pth", **convert).text()
+    given = {"mean": [127.5] * 3, "std": [127.5] * 3, "channel_order": "RGB"}
+    text = convert_file(file, tmp_path / "out.pth", **convert, **given).text()
+    assert "--mean" not in text
+
+
+def test_where_names_are() -> None:
+    raw = {"arch": "timm/ResNet50.tv_in1k", "args": {"model": "a", "lr": 1}, "model": {"w": 1}}
+    assert recorded_names(raw, "b.c") == {
+        "config.json beside it": "b",
+        "arch": "resnet50",
+        "args.model": "a",
+    }
