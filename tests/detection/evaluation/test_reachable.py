@@ -55,6 +55,18 @@ def grid(folder, number, *, copies=1):
     return file
 
 
+def with_keypoints(folder, number, names):
+    """The same with two corners of each box as keypoints of these names."""
+    file = grid(folder, number)
+    content = json.loads(file.read_text())
+    for row in content["annotations"]:
+        x, y, w, h = row["bbox"]
+        row |= {"keypoints": [x, y, 2, x + w, y + h, 2], "num_keypoints": 2}
+    content["categories"][0]["keypoints"] = names
+    file.write_text(json.dumps(content))
+    return file
+
+
 def name_of(file):
     return f"{file.parent.name}_{file.stem}"
 
@@ -153,6 +165,22 @@ def test_the_doctor_prints_the_score(tmp_path, fresh_cache, capsys):
     assert "50 in 1 image(s)" in shown
 
 
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["L_Eye", "R_Eye"], "keypoints that change places in a flipped image: L_Eye and R_Eye"),
+        (["top", "bottom"], "no left and right keypoints by their names"),
+    ],
+)
+def test_the_doctor_says_what_keypoints_need(names, said, tmp_path, fresh_cache, capsys):
+    """Sigmas and pairs; the boxes beside them are scored without."""
+    datasets_command(["doctor", "--coco-json", str(with_keypoints(tmp_path / "own", 3, names))])
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert "not scored: TEST.KEYPOINT_OKS_SIGMAS: own_test has keypoints of its own" in shown
+    assert "perfect predictions score bbox/AP 100.0" in shown
+
+
 @pytest.mark.parametrize("orientation, turned", [(3, True), (1, False), (0, False)])
 def test_the_doctor_notes_images_that_exif_turns(
     orientation, turned, tmp_path, fresh_cache, capsys
@@ -170,13 +198,7 @@ def test_the_doctor_notes_images_that_exif_turns(
 
 def test_keypoints_of_more_persons_than_the_metric_counts(tmp_path, fresh_cache):
     """COCO's metric of keypoints counts 20: recall 20 / 30, so that 67 of 101 points are 1."""
-    file = grid(tmp_path / "own", 30)
-    content = json.loads(file.read_text())
-    for row in content["annotations"]:
-        x, y, w, h = row["bbox"]
-        row |= {"keypoints": [x, y, 2, x + w, y + h, 2], "num_keypoints": 2}
-    content["categories"][0]["keypoints"] = ["top", "bottom"]
-    file.write_text(json.dumps(content))
+    file = with_keypoints(tmp_path / "own", 30, ["top", "bottom"])
     cfg = default_task()
     cfg.DATASETS.COCO_TEST_JSON = str(file)
     cfg.MODEL.KEYPOINT_ON, cfg.TEST.KEYPOINT_OKS_SIGMAS = True, [0.1, 0.1]
