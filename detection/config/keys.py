@@ -226,7 +226,7 @@ TRANSFER: dict[str, Any] = {
     # A custom dataset in VOC layout (Annotations/ ImageSets/Main/ JPEGImages/). When set,
     # DATASETS.TRAIN and TEST become <folder>_<split> and NUM_CLASSES follows.
     "DATASETS.VOC_DIR": "",
-    # Class names in order for VOC_DIR; empty: all names in its training annotations, sorted.
+    # Class names in order for VOC_DIR; empty: all names in its annotations, sorted.
     "DATASETS.VOC_CLASSES": [],
     # Metric for VOC_DIR: 2007 = 11 points (as the paper's tables), 2012 = area under the curve.
     "DATASETS.VOC_YEAR": 2007,

@@ -37,6 +37,7 @@ from detection.datasets.base import (
     Split,
 )
 from detection.datasets.layout import expected, image_size, names_in, read_ids
+from detection.datasets.parts import TUNE
 from moco.common.errors import DataError, UserError
 
 VOC_CLASSES = (
@@ -192,8 +193,7 @@ class VOCSource:
         name = _text(node, "name", where)
         if name not in self.classes:
             choices = ", ".join(self.classes)
-            instead = "" if self.published else ", those of its training images, or VOC_CLASSES"
-            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}{instead}")
+            raise DataError(f"{where}: unknown class {name!r}; {self.name} has {choices}")
         where += f" ({name})"
         box = xmin, ymin, xmax, ymax = tuple(
             _number(node, f"bndbox/{side}", where) for side in ("xmin", "ymin", "xmax", "ymax")
@@ -212,8 +212,8 @@ class VOCSource:
 def folder_sources(datasets: CfgNode) -> list[VOCSource]:
     """The splits of DATASETS.VOC_DIR, named `<folder>_<split>`, in order of their names.
 
-    Without DATASETS.VOC_CLASSES the classes are all names in the annotations of trainval, or train,
-    sorted: whatever is chosen on training images knows nothing of the test's.
+    Without DATASETS.VOC_CLASSES the classes are all names in the folder's annotations, sorted; of
+    those held out for tuning, which knows nothing of the test's, in the training lists' alone.
     """
     if not datasets.get("VOC_DIR", ""):
         return []
@@ -223,7 +223,8 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
         raise DataError(f"DATASETS.VOC_DIR {root}: {_tree(root, 'trainval')}")
     if datasets.VOC_YEAR not in (2007, 2012):
         raise UserError(f"DATASETS.VOC_YEAR: got {datasets.VOC_YEAR}, choices are 2007, 2012")
-    classes = tuple(datasets.VOC_CLASSES) or annotated_classes(root)
+    tuning = datasets.get("PART", "") == TUNE
+    classes = tuple(datasets.VOC_CLASSES) or annotated_classes(root, tuning)
     stem = root.resolve().name
     return [
         VOCSource(f"{stem}_{path.stem}", root, path.stem, datasets.VOC_YEAR, classes, False)
@@ -232,20 +233,19 @@ def folder_sources(datasets: CfgNode) -> list[VOCSource]:
 
 
 @functools.lru_cache(maxsize=8)
-def annotated_classes(root: Path) -> tuple[str, ...]:
-    """All class names in the annotations of a folder's training images, sorted.
+def annotated_classes(root: Path, training: bool = False) -> tuple[str, ...]:
+    """All class names in a folder's annotations, sorted, so that every split agrees on the ids.
 
-    They are those of the list trainval, or train; of all lists in a folder without either.
+    Args:
+        training: open only those that the lists train and trainval name.
     """
-    lists = {path.stem: path for path in sorted((root / "ImageSets" / "Main").glob("*.txt"))}
-    training = [lists[name] for name in ("trainval", "train") if name in lists][:1]
-    ids = dict.fromkeys(i for path in training or lists.values() for i in read_ids(path))
-    files = [root / "Annotations" / f"{image_id}.xml" for image_id in ids]
+    files = sorted((root / "Annotations").glob("*.xml"))
+    if training:
+        lists = [root / "ImageSets" / "Main" / f"{name}.txt" for name in ("train", "trainval")]
+        ids = {image_id for path in lists if path.is_file() for image_id in read_ids(path)}
+        files = [path for path in files if path.stem in ids]
     names = {
-        _text(node, "name", where)
-        for path in files
-        if path.is_file()  # else named where the split is read
-        for node, where in _objects(_parse(path), path)
+        _text(node, "name", where) for path in files for node, where in _objects(_parse(path), path)
     }
     if not names:
         raise DataError(f"{root / 'Annotations'}: no annotated objects, so no classes to learn")

@@ -14,6 +14,7 @@ from detection.config.task import (
     protocol_sha256,
     resolved_config,
 )
+from detection.datasets import cache_clear
 from detection.embedded.supported import check_supported
 from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, load_cfg, read_yaml
@@ -332,6 +333,17 @@ def test_splits_of_a_folder(load, tmp_path):
     only = write_voc(tmp_path / "only", {"val": 2})
     with pytest.raises(DataError, match="ImageSets/Main has val; expected trainval or train"):
         load("DATASETS.VOC_DIR", only)
+
+
+def test_tuning_opens_no_annotation_of_the_test_split(load, tmp_path):
+    root = write_voc(tmp_path / "own", {"train": 40, "test": 2})
+    whole = load("DATASETS.VOC_DIR", root).cfg.DATASETS.VOC_CLASSES
+    for image_id in (root / "ImageSets" / "Main" / "test.txt").read_text().split():
+        (root / "Annotations" / f"{image_id}.xml").write_text("not XML")
+    cache_clear()
+    task = load("DATASETS.VOC_DIR", root, "DATASETS.PART", "tune")
+    assert task.cfg.DATASETS.VOC_CLASSES == whole == ["blue", "green", "red"]
+    assert task.cfg.DATASETS.TEST == ("own_train@held",)
 
 
 def test_a_builtin_dataset_that_is_not_there(small_config, tmp_path, monkeypatch):
