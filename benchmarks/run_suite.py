@@ -15,6 +15,7 @@ number.
 
 import argparse
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +48,7 @@ from benchmarks.suites.suite_file import load_suite, parse_inits, with_options, 
 from benchmarks.suites.tuning import choose, describe, grid_suite, with_tuned
 from detection.evaluation.metrics import headline_names
 from moco.common.command import RANDOM, program
-from moco.common.errors import NumericError, UserError, first_few, printable, run_cli
+from moco.common.errors import NumericError, UserError, first_few, printable, run_cli, say
 from moco.common.shipped import resolve
 
 ENGINES = ("auto", "detectron2", "embedded", "each")
@@ -248,7 +249,7 @@ def check_open(
     on_gpus = executor.gpus > 0 and not executor.remote
     findings = programs.check(specs, on_gpus)
     for note in findings.notes:
-        print(f"note: {note}", flush=True)
+        say(f"note: {note}")
     return findings, [*findings.problems, *executor.problems({spec.gpus for spec in specs})]
 
 
@@ -257,7 +258,7 @@ def refuse(problems: Sequence[str]) -> None:
     if len(problems) == 1:
         raise UserError(f"nothing was started: {problems[0]}")
     if problems:
-        print(*[f"problem: {problem}" for problem in problems], sep="\n", file=sys.stderr)
+        print(*(printable(f"problem: {each}") for each in problems), sep="\n", file=sys.stderr)
         raise UserError(f"nothing was started: {len(problems)} problems, see above")
 
 
@@ -352,9 +353,10 @@ def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None)
     print(to_terminal(report, color=sys.stdout.isatty()))
     print("\nFiles:", *files, sep="\n  ")
     page = next(path for path in files if path.suffix == ".html")
-    print(f"\nNext:\n  open {page} in a browser")
+    print("\nNext:")
+    say(f"  open {page} in a browser")
     make_table = program("table", "python -m benchmarks.make_table")
-    print(f"  {make_table} {folder.runs} --engine each")
+    say(f"  {make_table} {shlex.quote(str(folder.runs))} --engine each")
 
 
 def parse_stated(arguments: Sequence[str]) -> dict[str, float]:

@@ -23,7 +23,7 @@ if not __package__:
 
 from moco.common import distributed
 from moco.common.command import RANDOM, parse_with_pairs, program
-from moco.common.errors import UserError, run_cli
+from moco.common.errors import UserError, run_cli, say
 from moco.common.pretrained import not_downloaded
 from moco.common.shipped import find, resolve
 
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "OUTPUT_DIR" not in opts[::2]:  # else the folder's name on the day of the training
             opts = [*opts, "OUTPUT_DIR", str(config_file.parent)]
         if main_process:
-            print(f"config: {config_file}, beside the model", flush=True)
+            say(f"config: {config_file}, beside the model")
     early = None
     if args.engine == "embedded" or model_zoo_file(config_file) is None:
         early = check_early(config_file, opts, eval_only=args.eval_only, resume=args.resume)
@@ -126,16 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         named = early.MODEL.WEIGHTS if early else given.get("MODEL.WEIGHTS", "")
         if what := not_downloaded(named):
             opts = [*opts, "MODEL.WEIGHTS", RANDOM]
-            print(f"note: {named}: would download {what}; checked with random weights instead")
+            say(f"note: {named}: would download {what}; checked with random weights instead")
     if main_process:
         fresh = not (args.resume or args.overwrite or args.eval_only or args.check_only)
         if early and fresh and args.machine_rank == 0:
             check_unused(early.OUTPUT_DIR)
-        print(f"starting: {config_file or 'Detectron2 defaults'}", flush=True)
+        say(f"starting: {config_file or 'Detectron2 defaults'}")
     engine, reason = choose_engine(args.engine)
     imported = import_own(args.imports, engine)
     if main_process:
-        print(f"engine: {engine} ({reason})", *imported, sep="\n", flush=True)
+        say(f"engine: {engine} ({reason})", *imported)
 
     from detection.engine import run  # imports torch
     from detection.engine.processes import Job, check_processes
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_processes(task.cfg, several, eval_only=args.eval_only)
     if args.check_only:
         if main_process:
-            print(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
+            say(f"checked, nothing was trained or written; recipe: {task.recipe.label}")
         return 0
     job = Job(
         cfg=task.cfg,

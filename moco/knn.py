@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert.initial_weights import read_initial_weights
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli, shown
+from moco.common.errors import DataError, UserError, run_cli, say, shown
 from moco.common.pretrained import check_weights
 from moco.data.images import check_present
 from moco.modeling.archs import STEMS
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--k {args.k} --t {args.t}: expected k >= 1 and t > 0")
     check_weights(args.checkpoint)
     check_present(args.data, labeled=True)
-    print(f"kNN: {args.checkpoint} on {args.data}", flush=True)
+    say(f"kNN: {args.checkpoint} on {args.data}")
 
     from moco.common.run import RunFolder, write_record
     from moco.engine.device import pick_device
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     weights = read_initial_weights(args.checkpoint, stem=args.stem, init=args.init)
     for note in weights.notes:
-        print(f"note: {note}", flush=True)
+        say(f"note: {note}")
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
     # Without a flag, as the run's own monitor saw the images. A run older than these keys has none.
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(result)
         if run:
             record = _record(result, crop, weights, time.monotonic() - start)
-            print(f"record: {write_record(run.path, record)}")
+            say(f"record: {write_record(run.path, record)}")
 
 
 def _pixels(checkpoint: str, key: str, value: Any) -> int:

@@ -10,11 +10,12 @@ with the same number of threads, the result is bitwise identical to that of an u
 """
 
 import argparse
+import shlex
 from collections.abc import Sequence
 
 from convert.initial_weights import read_initial_weights
 from moco.common import command, distributed
-from moco.common.errors import run_cli
+from moco.common.errors import run_cli, say
 from moco.common.files import format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         format_of(args.resume)
     main_process = distributed.launched_rank() == 0
     if main_process:
-        print(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}", flush=True)
+        say(f"pre-train: {cfg.MODEL.ARCH} on {cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}")
     # The folder first: a used one is refused at once, before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.engine.device import pick_device
@@ -94,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             training = Pretraining(cfg, folder, weights)
             checkpoint = train(training, folder, args.resume, args.extend, args.other_processes)
     if main_process:
-        print(f"checkpoint: {checkpoint}")
         convert = command.program("convert", "python convert/convert_to_d2.py")
-        print(f"next: {convert} {checkpoint} {folder.path / 'backbone.pth'}")
+        paths = shlex.join([str(checkpoint), str(folder.path / "backbone.pth")])
+        say(f"checkpoint: {checkpoint}", f"next: {convert} {paths}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from detection.datasets.layout import (
     is_turned,
 )
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, first_few
+from moco.common.errors import DataError, UserError, first_few, printable
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 
@@ -146,7 +146,7 @@ def report(findings: Sequence[Finding], following: str, tree: Iterable[str] = ()
         lines.append(f"  absent {', '.join(absent)}")
     if all(finding.state == ABSENT for finding in findings):
         lines.append("  nothing")
-    return "\n".join([*lines, "", f"next: {following}"])
+    return "\n".join(map(printable, [*lines, "", f"next: {following}"]))
 
 
 def next_step(kind: str, format_: Format, root: str, findings: Sequence[Finding]) -> str:

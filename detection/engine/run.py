@@ -1,5 +1,6 @@
 """One run of a task in its folder: description, record, and what is printed at its end."""
 
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from detection.evaluation.reachable import (
 )
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program
-from moco.common.errors import Preempted
+from moco.common.errors import Preempted, printable, say
 from moco.common.files import atomic_write_text, sha256_file
 from moco.common.run import RunFolder, RunRecord, provenance, write_record
 
@@ -73,7 +74,7 @@ def describe(task: Task, scored: str = "") -> str:
         f"recipe: {task.recipe.label}{listed}",
         *(f"  {deviation}" for deviation in task.recipe.deviations),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _evaluation(task: Task) -> list[str]:
@@ -166,14 +167,14 @@ def run_in_folder(
             reachable=asdict(scored) if scored else None,
         )
         path = write_record(results, record)
-    print(f"{task.test.name}: {headline(record.metrics)}")
+    say(f"{task.test.name}: {headline(record.metrics)}")
     if job.eval_only:
-        print(f"wrote {path}")
+        say(f"wrote {path}")
         return
     files = ("run.json", "model_final.pth", "metrics.json", "log.txt", "config.yaml")
     present = [name for name in files if (path.parent / name).is_file()]
-    print(f"wrote {path.parent}: {', '.join(present)}")
-    print(f"next: {program('table', 'python -m benchmarks.make_table')} {path.parent}")
+    table = f"{program('table', 'python -m benchmarks.make_table')} {shlex.quote(str(path.parent))}"
+    say(f"wrote {path.parent}: {', '.join(present)}", f"next: {table}")
 
 
 def _record(

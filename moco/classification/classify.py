@@ -6,6 +6,7 @@ and moco/engine/loop.py the loop around it. OUTPUT_DIR gets what a pre-training'
 """
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from moco.classification.config import CROP_PX, Protocol, load_classify_cfg, with_weights
 from moco.common import distributed
 from moco.common.command import AUTO, RANDOM, parse_training_args, program, training_parser
+from moco.common.errors import say
 from moco.common.files import format_of
 from moco.common.pretrained import check_weights
 from moco.common.run import RunFolder
@@ -63,7 +65,7 @@ def main(
     main_process = distributed.launched_rank() == 0
     if main_process:
         where = f"{cfg.DATA.ROOT}, to {cfg.OUTPUT_DIR}"
-        print(f"{protocol.kind}: {args.checkpoint} on {where}", flush=True)
+        say(f"{protocol.kind}: {args.checkpoint} on {where}")
     # The folder first: a used one is refused at once, before torch is imported.
     with RunFolder(cfg.OUTPUT_DIR, bool(args.resume), args.overwrite, main_process) as folder:
         from moco.classification.run import Classification
@@ -76,7 +78,7 @@ def main(
             *(model.ARCH, model.STEM, model.WIDTH, args.init, cfg.AUG.CROP_PX or CROP_PX),
         )
         for note in weights.notes if main_process else ():
-            print(f"note: {note}", flush=True)
+            say(f"note: {note}")
         cfg = with_weights(cfg, weights.spec, weights.mean, weights.std, weights.config)
         if main_process:
             print(f"crops of {cfg.AUG.CROP_PX} px", flush=True)
@@ -84,5 +86,5 @@ def main(
             training = Classification(cfg, protocol, weights)
             checkpoint = train(training, folder, args.resume, args.extend)
     if main_process:
-        print(f"checkpoint: {checkpoint}")
-        print(f"next: {program('table', 'python -m benchmarks.make_table')} {folder.path}")
+        table = program("table", "python -m benchmarks.make_table")
+        say(f"checkpoint: {checkpoint}", f"next: {table} {shlex.quote(str(folder.path))}")

@@ -38,6 +38,11 @@ def printable(text: str) -> str:
     return "".join(map(_printable, text))
 
 
+def say(*lines: object) -> None:
+    """Print lines that hold what others have named: no part of one can control the terminal."""
+    print(*(printable(str(line)) for line in lines), sep="\n", flush=True)
+
+
 def _printable(char: str) -> str:
     if char.isprintable():
         return char

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from moco.common.errors import DataError
+from moco.common.errors import DataError, say
 from moco.common.files import PathLike, atomic_torch_save, atomic_write_text, load_torch
 from moco.common.run import RECORD_NAME
 
@@ -134,7 +134,7 @@ def set_aside(folder: PathLike, outdated: Sequence[Path], last: Path | None) -> 
         name = f"earlier_{RECORD_NAME}" if path.name == RECORD_NAME else path.name
         path.rename(aside / name)
     names = ", ".join(path.name for path in moved)
-    print(f"note: resumed from before {names}, which moved to {aside}", flush=True)
+    say(f"note: resumed from before {names}, which moved to {aside}")
 
 
 def last_checkpoint(folder: PathLike) -> Path:

@@ -10,7 +10,7 @@ import torch
 
 from moco.common import distributed
 from moco.common.cfgnode import flatten
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, say
 from moco.common.files import atomic_write_text
 from moco.common.progress import Progress
 from moco.common.run import RunFolder, RunRecord, drop_metrics, provenance, write_record
@@ -245,7 +245,7 @@ class _Run:
         if distributed.is_main():
             drop_metrics(self.folder.path, self.step)
             steps = f"step {self.step} of {training.total_steps}"
-            print(f"resuming from {path} after {steps}", flush=True)
+            say(f"resuming from {path} after {steps}")
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.opened

@@ -7,7 +7,7 @@ from typing import Any
 from moco.common import distributed
 from moco.common.cfgnode import flatten
 from moco.common.command import AUTO
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, say
 from moco.engine.checkpoint import load_checkpoint, newest_checkpoint
 from moco.engine.training import Training
 
@@ -29,9 +29,9 @@ def find_checkpoint(resume: str, folder: Path, form: str) -> tuple[Path, dict[st
     found = newest_checkpoint(folder, form)
     if distributed.is_main():
         if found is None:
-            print(f"no checkpoint in {folder}: starting from scratch", flush=True)
+            say(f"no checkpoint in {folder}: starting from scratch")
         for warning in found[2] if found else ():
-            print(f"warning: {warning}", flush=True)
+            say(f"warning: {warning}")
     return found[:2] if found else None
 
 

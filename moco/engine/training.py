@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from moco.common import distributed
 from moco.common.cfgcheck import check_milestones
-from moco.common.errors import DataError
+from moco.common.errors import DataError, say
 from moco.common.registry import lookup
 from moco.data.images import Images
 from moco.data.views import Batch, Item, Position, Views, positions_of_steps
@@ -102,7 +102,7 @@ class Training(ABC, Generic[P, S]):
         # Deviation: the incomplete last batch of an epoch is left out; the next epoch has others.
         self.steps_per_epoch = len(images) // self.batch_size
         if distributed.is_main():
-            print(f"images: {self.image_facts()['number']} below {self.image_facts()['folder']}")
+            say(f"images: {self.image_facts()['number']} below {self.image_facts()['folder']}")
         self.total_steps: int = max_iters or cfg.SOLVER.MAX_EPOCHS * self.steps_per_epoch
         check_milestones(cfg, self.total_steps / self.steps_per_epoch)
         length = Length(self.total_steps, self.steps_per_epoch)
@@ -221,4 +221,4 @@ def print_notes(notes: list[str]) -> None:
     """What a reader of the result has to know; on the main process."""
     if distributed.is_main():
         for note in notes:
-            print(f"note: {note}", flush=True)
+            say(f"note: {note}")

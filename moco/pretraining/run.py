@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, say
 from moco.common.registry import lookup
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
@@ -286,7 +286,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     def _count_bad_images(self, batch: Batch) -> None:
         for reason in batch.bad:
             if reason not in self._bad_images and batch.complete:
-                print(f"warning: {reason}; another image takes its place", flush=True)
+                say(f"warning: {reason}; another image takes its place")
             self._bad_images.add(reason)
         if not batch.complete:
             raise DataError(f"{batch.bad[0]} (DATA.BAD_IMAGES skip replaces bad images)")

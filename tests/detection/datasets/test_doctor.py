@@ -15,6 +15,7 @@ from detection.config.task import default_task
 from detection.datasets import coco, doctor
 from detection.datasets.__main__ import main
 from detection.datasets.base import ABSENT, NOTE, OK, PART, WRONG, formats
+from detection.train_net import main as train
 from moco.common.errors import DataError, UserError
 from tests.oracles.real_voc import with_links
 from tests.oracles.tiny_cityscapes import write_cityscapes
@@ -278,6 +279,25 @@ def test_images_twice_in_a_custom_file(tmp_path, capsys):
     second = json.loads(file.read_text())["images"][1]["file_name"]
     code, shown = examine("--coco-json", file, capsys=capsys)
     assert code == 0 and "1 images are listed under several ids" in shown and second in shown
+
+
+def test_names_of_others_do_not_reach_the_terminal_raw(tmp_path, capsys):
+    """Neither by the doctor nor by a task: they could clear it, or say what is not so."""
+    write_coco(tmp_path, {"val2017": 3}, crowd=False)
+    file = tmp_path / VAL2017
+
+    def rename(content):
+        for category in content["categories"]:
+            category["name"] += "\x1b[2J\x00\nfound: nothing"
+
+    edit(file, rename)
+    _, doctors = examine("--coco-json", file, capsys=capsys)
+    json_keys = [f"DATASETS.COCO_{role}_JSON={file}" for role in ("TRAIN", "TEST")]
+    task = ["--config-file", "faster_rcnn_R_18_C4_small", "MODEL.WEIGHTS=random", *json_keys]
+    assert train(["--engine", "embedded", "--check-only", *task]) == 0
+    for shown in (doctors, capsys.readouterr().out):
+        assert "person\\x1b[2J\\x00\\nfound: nothing" in shown
+        assert not {"\x1b", "\x00"} & set(shown) and "\nfound: nothing" not in shown
 
 
 def test_boxes_of_whole_numbers_in_a_custom_file(tmp_path, capsys):
