@@ -201,7 +201,14 @@ class _Part:
             )
 
     def write(self, chunk: bytes) -> None:
-        """Append what has come."""
+        """Append what has come.
+
+        Raises:
+            DataError: more than the file has; what came before it is removed.
+        """
+        if self._total and self._file.tell() + len(chunk) > self._total:
+            self._empty()
+            raise DataError(f"{self._url}: sends more than the {self._total} bytes of the file")
         self._file.write(chunk)
         done = self._file.tell()
         more = done // MB - (done - len(chunk)) // MB
@@ -257,6 +264,10 @@ class _Part:
             return
         if response.status_code not in (200, 206):
             raise UserError(f"{self._url}: {_refusal(response.status_code)}")
+        if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+            raise UserError(
+                f"{self._url}: sends the file as {shown(encoding)}, although it was asked not to"
+            )
         if response.status_code == 206 and _starts_at(response) == have:
             self._total = have + length
         else:  # Range is not honored, or the file has changed

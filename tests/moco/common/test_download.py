@@ -1,5 +1,6 @@
 """Downloads from a real server: whole, broken off and resumed, refused, changed on the way."""
 
+import gzip
 import hashlib
 import shutil
 import socket
@@ -148,6 +149,23 @@ def test_another_size_is_refused_before_it_comes(served: Served, file: Path) -> 
     served.stops_after = 0
     with pytest.raises(UserError, match="expected 5;"):
         download(f"{served.url}/file", file, size=5)
+    assert names(file) == set()
+
+
+def test_an_endless_answer_is_left_at_the_size(served: Served, file: Path) -> None:
+    served.says_length = False
+    served.files["/file"] = bytes(64 << 20)
+    with pytest.raises(DataError, match="sends more than the 5 bytes of the file"):
+        download(f"{served.url}/file", file, size=5)
+    assert names(file) == set()
+
+
+def test_a_compressed_answer_is_refused(served: Served, file: Path) -> None:
+    """It could be expanded without end; no length is known of what comes out."""
+    served.files["/file"] = gzip.compress(bytes(1 << 20))
+    served.headers["Content-Encoding"] = "gzip"
+    with pytest.raises(UserError, match="sends the file as 'gzip', although it was asked not to"):
+        download(f"{served.url}/file", file)
     assert names(file) == set()
 
 
