@@ -116,5 +116,6 @@ def make_script(
     program = [sys.executable, "-u", "-m", "benchmarks.suites.executors.slurm_job"]
     start = shlex.join([*program, str(entries), str(options.save_seconds), "--", *srun])
     export = shlex.join(["export", *(f"{key}={value}" for key, value in own_modules().items())])
-    body = [export, *options.setup, start, *options.teardown]
+    # `scancel --full` signals the shell as well, which would end at once and take the job with it.
+    body = ["trap : TERM", export, *options.setup, start, *options.teardown]
     return "\n".join(["#!/bin/bash", *lines, "", *body, ""])

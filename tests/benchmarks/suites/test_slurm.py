@@ -1,7 +1,9 @@
 """The Slurm executor without a Slurm: its script, its options, and what a job does on its node."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +58,27 @@ def test_the_script_that_is_submitted():
     assert "--cpus-per-task=24" in start and start.endswith(" --mpi=none")
     cpu = make_script(parse_options(["cpus_per_task=3"]), "n", jobs, jobs / "x.json", 1, 0, 1)
     assert "--cpus-per-task=3\n" in cpu and "gpus" not in cpu and "array=0-0%256" in cpu
+
+
+def test_the_script_outlives_a_signal_to_all_of_the_job(tmp_path):
+    """`scancel --signal=TERM --full`: what runs in it saves, and the lines after it are done."""
+    waits = "import signal, time; signal.signal(15, lambda *a: print('saved')); print('ready')"
+    (tmp_path / "waits.py").write_text(f"{waits}; import sys; sys.stdout.flush(); signal.pause()")
+    setup = f"setup={sys.executable} -u {tmp_path / 'waits.py'}"
+    options = parse_options([setup, "teardown=echo ended"])
+    script = make_script(options, "n", tmp_path, tmp_path / "none.json", 1, gpus=0, nodes=1)
+    (tmp_path / "job.sh").write_text(script)
+    job = subprocess.Popen(
+        ["bash", str(tmp_path / "job.sh")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    os.killpg(job.pid, signal.SIGTERM)
+    said, _ = job.communicate(timeout=60)
+    assert (said.splitlines(), job.returncode) == (["saved", "ended"], 0)
 
 
 def test_options():
