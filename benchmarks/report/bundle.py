@@ -6,6 +6,7 @@ table.html, README.txt              the page, and what this is
 <suite>/suite.json                  empty; says that the folders beside it are a suite's
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ def read_bundle(path: PathLike) -> dict[PurePosixPath, tuple[RunRecord, str | No
     """
     with _reading(path), open(path, "rb") as file, open_zip(file) as archive:
         parts = {PurePosixPath(info.filename): info for info in archive.infolist()}
+        if len(parts) < len(archive.infolist()):
+            seen = Counter(str(PurePosixPath(info.filename)) for info in archive.infolist())
+            raise Implausible(f"{shown(seen.most_common(1)[0][0])}: is in it twice")
         records = {name: info for name, info in parts.items() if name.name == RECORD_NAME}
         for name, info in records.items():
             if name.is_absolute() or ".." in name.parts or str(name) != info.filename:

@@ -176,6 +176,8 @@ def _matches(arrays: Mapping[str, NDArray[Any]]) -> Matches:
             raise ValueError("arrays of different lengths")
         if wrong := [name for name, dtype in types.items() if arrays[name].dtype != dtype]:
             raise ValueError(f"the type of {wrong[0]}")
+    if not np.isfinite(arrays["scores"]).all():
+        raise ValueError("scores that are not finite")
     if np.any(np.diff(arrays["classes"].astype(np.int64)) < 0):
         raise ValueError("classes that are not in order")
     flags = {name: (arrays[name][:, None] & _BITS) > 0 for name in ("true", "ignored")}

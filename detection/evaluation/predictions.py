@@ -56,9 +56,15 @@ def write_voc(folder: Path, split: str, class_names: Sequence[str], predictions:
 
 
 def read_voc(path: Path) -> defaultdict[str, list[Row]]:
-    """The detections of every image in a file of `write_voc`; of other images none."""
+    """The detections of every image in a file of `write_voc`; of other images none.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
     found = defaultdict(list)
-    for row in json.loads(path.read_text())["predictions"]:
+    for row in json.loads(path.read_text(encoding="utf-8"))["predictions"]:
+        if not np.isfinite([row["score"], *row["bbox"]]).all():
+            raise ValueError(f"{path}: image {row['image_id']}: a score or box is not finite")
         found[str(row["image_id"])].append(row)
     return found
 

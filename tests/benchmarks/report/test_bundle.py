@@ -209,6 +209,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "parent inside": lambda: zipped(("a/../x/run.json", RECORD)),
     "absolute": lambda: zipped(("/etc/run.json", RECORD)),
     "folder": lambda: zipped(("a/run.json/", "")),
+    "twice": lambda: zipped(("a/run.json", RECORD), ("a//run.json", RECORD)),
     "dots": lambda: zipped(("a/./run.json", RECORD)),
     "link": lambda: zipped(("a/run.json", "/etc/passwd"), external_attr=0o120777 << 16),
     "no record": lambda: zipped(("a/run.json", "[" * 100_000)),

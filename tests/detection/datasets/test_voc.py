@@ -66,8 +66,20 @@ BROKEN = {
         "<difficult> is 'maybe'",
     ),
     "cut off": (SIZE + "<object><name>red</name>", "XML"),
-    "entities": ("<!DOCTYPE a [<!ENTITY b 'c'>]>" + SIZE, "entities"),
+    "entities inside": ("<!DOCTYPE a [<!ENTITY b 'c'>]>" + SIZE, "XML"),
 }
+
+
+def test_entities_are_refused_in_every_encoding(tmp_path):
+    root = write_one(tmp_path, SIZE + obj())
+    path = root / "Annotations" / "1.xml"
+    text = path.read_text()
+    head, doctype = '<?xml version="1.0" encoding="utf-16"?>', "<!DOCTYPE a [<!ENTITY b 'c'>]>"
+    path.write_bytes((head + text).encode("utf-16"))
+    assert source(root).read().records
+    path.write_bytes((head + doctype + text).encode("utf-16"))
+    with pytest.raises(DataError, match=r"1\.xml: .*declares a document type, or entities"):
+        source(root).read()
 
 
 @pytest.mark.parametrize("case", BROKEN)

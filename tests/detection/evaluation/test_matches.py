@@ -127,6 +127,7 @@ def test_what_is_no_file_of_matches_is_refused(tmp_path, monkeypatch):
     refused(images=arrays["images"][:3])  # others are named
     refused(**{"bbox.scores": arrays["bbox.scores"][:-1]})
     refused(**{"bbox.scores": arrays["bbox.scores"].astype("<f4")})
+    refused(**{"bbox.scores": np.full_like(arrays["bbox.scores"], np.nan)})
     refused(**{"bbox.classes": arrays["bbox.classes"][::-1]})
     refused(**{"bbox.true": arrays["bbox.true"][:, None]})
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(other, "w") as made:
