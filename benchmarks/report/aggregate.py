@@ -25,6 +25,7 @@ from moco.common.command import RANDOM, SEVERAL
 from moco.common.errors import UserError, first_few
 
 CONFIDENCE = 0.95
+ROUNDING = 1e-9  # a standard deviation of points below this is none
 _PRETRAINING = re.compile(rf"(.+){SEVERAL}([1-9]\d{{0,2}})")
 NOT_PROTOCOL = {*detection_keys.NOT_PROTOCOL, *classification_config.NOT_PROTOCOL}
 
@@ -208,13 +209,18 @@ def mean_cell(of_units: Iterable[Iterable[float | None]]) -> Cell | None:
     return Cell(tuple(means)) if means else None
 
 
+def varies(values: Sequence[float]) -> bool:
+    """Whether two or more values differ by more than rounding errors."""
+    return statistics.stdev(values) >= ROUNDING
+
+
 def gap(cell: Cell | None, base: Cell | None) -> Gap | None:
     """`cell` minus `base` with Welch's interval and test; None where a side has no number."""
     if cell is None or base is None:
         return None
     value = cell.mean - base.mean
     printed = round(round(cell.mean, 1) - round(base.mean, 1), 1)
-    if cell.std is None or base.std is None or cell.std == base.std == 0:
+    if min(cell.n, base.n) < 2 or not (varies(cell.values) or varies(base.values)):
         return Gap(value, printed, None, None, None)
     from scipy import stats  # takes a second to import
 

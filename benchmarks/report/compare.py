@@ -1,15 +1,17 @@
 """Two sets of tables → what changed between them, per task, init and metric. Pure.
 
 The two are results of two times, two machines or two versions; a difference of means has Welch's
-95% interval. Beside it is named where the two differ in more: protocol, length, weights.
+95% interval, unless they share runs. Beside it is named where the two differ in more: protocol,
+length, weights.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.report.aggregate import Cell, Gap, Row, Table, gap, listed_differences
-from benchmarks.report.captions import setting
+from benchmarks.report.captions import setting, trial
 from benchmarks.report.cells import Shown, evidence
+from benchmarks.report.records import Run
 from benchmarks.report.style import MISSING, format_cell
 from detection.evaluation.metrics import titles
 
@@ -29,17 +31,29 @@ class Change:
 
     @property
     def gaps(self) -> dict[str, Gap | None]:
-        """Metric → second minus first."""
-        return {metric: gap(b, a) for metric, (a, b) in self.pairs.items()}
+        """Metric → second minus first; not tested where the two share runs."""
+        found = {metric: gap(b, a) for metric, (a, b) in self.pairs.items()}
+        if not self.shared:
+            return found
+        return {
+            metric: each and replace(each, low=None, high=None, p_value=None)
+            for metric, each in found.items()
+        }
+
+    @property
+    def shared(self) -> list[Run]:
+        """Runs of the first that the second has, too: equal seeds with equal numbers."""
+        theirs = {(r.record.init, r.record.seed): r.record.metrics for r in self.b.runs}
+        return [
+            run
+            for run in self.a.runs
+            if theirs.get((run.record.init, run.record.seed)) == run.record.metrics
+        ]
 
     @property
     def same(self) -> bool:
         """Whether both have the same seeds with the same numbers."""
-        a, b = (
-            {(r.record.init, r.record.seed): r.record.metrics for r in row.runs}
-            for row in (self.a, self.b)
-        )
-        return a == b
+        return len(self.shared) == len(self.a.runs) == len(self.b.runs)
 
     @property
     def doubts(self) -> list[str]:
@@ -98,6 +112,13 @@ class Difference:
         a, b = ([row.init for row in table.rows] for table in (self.a, self.b))
         return [
             *(f"not comparable, {c.a.init}: {doubt}" for c in self.changes for doubt in c.doubts),
+            *(
+                f"{c.a.init}: A and B share seed{'s'[: len(c.shared) > 1]} "
+                f"{', '.join(map(trial, c.shared))} with the same numbers, so the difference is "
+                "not tested"
+                for c in self.changes
+                if c.shared and not c.same
+            ),
             *(f"only in A: {init}" for init in a if init not in b),
             *(f"only in B: {init}" for init in b if init not in a),
         ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table
+from benchmarks.report.aggregate import CONFIDENCE, Cell, Row, Table, varies
 from benchmarks.report.isolation import differences
 from benchmarks.report.style import MAX_RUNS
 from moco.common.errors import first_few
@@ -105,8 +105,7 @@ def paired(a: Cell, b: Cell) -> tuple[float, float, float] | None:
     None of one pair, and where all differences are equal.
     """
     differences = [x - y for x, y in zip(a.values, b.values, strict=True)]
-    # A spread of rounding errors alone is none.
-    if len(differences) < 2 or statistics.stdev(differences) < 1e-9:
+    if len(differences) < 2 or not varies(differences):
         return None
     from scipy import stats
 

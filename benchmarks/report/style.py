@@ -42,8 +42,7 @@ def format_cell(cell: Cell | None, n_of_row: int) -> str:
 
 def format_gap(value: float) -> str:
     """`+18.4` or `−0.3`, rounded as printed."""
-    rounded = round(value, 1) + 0.0  # no negative zero
-    return f"{MINUS if rounded < 0 else '+'}{abs(rounded):.1f}"
+    return f"{'' if round(value, 1) < 0 else '+'}{_signed(value)}"
 
 
 def is_strong(value: float) -> bool:
@@ -63,8 +62,12 @@ def format_evidence(gap: Gap | None) -> str:
 
 def format_interval(low: float, high: float) -> str:
     """`[−1.0, 21.8]`."""
-    ends = (f"{end:.1f}".replace("-", MINUS) for end in (low, high))
-    return f"[{', '.join(ends)}]"
+    return f"[{_signed(low)}, {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    """To one decimal, without a negative zero."""
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", MINUS)
 
 
 def format_p(value: float, holm: float | None = None) -> str:

@@ -52,6 +52,9 @@ def test_gap_without_enough_trials_has_no_interval():
     assert single.low is single.high is single.p_value is None
     constant = gap(Cell((5.0, 5.0)), Cell((4.0, 4.0)))
     assert constant.value == 1.0 and constant.p_value is None
+    last_bit = gap(Cell((5.0, math.nextafter(5.0, 6.0))), Cell((4.0, math.nextafter(4.0, 5.0))))
+    assert last_bit.value == pytest.approx(1.0)
+    assert last_bit.low is last_bit.high is last_bit.p_value is None
 
 
 def test_rows_baseline_and_order():

@@ -95,3 +95,14 @@ def test_one_more_seed_is_not_the_same():
     assert not compare(first, second).both[0].changes[0].same
     reordered = [replace(table, rows=table.rows[::-1]) for table in first]
     assert compare(first, reordered).both[0].changes[0].same
+
+
+def test_runs_that_both_sides_have_are_not_tested():
+    """Two of the three runs are copies, so that the sides are not independent."""
+    found = compare(tables({"random": A}), tables({"random": (*A[:2], 25.0)}))
+    [change] = found.both[0].changes
+    gap = change.gaps["sem_seg/mIoU"]
+    assert gap.value == pytest.approx(11 / 3) and gap.low is gap.high is gap.p_value is None
+    text = diff_text(found, NAMES)
+    assert "random: A and B share seeds 0, 1 with the same numbers, so the difference is" in text
+    assert "+3.7 (no interval)" in text
