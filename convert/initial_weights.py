@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ def read_initial_weights(
     width: float = 0.0,
     init: str = "",
     image_size: int = 224,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> InitialWeights:
     """The backbone in a file; with head, key encoder and queue of a MoCo checkpoint.
 
@@ -39,6 +41,7 @@ def read_initial_weights(
         width: the same; 0: as the file has it.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
         image_size: side in px of the images that a random ViT has positions for.
+        mean, std: of pixels 0..255, red first; None: as the file or its layout has them.
 
     Raises:
         UserError: not determined, not the requested network, or none that the trainings here have.
@@ -62,7 +65,8 @@ def read_initial_weights(
     objects: set[str] = set()
     raw = read_file(path, objects)
     try:
-        found, converted = translate(path, raw, Given.of(stem=stem or None), objects)
+        pixels = {"mean": mean and tuple(mean), "std": std and tuple(std)}
+        found, converted = translate(path, raw, Given.of(stem=stem or None, **pixels), objects)
     except UserError as error:
         raise type(error)(str(error).replace("--stem", "MODEL.STEM")) from error
     contract = converted.contract
@@ -93,17 +97,22 @@ def read_initial_weights(
         if requested and requested != (got := spec.model_keys().get(name, requested)):
             raise UserError(f"MODEL.{name}: got {requested}, but {path} holds a network of {got}")
     check_network(network, str(path), contract.family.image_size(contract.architecture))
+    mean, std = (
+        tuple(round(value / 255, 8) for value in values)
+        for values in (contract.pixels.mean, contract.pixels.std)
+    )
+    as_given = [f"pixels: mean {mean}, std {std}, as given"] if any(pixels.values()) else []
     own = contract.source.startswith("moco-transfer") and isinstance(raw.get("config"), Mapping)
     return InitialWeights(
         init=init or given.init or init_name(path),
         spec=spec,
         state=network.state_dict(),
         beside=_beside(raw, path),
-        mean=tuple(round(value / 255, 8) for value in contract.pixels.mean),
-        std=tuple(round(value / 255, 8) for value in contract.pixels.std),
+        mean=mean,
+        std=std,
         sha256=sha256_file(path),
         source=contract.source,
-        notes=(*given.notes, *converted.notes),
+        notes=(*given.notes, *converted.notes, *as_given),
         config=raw["config"] if own else {},
         seed=raw["seed"] if own and type(raw.get("seed")) is int else 0,
     )

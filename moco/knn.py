@@ -16,7 +16,7 @@ from convert.initial_weights import read_initial_weights
 from moco.common.command import program
 from moco.common.errors import DataError, UserError, run_cli, say, shown
 from moco.common.pretrained import check_weights
-from moco.data.images import check_present
+from moco.data.images import check_present, labeled_sets, notes_on
 from moco.modeling.archs import STEMS
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--t", type=float, default=0.1, help="temperature (default: %(default)s)")
     add("--resize-px", type=int, default=0, help="shorter side (default: the run's, or 256/224)")
     add("--crop-px", type=int, default=0, help="center crop (default: the run's)")
+    for name, what in {"mean": "mean", "std": "standard deviation"}.items():
+        pixels = f"{what} of red, green, blue, 0..255 (default: the file's)"
+        add(f"--{name}", nargs=3, type=float, metavar="X", help=pixels)
     stem = "of a 3x3 stem whose stride is not in the file"
     add("--stem", default="", choices=STEMS, help=stem)
     add("--device", default="auto", help="auto, cpu, cuda (default: %(default)s)")
@@ -74,8 +77,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from moco.engine.knn import evaluate
     from moco.modeling.encoder import load_backbone
 
-    weights = read_initial_weights(args.checkpoint, stem=args.stem, init=args.init)
-    for note in weights.notes:
+    weights = read_initial_weights(
+        args.checkpoint, stem=args.stem, init=args.init, mean=args.mean, std=args.std
+    )
+    data = labeled_sets(args.data)
+    notes = [*weights.notes, *notes_on(data.train), *notes_on(data.val)]
+    for note in notes:
         say(f"note: {note}")
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
@@ -91,10 +98,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights.spec.check_image(crop.crop_px, "--crop-px")
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
-        result = evaluate(backbone, args.data, crop, args.k, args.t, device, args.workers)
+        result = evaluate(backbone, data, crop, args.k, args.t, device, args.workers)
         print(result)
         if run:
-            record = _record(result, crop, weights, time.monotonic() - start)
+            record = _record(result, crop, weights, notes, time.monotonic() - start)
             say(f"record: {write_record(run.path, record)}")
 
 
@@ -109,7 +116,11 @@ def _pixels(checkpoint: str, key: str, value: Any) -> int:
 
 
 def _record(
-    result: "KnnResult", crop: "CenterCrop", weights: "InitialWeights", seconds: float
+    result: "KnnResult",
+    crop: "CenterCrop",
+    weights: "InitialWeights",
+    notes: list[str],
+    seconds: float,
 ) -> "RunRecord":
     """For tables; the seed is that of the pre-training, there is no other."""
     from moco.common.cfgnode import cfg_sha256
@@ -132,7 +143,7 @@ def _record(
         iterations=0,
         seconds=seconds,
         metrics={"knn/top1": result.top1},
-        notes=list(weights.notes),
+        notes=notes,
     )
 
 

@@ -27,6 +27,7 @@ from moco.common.errors import DataError, UserError
 from moco.common.files import sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES
 from moco.data.augment import apply_colors
+from moco.data.images import notes_on
 from moco.data.views import Batch, Position, Views, positions_of_steps
 from moco.engine.checkpoint import CLASSIFIER_FORMAT
 from moco.engine.device import set_up_torch
@@ -89,6 +90,7 @@ class Classification(Training[ClassifyPlan, Step]):
         self._frozen = fingerprint(self.model) if protocol.frozen else {}
         self.task = f"{cfg.TASK or self.kind}_{self.spec.name}"
         self.notes = _notes(cfg, solver.BASE_LR, protocol.frozen)
+        self.notes += [*notes_on(sets.train), *notes_on(sets.val)]
         if distributed.is_main():
             init = f"init {weights.init} ({weights.source or 'random weights'})"
             data = f"{len(sets.train)} images, {len(sets.classes)} classes"

@@ -4,7 +4,9 @@ H W pixels.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, first_few
 from moco.common.files import PathLike, files_below
 from moco.data import cifar
 from moco.data.decode import SUFFIXES, decode_pixels
@@ -21,6 +23,7 @@ from moco.data.shards import SHARD_WINDOW, ShardImages, find_shards
 if TYPE_CHECKING:
     from torch import Tensor
 
+LOOKED_AT = 8  # images of a dataset whose brightness is noted
 SPLITS = {"train", "val", "test"}  # folders of a dataset, where there are no others
 EXAMPLE_TREE = "ROOT/0001.jpg or ROOT/any/folder/0001.jpg or ROOT/train/class/0001.jpg"
 LABELLED_TREE = "ROOT/train/<class>/1.jpg and ROOT/val/<class>/2.jpg"
@@ -55,9 +58,14 @@ class Images(Protocol):
 
 
 class FileImages:
-    """Images that are files."""
+    """Images that are files.
 
-    def __init__(self, images: Sequence[PathLike]) -> None:
+    Args:
+        left_out: what is said of the files beside them that are none; "": there is nothing to say.
+    """
+
+    def __init__(self, images: Sequence[PathLike], left_out: str = "") -> None:
+        self.left_out = left_out
         # One array instead of a million objects, whose reference counts each worker would copy.
         self._paths = np.array([os.fsencode(path) for path in images])
 
@@ -139,7 +147,25 @@ def open_images(
     folder = cifar.find_cifar(root)
     if folder:
         return _cifar_images(folder, cifar.TRAIN)[0]
-    return FileImages(find_images(root))
+    return FileImages(*_found(root))
+
+
+def notes_on(images: Images) -> list[str]:
+    """Say what of a folder is left out, and whether its images are nearly black.
+
+    Gray of 12 bits in files of 16 has no value above 4095, which is 16 of 255.
+    """
+    notes = [images.left_out] if isinstance(images, FileImages) and images.left_out else []
+    highest = []
+    for index in np.unique(np.linspace(0, len(images) - 1, LOOKED_AT, dtype=int)).tolist():
+        with suppress(DataError):  # named where it is trained on
+            highest.append(int(images.read(index).max()))
+    if highest and max(highest) <= 4095 / 257 + 0.5:
+        notes.append(
+            f"no value above {max(highest)} of 255 in the {len(highest)} images looked at: gray of "
+            "12 bits in files of 16 is nearly black here; multiply its values by 16"
+        )
+    return notes
 
 
 def check_present(root: PathLike, labeled: bool = False) -> None:
@@ -171,13 +197,14 @@ def labeled_sets(root: PathLike) -> LabeledSets:
         train, train_labels = _cifar_images(folder, cifar.TRAIN)
         val, val_labels = _cifar_images(folder, cifar.TEST)
         return LabeledSets(cifar.class_names(folder), train, train_labels, val, val_labels)
-    images, labels, classes = find_labeled_images(Path(root) / "train")
-    val_images, val_labels, val_classes = find_labeled_images(Path(root) / "val")
+    images, labels, classes, left_out = find_labeled_images(Path(root) / "train")
+    val_images, val_labels, val_classes, val_left_out = find_labeled_images(Path(root) / "val")
     unknown = sorted(set(val_classes) - set(classes))
     if unknown:
         raise DataError(f"{root}: class {unknown[0]} is in val and not in train")
     as_train = [classes.index(val_classes[label]) for label in val_labels]
-    return LabeledSets(classes, FileImages(images), labels, FileImages(val_images), as_train)
+    train, val = FileImages(images, left_out), FileImages(val_images, val_left_out)
+    return LabeledSets(classes, train, labels, val, as_train)
 
 
 def _cifar_images(folder: Path, names: Sequence[str]) -> tuple[Images, list[int]]:
@@ -203,25 +230,35 @@ def find_images(root: PathLike) -> list[Path]:
     Raises:
         DataError: nothing there, or a listed file that does not exist or is outside.
     """
+    return _found(root)[0]
+
+
+def _found(root: PathLike) -> tuple[list[Path], str]:
+    """`find_images`, and what is said of the other files."""
     root = Path(root).expanduser()
     if root.suffix == ".txt" and root.is_file():
-        return _listed_images(root)
+        return _listed_images(root), ""
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected images as {EXAMPLE_TREE}")
-    folder, names = root, _image_names(root)
+    folder, (names, others) = root, _image_names(root)
     if (root / "train").is_dir() and {name.split(os.sep)[0] for name in names} <= SPLITS:
         folder = root / "train"
-        names = [name.partition(os.sep)[2] for name in names if name.startswith("train" + os.sep)]
+        names, others = (
+            [name.partition(os.sep)[2] for name in kind if name.startswith("train" + os.sep)]
+            for kind in (names, others)
+        )
     images = sorted(Path(folder, name) for name in names)
     if not images:
         raise DataError(
             f"{folder}: no images ({' '.join(SUFFIXES)}) in it or below; expected {EXAMPLE_TREE}"
         )
-    return images
+    return images, _left_out(folder, others)
 
 
-def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[str]]:
-    """Images, labels and class names of `folder/<class>/**`; classes in sorted order.
+def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[str], str]:
+    """Images, labels and class names of `folder/<class>/**`, and what is said of the other files.
+
+    Classes are in sorted order.
 
     Raises:
         DataError: no folder, or no class folder with images.
@@ -232,25 +269,39 @@ def find_labeled_images(folder: PathLike) -> tuple[list[Path], list[int], list[s
     images: list[Path] = []
     labels: list[int] = []
     names: list[str] = []
+    left_out: list[str] = []
     for child in sorted(folder.iterdir()):
-        is_class = child.is_dir() and not child.name.startswith(".")
-        if found := _walk(child) if is_class else []:
+        if not child.is_dir() or child.name.startswith("."):
+            continue
+        found, others = _image_names(child)
+        left_out += others
+        if found:
             labels += [len(names)] * len(found)
-            images += found
+            images += sorted(Path(child, name) for name in found)
             names.append(child.name)
     if not images:
         raise DataError(f"{folder}: no class folder with images; expected {LABELLED_TREE}")
-    return images, labels, names
+    return images, labels, names, _left_out(folder, left_out)
 
 
-def _walk(folder: Path) -> list[Path]:
-    """Images below a folder, sorted."""
-    return sorted(Path(folder, name) for name in _image_names(folder))
+def _image_names(folder: Path) -> tuple[list[str], list[str]]:
+    """Paths below a folder, relative to it: of images, and of files of other suffixes."""
+    names: tuple[list[str], list[str]] = [], []
+    for name in files_below(folder):
+        names[not name.lower().endswith(SUFFIXES)].append(name)
+    return names
 
 
-def _image_names(folder: Path) -> list[str]:
-    """Paths of the images below a folder, relative to it."""
-    return [name for name in files_below(folder) if name.lower().endswith(SUFFIXES)]
+def _left_out(folder: Path, others: Sequence[str]) -> str:
+    """`…: 3 files are left out by their suffix: .heic 2, none 1`; "" where there are none."""
+    counts = Counter(os.path.splitext(name)[1].lower() or "none" for name in others)
+    listed = first_few([f"{suffix} {number}" for suffix, number in counts.most_common()])
+    what = (
+        "1 file is left out by its"
+        if len(others) == 1
+        else f"{len(others)} files are left out by their"
+    )
+    return f"{folder}: {what} suffix: {listed}" if others else ""
 
 
 def _listed_images(path: Path) -> list[Path]:

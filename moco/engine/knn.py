@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from moco.common.distributed import gather_rows, rank, world_size
 from moco.common.errors import DataError
-from moco.common.files import PathLike
-from moco.data.images import Images, labeled_sets
+from moco.data.images import Images, LabeledSets
 from moco.engine.evaluation import CenterCrop, outputs
 
 WORKER_TIMEOUT_SECONDS = 600  # a data-loader worker that delivers nothing for this long hangs
@@ -57,7 +56,7 @@ def knn_predict(
 
 def evaluate(
     backbone: nn.Module,
-    root: PathLike,
+    data: LabeledSets,
     crop: CenterCrop,
     k: int,
     t: float,
@@ -65,7 +64,7 @@ def evaluate(
     workers: int = 0,
     batch: int = 64,
 ) -> KnnResult:
-    """kNN accuracy on `root/val` with the images of `root/train` as neighbors.
+    """kNN accuracy on `data.val` with the images of `data.train` as neighbors.
 
     Each process of a run encodes its part of the images; all get the result.
 
@@ -73,9 +72,8 @@ def evaluate(
         backbone: images (N, 3, H, W) → features (N, D); is moved to `device`.
 
     Raises:
-        DataError: folders missing, different classes, images that cannot be decoded.
+        DataError: images that cannot be decoded.
     """
-    data = labeled_sets(root)
     num_classes = len(data.classes)
     backbone = backbone.to(device).eval()
     train = features(backbone, data.train, crop, device, workers, batch)

@@ -21,7 +21,7 @@ from moco.common.errors import DataError, UserError, say
 from moco.common.registry import lookup
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
-from moco.data.images import Images, labeled_sets, open_images
+from moco.data.images import Images, LabeledSets, labeled_sets, notes_on, open_images
 from moco.data.shards import find_shards
 from moco.data.views import Batch, Position, Views
 from moco.engine.checkpoint import FORMAT
@@ -115,7 +115,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
         super().__init__(cfg, solver, spec, model, images, solver.MAX_ITERS)
         self.model: Mechanism
         moco, knn, aug = cfg.MOCO, cfg.KNN, cfg.AUG
-        self.notes = scaling
+        self.notes = [*scaling, *notes_on(images)]
         if moco.MECHANISM in ("momentum_queue", "memory_bank") and moco.K > len(images):
             self.notes.append(
                 f"MOCO.K {moco.K} exceeds the {len(images)} images: a query meets keys of its own "
@@ -126,13 +126,15 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
             share = f"{world} process{'es' if world > 1 else ''} x {self.n}"
             in_parts = f" in {parts} parts" if parts > 1 else ""
             print(f"batch {N}: {share}{in_parts}; BN in {G} groups of {N // G}", flush=True)
-        print_notes(self.notes)
         self.evaluate_every_epochs = knn.EVERY_EPOCHS
-        self._center_crop = None
+        self._knn: tuple[LabeledSets, CenterCrop] | None = None
         if cfg.DATA.KNN_ROOT:  # checked before training
-            labeled_sets(cfg.DATA.KNN_ROOT)
+            sets = labeled_sets(cfg.DATA.KNN_ROOT)
+            of_sets = [*notes_on(sets.train), *notes_on(sets.val)]
+            self.notes += [note for note in of_sets if note not in self.notes]
             crops = knn.CROP_PX, knn.RESIZE_PX, aug.CROP_PX
-            self._center_crop = CenterCrop.sized(*crops, aug.MEAN, aug.STD)
+            self._knn = sets, CenterCrop.sized(*crops, aug.MEAN, aug.STD)
+        print_notes(self.notes)
         self._aug, self._second = augmentations_from(cfg)
         self._passes: list[Pass] = [Pass(0, 1 if model.needs_key_view else None)]
         if moco.SYMMETRIC:  # each view is query once and key once
@@ -213,13 +215,12 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
 
     def evaluate(self) -> Evaluation | None:
         """kNN with the query encoder, if there is data for it."""
-        if self._center_crop is None:
+        if self._knn is None:
             return None
         with mean_statistics(self.model):
             backbone = load_backbone(self.spec, self.model.encoder_q.state_dict())
         knn, data = self.cfg.KNN, self.cfg.DATA
-        crop, workers = self._center_crop, data.NUM_WORKERS
-        result = evaluate(backbone, data.KNN_ROOT, crop, knn.K, knn.T, self.device, workers)
+        result = evaluate(backbone, *self._knn, knn.K, knn.T, self.device, data.NUM_WORKERS)
         return Evaluation({self.evaluated: result.top1}, str(result))
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,6 +33,18 @@ def straight(labeled, pretrained, tmp_path_factory):
     return folder
 
 
+def test_what_is_left_out_of_the_data_is_recorded(pretrained, tmp_path):
+    data = write_labeled(tmp_path / "data")
+    (data / "train" / "red" / "more.heic").write_bytes(b"other")
+    main(
+        words(
+            tmp_path / "run", data, pretrained, SOLVER__MAX_EPOCHS=1, SOLVER__MILESTONES_EPOCHS="()"
+        )
+    )
+    left = f"{data}/train: 1 file is left out by its suffix: .heic 1"
+    assert left in read_record(tmp_path / "run" / "run.json").notes
+
+
 def last_state(folder):
     return newest(folder, CLASSIFIER_FORMAT)["state_dict"]
 

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from moco.common.errors import DataError
-from moco.data.images import find_images, find_labeled_images, labeled_sets, open_images
+from moco.data.images import (
+    find_images,
+    find_labeled_images,
+    labeled_sets,
+    notes_on,
+    open_images,
+)
 from tests.moco.data.test_decode import save
 
 
@@ -58,7 +64,7 @@ def test_labels(tmp_path):
     images = [save(tmp_path / name) for name in ("cat/1.jpg", "cat/sub/2.jpg", "dog/3.jpg")]
     (tmp_path / "ant").mkdir()
     save(tmp_path / ".git/x.jpg")
-    assert find_labeled_images(tmp_path) == (images, [0, 0, 1], ["cat", "dog"])
+    assert find_labeled_images(tmp_path) == (images, [0, 0, 1], ["cat", "dog"], "")
     with pytest.raises(DataError, match="<class>"):
         find_labeled_images(tmp_path / "ant")
 
@@ -106,3 +112,29 @@ def test_an_empty_train_is_not_replaced_by_val(tmp_path):
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="train: no images"):
         find_images(tmp_path)
+
+
+def test_files_of_other_suffixes_are_counted(tmp_path):
+    for name in ("train/cat/1.png", "train/dog/2.png", "val/cat/3.png"):
+        save(tmp_path / name, color=(200, 0, 0))
+    for name in ("train/cat/4.HEIC", "train/dog/deep/5.heic", "train/dog/list", "val/cat/6.avif"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"other")
+    (tmp_path / "train/.hidden.heic").write_bytes(b"other")
+    told = f"{tmp_path}/train: 3 files are left out by their suffix: .heic 2, none 1"
+    assert notes_on(open_images(tmp_path)) == [told]
+    sets = labeled_sets(tmp_path)
+    assert notes_on(sets.train) == [told]
+    [note] = notes_on(sets.val)
+    assert note == f"{tmp_path}/val: 1 file is left out by its suffix: .avif 1"
+
+
+def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):
+    """4095 of 65535 is 16 of 255."""
+    for name in ("a.png", "b.png"):
+        save(tmp_path / name, "I;16", color=4095)
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG")
+    [note] = notes_on(open_images(tmp_path))
+    assert "no value above 16 of 255 in the 2 images looked at" in note and "12 bits" in note
+    save(tmp_path / "b.png", "I;16", color=17 * 257)
+    assert notes_on(open_images(tmp_path)) == []

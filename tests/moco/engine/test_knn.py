@@ -52,17 +52,18 @@ def test_votes_are_weighted_as_in_instdisc():
 
 def test_colors_are_told_apart(labeled):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    result = evaluate(backbone, labeled, HOW, 3, 0.1, CPU)
+    result = evaluate(backbone, labeled_sets(labeled), HOW, 3, 0.1, CPU)
     assert result.top1 == 100
     assert (result.num_train, result.num_val, result.num_classes) == (18, 12, 3)
     assert "kNN top-1 100.0% (k=3, t=0.1; 18 train" in str(result)
-    assert evaluate(backbone, labeled, HOW, 200, 0.1, CPU).k == 18  # no more than there are
+    most = evaluate(backbone, labeled_sets(labeled), HOW, 200, 0.1, CPU).k
+    assert most == 18  # no more than there are
 
 
 def features_and_result(root):
     backbone = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten())
     rows = features(backbone, labeled_sets(root).train, HOW, CPU, workers=0, batch=4)
-    return rows, evaluate(backbone, root, HOW, 3, 0.1, CPU, batch=4)
+    return rows, evaluate(backbone, labeled_sets(root), HOW, 3, 0.1, CPU, batch=4)
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_monitor_and_command_agree(labeled, images, tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("stem", ["imagenet", "stride2"])
-def test_command_takes_files_of_others(labeled, tmp_path, capsys, stem):
+def test_command_takes_files_of_others(labeled, tmp_path, capsys, monkeypatch, stem):
     torch.manual_seed(0)
     network = build_backbone(EncoderSpec("resnet10", stem, 0.125))
     randomize(network)
@@ -129,6 +130,26 @@ def test_command_takes_files_of_others(labeled, tmp_path, capsys, stem):
     record = read_record(tmp_path / "knn" / "run.json")
     assert (record.init, record.config["crop_px"], record.seed) == ("theirs", 32, 0)
     assert 0 <= record.metrics["knn/top1"] <= 100
+    if stem == "stride2":
+        assert "give --mean, --std" in capsys.readouterr().out
+    pixels = ["--mean", "127.5", "102", "51", "--std", "51", "127.5", "127.5"]
+    seen = []
+
+    def spy(backbone, data, crop, *more):
+        seen.append((crop.mean, crop.std))
+        return evaluate(backbone, data, crop, *more)
+
+    monkeypatch.setattr("moco.engine.knn.evaluate", spy)
+    (labeled / "val/red/1.heic").write_bytes(b"left out")
+    main([*command, "--overwrite", *pixels])
+    (labeled / "val/red/1.heic").unlink()
+    assert seen == [((0.5, 0.4, 0.2), (0.2, 0.5, 0.5))]
+    out = capsys.readouterr().out
+    assert "give --mean" not in out, "it was given"
+    assert "note: " in out and "1 file is left out by its suffix: .heic 1" in out
+    again = read_record(tmp_path / "knn" / "run.json")
+    assert again.config_sha256 == record.config_sha256, "as for weights that say it themselves"
+    assert "pixels: mean (0.5, 0.4, 0.2), std (0.2, 0.5, 0.5), as given" in again.notes
 
 
 @pytest.mark.parametrize("t", [0.01, 0.001])

@@ -14,6 +14,7 @@ from moco.modeling.mechanisms.memory_bank import MemoryBank
 from moco.modeling.mechanisms.momentum_queue import MomentumQueue
 from moco.modeling.shuffle_bn import Pass
 from moco.pretrain import main
+from tests.moco.classification.classify_runs import write_labeled
 from tests.oracles.training import metrics, newest
 
 BANK = {"MOCO__MECHANISM": "memory_bank"}
@@ -61,6 +62,19 @@ def test_rate_and_durations_given_for_a_reference_batch_are_scaled(train, tmp_pa
     )
     warm_up, decayed = [0.025, 0.05, 0.075, 0.1], [0.05] * 4 + [0.025] * 4
     assert [line["lr"] for line in metrics(tmp_path / "scaled")] == pytest.approx(warm_up + decayed)
+
+
+def test_what_is_left_out_of_the_data_is_recorded(opts, tmp_path):
+    """Of the images for pre-training, and of kNN's."""
+    data = write_labeled(tmp_path / "data")
+    for split in ("train", "val"):
+        (data / split / "red" / "more.heic").write_bytes(b"other")
+    run = opts("run", SOLVER__MAX_ITERS=1, DATA__KNN_ROOT=data, KNN__K=2)
+    main([*run, "DATA.ROOT", str(data / "train")])
+    notes = read_record(tmp_path / "run" / RECORD_NAME).notes
+    left = "1 file is left out by its suffix: .heic 1"
+    expected = [f"{data / split}: {left}" for split in ("train", "val")]
+    assert [note for note in notes if "left out" in note] == expected
 
 
 def test_symmetric_loss_is_the_sum_of_both_ways(train, monkeypatch):
