@@ -7,7 +7,7 @@ from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
 from benchmarks.report.records import Run
 from benchmarks.report.significance import Significance
 from benchmarks.report.style import MISSING
-from detection.config.keys import tuned_keys
+from detection.config.keys import tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
@@ -120,7 +120,7 @@ def tuned(table: Table) -> list[str]:
         return []
     chosen = [
         f"{row.init} "
-        + ", ".join(f"{row.runs[0].record.config[key]:g}" for key in tuned_keys(grid))
+        + _by_seed(row, lambda run: ", ".join(tuned_values(run.record.config).values()))
         for row in table.rows
     ]
     return [

@@ -2,16 +2,17 @@
 
 A table's rows have one engine, one protocol (the hash of every key but seed, weights, folders and
 devices, and of the data) and one length. Here is compared what else decides a number: the initial
-values of all tensors that no weights gave, the first batches, and the devices.
+values of all tensors that no weights gave, the first batches, devices, versions, what was tuned.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
-from detection.config.keys import NOT_PROTOCOL
+from detection.config.keys import NOT_PROTOCOL, tuned_axes, tuned_values
 from moco.common.errors import first_few
 from moco.common.run import RunRecord
 
@@ -26,6 +27,7 @@ CONTRACT = (
     *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "MODEL.RESNETS.STRIDE_IN_1X1"),
     *(key for key in NOT_PROTOCOL if key.startswith(("MODEL.VIT.", "MODEL.CONVNEXT."))),
 )
+NO_EFFECT = ("python",)  # of what a record has versions of; any other may change a number
 MAX_NAMED = 3  # differences
 
 
@@ -36,18 +38,22 @@ class Isolation:
     Attributes:
         proof: what is equal; empty where something differs or is not recorded.
         differs: that, in words.
+        tuned: what was chosen for each from the same grid, in words; empty where it is equal.
     """
 
     row: str
     base: str
     proof: tuple[str, ...]
     differs: tuple[str, ...]
+    tuned: str = ""
 
     def __str__(self) -> str:
+        what = f"only the weights of {self.row} and {self.base}"
+        what += " and what was tuned for each" if self.tuned else ""
         if self.differs:
-            found = first_few(list(self.differs), MAX_NAMED)
-            return f"not shown that only the weights of {self.row} and {self.base} differ: {found}"
-        return f"only the weights of {self.row} and {self.base} differ: {'; '.join(self.proof)}"
+            found = first_few([*self.differs, *filter(None, [self.tuned])], MAX_NAMED)
+            return f"not shown that {what} differ: {found}"
+        return f"{what} differ: {'; '.join([*filter(None, [self.tuned]), *self.proof])}"
 
 
 def isolation(table: Table) -> list[Isolation]:
@@ -62,8 +68,9 @@ def _compare(row: Row, base: Row) -> Isolation:
     pairs = [(r.record, of_seed[r.record.seed]) for r in row.runs if r.record.seed in of_seed]
     differs = [f"only one of them has seed {seed}" for seed in sorted(seeds ^ of_seed.keys())]
     differs += differences(pairs)
+    tuned = _tuned(row, base)
     if differs or not pairs:
-        return Isolation(row.init, base.init, (), tuple(differs))
+        return Isolation(row.init, base.init, (), tuple(differs), tuned)
     first = pairs[0][0]
     heads = [{k: v for k, v in _head(a).items() if k in _head(b)} for a, b in pairs]
     batches = [(a.start or {})["batches"] for a, _ in pairs]
@@ -79,7 +86,20 @@ def _compare(row: Row, base: Row) -> Isolation:
         f"equal {one} in seed{'s'[: len(seeds) > 1]} {', '.join(map(str, sorted(seeds)))}",
     ]
     proof += [f"the weights' own input contract: {', '.join(contract)}"] if contract else []
-    return Isolation(row.init, base.init, tuple(proof), ())
+    return Isolation(row.init, base.init, tuple(proof), (), tuned)
+
+
+def _tuned(row: Row, base: Row) -> str:
+    """`tuned SOLVER.BASE_LR 0.02 against 0.01, of the same 4 candidates`; empty where equal."""
+    axes = tuned_axes(base.runs[0].record.config)
+
+    def chosen(of: Row, key: str) -> str:
+        return " / ".join(dict.fromkeys(tuned_values(r.record.config)[key] for r in of.runs))
+
+    pairs = [(key, chosen(row, key), chosen(base, key)) for key in axes]
+    texts = [f"{key} {mine} against {theirs}" for key, mine, theirs in pairs if mine != theirs]
+    number = math.prod(map(len, axes.values()))
+    return f"tuned {', '.join(texts)}, of the same {number} candidates" if texts else ""
 
 
 def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
@@ -92,8 +112,9 @@ def differences(pairs: Sequence[tuple[RunRecord, RunRecord]]) -> list[str]:
 
 
 def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
-    for (name, x), y in zip(_sampling(a).items(), _sampling(b).values(), strict=True):
-        if x != y:
+    mine, theirs = _sampling(a), _sampling(b)
+    for name in dict.fromkeys((*mine, *theirs)):
+        if (x := mine.get(name)) != (y := theirs.get(name)):
             yield f"{name} {x!r} / {y!r}"
     for what in ("head", "batches"):
         if not all((record.start or {}).get(what) for record in (a, b)):
@@ -102,13 +123,13 @@ def _differences(a: RunRecord, b: RunRecord) -> Iterator[str]:
     heads = _head(a), _head(b)
     names = [name for name, digest in heads[0].items() if heads[1].get(name, digest) != digest]
     # Of random weights every tensor starts from scratch.
-    for (mine, others), record in ((heads, a), (heads[::-1], b)):
-        names += sorted(mine.keys() - others.keys()) if record.weights_sha256 else []
+    for (own, other), record in ((heads, a), (heads[::-1], b)):
+        names += sorted(own.keys() - other.keys()) if record.weights_sha256 else []
     if names:
         yield f"initial values of {first_few(names, MAX_NAMED)}"
-    mine, others = ((record.start or {})["batches"] for record in (a, b))
-    if mine != others:
-        equal = [x == y for x, y in zip(mine, others, strict=False)]
+    first, others = ((record.start or {})["batches"] for record in (a, b))
+    if first != others:
+        equal = [x == y for x, y in zip(first, others, strict=False)]
         number = equal.index(False) if False in equal else len(equal)
         yield f"batch {number + 1} of the first ones"
 
@@ -124,4 +145,9 @@ def _hash(value: Any) -> str:
 
 def _sampling(record: RunRecord) -> dict[str, Any]:
     gpus = (record.provenance.get("hardware") or {}).get("gpus") or ()
-    return {**{key: record.config.get(key) for key in SAMPLING}, "number of GPUs": len(gpus)}
+    versions = record.provenance.get("versions") or {}
+    return {
+        **{key: record.config.get(key) for key in SAMPLING},
+        "number of GPUs": len(gpus),
+        **{name: version for name, version in versions.items() if name not in NO_EFFECT},
+    }

@@ -8,16 +8,20 @@ import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.report.bundle import Evidence, read_bundle, suite_task
+from detection.config import keys
 from detection.evaluation.metrics import HEADLINE
+from moco.classification import config as classification
+from moco.common.cfgnode import cfg_sha256
 from moco.common.errors import UserError
 from moco.common.files import PathLike
 from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
+from moco.engine.config import protocol_sha256
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,9 @@ def collect(paths: Sequence[PathLike]) -> Results:
         if path.suffix == ".zip" and path.is_file():
             own = path.resolve()
             for inside, pair in read_bundle(path).items():
-                found[own / inside] = Run(own / inside, *pair, Evidence(inside, own))
+                record, task = pair
+                evidence = Evidence(inside, own)
+                found[own / inside] = Run(own / inside, _hashed(record), task, evidence)
             continue
         for folder in [path.parent.resolve()] if path.is_file() else _run_folders(path.resolve()):
             has_record = (folder / RECORD_NAME).is_file()
@@ -152,8 +158,22 @@ def collect(paths: Sequence[PathLike]) -> Results:
 
 
 def _read_run(folder: Path, configs: dict[frozenset[str], Mapping[str, Any]]) -> Run:
-    record = _sharing_config(read_record(folder / RECORD_NAME), configs)
+    record = _sharing_config(_hashed(read_record(folder / RECORD_NAME)), configs)
     return Run(folder, record, suite_task(folder, Path.is_file), Evidence(folder))
+
+
+def _hashed(record: RunRecord) -> RunRecord:
+    """The record with the hash of the keys that it has; its own may be of others."""
+    config = record.config
+    if record.kind == "detection":
+        sha256 = keys.protocol_sha256(config)
+    elif record.kind in ("linear", "finetune"):
+        sha256 = protocol_sha256(config, classification.NOT_PROTOCOL, classification.ADDED_KEYS)
+    elif record.kind == "knn":
+        sha256 = cfg_sha256(config)
+    else:  # of pre-training there are no tables
+        return record
+    return record if sha256 == record.config_sha256 else replace(record, config_sha256=sha256)
 
 
 def _sharing_config(

@@ -20,6 +20,7 @@ from benchmarks.suites.live import Live, rest
 from benchmarks.suites.scheduler import Scheduler
 from benchmarks.suites.suite import Init, RunSpec, expand
 from benchmarks.suites.suite_file import load_suite
+from detection.config.keys import protocol_sha256
 from detection.config.task import default_task
 from moco.common.cfgnode import flatten
 from moco.common.command import RANDOM
@@ -59,6 +60,7 @@ def large_suite(root: Path, trials: int, done: float) -> SuiteFolder:
 def _record(
     spec: RunSpec, config: dict[str, Any], facts: dict[str, Any], metrics: dict[str, Any]
 ) -> RunRecord:
+    own = {**config, "DATASETS.TEST": [spec.task]}
     return RunRecord(
         kind="detection",
         status="done",
@@ -68,8 +70,8 @@ def _record(
         weights_sha256=spec.weights_sha256,
         weights_source=None,
         seed=spec.seed,
-        config_sha256="c" * 64,
-        config={**config, "DATASETS.TEST": [spec.task]},
+        config_sha256=protocol_sha256(own),
+        config=own,
         provenance=facts,
         iterations=ITERATIONS,
         seconds=100.0,

@@ -6,7 +6,10 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from moco.common.cfgnode import cfg_sha256
 
 # Names, defaults and meaning are Detectron2's (detectron2/config/defaults.py). px: pixels of the
 # network's input. Sequences keep Detectron2's types, because yacs compares types.
@@ -382,6 +385,8 @@ ADDED_LATER = (
     "DATASETS.KEYPOINT_FLIP_PAIRS",
 )
 
+DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
+
 # What the embedded engine knows and cannot change: it accepts such a key at exactly this value, so
 # that a `config.yaml` written by Detectron2 loads, and refuses any other value by name.
 DETECTRON2_ONLY: dict[str, Any] = {
@@ -434,9 +439,32 @@ DETECTRON2_ONLY: dict[str, Any] = {
 }
 
 
-def tuned_keys(grid: str) -> list[str]:
-    """The keys that a grid has values of, as SOLVER.TUNED names it."""
-    return re.findall(r"([A-Z_.]+)=", grid)
+_TASK_KEYS = {*HONORED, *DETECTRON2_ONLY, *TRANSFER}
+
+
+def protocol_sha256(config: Mapping[str, Any]) -> str:
+    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task.
+
+    Args:
+        config: every key, flat, and `DATA_KEY`, as a run's record has them.
+    """
+    kept = {key: value for key, value in config.items() if key in _TASK_KEYS or key == DATA_KEY}
+    for key in ADDED_LATER:
+        if key in kept and same_value(kept[key], TRANSFER[key]):
+            del kept[key]
+    return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_axes(kept)))
+
+
+def tuned_axes(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Key → values of the grid that SOLVER.TUNED names; {} where nothing was tuned."""
+    found = re.findall(r"([A-Z_.]+)=(\S*)", str(config.get("SOLVER.TUNED", "")))
+    return {key: tuple(values.split(",")) for key, values in found}
+
+
+def tuned_values(config: Mapping[str, Any]) -> dict[str, str]:
+    """Key → the value of the grid that was chosen."""
+    values = {key: config.get(key) for key in tuned_axes(config)}
+    return {k: f"{v:g}" if isinstance(v, int | float) else str(v) for k, v in values.items()}
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:

@@ -20,15 +20,7 @@ from detection.config.checks import (
     check_warmup,
 )
 from detection.config.engines import find_engine
-from detection.config.keys import (
-    ADDED_LATER,
-    DETECTRON2_ONLY,
-    HONORED,
-    NOT_PROTOCOL,
-    TRANSFER,
-    same_value,
-    tuned_keys,
-)
+from detection.config.keys import DATA_KEY, DETECTRON2_ONLY, HONORED, TRANSFER
 from detection.config.recipe import RecipeCheck, check
 from detection.config.resolve import (
     resolve_classes,
@@ -51,7 +43,7 @@ from detection.datasets.doctor import command as doctor_command
 from detection.datasets.parts import base_name
 from detection.modeling.backbones import backbone_type, frozen_random
 from detection.modeling.norms import process_norms
-from moco.common.cfgnode import cfg_sha256, explicit_keys, flatten, load_cfg
+from moco.common.cfgnode import explicit_keys, flatten, load_cfg
 from moco.common.errors import DataError
 from moco.common.files import PathLike
 from moco.common.pretrained import init_name
@@ -59,8 +51,6 @@ from moco.common.run import RECORD_NAME, read_record
 
 if TYPE_CHECKING:
     from convert.verify import Converted
-
-DATA_KEY = "DATASETS.ANNOTATIONS_SHA256"  # in a record; not a key that a user sets
 
 
 @dataclass(frozen=True)
@@ -117,20 +107,6 @@ def _add_keys(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
         for parent in parents:
             node = node.setdefault(parent, CfgNode())
         node[name] = copy.deepcopy(value)
-
-
-def protocol_sha256(config: Mapping[str, Any]) -> str:
-    """Hash of the experiment: equal for the two engines, the seeds and the weights of one task.
-
-    Args:
-        config: from `resolved_config`.
-    """
-    task_keys = flatten(default_task())
-    kept = {key: value for key, value in config.items() if key in task_keys or key == DATA_KEY}
-    for key in ADDED_LATER:
-        if key in kept and same_value(kept[key], TRANSFER[key]):
-            del kept[key]
-    return cfg_sha256(kept, (*NOT_PROTOCOL, *tuned_keys(kept.get("SOLVER.TUNED", ""))))
 
 
 def resolved_config(task: Task) -> dict[str, Any]:

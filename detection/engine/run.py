@@ -11,7 +11,8 @@ from typing import Any
 from convert.families.base import DEFAULT_FAMILY
 from detection.config.checks import highest_rate
 from detection.config.engines import find_engine
-from detection.config.task import Task, protocol_sha256, resolved_config
+from detection.config.keys import protocol_sha256
+from detection.config.task import Task, resolved_config
 from detection.config.trained import CONFIG_NAME
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.layout import doctor_command as doctor_program

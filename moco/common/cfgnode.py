@@ -7,6 +7,7 @@ whole number is accepted where a float is expected.
 
 import difflib
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -146,10 +147,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def cfg_sha256(cfg: Mapping[str, Any], exclude: Collection[str] = ()) -> str:
     """Hex SHA-256 of all keys and values except `exclude` (dotted names of keys or of nodes)."""
+    names = set(exclude)
     kept = {
         key: value
         for key, value in flatten(cfg).items()
-        if not any(key == name or key.startswith(f"{name}.") for name in exclude)
+        if names.isdisjoint(itertools.accumulate(key.split("."), "{}.{}".format))
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

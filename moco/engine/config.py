@@ -190,11 +190,11 @@ def check_momentum(cfg: CfgNode, key: str) -> None:
 
 
 def protocol_sha256(
-    cfg: CfgNode, exclude: Collection[str], added: Mapping[str, Any] = ADDED_KEYS
+    cfg: Mapping[str, Any], exclude: Collection[str], added: Mapping[str, Any] = ADDED_KEYS
 ) -> str:
     """Hash of what two runs must have in common to be rows of one table; see `ADDED_KEYS`."""
     flat = flatten(cfg)
-    return cfg_sha256(flat, (*exclude, *(k for k, value in added.items() if flat[k] == value)))
+    return cfg_sha256(flat, (*exclude, *(k for k, value in added.items() if flat.get(k) == value)))
 
 
 def check_processes(cfg: CfgNode, world_size: int) -> None:

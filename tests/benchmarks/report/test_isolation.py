@@ -7,7 +7,7 @@ from benchmarks.report.aggregate import aggregate
 from benchmarks.report.isolation import isolation
 from benchmarks.report.records import collect
 from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
-from tests.benchmarks.report.test_aggregate import MOCO, runs
+from tests.benchmarks.report.test_aggregate import MOCO, run, runs
 
 EVERY = {"backbone.stem": "0b", "rpn.conv": "1f"}
 
@@ -43,6 +43,7 @@ def test_the_proof():
         ({"start": start(seed=1)}, "batch 1"),
         ({"start": start(batches=["b0"])}, "batch 2"),
         ({"config": {**CONFIG, "MODEL.CHANNELS_LAST": True}}, "MODEL.CHANNELS_LAST True / None"),
+        ({"provenance": {"versions": {"torch": "2.4.0"}}}, "torch '2.4.0' / None"),
     ],
 )
 def test_what_differs_is_named(changes, named):
@@ -53,6 +54,31 @@ def test_what_differs_is_named(changes, named):
 def test_seeds_without_a_partner_are_named():
     found = shown(runs("moco", (3.0, 4.0, 5.0), MOCO, start=start()))
     assert found.differs == ("only one of them has seed 2",)
+
+
+def test_python_is_declared_to_have_no_effect():
+    found = shown(
+        runs("moco", (3.0, 4.0), MOCO, start=start(), provenance={"versions": {"python": "3.12"}})
+    )
+    assert not found.differs
+
+
+def test_what_was_tuned_differs_and_is_named():
+    """Of the second seed another rate was chosen."""
+    grid = {"SOLVER.TUNED": "SOLVER.BASE_LR=0.01,0.02 SOLVER.WEIGHT_DECAY=0,1e-4 at 0.5 of it"}
+    chosen = [
+        {**CONFIG, **grid, "SOLVER.BASE_LR": lr, "SOLVER.WEIGHT_DECAY": 0} for lr in (0.01, 0.02)
+    ]
+    base = runs("random", (1.0, 2.0), start=start(head=EVERY), config=chosen[1])
+    moco = [
+        run(init="moco", seed=seed, weights_sha256=MOCO, start=start(), config=config)
+        for seed, config in enumerate(chosen)
+    ]
+    assert str(shown(moco, base)).startswith(
+        "only the weights of moco and random and what was tuned for each differ: tuned "
+        "SOLVER.BASE_LR 0.01 / 0.02 against 0.02, of the same 4 candidates; equal configuration"
+    )
+    assert "tuned" not in str(shown(moco[1:], base[1:])), "the same was chosen for both"
 
 
 def test_in_the_report_and_in_a_bundle(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.make_table import make_tables
 from benchmarks.report.records import Run, collect
 from moco.common.errors import UserError
 from tests.benchmarks.report.fake_runs import record, write_run
@@ -70,3 +71,21 @@ def test_time_is_utc_whatever_the_zone_of_the_record_or_of_the_reader(utc, shown
         run = Run(Path("x"), record(provenance={"utc": utc}))
         assert (run.label, run.versions, run.hardware, run.finished) == ("", "", "", shown)
     time.tzset()
+
+
+KNN = {"kind": "knn", "engine": "moco"}
+LINEAR = {"kind": "linear", "engine": "moco", "metrics": {"linear/top1": 1.0}}
+
+
+@pytest.mark.parametrize("changes", [{}, LINEAR, KNN])
+def test_the_hash_of_the_protocol_is_that_of_the_keys(tmp_path, changes):
+    """A record whose keys were edited while its hash stayed is of another protocol."""
+    keys = {"SOLVER.BASE_LR": 0.02, "SOLVER.OPTIMIZER": "sgd", "SOLVER.STEPS": (1, 2)}
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", **{"seed": seed, "config": keys, **changes})
+    one, two = (run.record.config_sha256 for run in collect([tmp_path]).transfer)
+    assert one == two
+    path = tmp_path / "1" / "run.json"
+    path.write_text(path.read_text().replace("0.02", "0.01"))
+    with pytest.raises(UserError, match=r"SOLVER\.BASE_LR \(0\.02 / 0\.01\)"):
+        make_tables(collect([tmp_path]))

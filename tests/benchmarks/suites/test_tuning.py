@@ -14,7 +14,8 @@ from benchmarks.suites.folder import SuiteFolder
 from benchmarks.suites.suite import DETECTION, LINEAR, Suite, SuiteTask
 from benchmarks.suites.suite_file import load_suite
 from benchmarks.suites.tuning import choose, describe, grid_of, grid_suite, with_tuned
-from detection.config.task import default_task, protocol_sha256
+from detection.config.keys import protocol_sha256
+from detection.config.task import default_task
 from moco.common.cfgnode import flatten
 from moco.common.errors import UserError
 from tests.benchmarks.suites.lab import ROOT, write_suite

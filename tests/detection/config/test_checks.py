@@ -3,8 +3,8 @@
 import pytest
 
 from detection.config.checks import check_splits, check_values, highest_rate
-from detection.config.keys import ADDED_LATER, TRANSFER
-from detection.config.task import default_task, protocol_sha256
+from detection.config.keys import ADDED_LATER, TRANSFER, protocol_sha256
+from detection.config.task import default_task
 from detection.datasets.base import Split
 from detection.datasets.flips import flip_pairs
 from detection.embedded.solver import build_schedule

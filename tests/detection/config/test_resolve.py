@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from detection.config.task import load_task, protocol_sha256, resolved_config
+from detection.config.keys import protocol_sha256
+from detection.config.task import load_task, resolved_config
 from moco.common.errors import UserError
 from tests.conftest import ROOT
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from detection.config.keys import DETECTRON2_ONLY, HONORED
+from detection.config.keys import DETECTRON2_ONLY, HONORED, protocol_sha256
 from detection.config.task import (
     add_transfer_config,
     default_task,
     load_task,
-    protocol_sha256,
     resolved_config,
 )
 from detection.datasets import cache_clear

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from detection.config.task import default_task, protocol_sha256
+from detection.config.keys import protocol_sha256
+from detection.config.task import default_task
 from detection.train_net import main
 from moco.common.cfgnode import flatten
 from moco.common.errors import Preempted
