@@ -30,12 +30,19 @@ from detection.config.resolve import (
     resolve_seed,
     scale_to_processes,
 )
-from detection.config.trained import CONFIG_NAME, apply_trained, trained_file, training_data
+from detection.config.trained import (
+    CONFIG_NAME,
+    apply_trained,
+    check_resumed_weights,
+    trained_file,
+    training_data,
+)
 from detection.config.weights import (
     apply_contract,
     apply_random,
     check_weights,
     read_weights,
+    weights_sha256,
 )
 from detection.datasets import find_source, known, read_split
 from detection.datasets.base import Split
@@ -196,6 +203,7 @@ def load_task(
     runs_on.check_evaluator(test, cfg)
     cfg.freeze()
     if resume and not eval_only:
+        check_resumed_weights(cfg, weights_sha256(weights))
         notes += changes_since(cfg)
     num_images = {split.name: len(split.records) for split in (*train, test)}
     trained_on = [(split.name, split.annotations_sha256) for split in train]

@@ -1,5 +1,6 @@
-"""A trained model under `--eval-only`: its file, and what the run that trained it says about it."""
+"""What a run left in its folder: for `--resume`, and of a trained model under `--eval-only`."""
 
+import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError
 from moco.common.files import PathLike
-from moco.common.run import RECORD_NAME, read_record
+from moco.common.run import RECORD_NAME, START_NAME, read_record
 
 CONFIG_NAME = "config.yaml"  # of a run, beside its record and its models
 # What a model needs beside its tensors: the keys of the input contract and the head.
@@ -47,6 +48,42 @@ def config_in(folder: PathLike) -> dict[str, Any]:
     """The keys of the configuration that a run's folder was begun with, flat; {}: it has none."""
     path = Path(folder) / CONFIG_NAME
     return flatten(read_yaml(path)) if path.is_file() else {}
+
+
+def read_start(folder: PathLike) -> dict[str, Any] | None:
+    """What a run started from, as its `start.json` has it; None: it has none.
+
+    `weights_sha256` is of the file that MODEL.WEIGHTS named, None of random weights; the rest is
+    from `detection.engine.start.StartFile`.
+    """
+    path = Path(folder) / START_NAME
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def check_resumed_weights(cfg: CfgNode, sha256: str | None) -> None:
+    """Whether a run that is resumed was begun with the same MODEL.WEIGHTS, wherever they are now.
+
+    Args:
+        sha256: of the file that MODEL.WEIGHTS names; None: random.
+
+    Raises:
+        UserError: naming both.
+    """
+    before, now = config_in(cfg.OUTPUT_DIR).get("MODEL.WEIGHTS"), cfg.MODEL.WEIGHTS
+    start = read_start(cfg.OUTPUT_DIR) or {}
+    # A run of an earlier version has no hash.
+    known, same = "weights_sha256" in start, start.get("weights_sha256") == sha256
+    if before is None or (same if known else before == now):
+        return
+
+    def named(weights: str, digest: str | None) -> str:
+        return f"{weights} (sha256 {digest[:10]})" if digest else weights
+
+    raise UserError(
+        f"--resume: {cfg.OUTPUT_DIR} was begun from {named(before, start.get('weights_sha256'))}, "
+        f"but MODEL.WEIGHTS is {named(now, sha256)}; give the same weights, or start from scratch "
+        "in another folder"
+    )
 
 
 def trained_config(opts: Sequence[str], *, resume: bool) -> Path:

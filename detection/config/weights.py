@@ -24,6 +24,7 @@ from detection.modeling.backbones import backbone_type
 from moco.common.cfgnode import flatten, read_yaml
 from moco.common.command import RANDOM
 from moco.common.errors import DataError, UserError, first_few
+from moco.common.files import sha256_file
 from moco.common.pretrained import find_remote, like, locate
 from moco.common.shipped import CONFIGS, shown
 
@@ -78,6 +79,11 @@ def check_weights(weights: str) -> None:
         raise UserError(f"MODEL.WEIGHTS is empty; give {_WEIGHTS}")
     if weights != RANDOM and find_remote(weights) is None and not Path(weights).is_file():
         raise DataError(f"MODEL.WEIGHTS {weights}: no such file{like(weights)}; give {_WEIGHTS}")
+
+
+def weights_sha256(weights: Converted | None) -> str | None:
+    """Of the file that MODEL.WEIGHTS names; None: random."""
+    return sha256_file(weights.path) if weights and weights.path else None
 
 
 def apply_contract(

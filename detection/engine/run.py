@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from convert.families.base import DEFAULT_FAMILY
@@ -13,12 +12,13 @@ from detection.config.checks import highest_rate
 from detection.config.engines import find_engine
 from detection.config.keys import protocol_sha256
 from detection.config.task import Task, resolved_config
-from detection.config.trained import CONFIG_NAME
+from detection.config.trained import CONFIG_NAME, read_start
+from detection.config.weights import weights_sha256
 from detection.datasets.doctor import command as doctor_command
 from detection.datasets.layout import doctor_command as doctor_program
 from detection.engine.processes import Job
 from detection.engine.resuming import iterations_before
-from detection.engine.start import check_frozen, read_start
+from detection.engine.start import check_frozen
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
 from detection.evaluation.metrics import for_record, headline
@@ -32,8 +32,8 @@ from detection.evaluation.reachable import (
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program
 from moco.common.errors import Preempted, printable, say
-from moco.common.files import atomic_write_text, sha256_file
-from moco.common.run import RunFolder, RunRecord, provenance, write_record
+from moco.common.files import atomic_write_json, atomic_write_text, sha256_file
+from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 
 MAX_SECONDS_OF_PERFECT = 60
 
@@ -136,6 +136,9 @@ def run_in_folder(
         if not (job.resume and (results / CONFIG_NAME).is_file()):
             # A resumed run keeps its first one, so that what was changed since stays visible.
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())
+            if not job.eval_only:
+                weights = {"weights_sha256": weights_sha256(task.weights)}
+                atomic_write_json(folder.path / START_NAME, weights)
         with (folder.path / "log.txt").open("a") as log:
             log.write(f"{description}\n")
         start = time.monotonic()
@@ -183,7 +186,6 @@ def _record(
 ) -> RunRecord:
     """The record of a run that came to an end; `notes`: of the end, after those of the task."""
     contract = task.weights.contract if task.weights else None
-    file = task.weights.path if task.weights else Path(task.cfg.MODEL.WEIGHTS)
     config = resolved_config(task)
     facts = provenance()
     if package := metric_package(task.test, task.cfg):
@@ -194,7 +196,9 @@ def _record(
         task=task.name,
         engine=task.engine,
         init=task.init,
-        weights_sha256=sha256_file(file) if file and file.is_file() else None,
+        weights_sha256=sha256_file(task.cfg.MODEL.WEIGHTS)
+        if job.eval_only
+        else weights_sha256(task.weights),
         weights_source=contract.source if contract else None,
         seed=task.cfg.SEED,
         config_sha256=protocol_sha256(config),

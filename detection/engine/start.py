@@ -5,13 +5,13 @@ write them into OUTPUT_DIR while they train; the run record takes them from ther
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from detection.config.trained import read_start
 from detection.engine.weights import UNTRACKED, Coverage
 from moco.common.files import atomic_write_json, sha256_state
 from moco.common.run import DIGITS, FIRST_BATCHES, START_NAME
@@ -20,7 +20,7 @@ _STRIDE_PX = 8
 
 
 class StartFile:
-    """Writes `OUTPUT_DIR/start.json` during the first batches: `head`, `batches` and `frozen`.
+    """Adds to `OUTPUT_DIR/start.json` during the first batches: `head`, `batches` and `frozen`.
 
     Args:
         folder: OUTPUT_DIR; None on all processes but the main one.
@@ -37,27 +37,22 @@ class StartFile:
         done: int = 0,
     ) -> None:
         self._path = folder / START_NAME if folder else None
-        self._content: dict[str, Any] = {"head": dict(head), "batches": []}
+        before = (read_start(folder) if folder else None) or {}
+        self._content: dict[str, Any] = {**before, "head": dict(head), "batches": []}
         if frozen:
             self._content["frozen"] = dict(frozen)
         if done and folder is not None:
-            before = read_start(folder)
-            if before is None or len(before["batches"]) < min(done, FIRST_BATCHES):
+            batches = before.get("batches", [])
+            if len(batches) < min(done, FIRST_BATCHES):
                 self._path = None
             else:
-                self._content = {**before, "batches": before["batches"][:done]}
+                self._content = {**before, "batches": batches[:done]}
 
     def add(self, batch: Sequence[Mapping[str, Any]]) -> None:
         """Take the next batch: samples with `image` (C, H, W) uint8 and `image_id`."""
         if self._path is not None and len(self._content["batches"]) < FIRST_BATCHES:
             self._content["batches"].append(batch_digest(batch))
             atomic_write_json(self._path, self._content)
-
-
-def read_start(folder: Path) -> dict[str, Any] | None:
-    """What `StartFile` wrote into a run's folder; None: nothing."""
-    path = folder / START_NAME
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def head_digests(model: nn.Module, coverage: Coverage | None) -> dict[str, str]:

@@ -1,11 +1,13 @@
 """The command line: choice of the engine, the folder, the record, errors in one line."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from detection.engine import run
 from detection.engine.resuming import set_iterations
@@ -144,6 +146,39 @@ def test_a_preempted_run_is_not_over(argv, tmp_path, monkeypatch):
     with pytest.raises(Preempted):
         main(argv())
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_resumed_run_keeps_its_weights(argv, r18_file, tmp_path, monkeypatch):
+    """Else its record would name weights that it never started from."""
+
+    def stopped(*_: object) -> None:
+        raise Preempted("stopped by SIGTERM")
+
+    def begin(*opts: object, flags: tuple[str, ...] = ("--resume",)) -> None:
+        with pytest.raises(Preempted):
+            main(argv("MODEL.WEIGHTS", *opts, flags=flags))
+
+    monkeypatch.setattr(run, "run_engine", stopped)
+    folder, copy, other = tmp_path / "run", tmp_path / "copy.pth", tmp_path / "other.pth"
+    shutil.copy(r18_file, copy)
+    begin("random", flags=())
+    with pytest.raises(UserError, match=r"run was begun from random, but .*r18.pth \(sha256"):
+        main(argv("MODEL.WEIGHTS", r18_file, flags=("--resume",)))
+    begin(r18_file, flags=("--overwrite",))
+    begin(copy)
+    with pytest.raises(UserError, match=r"r18.pth \(sha256 .*, but MODEL.WEIGHTS is random"):
+        main(argv("MODEL.WEIGHTS", "random", flags=("--resume",)))
+    content = torch.load(r18_file, weights_only=True)
+    content["model"]["stem.conv1.weight"][0] += 0.01
+    torch.save(content, other)
+    with pytest.raises(UserError, match=r"begun from .*r18.pth \(sha256 .*other.pth \(sha256"):
+        main(argv("MODEL.WEIGHTS", other, flags=("--resume",)))
+    shutil.copy(other, copy)
+    begin(r18_file)
+    (folder / "start.json").unlink()  # of a run that an earlier version began
+    begin(r18_file)
+    with pytest.raises(UserError, match=r"begun from .*r18.pth, but MODEL.WEIGHTS is .*copy.pth"):
+        main(argv("MODEL.WEIGHTS", copy, flags=("--resume",)))
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from detection.config.trained import read_start
 from detection.engine import resuming
-from detection.engine.start import read_start
 from detection.train_net import main
 from moco.common.errors import Preempted
 from moco.common.files import load_torch

@@ -15,11 +15,11 @@ import torch
 from convert.families.resnet_network import ResNet
 from convert.verify import Converted
 from detection.config.task import load_task
+from detection.config.trained import read_start
 from detection.embedded import trainer
 from detection.embedded.model import Detector
 from detection.embedded.trainer import Trainer
 from detection.engine.processes import Job
-from detection.engine.start import read_start
 from moco.common.errors import DataError, NumericError, Preempted, UserError
 from moco.common.files import load_torch
 from moco.common.run import RunFolder

@@ -8,6 +8,7 @@ from torch import nn
 
 from detection.config.engines import find_engine
 from detection.config.task import load_task
+from detection.config.trained import read_start
 from detection.engine.processes import Job
 from detection.engine.start import (
     StartFile,
@@ -15,7 +16,6 @@ from detection.engine.start import (
     check_frozen,
     frozen_digest,
     head_digests,
-    read_start,
 )
 from detection.engine.weights import Coverage
 from detection.train_net import main

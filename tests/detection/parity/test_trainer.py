@@ -9,8 +9,8 @@ import torch
 
 from detection.config.engines import find_engine
 from detection.config.task import load_task
+from detection.config.trained import read_start
 from detection.engine.processes import Job
-from detection.engine.start import read_start
 from moco.common.files import load_torch
 from moco.common.run import RunFolder
 from tests.oracles import small_tasks
