@@ -93,8 +93,8 @@ def _from_voc(split: "Split", path: Path) -> tuple[dict[str, Any], list[dict[str
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    from benchmarks.report.bundle import ERRORS_NAME
     from benchmarks.report.records import collect
+    from detection.evaluation.metrics import ERRORS_NAME
     from moco.common.files import atomic_write_json
 
     runs = [run for run in collect(args.runs).transfer if run.record.kind == "detection"]
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"no finished run of a detector below {', '.join(map(str, args.runs))}")
     for run in runs:
         found = error_types(run)
-        atomic_write_json(run.folder / ERRORS_NAME, found)
+        atomic_write_json(run.folder / ERRORS_NAME, {"run": run.digest, **found})
         shown = "  ".join(f"{name} {value:.1f}" for name, value in found["delta"].items())
         print(f"{run.folder}: AP50 {found['ap50']:.1f}; it gains without {shown}")
 

@@ -21,11 +21,9 @@ from moco.common.errors import DataError, UserError, run_cli
 if TYPE_CHECKING:
     from benchmarks.report.records import Run
 
-FOLDER = "corrupted"  # of the evaluations, in the run's
-
 
 def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any]:
-    """`severity`; `clean` and, by corruption, `corrupted`: the headline metrics; `failing`.
+    """`run`; `severity`; `clean` and, by corruption, `corrupted`: the headline metrics; `failing`.
 
     Args:
         failing: corruption → why it cannot be made here; it is left out.
@@ -35,20 +33,22 @@ def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any
     """
     from detection import train_net
     from detection.datasets.corruptions import NAMES
-    from detection.evaluation.metrics import headline_names
+    from detection.evaluation.metrics import CORRUPTED, headline_names
+    from moco.common.files import sha256_file
     from moco.common.run import RECORD_NAME, read_record
 
     record, model = run.record, run.folder / "model_final.pth"
     if not model.is_file():
         raise DataError(f"{model}: no such file; corrupted images need the trained model")
-    shown = headline_names(record.metrics)
+    shown, sha256 = headline_names(record.metrics), sha256_file(model)
     corrupted = {}
     for name in NAMES:
         if name in failing:
             continue
-        out = run.folder / FOLDER / f"{name}.{severity}"
+        out = run.folder / CORRUPTED / f"{name}.{severity}"
         found = out / "inference" / RECORD_NAME
-        if not (found.is_file() and read_record(found).status == "done"):
+        before = read_record(found) if found.is_file() else None
+        if before is None or (before.status, before.weights_sha256) != ("done", sha256):
             where = ["MODEL.WEIGHTS", str(model), "OUTPUT_DIR", str(out)]
             where += ["INPUT.CORRUPTION", out.name, "DATASETS.PART", ""]
             config = ["--config-file", str(run.folder / "config.yaml")]
@@ -56,15 +56,16 @@ def measure(run: "Run", severity: int, failing: dict[str, str]) -> dict[str, Any
         metrics = read_record(found).metrics
         corrupted[name] = {metric: metrics.get(metric) for metric in shown}
     clean = {metric: record.metrics.get(metric) for metric in shown}
-    return {"severity": severity, "clean": clean, "corrupted": corrupted, "failing": failing}
+    numbers = {"clean": clean, "corrupted": corrupted}
+    return {"run": run.digest, "severity": severity, **numbers, "failing": failing}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
-    from benchmarks.report.bundle import ROBUSTNESS_NAME
     from benchmarks.report.records import collect
     from benchmarks.report.why import robustness
     from detection.datasets.corruptions import failing, parse
+    from detection.evaluation.metrics import ROBUSTNESS_NAME
     from moco.common.files import atomic_write_json
 
     parse(f"fog.{args.severity}")  # raises where there is no package

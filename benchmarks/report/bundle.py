@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from detection.evaluation import metrics
+from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, shown
 from moco.common.files import PathLike
 from moco.common.limits import Implausible, open_zip, read_part
@@ -22,7 +23,6 @@ from moco.common.run import RECORD_NAME, RunRecord, parse_record
 SUITE_NAME = "suite.json"
 MAX_RECORDS_BYTES = 64 << 20  # of all records together
 MATCHES_NAME = f"inference/{metrics.MATCHES_NAME}"
-ERRORS_NAME, ROBUSTNESS_NAME = "error_types.json", "robustness.json"
 # What reports read of a run beside its record, and the most bytes of each file.
 EVIDENCE = {MATCHES_NAME: metrics.MAX_MATCHES_BYTES, ERRORS_NAME: 1 << 20, ROBUSTNESS_NAME: 1 << 20}
 

@@ -41,7 +41,7 @@ from benchmarks.report.records import Results
 from benchmarks.report.significance import significance
 from benchmarks.report.style import FEW_MARK, MISSING, UNVERIFIED_MARK, format_cell
 from benchmarks.report.summary import Summary, summarize
-from benchmarks.report.why import reasons
+from benchmarks.report.why import reasons, unread
 from detection.evaluation.metrics import titles
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class Section:
         for reason in dict.fromkeys(missing.values()):
             which = ", ".join(init for init in missing if missing[init] == reason)
             found.append(f"no interval over test images, {which}: {reason}")
+        found += unread(table)
         found += reachable(table)
         found += never_trained(table)
         found += tuned(table)

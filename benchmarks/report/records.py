@@ -4,6 +4,8 @@ A record (`run.json`) is written last by the run itself, so a folder with other 
 but without it is unfinished. Nothing is read from logs.
 """
 
+import hashlib
+import json
 import os
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -20,7 +22,7 @@ from moco.classification import config as classification
 from moco.common.cfgnode import cfg_sha256
 from moco.common.errors import UserError
 from moco.common.files import PathLike
-from moco.common.run import METRICS_NAME, RECORD_NAME, RunRecord, read_record
+from moco.common.run import DIGITS, METRICS_NAME, RECORD_NAME, RunRecord, read_record
 from moco.engine.config import protocol_sha256
 
 
@@ -45,6 +47,14 @@ class Run:
             DataError: it cannot be read, or is larger than any.
         """
         return self.evidence.read(name) if self.evidence else None
+
+    @property
+    def digest(self) -> str:
+        """Of what tells it from an earlier run in its folder, for what is made of it later."""
+        r = self.record
+        made = (r.task, r.engine, r.init, r.seed, r.weights_sha256, r.metrics)
+        text = json.dumps([*made, r.provenance.get("utc")], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
     @property
     def tested_on(self) -> tuple[str, ...]:

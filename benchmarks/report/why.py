@@ -1,6 +1,7 @@
 """Why a row is better: error types and corrupted images, from files beside the runs.
 
-`moco-transfer errors` and `moco-transfer robustness` write them; a run without them has no number.
+`moco-transfer errors` and `moco-transfer robustness` write them; a run without them has no number,
+nor has one whose files were made of an earlier run in its folder.
 """
 
 import json
@@ -10,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from benchmarks.report.aggregate import Cell, Table, mean_cell
-from benchmarks.report.bundle import ERRORS_NAME, ROBUSTNESS_NAME
 from benchmarks.report.cells import Grid, init_rows
 from benchmarks.report.records import Run
 from detection.datasets.corruptions import GROUPS, NAMES
-from detection.evaluation.metrics import titles
-from moco.common.errors import DataError
+from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME, titles
+from moco.common.errors import DataError, first_few
 
 # TIDE's types, as hotcoco and tidecv call them.
 ERROR_TYPES = {
@@ -70,7 +70,34 @@ def reasons(table: Table) -> list[Grid]:
     return found
 
 
+def unread(table: Table) -> list[str]:
+    """Say which of these files are not of the runs beside them, so that no number is theirs."""
+    found = []
+    for name, command in {ERRORS_NAME: "errors", ROBUSTNESS_NAME: "robustness"}.items():
+        which = [
+            f"{run.record.init}, seed {run.record.seed}"
+            for run in table.runs
+            if _made_of(run, name) not in (None, run.digest)
+        ]
+        if which:
+            found.append(
+                f"{name} of {first_few(which, 3)}, does not name this run and is not read: "
+                f"moco-transfer {command} makes it again"
+            )
+    return found
+
+
+def _made_of(run: Run, name: str) -> Any:
+    """The digest of the run that a file was made of, "" of earlier versions; None: no file."""
+    return _parsed(run, name, lambda content: content.get("run", ""))
+
+
 def _read(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
+    """None: the run has no such file, or one that was made of another run."""
+    return _parsed(run, name, part) if _made_of(run, name) == run.digest else None
+
+
+def _parsed(run: Run, name: str, part: Callable[[Any], Any]) -> Any:
     """None: the run has no such file."""
     content = run.read(name)
     try:

@@ -1,6 +1,7 @@
 """One run of a task in its folder: description, record, and what is printed at its end."""
 
 import shlex
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +22,13 @@ from detection.engine.resuming import iterations_before
 from detection.engine.start import check_frozen
 from detection.engine.weights import EngineResult
 from detection.evaluation.evaluators import metric_kinds, metric_package
-from detection.evaluation.metrics import for_record, headline
+from detection.evaluation.metrics import (
+    CORRUPTED,
+    ERRORS_NAME,
+    ROBUSTNESS_NAME,
+    for_record,
+    headline,
+)
 from detection.evaluation.reachable import (
     Reachable,
     causes,
@@ -130,9 +137,12 @@ def run_in_folder(
     with RunFolder(task.cfg.OUTPUT_DIR, resume=keep, overwrite=overwrite) as folder:
         results = folder.path / "inference" if job.eval_only else folder.path
         if overwrite:
-            # Else a later --resume could continue the run that was overwritten.
-            for name in ("last_checkpoint", "log.txt"):
+            # Else a later --resume could continue the run that was overwritten, and a table take
+            # what was made of it for the new one's.
+            for name in ("last_checkpoint", "log.txt", ERRORS_NAME, ROBUSTNESS_NAME):
                 (folder.path / name).unlink(missing_ok=True)
+            for name in (CORRUPTED, "inference"):
+                shutil.rmtree(folder.path / name, ignore_errors=True)
         if not (job.resume and (results / CONFIG_NAME).is_file()):
             # A resumed run keeps its first one, so that what was changed since stays visible.
             atomic_write_text(results / CONFIG_NAME, task.cfg.dump())

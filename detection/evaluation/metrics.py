@@ -32,6 +32,8 @@ HEADLINE: dict[str, tuple[str, ...]] = {
 REQUIRED = {**HEADLINE, "segm": ("AP", "AP50")}
 # The match records beside an evaluation's predictions (detection/evaluation/matches.py).
 MATCHES_NAME = "matches.npz"
+# What `moco-transfer errors` and `robustness` put into a run's folder.
+ERRORS_NAME, ROBUSTNESS_NAME, CORRUPTED = "error_types.json", "robustness.json", "corrupted"
 MAX_MATCHES_BYTES = 1 << 29  # of all arrays: 20 million detections
 # Shown without the kind's name where it is the only one.
 _ALONE = {"bbox", "sem_seg", "linear", "finetune", "knn"}

@@ -1,19 +1,21 @@
 """Error types by hand, against tidecv, and in a report."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.error_types import error_types, main
-from benchmarks.report.bundle import ERRORS_NAME
 from benchmarks.report.records import Run, collect
 from detection.datasets.base import Split
 from detection.datasets.voc import GroundTruth
 from detection.evaluation.coco import COCOEvaluator
+from detection.evaluation.metrics import ERRORS_NAME
 from detection.evaluation.predictions import write_voc
 from moco.common.errors import DataError, UserError
+from moco.common.run import write_record
 from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_run
 from tests.oracles.tiny_instances import answers, coco_annotations, coco_split
 
@@ -134,9 +136,24 @@ def test_command_writes_what_the_report_shows(tmp_path, monkeypatch, capsys):
     for name in ("md", "tex", "html", "terminal"):
         text = rendered(report(tmp_path))[name]
         assert "(TIDE)" in text and "localization" in text and "25.0" in text, name
-    (run.folder / ERRORS_NAME).write_text('{"delta": 3}')
+    path = run.folder / ERRORS_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "delta": 3}))
     with pytest.raises(DataError, match=ERRORS_NAME):
         rendered(report(tmp_path))
+
+
+@pytest.mark.parametrize("later", [{"metrics": {"bbox/AP50": 20.0}}, {"provenance": {"utc": "1"}}])
+def test_what_was_made_of_an_earlier_run_is_not_read(tmp_path, monkeypatch, later):
+    """Trained again in the same folder: error types are the earlier detector's."""
+    run = voc_run(tmp_path, monkeypatch)
+    main([str(tmp_path)])
+    write_record(run.folder, replace(run.record, **later))
+    for name, text in rendered(report(tmp_path)).items():
+        assert "(TIDE)" not in text, name
+        said = text.replace("\\", "")
+        assert f"{ERRORS_NAME} of random, seed 0, does not name this run and is not read" in said, (
+            name
+        )
 
 
 def test_run_without_predictions_is_refused(tmp_path):

@@ -121,10 +121,14 @@ def test_a_folder_with_files_is_not_touched(argv, tmp_path):
 
 
 def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
-    """A run that was overwritten and then failed must not come back with --resume."""
+    """A run that was overwritten and then failed must not come back with --resume.
+
+    Nor may what other commands have made of it be taken for the new one's.
+    """
     folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("last_checkpoint", "log.txt", "run.json"):
+    made = ("error_types.json", "robustness.json", "inference/matches.npz", "corrupted/fog.3/x")
+    for name in ("last_checkpoint", "log.txt", "run.json", *made):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("model_0000001.pth")
 
     def fails(*_: object) -> None:
@@ -134,6 +138,7 @@ def test_overwriting_leaves_nothing_to_resume(argv, tmp_path, monkeypatch):
     with pytest.raises(NumericError):
         main(argv(flags=("--overwrite",)))
     assert not (folder / "last_checkpoint").exists()
+    assert not any((folder / name).exists() for name in made)
     assert "model_0000001" not in (folder / "log.txt").read_text()
     assert read_record(folder / "run.json").status == "failed"
 

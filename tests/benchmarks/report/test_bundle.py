@@ -14,18 +14,13 @@ import pytest
 
 from benchmarks.make_table import main
 from benchmarks.report.bootstrap import average_precision
-from benchmarks.report.bundle import (
-    ERRORS_NAME,
-    EVIDENCE,
-    MATCHES_NAME,
-    ROBUSTNESS_NAME,
-    read_bundle,
-)
+from benchmarks.report.bundle import EVIDENCE, MATCHES_NAME, read_bundle
 from benchmarks.report.plots import Plot
 from benchmarks.report.records import collect
 from benchmarks.report.why import ERROR_TYPES
 from detection.datasets.corruptions import NAMES
 from detection.evaluation.matches import MatchFile, write_matches
+from detection.evaluation.metrics import ERRORS_NAME, ROBUSTNESS_NAME
 from moco.common.errors import DataError, UserError
 from tests.benchmarks.report.fake_runs import CONFIG, record, write_pair, write_run
 from tests.benchmarks.report.test_bootstrap import matches
@@ -102,9 +97,11 @@ def test_evidence_comes_back(tmp_path, monkeypatch):
                 folder / "inference", MatchFile("coco", tuple(map(str, range(40))), {"bbox": found})
             )
             types = dict.fromkeys(ERROR_TYPES, 10 * quality + seed)
-            (folder / ERRORS_NAME).write_text(json.dumps({"ap50": 1.0, "delta": types}))
+            [run] = collect([folder]).transfer
+            made = {"run": run.digest, "ap50": 1.0, "delta": types}
+            (folder / ERRORS_NAME).write_text(json.dumps(made))
             corrupted = {name: {"bbox/AP": 20 * quality} for name in NAMES}
-            content = {"severity": 3, "clean": metrics, "corrupted": corrupted}
+            content = {"run": run.digest, "severity": 3, "clean": metrics, "corrupted": corrupted}
             content["failing"] = {"fog": f"no {HOME}/fog.so"}
             (folder / ROBUSTNESS_NAME).write_text(json.dumps(content))
     monkeypatch.setattr(Plot, "svg", "<svg/>")

@@ -79,8 +79,8 @@ def test_what_is_no_corruption_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_robustness_of_a_trained_model(engine, small_config, small_options, r18_file, tmp_path):
     """All 15 are evaluated beside the run, which stays as it was; again, nothing is."""
-    from benchmarks.report.bundle import ROBUSTNESS_NAME
     from benchmarks.robustness import main as robustness
+    from detection.evaluation.metrics import ROBUSTNESS_NAME
 
     folder = tmp_path / "run"
     argv = ["--engine", engine, "--config-file", small_config, *small_options]
