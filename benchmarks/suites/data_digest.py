@@ -1,9 +1,10 @@
-"""What is in a folder of data, as a digest: equal folders are the same data wherever they are.
+"""What is in a custom dataset, as a digest: equal files are the same data wherever they are.
 
-The digest is of the relative names of all files, of the bytes of annotations and lists (`*.xml`,
-`*.txt`, `*.json`), and of the sizes of the others. Of either kind at most `MAX_FILES` are looked
-into, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds. Hidden
-files do not count. An image that is replaced by another of the same name and size is not noticed.
+The digest of a folder is of the relative names of all files, of the bytes of annotations and lists
+(`*.xml`, `*.txt`, `*.json`), and of the sizes of the others. Of either kind at most `MAX_FILES` are
+looked into, evenly spread over the sorted names, so that ImageNet's 1.3 million files take seconds.
+Hidden files do not count. An image that is replaced by another of the same name and size is not
+noticed. Of a file in COCO's format it is that of its bytes and of its images' folder.
 """
 
 import functools
@@ -11,19 +12,24 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from benchmarks.suites.checks import with_datasets_folder
 from benchmarks.suites.suite import Suite, SuiteTask, all_keys
+from moco.common.errors import DataError
 from moco.common.files import files_below, sha256_file
 
-# Keys of folders that a task is trained and tested on, where it is not one of the known datasets.
-FOLDERS = ("DATASETS.VOC_DIR", "DATA.ROOT")
+# Keys of folders and files that a task's data is read from, where it is not a known dataset. Of a
+# file in COCO's format without a folder of images it is the one where they are found.
+ROOTS = {f"DATASETS.COCO_{role}_JSON": f"DATASETS.COCO_{role}_ROOT" for role in ("TRAIN", "TEST")}
+FOLDERS = ("DATASETS.VOC_DIR", "DATA.ROOT", *ROOTS.values())
+FILES = (*ROOTS, "DATASETS.PART_INDEX")
 READ = (".xml", ".txt", ".json")
 MAX_FILES = 20_000
 
 
 def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, str]:
-    """Task → digest of its folders of data; empty for a task without one.
+    """Task → digest of its own data; empty for a task without any.
 
     Args:
         before: what an earlier call on the suite's folder found. It counts for data that is not on
@@ -37,13 +43,23 @@ def data_digests(suite: Suite, before: Mapping[str, str] | None) -> dict[str, st
 
 
 def task_digest(task: SuiteTask) -> str:
-    """Of all folders that a task's keys name; empty if there is none, or not on this machine."""
+    """Of all that a task's keys name; empty if there is nothing, or not on this machine."""
+    from detection.datasets.coco import images_of  # not for the suites of known datasets
+
     keys = all_keys(task)
-    given = {key: with_datasets_folder(str(keys[key])) for key in FOLDERS if keys.get(key)}
-    folders = {key: os.path.expanduser(folder) for key, folder in given.items()}
-    if not folders or not all(os.path.exists(folder) for folder in folders.values()):
+    given = {k: with_datasets_folder(str(keys[k])) for k in (*FOLDERS, *FILES) if keys.get(k)}
+    paths = {key: os.path.expanduser(path) for key, path in given.items()}
+    there = {k: (os.path.isdir if k in FOLDERS else os.path.isfile)(p) for k, p in paths.items()}
+    if not all(there.values()) or not there:
         return ""
-    content = [f"{key} {folder_digest(folder)}" for key, folder in sorted(folders.items())]
+    for key, root in ROOTS.items():
+        if key in paths and root not in paths:
+            with suppress(DataError):  # said by the checks before the runs
+                paths[root] = images_of(paths[key], key.split("_")[1])
+    content = [
+        f"{key} {folder_digest(path) if key in FOLDERS else sha256_file(path)}"
+        for key, path in sorted(paths.items())
+    ]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 

@@ -236,6 +236,16 @@ def _custom_source(file: str, root: str, role: str) -> COCOSource:
     return COCOSource(name, str(path), os.path.expanduser(root), "custom", role)
 
 
+def images_of(json_file: str, role: str) -> str:
+    """The folder with the images of a custom file for which DATASETS.COCO_*_ROOT is not set.
+
+    Raises:
+        DataError: the file is damaged, or its images are not found.
+    """
+    source = _custom_source(json_file, "", role)
+    return _find_images(source, AnnotationFile(source.json_file, file_name=source._file_name))
+
+
 def _find_images(source: COCOSource, file: AnnotationFile) -> str:
     """The folder with the images of a custom file: its own, or one in it or beside it.
 

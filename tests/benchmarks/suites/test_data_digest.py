@@ -98,6 +98,51 @@ def test_ids(key, tmp_path, monkeypatch):
     assert known[0] == plain[0].id, "a task of a known dataset keeps its id"
 
 
+def coco(folder: Path, name: str = "cat") -> Path:
+    """A file in COCO's format with an image in the folder beside it, and an index of subsets."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "images" / "1.jpg").write_text("pixels")
+    image = {"id": 1, "file_name": "1.jpg", "width": 4, "height": 4}
+    content = {"images": [image], "annotations": [], "categories": [{"id": 1, "name": name}]}
+    (folder / "own.json").write_text(json.dumps(content))
+    (folder / "index.txt").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("root", ["", "images"])
+@pytest.mark.parametrize(
+    ("changed", "old", "new"),
+    [
+        ("own.json", "cat", "dog"),
+        ("images/1.jpg", "pixels", "other pixels"),
+        ("index.txt", "{}", '{"10": {}}'),
+    ],
+)
+def test_ids_of_files_in_cocos_format(root, changed, old, new, tmp_path):
+    """A file that is edited in place is other data, and so are images of other sizes."""
+
+    def digest(folder: Path) -> str:
+        keys = {"COCO_TRAIN_JSON": "own.json", "COCO_TEST_JSON": "own.json"}
+        keys |= {"COCO_TRAIN_ROOT": root, "COCO_TEST_ROOT": root} if root else {}
+        opts = {f"DATASETS.{key}": str(folder / value) for key, value in keys.items()}
+        index = folder / "index.txt"
+        task = {"name": "own", "overrides": {**opts, "DATASETS.PART_INDEX": str(index)}}
+        suite = load_suite(write_suite(tmp_path, task))
+        folder_digest.cache_clear()
+        [data] = data_digests(suite, None).values()
+        return data
+
+    first = coco(tmp_path / "first" / "data")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    before = digest(first)
+    assert before and digest(tmp_path / "copy" / "data") == before
+    path = first / changed
+    path.write_text(path.read_text().replace(old, new))
+    assert digest(first) != before
+    path.write_text("")
+    assert digest(first) != before, "what is wrong with it is for the checks to say"
+
+
 def test_a_suite_of_other_data_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     data, lab = voc(tmp_path / "data"), Lab(tmp_path, inits=("random",), trials=1)
