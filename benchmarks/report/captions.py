@@ -11,7 +11,7 @@ from detection.config.keys import tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
-from moco.common.errors import first_few
+from moco.common.errors import first_few, plural
 
 EPOCHS = "SOLVER.MAX_EPOCHS"  # of classification; detection counts iterations
 
@@ -75,15 +75,23 @@ def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:
     if not found or min(each.holm for each in found) < 1 - CONFIDENCE:
         return []
     metric = found[0].metric
-    sizes = [(each.smallest, each.n) for each in found if each.metric == metric]
-    (low, n), (high, _) = min(sizes), max(sizes)
-    ends = dict.fromkeys(f"{end:.1f}" for end in (low, high))
-    return [
-        f"these runs show no difference to {table.baseline}: no p-value (of {len(found)} "
-        f"gaps) is below {1 - CONFIDENCE:.2f} after Holm's correction; {n} runs per row "
-        f"find gaps of {titles(table.metrics)[table.metrics.index(metric)]} from "
-        f"{' to '.join(ends)} points on"
-    ]
+    known = [each for each in found if each.metric == metric and each.smallest is not None]
+    text = f"these runs show no difference to {table.baseline}: no p-value (of "
+    text += f"{plural(len(found), 'gap')}) is below {1 - CONFIDENCE:.2f} after Holm's correction"
+    if known:
+        title = titles(table.metrics)[table.metrics.index(metric)]
+        text += (
+            f"; {_span([str(e.n) for e in sorted(known, key=lambda e: e.n)])} runs per row find "
+        )
+        sizes = sorted(each.smallest for each in known if each.smallest is not None)
+        text += f"gaps of {_span([f'{size:.1f}' for size in sizes])} {title} 80% of the time, "
+        text += "corrected as these are"
+    return [text]
+
+
+def _span(ordered: Sequence[str]) -> str:
+    """`3 to 5`, or `3`."""
+    return " to ".join(dict.fromkeys((ordered[0], ordered[-1])))
 
 
 def reachable(table: Table) -> list[str]:

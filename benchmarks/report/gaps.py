@@ -6,8 +6,16 @@ from benchmarks.report.aggregate import Resamples, Table
 from benchmarks.report.captions import seeds
 from benchmarks.report.cells import Grid, Shown, evidence
 from benchmarks.report.significance import Significance
-from benchmarks.report.style import MAX_RUNS, MINUS, format_interval, format_p, format_runs
+from benchmarks.report.style import (
+    MAX_RUNS,
+    MINUS,
+    MISSING,
+    format_interval,
+    format_p,
+    format_runs,
+)
 from detection.evaluation.metrics import titles
+from moco.common.errors import plural
 
 
 def gap_grids(table: Table, found: Sequence[Significance]) -> list[Grid]:
@@ -34,7 +42,7 @@ def _welch(table: Table) -> Grid:
 
 def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
     """What benchmarks/report/significance.py finds."""
-    head = ["", f"Holm ({len(found)} gaps)", "paired by seed"]
+    head = ["", f"Holm ({plural(len(found), 'gap')})", "paired by seed"]
     head += ["detectable gap", "runs for this gap"]
     head += [f"within ±{table.margin:g}"] if table.margin is not None else []
     rows = []
@@ -43,12 +51,18 @@ def _corrected(table: Table, found: Sequence[Significance]) -> Grid:
             _name(table, each.row.init, each.metric),
             Shown(format_p(each.holm), each.holm),
             _interval(each.paired, f"not possible: {each.unpaired}"),
-            Shown(f"{each.smallest:.2f}", each.smallest),
-            Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1)),
+            Shown(MISSING if each.smallest is None else f"{each.smallest:.2f}", each.smallest),
+            _runs(each),
         ]
         rows.append([*row, Shown(format_p(*each.same), each.same[0])] if each.same else row)
     title = "The same gaps: corrected for their number, paired, and what this many runs can find"
     return Grid(title, head, rows, folded=True)
+
+
+def _runs(each: Significance) -> Shown:
+    if each.runs is None:
+        return Shown(MISSING)
+    return Shown(format_runs(each.runs, each.n), min(each.runs, MAX_RUNS + 1))
 
 
 def _resampled(table: Table, resamples: Resamples) -> Grid:

@@ -30,8 +30,9 @@ class Significance:
         holm: Welch's p-value, corrected.
         paired: both ends of the interval over pairs of equal seeds, p-value, and this corrected.
         unpaired: why there are no pairs; empty where there are.
-        smallest: points; the gap that `n` runs per row find with power 0.8.
-        runs: per row, that find the measured gap with power 0.8; infinity: more than `MAX_RUNS`.
+        smallest: points; the gap that `n` runs per row find with power 0.8, corrected as the
+            smallest p-value is; None of two runs, whose standard deviation says too little.
+        runs: per row, that find the measured gap so; infinity: more than `MAX_RUNS`; None the same.
         same: p-value of the claim that the gap is within the table's margin, and this corrected.
     """
 
@@ -41,8 +42,8 @@ class Significance:
     holm: float
     paired: tuple[float, float, float, float] | None
     unpaired: str
-    smallest: float
-    runs: float
+    smallest: float | None
+    runs: float | None
     same: tuple[float, float] | None
 
 
@@ -68,13 +69,14 @@ def significance(table: Table) -> list[Significance]:
         found.append((row, metric, min(a.n, b.n), why, pooled_std([a, b]), abs(gap.value)))
     welch_holm, same_holm = holm(welch), holm(same)
     paired_holm = holm({i: p for i, (*_, p) in pairs.items()})
+    level = (1 - CONFIDENCE) / max(len(found), 1)
     return [
         Significance(
             *(row, metric, n, welch_holm[i]),
             paired=(*pairs[i], paired_holm[i]) if i in pairs else None,
             unpaired=why or ("" if i in pairs else "the differences do not vary"),
-            smallest=smallest_gap(n) * std,
-            runs=runs_needed(gap / std),
+            smallest=smallest_gap(n, level) * std if n > 2 else None,
+            runs=runs_needed(gap / std, level) if n > 2 else None,
             same=(same[i], same_holm[i]) if i in same else None,
         )
         for i, (row, metric, n, why, std, gap) in enumerate(found)
@@ -143,27 +145,34 @@ def pooled_std(cells: Sequence[Cell | None]) -> float:
 
 
 @cache
-def smallest_gap(n: int) -> float:
-    """What Welch's test finds with power 0.8, by `n` ≥ 2 runs per row, in standard deviations."""
-    low, high = _normal_gap(n) / 2, 20 * _normal_gap(n)
+def smallest_gap(n: int, level: float = 1 - CONFIDENCE) -> float:
+    """What Welch's test finds with power 0.8, by `n` ≥ 2 runs per row, in standard deviations.
+
+    Args:
+        level: below which its p-value has to be; of m gaps the smallest has 0.05 / m to be below,
+            for Holm's correction to call it real.
+    """
+    low, high = 0.0, _normal_gap(n, level)
+    while welch_power(high, n, level) < POWER:
+        low, high = high, 2 * high
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (middle, high) if welch_power(middle, n) < POWER else (low, middle)
+        low, high = (middle, high) if welch_power(middle, n, level) < POWER else (low, middle)
     return high
 
 
-def runs_needed(gap: float) -> float:
+def runs_needed(gap: float, level: float = 1 - CONFIDENCE) -> float:
     """Runs per row by which Welch's test finds a gap, in standard deviations, with power 0.8."""
-    if _normal_gap(MAX_RUNS) > gap:
+    if _normal_gap(MAX_RUNS, level) > gap:
         return math.inf
-    n = max(2, math.ceil(2 * (_normal_gap(2) / gap) ** 2))
-    while welch_power(gap, n) < POWER:  # the normal distribution asks for fewer, never for more
+    n = max(2, math.ceil(2 * (_normal_gap(2, level) / gap) ** 2))
+    while welch_power(gap, n, level) < POWER:  # the normal distribution asks for fewer
         n += 1
     return n
 
 
-def welch_power(gap: float, n: int) -> float:
-    """Probability that Welch's test finds a gap of this many standard deviations at p < 0.05.
+def welch_power(gap: float, n: int, level: float = 1 - CONFIDENCE) -> float:
+    """Probability that Welch's test finds a gap of this many standard deviations at p < `level`.
 
     With equal numbers of runs its statistic is the pooled one, and its degrees of freedom depend on
     the share that one row has of the two variances. The two are independent: this is the mean over
@@ -174,13 +183,13 @@ def welch_power(gap: float, n: int) -> float:
 
     at = (np.arange(200) + 0.5) / 200
     share = special.betaincinv((n - 1) / 2, (n - 1) / 2, at)
-    critical = special.stdtrit((n - 1) / (share**2 + (1 - share) ** 2), (1 + CONFIDENCE) / 2)
+    critical = special.stdtrit((n - 1) / (share**2 + (1 - share) ** 2), 1 - level / 2)
     limits = np.outer(critical, np.sqrt(2 * special.gammaincinv(n - 1, at) / (2 * n - 2)))
     shift = gap * math.sqrt(n / 2)
     return float((special.ndtr(shift - limits) + special.ndtr(-limits - shift)).mean())
 
 
-def _normal_gap(n: int) -> float:
+def _normal_gap(n: int, level: float) -> float:
     """`smallest_gap` with a known standard deviation."""
     normal = statistics.NormalDist()
-    return (normal.inv_cdf((1 + CONFIDENCE) / 2) + normal.inv_cdf(POWER)) * math.sqrt(2 / n)
+    return (normal.inv_cdf(1 - level / 2) + normal.inv_cdf(POWER)) * math.sqrt(2 / n)

@@ -95,7 +95,9 @@ def detectable(specs: Sequence[RunSpec], tables: Sequence["Table"]) -> str:
     from benchmarks.report.style import STRONG_FROM, format_runs
     from detection.evaluation.metrics import titles
 
-    lines = ["smallest gap between two rows that Welch's test finds (p < 0.05, power 0.8):"]
+    lines = [
+        "smallest single gap between two rows that Welch's test finds 80% of the time (p < 0.05):"
+    ]
     for task in dict.fromkeys(spec.task for spec in specs):
         own = [spec for spec in specs if spec.task == task]
         files = Counter(map(row_of, {spec.init for spec in own}))

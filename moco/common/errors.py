@@ -31,6 +31,12 @@ def first_few(texts: Sequence[str], limit: int = 6) -> str:
     return ", ".join(texts[:limit]) + more
 
 
+def plural(number: int, noun: str) -> str:
+    """`1 image`, `2 images`."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
+
+
 def printable(text: str) -> str:
     """Text with control characters, bidirectional marks and lone surrogates as escapes."""
     if text.isprintable():

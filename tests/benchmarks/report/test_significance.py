@@ -136,6 +136,11 @@ def test_simulated_error_rates():
     unseen = (welch(first + shared + 4, base + shared) < 0.05).mean()
     assert rate(pair, first + shared + 4, base + shared) > unseen + 0.3  # what pairing is for
     assert (welch(first + smallest_gap(n), base) < 0.05).mean() == pytest.approx(0.8, abs=0.02)
+    # Of a table with two gaps, one of them real: the gap that is said is found by Holm's test.
+    largest = smallest_gap(n, 0.05 / 2)
+    families = zip(welch(first + largest, base), welch(second, base), strict=True)
+    found = np.mean([holm(dict(enumerate(p)))[0] < 0.05 for p in families])
+    assert found == pytest.approx(0.8, abs=0.03)
     # A true gap of the margin itself is called equal in at most 5%, none in nearly all.
     assert rate(equivalence, first + 7, base, 7.0) < 0.08
     assert rate(equivalence, first, base, 7.0) > 0.9
@@ -156,7 +161,10 @@ def test_every_gap_of_a_table_is_in_the_family(folder):
     assert found[0].paired[:3] == paired(Cell(B), Cell(A))
     assert found[0].paired[3] == pytest.approx(3 * found[0].paired[2])  # `other` has no pairs
     assert found[3].paired is None and "seeds 0, 1 / 0, 1, 2, 3" in found[3].unpaired
-    assert found[0].smallest == pytest.approx(smallest_gap(4) * pooled_std([Cell(A), Cell(B)]))
+    level, std = 0.05 / 6, pooled_std([Cell(A), Cell(B)])
+    assert found[0].smallest == pytest.approx(smallest_gap(4, level) * std)
+    assert found[0].runs == runs_needed(abs(found[0].row.gaps["bbox/AP"].value) / std, level)
+    assert found[3].smallest is found[3].runs is None, "two runs do not know their spread"
     assert found[0].same[0] == equivalence(Cell(B), Cell(A), 1.0)
     assert significance(replace(table, baseline=None)) == []
 
@@ -258,5 +266,14 @@ def test_a_table_that_shows_nothing_says_so(values, shown):
         assert said == []
         return
     [gap] = found
-    assert "(of 1 gaps)" in said[0] and "difference to random" in said[0]
-    assert f"4 runs per row find gaps of AP from {gap.smallest:.1f} points on" in said[0]
+    assert "(of 1 gap)" in said[0] and "difference to random" in said[0]
+    assert said[0].endswith(
+        f"4 runs per row find gaps of {gap.smallest:.1f} AP 80% of the time, corrected as these are"
+    )
+    [table] = aggregate([*runs("random", A[:2]), *runs("moco", [x + 1 for x in A[:2]], MOCO)])
+    [said] = nothing_shown(table, significance(table))
+    assert said.endswith("is below 0.05 after Holm's correction"), "no gap of two runs is known"
+    several = [*runs("random", A), *runs("moco", values, MOCO), *runs("few", A[1:], "b" * 64)]
+    [table] = aggregate(several)
+    [said] = nothing_shown(table, significance(table))
+    assert "; 3 to 4 runs per row find gaps of " in said
