@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from benchmarks.report.aggregate import CONFIDENCE, Row, Table, row_of
 from benchmarks.report.records import Run
 from benchmarks.report.significance import Significance
 from benchmarks.report.style import MISSING
-from detection.config.keys import tuned_values
+from detection.config.keys import at_edge, tuned_axes, tuned_values
 from detection.evaluation.metrics import has_matches, titles
 from detection.modeling.backbones import frozen_random
 from moco.common.command import RANDOM
@@ -131,10 +132,23 @@ def tuned(table: Table) -> list[str]:
         + _by_seed(row, lambda run: ", ".join(tuned_values(run.record.config).values()))
         for row in table.rows
     ]
-    return [
+    found = [
         f"chosen for each row on held-out training images, by one run of each point of {grid}: "
         f"{'; '.join(chosen)}; the rows of the untuned task are in a table of their own"
     ]
+    edges = [
+        f"{row.init} {_by_seed(row, _edges)}" for row in table.rows if any(map(_edges, row.runs))
+    ]
+    where = "at the edge of the grid, beyond which a better value may be"
+    return [*found, f"{where}: {'; '.join(edges)}"] if edges else found
+
+
+def _edges(run: Run) -> str:
+    """`SOLVER.BASE_LR 0.04`: the chosen values that are at an edge of the grid."""
+    axes, values = tuned_axes(run.record.config), tuned_values(run.record.config)
+    with suppress(ValueError):  # of a record that somebody wrote by hand
+        return ", ".join(f"{key} {values[key]}" for key in axes if at_edge(values[key], axes[key]))
+    return ""
 
 
 def facts(row: Row) -> list[tuple[str, str]]:

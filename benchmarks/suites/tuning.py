@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suites.suite import DETECTION, Suite, SuiteTask, all_keys, parsed
-from detection.config.keys import HONORED, TRANSFER
+from detection.config.keys import HONORED, TRANSFER, at_edge
 from moco.common.cfgnode import flatten, read_yaml
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 
 DEFAULTS = Path(__file__).with_name("tuning.yaml")
 Point = tuple[tuple[str, str], ...]  # KEY VALUE pairs
@@ -55,6 +55,7 @@ class Choice:
         untuned: that of the task's own values; None: they are not in the grid, or diverged.
         edges: keys whose best value is the lowest or the highest that was tried.
         diverged: number of points whose training did.
+        equal: number of points with the best value.
     """
 
     point: Point
@@ -62,6 +63,7 @@ class Choice:
     untuned: float | None
     edges: tuple[str, ...]
     diverged: int
+    equal: int = 1
 
 
 def grid_of(task: SuiteTask, own: Mapping[str, Any] | None = None) -> Grid:
@@ -134,14 +136,10 @@ def choose(
                     "give the suite's file a `tune` with lower learning rates"
                 )
             best = max(finite, key=lambda point: finite[point])
-            edges = tuple(
-                key
-                for key, value in best
-                if len(axis := grid.axes[key]) > 1
-                and value in (min(axis, key=float), max(axis, key=float))
-            )
+            edges = tuple(key for key, value in best if at_edge(value, grid.axes[key]))
+            equal, diverged = list(finite.values()).count(finite[best]), len(values) - len(finite)
             choices.setdefault(task.name, {})[init] = Choice(
-                best, finite[best], finite.get(grid.untuned), edges, len(values) - len(finite)
+                best, finite[best], finite.get(grid.untuned), edges, diverged, equal
             )
     return choices
 
@@ -174,7 +172,11 @@ def describe(choices: Mapping[str, Mapping[str, Choice]]) -> str:
             untuned = "not tried" if choice.untuned is None else f"{choice.untuned:.1f}"
             lines.append(f"  {init}: {values}: {choice.value:.1f} (untuned: {untuned})")
             if choice.diverged:
-                lines.append(f"    {choice.diverged} points diverged")
+                lines.append(f"    {plural(choice.diverged, 'point')} diverged")
+            if choice.value == 0:
+                lines.append("    no point is above 0.0, the first was taken")
+            elif choice.equal > 1:
+                lines.append(f"    {choice.equal} points are equal, the first was taken")
             lines += [
                 f"    {key} is at the edge of its grid: a better value may lie beyond; widen it "
                 "with `tune` in the suite's file"

@@ -6,7 +6,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moco.common.cfgnode import cfg_sha256
@@ -465,6 +465,11 @@ def tuned_values(config: Mapping[str, Any]) -> dict[str, str]:
     """Key → the value of the grid that was chosen."""
     values = {key: config.get(key) for key in tuned_axes(config)}
     return {k: f"{v:g}" if isinstance(v, int | float) else str(v) for k, v in values.items()}
+
+
+def at_edge(value: str, axis: Sequence[str]) -> bool:
+    """Whether a value is the lowest or the highest of several that were tried."""
+    return len(axis) > 1 and value in (min(axis, key=float), max(axis, key=float))
 
 
 def same_value(a: Any, b: Any, *, tolerance: float = 0.0) -> bool:

@@ -1,9 +1,12 @@
 """Only the weights differ: shown by the records of two rows, or what differs is named."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.make_table import main, make_tables
 from benchmarks.report.aggregate import aggregate
+from benchmarks.report.captions import tuned
 from benchmarks.report.isolation import isolation
 from benchmarks.report.records import collect
 from tests.benchmarks.report.fake_runs import CONFIG, rendered, report, write_pair, write_run
@@ -79,6 +82,19 @@ def test_what_was_tuned_differs_and_is_named():
         "SOLVER.BASE_LR 0.01 / 0.02 against 0.02, of the same 4 candidates; equal configuration"
     )
     assert "tuned" not in str(shown(moco[1:], base[1:])), "the same was chosen for both"
+    [chosen, edge] = tuned(aggregate([*moco, *base])[0])
+    assert "random 0.02, 0; moco 0.01, 0 (seed 0) / 0.02, 0 (seed 1);" in chosen
+    lr, decay = "SOLVER.BASE_LR", "SOLVER.WEIGHT_DECAY"
+    at = f"random {lr} 0.02, {decay} 0; moco {lr} 0.01, {decay} 0 (seed 0) / {lr} 0.02, {decay} 0"
+    assert edge.startswith(f"at the edge of the grid, beyond which a better value may be: {at}")
+    wide = {"SOLVER.TUNED": f"{lr}=0.01,0.02,0.04 {decay}=0 at 0.5 of it"}
+    middle = [
+        replace(r, record=replace(r.record, config={**r.record.config, **wide})) for r in base
+    ]
+    assert len(tuned(aggregate(middle)[0])) == 1
+    for own in ("x=1 SOLVER.BASE_LR=a,<b> at", 7):
+        odd = {**CONFIG, "SOLVER.TUNED": own, "SOLVER.BASE_LR": "0.02"}
+        assert len(tuned(aggregate(runs("random", (1.0, 2.0), config=odd))[0])) == 1
 
 
 def test_in_the_report_and_in_a_bundle(tmp_path):

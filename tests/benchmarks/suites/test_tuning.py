@@ -88,7 +88,14 @@ def test_choices(suite):
     assert (other.point, other.untuned, other.edges) == (((LR, "0.01"),), 8, (LR,))
     text = describe({"voc": {"mine": mine, "random": other}})
     assert "mine: SOLVER.BASE_LR 0.02: 45.0 (untuned: 45.0)" in text
-    assert text.count("at the edge") == 1 and "1 points diverged" in text
+    assert text.count("at the edge") == 1 and "1 point diverged" in text
+    assert text.count("2 points are equal, the first was taken") == 1
+    for value, said in (
+        (45.0, "4 points are equal, the first"),
+        (0.0, "no point is above 0.0"),
+    ):
+        [equal] = choose(suite, points, {(name, "mine"): value for name in names})["voc"].values()
+        assert equal.point == points[names[0]][1] and said in describe({"voc": {"mine": equal}})
     with pytest.raises(UserError, match="diverged"):
         choose(suite, points, {(name, "mine"): math.nan for name in names})
 
