@@ -109,10 +109,13 @@ class Resampled:
         images: both ends of the 95% interval over the test images alone, p-value, and this
             corrected by Holm over all such gaps of the table.
         both: the same over runs and test images; None where a row has one run.
+        bound: whether no resample is on the other side of 0, so that the p-value of `images` is
+            the lowest that their number can give.
     """
 
     images: tuple[float, float, float, float]
     both: tuple[float, float, float, float] | None
+    bound: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,15 @@ class RowSamples:
 
 
 def over_images(table: Table, number: int) -> Resamples:
-    """The gaps of all rows to the baseline on `number` resampled sets of test images."""
+    """The gaps of all rows to the baseline on resampled sets of test images.
+
+    Args:
+        number: of resamples; more where `number_for` asks for them.
+    """
     base = table.base
     if base is None or not has_matches(table.metrics):
         return Resamples(number, {}, {})
+    number = number_for(sum(gap is not None for r in table.rows for gap in r.gaps.values()), number)
     samples: dict[str, RowSamples] = {}
     missing = {}
     for row in (base, *(row for row in table.rows if row is not base)):
@@ -73,7 +78,7 @@ def over_images(table: Table, number: int) -> Resamples:
             continue
         if base.init in samples and found.images != samples[base.init].images:
             missing[row.init] = "other test images than the baseline's"
-    images, both = {}, {}
+    images, both, bounds = {}, {}, {}
     for row, metric in itertools.product(table.rows, table.metrics):
         gap, pair = row.gaps[metric], [samples.get(each.init) for each in (row, base)]
         if gap is None or {row.init, base.init} & missing.keys():
@@ -81,18 +86,27 @@ def over_images(table: Table, number: int) -> Resamples:
         values = [own.values[metric] for own in pair if own and metric in own.values]
         if len(values) == 2:
             a, b = values
-            images[row.init, metric] = image_interval(a.mean(axis=0) - b.mean(axis=0))
+            differences = a.mean(axis=0) - b.mean(axis=0)
+            images[row.init, metric] = image_interval(differences)
+            bounds[row.init, metric] = not (differences <= 0).any() or not (differences >= 0).any()
             pairs = not unpaired(row, base, metric)
             if interval := two_level(a, b, gap.value, paired=pairs):
                 both[row.init, metric] = interval
     holm_images, holm_both = (holm({k: v[2] for k, v in p.items()}) for p in (images, both))
     gaps = {
         key: Resampled(
-            (*found, holm_images[key]), (*both[key], holm_both[key]) if key in both else None
+            (*found, holm_images[key]),
+            (*both[key], holm_both[key]) if key in both else None,
+            bool(bounds[key]),
         )
         for key, found in images.items()
     }
     return Resamples(number, gaps, missing)
+
+
+def number_for(gaps: int, number: int) -> int:
+    """`number` resamples, or as many as Holm's correction needs to show each of so many gaps."""
+    return max(number, math.ceil(2 * gaps / (1 - CONFIDENCE)))
 
 
 def row_samples(row: Row, metrics: Sequence[str], number: int) -> RowSamples:

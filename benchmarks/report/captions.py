@@ -54,18 +54,20 @@ def uncertainty(table: Table) -> str:
     lacks = [] if several else ["pre-training (one file of weights per row)"]
     if several and others:
         lacks = [f"pre-training of {', '.join(others)} (one file of weights each)"]
-    if not (table.resamples and table.resamples.gaps):
-        none = table.runs[0].record.kind == "detection" and not has_matches(table.metrics)
-        lacks.append(f"test images{' (of this metric there are no match records)' * none}")
+    none = table.runs[0].record.kind == "detection" and not has_matches(table.metrics)
+    images = f"test images{' (of this metric there are no match records)' * none}"
+    resampled = bool(table.resamples and table.resamples.gaps)
+    these = "those over test images are for these very models, not for other seeds"
     if all(row.n == 1 for row in table.rows):
-        unknown = [seeds(table), *lacks]
+        unknown = [seeds(table), *lacks, *([] if resampled else [images])]
         known = f"no uncertainty is known, of {', '.join(unknown[:-1])} or {unknown[-1]}"
-        return f"each row is one run: {known}"
+        return f"each row is one run: {known}" + f"; of the bootstrap, {these}" * resampled
     over = seeds(table)
     if several:
         over += f" and, of {', '.join(several)}, pre-training, each file as the mean of its runs"
-    text = f"standard deviations, intervals and p-values are over {over}"
-    return f"{text} only, not over {' or '.join(lacks)}" if lacks else text
+    text = f"standard deviations, intervals and p-values are over {over} only"
+    text += f", not over {' or '.join([*lacks, images])}"
+    return text + f"; of the bootstrap, {these}" * resampled
 
 
 def nothing_shown(table: Table, found: Sequence[Significance]) -> list[str]:

@@ -69,13 +69,15 @@ def _resampled(table: Table, resamples: Resamples) -> Grid:
     rows = [
         [
             _name(table, init, metric),
-            *(_interval(numbers, "one run per row") for numbers in (each.images, each.both)),
+            _interval(each.images, "", each.bound),
+            _interval(each.both, "one run per row"),
         ]
         for (init, metric), each in resamples.gaps.items()
     ]
     many = f"{resamples.number} bootstrap resamples, the same of every row"
     title = f"The same gaps over test images: {many}"
-    return Grid(title, ["", "test images", "runs and test images"], rows)
+    head = ["", "test images, for these very models", "runs and test images"]
+    return Grid(title, head, rows)
 
 
 def _name(table: Table, init: str, metric: str) -> Shown:
@@ -83,9 +85,11 @@ def _name(table: Table, init: str, metric: str) -> Shown:
     return Shown(f"{init} {MINUS} {table.baseline}, {title}")
 
 
-def _interval(numbers: tuple[float, float, float, float] | None, otherwise: str) -> Shown:
+def _interval(
+    numbers: tuple[float, float, float, float] | None, otherwise: str, bound: bool = False
+) -> Shown:
     """Both ends, the p-value and this corrected; `otherwise` where they are not known."""
     if numbers is None:
         return Shown(otherwise)
     low, high, p, corrected = numbers
-    return Shown(f"{format_interval(low, high)}, {format_p(p, corrected)}", p)
+    return Shown(f"{format_interval(low, high)}, {format_p(p, corrected, bound)}", p)

@@ -1,5 +1,6 @@
 """The look of tables and figures: number formats, marks and colors."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -70,10 +71,13 @@ def _signed(value: float) -> str:
     return f"{round(value, 1) + 0.0:.1f}".replace("-", MINUS)
 
 
-def format_p(value: float, holm: float | None = None) -> str:
-    """`p = 0.002`, with `Holm p = 0.006` where there is one."""
-    text = "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
-    return text if holm is None else f"{text}, Holm {format_p(holm)}"
+def format_p(value: float, holm: float | None = None, bound: bool = False) -> str:
+    """`p = 0.002`, with `Holm p = 0.006` where there is one; of a `bound`, `p ≤ 0.002`."""
+    if value < 0.001:
+        text = "p < 0.001"
+    else:
+        text = f"p ≤ {math.ceil(1000 * value) / 1000:.3f}" if bound else f"p = {value:.3f}"
+    return text if holm is None else f"{text}, Holm {format_p(holm, bound=bound)}"
 
 
 def format_runs(needed: float, n: int) -> str:

@@ -11,7 +11,9 @@ from scipy import stats
 from benchmarks.make_table import main, make_tables
 from benchmarks.report import bootstrap
 from benchmarks.report.bootstrap import average_precision, image_counts, resample, two_level
+from benchmarks.report.gaps import gap_grids
 from benchmarks.report.records import collect
+from benchmarks.report.significance import holm, significance
 from detection.evaluation.matches import Matches, MatchFile, join, write_matches
 from detection.evaluation.metrics import MATCHES_NAME
 from moco.common.errors import UserError
@@ -227,6 +229,27 @@ def test_gaps_of_a_table(folder):
     assert holms[0] == pytest.approx(3 * min(each.images[2] for each in gaps.values()))
 
 
+def test_holms_correction_can_reach_every_gap(folder):
+    """The p-value of B resamples is 2 / (B + 1) or more: 100 could never show one of 3 gaps."""
+    [table] = make_tables(collect([folder]), resamples=100)
+    assert table.resamples.number == 360  # 9 gaps x 2 / 0.05
+    assert bootstrap.number_for(26, 1000) == 1040 and bootstrap.number_for(25, 1000) == 1000
+    lowest = bootstrap.image_interval(np.ones(1040))[2]
+    assert max(holm(dict.fromkeys(range(26), lowest)).values()) < 0.05
+    assert min(holm(dict.fromkeys(range(26), 2 / 1001)).values()) > 0.05
+
+
+def test_a_p_value_that_no_resample_contradicts_is_a_bound(folder):
+    [table] = make_tables(collect([folder]), resamples=400)
+    [grid] = [g for g in gap_grids(table, significance(table)) if "bootstrap" in g.title]
+    assert grid.head[1] == "test images, for these very models"
+    texts = {row[0].text: row[1].text for row in grid.rows}
+    for (init, metric), each in table.resamples.gaps.items():
+        text = texts[f"{init} − random, {metric.removeprefix('bbox/')}"]
+        assert ("≤" in text) == each.bound == (each.images[2] == 2 / 401)
+    assert any(text.endswith("], p ≤ 0.005, Holm p ≤ 0.015") for text in texts.values())
+
+
 def test_in_every_format(folder, tmp_path, capsys):
     main(
         [
@@ -240,18 +263,17 @@ def test_in_every_format(folder, tmp_path, capsys):
         ]
     )
     printed = capsys.readouterr().out
-    assert "moco − random, AP: test images [" in printed
+    assert "moco − random, AP: test images, for these very models [" in printed
     for name in ("table.md", "table.tex", "table.html"):
         text = (tmp_path / name).read_text()
-        assert "200 bootstrap resamples" in text and "inference/matches.npz" in text, name
+        assert "360 bootstrap resamples" in text and "inference/matches.npz" in text, name
     lines = csv_rows((tmp_path / "table.csv").read_text())
     [line] = [x for x in lines if (x["init"], x["metric"]) == ("moco", "bbox/AP")]
     assert float(line["images_low"]) < float(line["gap"]) < float(line["images_high"])
     assert float(line["both_low"]) < float(line["gap"]) and line["both_p_holm"]
-    assert (
-        "not over pre-training (one file of weights per row)\n"
-        in (tmp_path / "table.md").read_text()
-    )
+    said = (tmp_path / "table.md").read_text()
+    assert "not over pre-training (one file of weights per row) or test images; of the boo" in said
+    assert "those over test images are for these very models, not for other seeds" in said
     for wrong in ("99", "-1", "100001"):
         with pytest.raises(UserError, match="--bootstrap"):
             main([str(folder), "--bootstrap", wrong])
