@@ -68,11 +68,6 @@ class Gap:
     high: float | None
     p_value: float | None
 
-    @property
-    def significant(self) -> bool:
-        """Whether the 95% interval is known and does not hold 0."""
-        return self.p_value is not None and self.p_value < 1 - CONFIDENCE
-
 
 @dataclass(frozen=True)
 class Row:

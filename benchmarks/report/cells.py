@@ -13,7 +13,8 @@ class Shown:
 
     Attributes:
         value: what a column is sorted by; None: the text.
-        points: the gap beside the text, as printed; `significant`: its interval does not hold 0.
+        points: the gap beside the text, as printed.
+        significant: whether its p-value is below 0.05 after Holm's correction.
         best: whether no other row has a higher number, as printed.
     """
 

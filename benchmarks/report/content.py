@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.report.aggregate import Row, Table, stems
+from benchmarks.report.aggregate import CONFIDENCE, Row, Table, stems
 from benchmarks.report.captions import (
     EPOCHS,
     heading,
@@ -115,6 +115,7 @@ class Section:
         self.anchor, self.runs_anchor = f"table-{_slug(stem)}", f"runs-{_slug(stem)}"
         self.runs_head = ["seed", *self.titles, "iterations", "time", "finished", "folder"]
         self.significance = significance(table)
+        self.holm = {(each.row.init, each.metric): each.holm for each in self.significance}
         self.isolation = [str(each) for each in isolation(table)]
 
     def rows(self, columns: Sequence[Column] | None = None) -> list[list[Shown]]:
@@ -138,7 +139,8 @@ class Section:
         text, value = format_cell(cell, row.n), cell.mean
         if gap is None:
             return Shown(text, value, best=best)
-        return Shown(text, value, gap.printed, gap.significant, best)
+        significant = self.holm.get((row.init, metric), 1.0) < 1 - CONFIDENCE
+        return Shown(text, value, gap.printed, significant, best)
 
     @cached_property
     def gaps(self) -> list[Grid]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from benchmarks.report.page import Figures
 
 RUNS_NAME = "table.runs.md"  # what the numbers of table.md were made of
-GREEN, PLAIN = Markup("\033[1;32m"), Markup("\033[0m")  # of a terminal
+GREEN, BOLD, PLAIN = map(Markup, ("\033[32m", "\033[1m", "\033[0m"))  # of a terminal
 
 RENDERERS = Registry("RENDERERS")
 RENDERERS.__doc__ = """Functions of a `Report` that return file names with their texts.
@@ -99,7 +99,7 @@ def terminal(report: Report) -> dict[str, str]:
 
 
 def to_terminal(report: Report, color: bool) -> str:
-    """Text for a terminal; `color` adds green to the bold gaps."""
+    """Text for a terminal; `color` makes gaps green and bold where the page does."""
     return _render("table.txt", report=report, color=color).rstrip("\n")
 
 
@@ -151,7 +151,7 @@ def _environment(kind: str) -> Environment:
         keep_trailing_newline=True,
         **(_TEX_SIGNS if kind == "tex" else {}),
     )
-    environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, PLAIN=PLAIN)
+    environment.globals.update(OWN=OWN, style=style, GREEN=GREEN, BOLD=BOLD, PLAIN=PLAIN)
     environment.globals.update(grid=grid, titles=titles, facts=facts, paper_rows=paper_rows)
     environment.globals.update(percent="{:.0%}".format, csp_hash=_csp_hash)
     return environment

@@ -11,7 +11,7 @@ MISSING = "–"
 MINUS = "−"
 FEW_MARK = "†"  # on n: fewer trials than the paper averages
 UNVERIFIED_MARK = "‡"  # on a published number: not seen in its source
-SIGNIFICANT_MARK = "*"  # on a gap whose 95% interval does not hold 0
+BOLD_GAP = "p-value is below 0.05 after Holm's correction"
 MAX_RUNS = 1000  # per row; a gap that takes more is as good as none
 STRONG_FROM = 0.5  # points: gaps that the paper prints in green
 

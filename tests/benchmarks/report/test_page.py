@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,8 +13,9 @@ from PIL import Image
 
 from benchmarks.report import content
 from benchmarks.report.progress import Progress
-from benchmarks.report.render import html
-from tests.benchmarks.report.fake_runs import report, write_pair, write_run
+from benchmarks.report.render import html, to_terminal
+from benchmarks.report.significance import significance
+from tests.benchmarks.report.fake_runs import rendered, report, write_pair, write_run
 
 
 class Page(HTMLParser):
@@ -72,17 +74,34 @@ def test_it_is_one_file_and_every_number_leads_to_its_runs(tmp_path):
 
 
 def test_best_significant_and_sortable(tmp_path):
-    """`x` is best but on a single seed; the mark is on gaps whose interval does not hold 0."""
-    write_pair(tmp_path, {"random": [10.0, 10.2], "moco": [20.0, 20.2], "x": [30.0]}, task="t")
+    """`x` is best but on a single seed; bold is what Holm's correction leaves below 0.05.
+
+    The gap of `few` has p = 0.049, which of six gaps is nothing.
+    """
+    aps = {"random": [10.0, 10.2, 10.4], "few": [10.9, 12.1, 11.8], "moco": [20.0, 20.2, 20.1]}
+    write_pair(tmp_path, {**aps, "x": [30.0]}, task="t")
+    [table] = report(tmp_path).tables
+    holms = {(e.row.init, e.metric): e.holm for e in significance(table)}
+    p_value = table.rows[1].gaps["bbox/AP"].p_value
+    assert p_value < 0.05 < holms["few", "bbox/AP"] and holms["moco", "bbox/AP"] < 0.05
     text = made(tmp_path)
     ours = text.split("<tbody>")[1].split("</tbody>")[0]
-    random, moco, x = (row.split("</td>")[1] for row in ours.split("</tr>")[:3])
+    random, few, moco, x = (row.split("</td>")[1] for row in ours.split("</tr>")[:4])
     link, gap = '<td data-value="{}"><a href="#runs-t--{}">{}</a>', '<span class="gap strong">'
-    assert random == link.format(10.1, "random", "10.1 ± 0.1")
-    mark = f'20.1 ± 0.1 {gap}(+10.0)</span><sup class="mark">*</sup>'
-    assert moco == link.format(20.1, "moco", mark)
-    assert x == link.format("30.0", "x", f"<b>30.0</b> {gap}(+19.9)</span>")
-    assert ours.count("<b>") == 3 and "Bold: best of the column" in text
+    assert random == link.format(10.200000000000001, "random", "10.2 ± 0.2")
+    assert few.endswith(f"{gap}(+1.4)</span></a>")
+    assert moco == link.format(20.099999999999998, "moco", f"20.1 ± 0.1 {gap}<b>(+9.9)</b></span>")
+    assert x == link.format("30.0", "x", f"<u>30.0</u> {gap}(+19.8)</span>")
+    assert ours.count("<b>") == 3 and ours.count("<u>") == 3
+    assert "Bold: the gap's p-value is below 0.05 after Holm" in unescape(text)
+    assert "Underlined: best of the column" in text
+    texts = rendered(report(tmp_path))
+    assert "(**+9.9**)" in texts["md"] and texts["md"].count("(**+") == 3
+    assert "Bold: the gap's p-value is below 0.05 after Holm" in texts["md"]
+    assert "\\textbf{9.9}" in texts["tex"] and texts["tex"].count("\\textbf{") == 3
+    assert "bold where its p-value is below 0.05 after Holm" in texts["tex"]
+    colored = to_terminal(report(tmp_path), color=True)
+    assert "\033[32m\033[1m(+9.9)\033[0m" in colored and colored.count("\033[1m") == 3
     for rule in ("prefers-color-scheme: dark", "max-width: 40rem", "position: sticky", "aria-sort"):
         assert rule in text
 
