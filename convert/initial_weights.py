@@ -41,7 +41,8 @@ def read_initial_weights(
         width: the same; 0: as the file has it.
         init: its name in a table; `""`: see `moco.engine.weights.init_name`.
         image_size: side in px of the images that a random ViT has positions for.
-        mean, std: of pixels 0..255, red first; None: as the file or its layout has them.
+        mean: of pixels 0..255, red first; None: as the file or its layout has it.
+        std: the same.
 
     Raises:
         UserError: not determined, not the requested network, or none that the trainings here have.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, run_cli
+from moco.common.errors import DataError, UserError, plural, run_cli
 from moco.common.files import PathLike, atomic_write_text, files_below, sha256_file
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"{root}: --write needs a folder, for {SUMS_NAME} in it")
     print(f"verify: {root}", flush=True)
     total, problems = bad_images(root, args.workers)
-    print(f"{total} images, {len(problems)} bad")
+    print(f"{plural(total, 'image')}, {len(problems)} bad")
     if (root / SUMS_NAME).is_file() and not args.write:
         changed = changed_files(root, args.workers)
         print(f"{SUMS_NAME}: {len(changed)} differences")

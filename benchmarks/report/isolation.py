@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report.aggregate import Row, Table
 from detection.config.keys import NOT_PROTOCOL, tuned_axes, tuned_values
-from moco.common.errors import first_few
+from moco.common.errors import first_few, plural
 from moco.common.run import RunRecord
 
 # Keys that are in no protocol's hash, but decide which random numbers a seed stands for, or the
@@ -79,8 +79,9 @@ def _compare(row: Row, base: Row) -> Isolation:
         for key in CONTRACT
         if (x := first.config.get(key)) != (y := pairs[0][1].config.get(key))
     ]
-    one = f"{len(batches[0])} first batches (sha256 {_hash(batches)}) and the initial values of "
-    one += f"{len(heads[0])} tensors that no weights gave (sha256 {_hash(heads)})"
+    one = f"{plural(len(batches[0]), 'first batch')} (sha256 {_hash(batches)}) and the initial "
+    one += f"values of {plural(len(heads[0]), 'tensor')} that no weights gave "
+    one += f"(sha256 {_hash(heads)})"
     proof = [
         f"equal configuration and data (sha256 {first.config_sha256[:10]})",
         f"equal {one} in seed{'s'[: len(seeds) > 1]} {', '.join(map(str, sorted(seeds)))}",

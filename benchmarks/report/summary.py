@@ -2,7 +2,8 @@
 
 A rank is among a task's means as printed, the highest is 1, and equal ones share the mean of their
 places. The mean rank is over the tasks that every init has a number of: over others, a low rank
-could say no more than that the better ones were not run.
+could say no more than that the better ones were not run. The tuned rows of a task that is there
+itself are not counted a second time.
 """
 
 import statistics
@@ -24,10 +25,12 @@ class Summary:
     Attributes:
         tasks: a column each: the table's title with the metric's.
         means: init → per task its mean; None: it has none.
+        again: those, counted from 0, that are another one with tuned values.
     """
 
     tasks: tuple[str, ...]
     means: Mapping[str, tuple[float | None, ...]]
+    again: tuple[int, ...] = ()
 
     @cached_property
     def ranks(self) -> dict[str, tuple[float | None, ...]]:
@@ -37,9 +40,9 @@ class Summary:
 
     @cached_property
     def ranked(self) -> tuple[int, ...]:
-        """The tasks, counted from 0, that every init has a number of."""
-        columns = zip(*self.means.values(), strict=True)
-        return tuple(i for i, column in enumerate(columns) if None not in column)
+        """The tasks, counted from 0, that every init has a number of, each once."""
+        columns = enumerate(zip(*self.means.values(), strict=True))
+        return tuple(i for i, column in columns if None not in column and i not in self.again)
 
     def mean_rank(self, init: str) -> float | None:
         """Over the tasks of `ranked`; None where there is none."""
@@ -67,9 +70,12 @@ class Summary:
     def note(self) -> str:
         of = f"{len(self.ranked)} of {len(self.tasks)} tasks"
         text = f"the mean of each row, its rank in brackets, and its mean rank over {of}"
-        if len(self.ranked) < len(self.tasks):
-            left = [task for i, task in enumerate(self.tasks) if i not in self.ranked]
+        counted = {*self.ranked, *self.again}
+        if left := [task for i, task in enumerate(self.tasks) if i not in counted]:
             text += f", those that all rows have a number of (not {'; '.join(left)})"
+        if again := [self.tasks[i] for i in self.again]:
+            text += f", each task once (not {'; '.join(again)}, which is another task's with tuned "
+            text += "values)"
         return f"{text}; equal means share the mean of their ranks; no uncertainty is in a rank"
 
 
@@ -83,7 +89,15 @@ def summarize(tables: Sequence[Table]) -> Summary | None:
         for init in dict.fromkeys(init for column in columns for init in column)
     }
     tasks = (f"{heading(table, tables)}: {titles(table.metrics)[0]}" for table in tables)
-    return Summary(tuple(tasks), means)
+    known = {(table.task, table.tested_on, table.engine) for table in tables}
+    again = [
+        i
+        for i, table in enumerate(tables)
+        if table.task.endswith("_tuned")
+        and (table.task.removesuffix("_tuned"), table.tested_on, table.engine) in known
+        and table.runs[0].record.config.get("SOLVER.TUNED")
+    ]
+    return Summary(tuple(tasks), means, tuple(again))
 
 
 def ranks(means: Sequence[float | None]) -> list[float | None]:

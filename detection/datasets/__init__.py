@@ -18,7 +18,7 @@ from detection.datasets.layout import datasets_root
 from detection.datasets.parts import PartSource
 from detection.datasets.voc import annotated_classes
 from detection.datasets.voc import folder_sources as folder_sources
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 
 _PROVIDED: dict[str, Source] = {}
 
@@ -78,7 +78,7 @@ def _read(source: Source) -> Split:
         split = source.read()
     official, _ = official_counts(split.name)
     if official and official != len(split.records):
-        note = f"{len(split.records)} images, the official split has {official}"
+        note = f"{plural(len(split.records), 'image')}, the official split has {official}"
         split = dataclasses.replace(split, notes=(*split.notes, note))
     return split
 

@@ -41,7 +41,7 @@ from detection.datasets.layout import (
     is_turned,
 )
 from moco.common.command import program
-from moco.common.errors import DataError, UserError, first_few, printable
+from moco.common.errors import DataError, UserError, first_few, plural, printable
 from moco.common.progress import Progress
 from moco.common.shipped import shown
 
@@ -194,14 +194,15 @@ def _examine(sources: Sequence[Source], verify: bool) -> list[tuple[Finding, Spl
 def _complete(split: Split) -> Finding:
     """Whether a split that can be read has as many images as the published one."""
     images, (official, official_objects) = len(split.records), official_counts(split.name)
-    text = f"{images} images"
+    text = plural(images, "image")
     if split.evaluator_type != "sem_seg":
-        text += f", {sum(len(record.get('annotations', ())) for record in split.records)} objects"
+        objects = sum(len(record.get("annotations", ())) for record in split.records)
+        text += f", {plural(objects, 'object')}"
     if official == images:
         text += " (official count)"
     elif official:
-        objects = f", {official_objects} objects" if official_objects else ""
-        text += f" (official count: {official} images{objects})"
+        published = f", {official_objects} objects" if official_objects else ""
+        text += f" (official count: {official} images{published})"
     state = OK if official in (0, images) else PART
     return Finding(split.name, state, "; ".join((text, *split.notes)))
 
@@ -274,19 +275,21 @@ def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
     files = {split.name: [record["file_name"] for record in split.records] for split in splits}
     for name, paths in files.items():
         if twice := [path for path, count in Counter(paths).items() if count > 1]:
-            text = f"{len(twice)} images are listed under several ids, the first is {twice[0]}"
-            yield Finding(name, NOTE, f"{text}: trained and tested on as often")
+            text = f"listed under several ids: {plural(len(twice), 'image')}, the first is {twice[0]}"
+            yield Finding(name, NOTE, f"{text}; trained and tested on as often")
     for one, other in itertools.combinations(files, 2):
         endings = {name.rsplit("_", 1)[-1] for name in (one, other)}
         both = set(files[one]) & set(files[other])
         # VOC's trainval is made of train and val.
         if both and endings not in ({"train", "trainval"}, {"val", "trainval"}):
-            text = f"{len(both)} images are in both, the first is {min(both)}"
+            text = f"in both: {plural(len(both), 'image')}, the first is {min(both)}"
             yield Finding(f"{one}, {other}", NOTE, text)
     groups: dict[bytes, list[str]] = {}
     for path in dict.fromkeys(itertools.chain(*files.values())) if verify else ():
         groups.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), []).append(path)
     if equal := [paths for paths in groups.values() if len(paths) > 1]:
         number = sum(len(paths) - 1 for paths in equal)
-        text = f"{number} images are copies of others, the first are {' and '.join(equal[0][:2])}"
+        text = (
+            f"copies of others: {plural(number, 'image')}, the first {' and '.join(equal[0][:2])}"
+        )
         yield Finding("duplicates", NOTE, text)

@@ -38,7 +38,7 @@ from detection.datasets.base import (
 )
 from detection.datasets.layout import expected, image_size, names_in, read_ids
 from detection.datasets.parts import TUNE
-from moco.common.errors import DataError, UserError
+from moco.common.errors import DataError, UserError, plural
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -391,7 +391,10 @@ def _check_lists(folder: Path) -> Iterator[tuple[str, str]]:
         yield WRONG, "exists, but ImageSets/Main and ImageSets/Segmentation have no lists"
     if lists.keys() >= {"trainval", "test"}:
         if both := lists["trainval"] & lists["test"]:
-            yield WRONG, f"{len(both)} images are in trainval.txt and in test.txt ({min(both)})"
+            yield (
+                WRONG,
+                f"in trainval.txt and in test.txt: {plural(len(both), 'image')} ({min(both)})",
+            )
         else:
             yield OK, "trainval and test are in one folder and share no image"
     train, val, trainval = (lists.get(split) for split in ("train", "val", "trainval"))

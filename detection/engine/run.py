@@ -38,7 +38,7 @@ from detection.evaluation.reachable import (
 )
 from detection.modeling.backbones import backbone_type
 from moco.common.command import program
-from moco.common.errors import Preempted, printable, say
+from moco.common.errors import Preempted, plural, printable, say
 from moco.common.files import atomic_write_json, atomic_write_text, sha256_file
 from moco.common.run import START_NAME, RunFolder, RunRecord, provenance, write_record
 
@@ -65,7 +65,7 @@ def score_of_perfect(task: Task) -> tuple[Reachable | None, str]:
 
 def describe(task: Task, scored: str = "") -> str:
     """What is about to run, line by line; `scored` as `score_of_perfect` says it."""
-    data = [f"{split.name} ({len(split.records)} images)" for split in task.train]
+    data = [f"{split.name} ({plural(len(split.records), 'image')})" for split in task.train]
     classes = task.test.classes
     shown = ", ".join(classes if len(classes) <= 21 else (*classes[:8], "..."))
     number = len(task.recipe.deviations)
@@ -73,7 +73,7 @@ def describe(task: Task, scored: str = "") -> str:
     lines = [
         f"task: {task.name}, init {task.init}, seed {task.cfg.SEED}, on {task.cfg.MODEL.DEVICE}",
         f"data: {' + '.join(data) or 'no training'}, tested on {task.test.name} "
-        f"({len(task.test.records)} images), {len(classes)} classes: {shown}",
+        f"({plural(len(task.test.records), 'image')}), {plural(len(classes), 'class')}: {shown}",
         *([f"to check every image: {doctor}"] if (doctor := doctor_command(task.cfg)) else []),
         *_weights_and_schedule(task),
         *_evaluation(task),

@@ -33,7 +33,7 @@ def first_few(texts: Sequence[str], limit: int = 6) -> str:
 
 def plural(number: int, noun: str) -> str:
     """`1 image`, `2 images`."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
     return f"{number} {noun}{ending}"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from moco.common.errors import DataError, UserError, first_few
+from moco.common.errors import DataError, UserError, first_few, plural
 from moco.common.files import PathLike, files_below
 from moco.data import cifar
 from moco.data.decode import SUFFIXES, decode_pixels
@@ -293,15 +293,12 @@ def _image_names(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _left_out(folder: Path, others: Sequence[str]) -> str:
-    """`…: 3 files are left out by their suffix: .heic 2, none 1`; "" where there are none."""
+    """`…: left out by suffix: 3 files (.heic 2, none 1)`; "" where there are none."""
     counts = Counter(os.path.splitext(name)[1].lower() or "none" for name in others)
     listed = first_few([f"{suffix} {number}" for suffix, number in counts.most_common()])
-    what = (
-        "1 file is left out by its"
-        if len(others) == 1
-        else f"{len(others)} files are left out by their"
+    return (
+        f"{folder}: left out by suffix: {plural(len(others), 'file')} ({listed})" if others else ""
     )
-    return f"{folder}: {what} suffix: {listed}" if others else ""
 
 
 def _listed_images(path: Path) -> list[Path]:

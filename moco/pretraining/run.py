@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moco.common import distributed
 from moco.common.command import RANDOM
-from moco.common.errors import DataError, UserError, say
+from moco.common.errors import DataError, UserError, plural, say
 from moco.common.registry import lookup
 from moco.common.run import RunFolder
 from moco.data.augment import Augmentation, apply_colors
@@ -251,7 +251,7 @@ class Pretraining(Training[PretrainPlan, PretrainStep]):
     def record(self) -> dict[str, Any]:
         notes = [*self.notes, *self._start.notes, *self._collapsed]
         if self._bad_images:
-            notes.append(f"{len(self._bad_images)} images could not be decoded, replaced")
+            notes.append(f"{plural(len(self._bad_images), 'image')} could not be decoded, replaced")
         task = f"pretrain_{self.spec.name}_{self.cfg.MOCO.MECHANISM}"
         return {**asdict(self._start), "task": task, "notes": notes}
 

@@ -30,7 +30,7 @@ def test_the_proof():
     own = {"MODEL.WEIGHTS": "x", "INPUT.FORMAT": "BGR"}
     found = shown(runs("moco", (3.0, 4.0), MOCO, start=start(), config={**CONFIG, **own}))
     assert not found.differs
-    for text in ("only the weights", "c" * 10, "1 tensors", "seeds 0, 1", "2 first batches"):
+    for text in ("only the weights", "c" * 10, "1 tensor ", "seeds 0, 1", "2 first batches"):
         assert text in str(found)
     assert "INPUT.FORMAT 'BGR' / None" in str(found)  # not the weights' tensors, but their pixels
 

@@ -8,9 +8,16 @@ from benchmarks.report.aggregate import aggregate
 from benchmarks.report.convergence import convergence
 from benchmarks.report.records import collect
 from benchmarks.report.render import RENDERERS
-from benchmarks.report.summary import Summary, ranks
+from benchmarks.report.summary import Summary, ranks, summarize
 from moco.common.errors import UserError
-from tests.benchmarks.report.fake_runs import csv_rows, rendered, report, write_pair, write_run
+from tests.benchmarks.report.fake_runs import (
+    CONFIG,
+    csv_rows,
+    rendered,
+    report,
+    write_pair,
+    write_run,
+)
 
 
 def test_ranks_by_hand():
@@ -42,6 +49,22 @@ def test_matrix_is_in_every_report_of_two_tasks(tmp_path):
         ("8", "2", "True"),
     ]
     assert [r["mean"] for r in rows if (r["init"], r["task"]) == ("x", "one: AP")] == [""]
+
+
+def test_a_task_and_its_tuned_rows_are_one_task_of_the_mean_rank(tmp_path):
+    aps = {"random": [10.0], "moco": [20.0]}
+    write_pair(tmp_path / "own", aps, task="one")
+    write_pair(tmp_path / "other", {"random": [9.0], "moco": [8.0]}, task="two")
+    grid = {**CONFIG, "SOLVER.TUNED": "SOLVER.BASE_LR=0.01,0.02 at 0.5 of the schedule"}
+    tuned = {init: [ap + 5 for ap in values] for init, values in aps.items()}
+    write_pair(tmp_path / "tuned", tuned, task="one_tuned", config=grid)
+    summary = report(tmp_path).summary
+    assert [task.partition(":")[0] for task in summary.tasks] == ["one", "one_tuned", "two"]
+    assert summary.mean_rank("moco") == summary.mean_rank("random") == 1.5
+    assert "mean rank over 2 of 3 tasks" in summary.note
+    assert "(not one_tuned: AP, which is another task's with tuned values)" in summary.note
+    alone = report(tmp_path / "tuned").tables + report(tmp_path / "other").tables
+    assert summarize(alone).ranked == (0, 1), "without the task itself its tuned rows count"
 
 
 def test_convergence_by_hand(tmp_path):

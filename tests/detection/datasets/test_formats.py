@@ -82,10 +82,10 @@ def test_a_format_from_outside(registered, tmp_path, monkeypatch, capsys):
     file.write_text(json.dumps({"a.png": (8, 6)}))
     split = read_split("toy_train", default_task())
     assert split.classes == ("toy",) and split.records[0]["width"] == 8
-    assert split.notes == ("1 images, the official split has 3",)
+    assert split.notes == ("1 image, the official split has 3",)
     assert main(["doctor", "toy", "--verify"]) == 0
     shown = capsys.readouterr().out
-    assert "part   toy_train  1 images, 1 objects" in shown and "configs/toy.yaml" in shown
+    assert "part   toy_train  1 image, 1 object" in shown and "configs/toy.yaml" in shown
     file.write_text(json.dumps({"a.png": (9, 9)}))
     assert main(["doctor", "toy", "--verify"]) == 3 and "a.png" in capsys.readouterr().out
     with pytest.raises(UserError, match="not public"):

@@ -41,7 +41,7 @@ def test_what_is_left_out_of_the_data_is_recorded(pretrained, tmp_path):
             tmp_path / "run", data, pretrained, SOLVER__MAX_EPOCHS=1, SOLVER__MILESTONES_EPOCHS="()"
         )
     )
-    left = f"{data}/train: 1 file is left out by its suffix: .heic 1"
+    left = f"{data}/train: left out by suffix: 1 file (.heic 1)"
     assert left in read_record(tmp_path / "run" / "run.json").notes
 
 

@@ -121,12 +121,12 @@ def test_files_of_other_suffixes_are_counted(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"other")
     (tmp_path / "train/.hidden.heic").write_bytes(b"other")
-    told = f"{tmp_path}/train: 3 files are left out by their suffix: .heic 2, none 1"
+    told = f"{tmp_path}/train: left out by suffix: 3 files (.heic 2, none 1)"
     assert notes_on(open_images(tmp_path)) == [told]
     sets = labeled_sets(tmp_path)
     assert notes_on(sets.train) == [told]
     [note] = notes_on(sets.val)
-    assert note == f"{tmp_path}/val: 1 file is left out by its suffix: .avif 1"
+    assert note == f"{tmp_path}/val: left out by suffix: 1 file (.avif 1)"
 
 
 def test_gray_of_12_bits_in_files_of_16_is_noted(tmp_path):

@@ -146,7 +146,7 @@ def test_command_takes_files_of_others(labeled, tmp_path, capsys, monkeypatch, s
     assert seen == [((0.5, 0.4, 0.2), (0.2, 0.5, 0.5))]
     out = capsys.readouterr().out
     assert "give --mean" not in out, "it was given"
-    assert "note: " in out and "1 file is left out by its suffix: .heic 1" in out
+    assert "note: " in out and "left out by suffix: 1 file (.heic 1)" in out
     again = read_record(tmp_path / "knn" / "run.json")
     assert again.config_sha256 == record.config_sha256, "as for weights that say it themselves"
     assert "pixels: mean (0.5, 0.4, 0.2), std (0.2, 0.5, 0.5), as given" in again.notes

@@ -72,7 +72,7 @@ def test_what_is_left_out_of_the_data_is_recorded(opts, tmp_path):
     run = opts("run", SOLVER__MAX_ITERS=1, DATA__KNN_ROOT=data, KNN__K=2)
     main([*run, "DATA.ROOT", str(data / "train")])
     notes = read_record(tmp_path / "run" / RECORD_NAME).notes
-    left = "1 file is left out by its suffix: .heic 1"
+    left = "left out by suffix: 1 file (.heic 1)"
     expected = [f"{data / split}: {left}" for split in ("train", "val")]
     assert [note for note in notes if "left out" in note] == expected
 

@@ -133,7 +133,7 @@ class TestBadImages:
         assert weights(tmp_path / "a") == weights(tmp_path / "b")
         assert capsys.readouterr().out.count("another image takes its place") == 2
         notes = read_record(tmp_path / "a/run.json").notes
-        assert notes == ["1 images could not be decoded, replaced"]
+        assert notes == ["1 image could not be decoded, replaced"]
 
     def test_too_many(self, opts, one_bad):
         with pytest.raises(DataError, match=r"1 of 26 images are bad, more than DATA\.MAX_BAD"):
