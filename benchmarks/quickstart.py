@@ -52,7 +52,7 @@ VOC_LIMITS, SMOKE_VOC_LIMITS = (2000, 300), (8, 6)  # images to train and to tes
 # What a quickstart leaves in its output folder; --overwrite removes these and nothing else.
 OWN = (
     *(SETTINGS_NAME, "data", "pretrain", "moco.pth", "runs", "steps", "logs", ".slots"),
-    *("table.*", "runs.csv", "loss-*.png", "ap-*.png", "samples.png"),
+    *("table.*", "runs.csv", "loss-*.png", "loss-*.svg", "ap-*.png", "ap-*.svg", "samples.png"),
 )
 
 
@@ -94,7 +94,8 @@ def make_plan(args: argparse.Namespace) -> Plan:
     seeds = default if args.seeds is None else args.seeds
     if not 1 <= seeds <= 100:
         raise UserError(f"--seeds: got {seeds}, expected 1 to 100")
-    return Plan(args.out, args.images, args.voc, args.smoke, seeds, args.arch)
+    out = args.out or Path("quickstart_out_smoke" if args.smoke else "quickstart_out")
+    return Plan(out, args.images, args.voc, args.smoke, seeds, args.arch)
 
 
 def check_sources(plan: Plan) -> None:
@@ -244,7 +245,7 @@ def build_parser() -> argparse.ArgumentParser:
         "it continues where it was interrupted.",
     )
     add = parser.add_argument
-    add("--out", type=Path, default=Path("quickstart_out"), help="(%(default)s)")
+    add("--out", type=Path, help="(quickstart_out; with --smoke quickstart_out_smoke)")
     add("--images", type=Path, metavar="DIR", help="pre-train on the images in this folder")
     voc = (
         "fine-tune on this VOC-layout dataset, its classes read from its annotations; without "

@@ -70,8 +70,8 @@ def test_the_quickstart_runs_from_any_folder(installed, tmp_path, occupied):
     assert str(installed) in run(command, "configs", **here)
     said = run(command, "quickstart", "--smoke", "--seeds", "1", **here)
     assert "\nrandom       1 " in said and "\nmoco         1 " in said
-    log = (tmp_path / "quickstart_out" / "runs" / "moco-0" / "suite.log").read_text()
+    log = (tmp_path / "quickstart_out_smoke" / "runs" / "moco-0" / "suite.log").read_text()
     assert "next: moco-transfer table" in log  # said only where there is no checkout
     task = ("train", "--check-only", "--engine", "embedded", "--config-file", "quickstart_R_10_C4")
-    keys = ("MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", "quickstart_out/data/scenes")
+    keys = ("MODEL.WEIGHTS", "random", "DATASETS.VOC_DIR", "quickstart_out_smoke/data/scenes")
     assert "checked" in run(command, *task, *keys, **here)

@@ -134,7 +134,7 @@ def test_own_images(tmp_path, shell):
         },
     )
     shell(text)
-    assert (tmp_path / "quickstart_out" / "table.md").is_file()
+    assert (tmp_path / "quickstart_out_smoke" / "table.md").is_file()
     assert (tmp_path / "curves.png").is_file() and (tmp_path / "moco.pth").is_file()
     assert rows(tmp_path / "tables" / "table.md") == ["random", "moco"]
 

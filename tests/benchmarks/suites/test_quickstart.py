@@ -166,8 +166,8 @@ def test_a_folder_belongs_to_one_setting(tmp_path):
     with pytest.raises(UserError, match="--images"):
         open_folder(other, overwrite=False)
     (out / "data").mkdir()
-    (out / "table.md").touch()
-    (out / "mine.txt").touch()
+    for name in ("table.md", "mine.txt", "loss-a.svg", "ap-a.svg", "ap-a.png"):
+        (out / name).touch()
     lock = Lock.take(by_name(other)["moco-0"].lock)
     assert lock is not None
     with pytest.raises(LockedError, match="moco-0"):
@@ -176,6 +176,18 @@ def test_a_folder_belongs_to_one_setting(tmp_path):
     open_folder(other, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["mine.txt", "quickstart.json"]
     assert json.loads((out / "quickstart.json").read_text())["images"] == str(tmp_path)
+
+
+def test_a_first_try_does_not_take_the_folder(tmp_path, monkeypatch):
+    """--smoke, as the installation guide has it, and then the README's command."""
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--smoke"], []):
+        made = make_plan(quickstart.build_parser().parse_args(arguments))
+        made.out.mkdir()
+        open_folder(made, overwrite=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("quickstart_out", "quickstart_out_smoke")
+    ]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
