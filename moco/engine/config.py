@@ -50,7 +50,7 @@ def common_cfg() -> CfgNode:
     cfg.DIST_TIMEOUT_SECONDS = 600
 
     cfg.DATA = CfgNode()
-    # Where the images are; what may stand here, each training says.
+    # The images: a folder, or another layout that the training takes (see its own keys).
     cfg.DATA.ROOT = ""
     # Processes that read images; 0 reads in the training process. Results do not depend on it.
     cfg.DATA.NUM_WORKERS = 4
@@ -61,7 +61,7 @@ def common_cfg() -> CfgNode:
     cfg.DATA.CACHE_MIB = 0
 
     cfg.AUG = CfgNode()
-    # Side of the square crop in pixels after resizing, a multiple of 1, >= 8.
+    # Side of the square crop in pixels after resizing, >= 8; of a ViT a multiple of its patches'.
     cfg.AUG.CROP_PX = 224
     # Range of the crop's share of the image's area, 0..1.
     cfg.AUG.CROP_SCALE = (0.2, 1.0)

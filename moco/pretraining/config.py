@@ -19,7 +19,7 @@ from moco.common.cfgcheck import (
     get,
 )
 from moco.common.cfgnode import load_cfg
-from moco.common.errors import UserError
+from moco.common.errors import UserError, plural
 from moco.common.files import PathLike
 from moco.common.registry import lookup
 from moco.engine import config as common_config
@@ -267,8 +267,9 @@ def check_processes(cfg: CfgNode, world_size: int) -> None:
     G, parts = cfg.MOCO.BN_SPLITS, cfg.SOLVER.ACCUMULATE
     if G % (world_size * parts) and (G, parts) != (1, 1):
         raise UserError(
-            f"MOCO.BN_SPLITS: got {G}, expected a multiple of {world_size} processes x {parts} "
-            "parts (SOLVER.ACCUMULATE): each normalizes its own images"
+            f"MOCO.BN_SPLITS: got {G}, expected a multiple of {world_size * parts}: "
+            f"{plural(world_size, 'process')} x {plural(parts, 'part')} (SOLVER.ACCUMULATE), each "
+            "normalizes its own images"
         )
 
 
