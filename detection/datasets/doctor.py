@@ -275,7 +275,8 @@ def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
     files = {split.name: [record["file_name"] for record in split.records] for split in splits}
     for name, paths in files.items():
         if twice := [path for path, count in Counter(paths).items() if count > 1]:
-            text = f"listed under several ids: {plural(len(twice), 'image')}, the first is {twice[0]}"
+            number = plural(len(twice), "image")
+            text = f"listed under several ids: {number}, the first is {twice[0]}"
             yield Finding(name, NOTE, f"{text}; trained and tested on as often")
     for one, other in itertools.combinations(files, 2):
         endings = {name.rsplit("_", 1)[-1] for name in (one, other)}

@@ -278,7 +278,8 @@ def test_images_twice_in_a_custom_file(tmp_path, capsys):
     edit(file, twice)
     second = json.loads(file.read_text())["images"][1]["file_name"]
     code, shown = examine("--coco-json", file, capsys=capsys)
-    assert code == 0 and "listed under several ids: 1 image, the first is" in shown and second in shown
+    assert code == 0 and "listed under several ids: 1 image, the first is" in shown
+    assert second in shown
 
 
 def test_names_of_others_do_not_reach_the_terminal_raw(tmp_path, capsys):
