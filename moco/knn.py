@@ -80,10 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     weights = read_initial_weights(
         args.checkpoint, stem=args.stem, init=args.init, mean=args.mean, std=args.std
     )
-    data = labeled_sets(args.data)
-    notes = [*weights.notes, *notes_on(data.train), *notes_on(data.val)]
-    for note in notes:
-        say(f"note: {note}")
+    say(*(f"note: {note}" for note in weights.notes))
     assert weights.state is not None
     backbone = load_backbone(weights.spec, weights.state)
     # Without a flag, as the run's own monitor saw the images. A run older than these keys has none.
@@ -96,6 +93,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     resize_px = args.resize_px or resize_px
     crop = CenterCrop.sized(crop_px, resize_px, training_crop, weights.mean, weights.std)
     weights.spec.check_image(crop.crop_px, "--crop-px")
+    data = labeled_sets(args.data)
+    of_images = [*notes_on(data.train), *notes_on(data.val)]
+    say(*(f"note: {note}" for note in of_images))
+    notes = [*weights.notes, *of_images]
     device, start = pick_device(args.device), time.monotonic()
     with RunFolder(args.output, overwrite=args.overwrite) if args.output else nullcontext() as run:
         result = evaluate(backbone, data, crop, args.k, args.t, device, args.workers)

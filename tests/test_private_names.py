@@ -28,8 +28,8 @@ PRIVATE = (
     ("detectron2.engine.DefaultTrainer", "_trainer", "detection/d2/state.py"),
     # the position in the data is part of a checkpoint
     ("detectron2.engine.SimpleTrainer", "_data_loader_iter", "detection/d2/state.py"),
-    # an evaluation that a stop has cut off is made up for
-    ("detectron2.engine.hooks.EvalHook", "_do_eval", "detection/d2/state.py"),
+    # what is evaluated, by a hook that also writes the result
+    ("detectron2.engine.hooks.EvalHook", "_func", "detection/d2/trainer.py"),
     # each estimate begins with the same batches
     ("detectron2.engine.hooks.PreciseBN", "_data_iter", "detection/d2/precise_bn.py"),
     # overridden: files are read without unpickling what is in them

@@ -112,6 +112,7 @@ class Trainer(DefaultTrainer):
 
     checkpointer: DetectionCheckpointer
     checkpoint_hook: CheckpointHook
+    writers: list[EventWriter]
     build_evaluator = staticmethod(build_evaluator)
     build_train_loader = staticmethod(build_train_loader)
     build_test_loader = staticmethod(build_test_loader)
@@ -179,7 +180,8 @@ class Trainer(DefaultTrainer):
         if "tensorboard" not in self.cfg.LOG.LOGGERS:
             replaced = (JSONWriter, TensorboardXWriter)
         kept = [w for w in super().build_writers() if not isinstance(w, replaced)]
-        return [*kept, MetricsWriter(metrics)]
+        self.writers = [*kept, MetricsWriter(metrics)]
+        return self.writers
 
     def build_hooks(self) -> list[HookBase]:
         """Detectron2's, with `CheckpointHook` on every rank in place of its own."""
@@ -187,16 +189,15 @@ class Trainer(DefaultTrainer):
         self.checkpointer = SafeCheckpointer(
             self.checkpointer.model, self.cfg.OUTPUT_DIR, trainer=weakref.proxy(self)
         )
+        self.writers = []  # but on the main process
         hooks, inner = [], None
-        given = super().build_hooks()
-        writers = given[-1]._writers if comm.is_main_process() else ()
-        for hook in given:
+        for hook in super().build_hooks():
             if isinstance(hook, PeriodicCheckpointer):
                 inner = hook  # on the main process; just before the evaluation
                 continue
             if isinstance(hook, EvalHook):
                 periods = self.cfg.SOLVER.CHECKPOINT_PERIOD, self.cfg.TEST.EVAL_PERIOD
-                hook = EvaluationHook(hook._func, periods[1], writers)
+                hook = EvaluationHook(hook._func, periods[1], self.writers)
                 self.checkpoint_hook = CheckpointHook(inner, hook, *periods)
                 hooks.append(self.checkpoint_hook)
             if isinstance(hook, PreciseBN):

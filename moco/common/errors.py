@@ -46,7 +46,8 @@ def printable(text: str) -> str:
 
 def say(*lines: object) -> None:
     """Print lines that hold what others have named: no part of one can control the terminal."""
-    print(*(printable(str(line)) for line in lines), sep="\n", flush=True)
+    for line in lines:
+        print(printable(str(line)), flush=True)
 
 
 def _printable(char: str) -> str:

@@ -62,8 +62,10 @@ def test_the_script_that_is_submitted():
 
 def test_the_script_outlives_a_signal_to_all_of_the_job(tmp_path):
     """`scancel --signal=TERM --full`: what runs in it saves, and the lines after it are done."""
-    waits = "import signal, time; signal.signal(15, lambda *a: print('saved')); print('ready')"
-    (tmp_path / "waits.py").write_text(f"{waits}; import sys; sys.stdout.flush(); signal.pause()")
+    (tmp_path / "waits.py").write_text(
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [15])\nprint('ready')\n"
+        "signal.sigwait([15])\nprint('saved')\n"
+    )
     setup = f"setup={sys.executable} -u {tmp_path / 'waits.py'}"
     options = parse_options([setup, "teardown=echo ended"])
     script = make_script(options, "n", tmp_path, tmp_path / "none.json", 1, gpus=0, nodes=1)
