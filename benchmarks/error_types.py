@@ -50,7 +50,7 @@ def error_types(run: "Run") -> dict[str, Any]:
         truth, found = _from_voc(split, path)
         annotations = hotcoco.COCO(truth)
     else:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         json_file, masked = split.metadata["json_file"], config.get("MODEL.MASK_ON", False)
         with annotation_file(json_file, split.images, masked=masked) as (file, _):
             annotations = hotcoco.COCO(file)

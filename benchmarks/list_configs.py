@@ -20,7 +20,7 @@ _COMMENT = re.compile(r"(?:#.*\n)+")
 
 def title(path: Path) -> str:
     """The first sentence of a file's opening comment."""
-    match = _COMMENT.match(path.read_text())
+    match = _COMMENT.match(path.read_text(encoding="utf-8"))
     text = " ".join(line.lstrip("# ") for line in match[0].splitlines()) if match else ""
     return re.split(r"\.(?: |$)", text)[0]
 
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse_args(argv)
     if args.show is not None:
-        print(shipped.resolve(args.show).read_text(), end="")
+        print(shipped.resolve(args.show).read_text(encoding="utf-8"), end="")
     else:
         print(f"in {shipped.CONFIGS}", listing(args.word), sep="\n")
 

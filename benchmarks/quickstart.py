@@ -126,7 +126,7 @@ def open_folder(plan: Plan, overwrite: bool) -> None:
     """
     path = plan.out / SETTINGS_NAME
     if path.is_file():
-        before = json.loads(path.read_text())
+        before = json.loads(path.read_text(encoding="utf-8"))
         changed = [key for key, value in plan.settings().items() if before.get(key) != value]
         if overwrite:
             if held := [lock for lock in plan.out.glob(f"**/{LOCK_NAME}") if locks.held(lock)]:

@@ -329,7 +329,7 @@ def refresh_tables(
     report = Report(tables_so_far(results, baseline), results, progress)
     with lock():
         write_files(out, report, FORMATS if report.tables else ("html",))
-    return (out / PAGE_NAME).read_text()
+    return (out / PAGE_NAME).read_text(encoding="utf-8")
 
 
 def write_tables(folder: SuiteFolder, runs: Sequence[Run], baseline: str | None) -> None:

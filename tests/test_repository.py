@@ -60,7 +60,7 @@ MODULES = {module_name(path): path for path in SOURCES}
 def imported_names(path: Path) -> set[str]:
     """Dotted names that a file imports anywhere, inside functions too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -90,7 +90,7 @@ def read_curve(path: Path, names: Sequence[str], x: str = "iteration") -> Curve:
         UserError: unreadable, a line that is not JSON, or without iteration or `x`.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     points: dict[int, tuple[float, float]] = {}

@@ -108,7 +108,7 @@ def _coco_curve(path: Path, split: "Split", run: Run) -> tuple[NDArray[Any], NDA
 
     from detection.datasets.coco_repair import annotation_file
 
-    found = [row for row in json.loads(path.read_text()) if "bbox" in row]
+    found = [row for row in json.loads(path.read_text(encoding="utf-8")) if "bbox" in row]
     if not found:
         raise UserError(f"{path}: no boxes were predicted")
     json_file, config = split.metadata["json_file"], run.record.config

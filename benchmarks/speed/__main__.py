@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output:
         output = Path(args.output)
         data = output.with_suffix(".json")
-        content = json.loads(data.read_text()) if data.exists() else {}
+        content = json.loads(data.read_text(encoding="utf-8")) if data.exists() else {}
         rows = [dataclasses.asdict(result) for result in results]
         content[args.suite] = {"facts": description(rounds), "quick": args.quick, "results": rows}
         if tables:

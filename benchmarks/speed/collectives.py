@@ -118,7 +118,7 @@ def _of_all(folder: Path, W: int) -> Counted:
     A process that waits for others spends that time in the collective, too; the one that comes
     last has the collective's own time, which is the least. Of that the median over the steps.
     """
-    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(W)]
+    ranks = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(W)]
     steps = list(zip(*ranks, strict=True))  # by step, by process: [kind, bytes, seconds]
     lists = [[call[:2] for call in one] for step in steps for one in step]
     assert all(each == lists[0] for each in lists), "the collectives of the steps differ"
@@ -130,7 +130,7 @@ def _of_all(folder: Path, W: int) -> Counted:
 
 
 def _write(folder: Path, steps: Sequence[Sequence[tuple[str, int, float]]]) -> None:
-    Path(folder, f"{distributed.rank()}.json").write_text(json.dumps(steps))
+    Path(folder, f"{distributed.rank()}.json").write_text(json.dumps(steps), encoding="utf-8")
 
 
 def _all_reduces(folder: Path, repeats: int) -> None:

@@ -25,7 +25,9 @@ from detection.config.task import load_task
 from detection.datasets.layout import DATASETS_VARIABLE
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-KEYS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("tasks.yaml").read_text())
+KEYS: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("tasks.yaml").read_text(encoding="utf-8")
+)
 WARMUP_ITERS = 3  # after which the weights are compared
 SCORE_SCALE = 20.0  # of the classifier's first weights, to give some tens of detections per image
 VOC_C4, FCN, VIT_B = "Faster R-CNN C4, extra BN", "FCN-16s", "Faster R-CNN ViT-B, 320 px"

@@ -43,7 +43,7 @@ class VOCPredictions:
             found = scenes.random_prediction(rng, scene, len(VOC_CLASSES), num_false)
             self.predictions[image_id] = found
             scenes.write_voc_annotation(folder / f"{image_id}.xml", scene)
-        (folder / "images.list").write_text("\n".join(self.truth))
+        (folder / "images.list").write_text("\n".join(self.truth), encoding="utf-8")
 
     def ours(self) -> dict[str, float]:
         """AP, AP50, AP75 by detection/evaluation/voc.py, over all classes as the official code."""
@@ -67,7 +67,7 @@ class VOCPredictions:
         paths = [str(self.folder / name) for name in ("{}.txt", "{}.xml", "images.list")]
         aps = np.empty((10, len(VOC_CLASSES)))  # threshold x class
         for k, (name, content) in enumerate(lines.items()):
-            (self.folder / f"{name}.txt").write_text("\n".join(content))
+            (self.folder / f"{name}.txt").write_text("\n".join(content), encoding="utf-8")
             for t, percent in enumerate(range(50, 100, 5)):
                 _, _, ap = official(*paths, name, percent / 100.0, True)
                 aps[t, k] = ap * 100

@@ -33,10 +33,12 @@ TASKS, INITS, ITERATIONS = 10, 10, 1000
 def large_suite(root: Path, trials: int, done: float) -> SuiteFolder:
     """A suite's folder with `trials` x 10 inits x 10 tasks, or one task where trials are few."""
     root.mkdir(parents=True)
-    (root / "task.yaml").write_text("SOLVER: {MAX_ITER: 1000}\n")
+    (root / "task.yaml").write_text("SOLVER: {MAX_ITER: 1000}\n", encoding="utf-8")
     names = [f"t{number}" for number in range(TASKS if trials > 9 else 1)]
     tasks = "".join(f"  - {{config: task.yaml, name: {name}}}\n" for name in names)
-    (root / "suite.yaml").write_text(f"name: large\ntrials: {trials}\ntasks:\n{tasks}")
+    (root / "suite.yaml").write_text(
+        f"name: large\ntrials: {trials}\ntasks:\n{tasks}", encoding="utf-8"
+    )
     suite = load_suite(root / "suite.yaml")
     inits = {f"i{k}": Init(f"i{k}.pth", f"{k:064d}") for k in range(1, INITS)}
     inits = {RANDOM: Init(RANDOM, None), **inits}
@@ -50,7 +52,7 @@ def large_suite(root: Path, trials: int, done: float) -> SuiteFolder:
     for number, spec in enumerate(specs[: int(done * len(specs))]):
         run = folder.run(spec).folder
         run.mkdir(parents=True)
-        (run / METRICS_NAME).write_text(lines)
+        (run / METRICS_NAME).write_text(lines, encoding="utf-8")
         ap = 30 + number * 7919 % 1000 / 500
         metrics: dict[str, float | None] = {"bbox/AP": ap, "bbox/AP50": ap + 20, "bbox/AP75": ap}
         write_record(run, _record(spec, config, facts, metrics))

@@ -8,5 +8,5 @@ def peak_bytes() -> int:
 
     getrusage starts with the peak of the process before it.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])

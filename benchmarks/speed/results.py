@@ -143,7 +143,9 @@ def with_noise(
 @cache
 def suites() -> dict[str, Any]:
     """Content of goals.yaml."""
-    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("goals.yaml").read_text())
+    content: dict[str, Any] = yaml.safe_load(
+        Path(__file__).with_name("goals.yaml").read_text(encoding="utf-8")
+    )
     return content
 
 

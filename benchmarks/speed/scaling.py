@@ -45,7 +45,9 @@ GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PLANS = ((1, 1), (2, 5), (5, 5), (20, 5))  # inits, seeds
 
 
-SOURCES: dict[str, list[Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+SOURCES: dict[str, list[Any]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
 ASSUMED = {name: value for name, (value, *_) in SOURCES.items()}
 
 

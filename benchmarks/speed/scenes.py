@@ -82,7 +82,7 @@ def write_datasets(root: Path, num_images: int) -> None:
         for name in lists:
             path = root / folder / "ImageSets" / f"{name}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("\n".join(voc) + "\n")
+            path.write_text("\n".join(voc) + "\n", encoding="utf-8")
     annotations = root / "VOC2007" / "Annotations"
     masks = [root / "VOC2012" / name for name in ("SegmentationClass", "SegmentationClassAug")]
     for made in (annotations, *masks):
@@ -118,7 +118,9 @@ def write_voc_annotation(path: Path, scene: Scene) -> None:
             f"<xmax>{x2}</xmax><ymax>{y2}</ymax></bndbox></object>"
         )
     size = f"<width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth>"
-    path.write_text(f"<annotation><size>{size}</size>{''.join(objects)}</annotation>")
+    path.write_text(
+        f"<annotation><size>{size}</size>{''.join(objects)}</annotation>", encoding="utf-8"
+    )
 
 
 def write_coco(
@@ -161,7 +163,7 @@ def write_coco(
         "annotations": annotations,
         "categories": [{"id": number, "name": name} for number, name in categories],
     }
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _ellipse(box: Boxes) -> list[float]:

@@ -28,7 +28,9 @@ class Received(NamedTuple):
 def received_bytes(W: int, n: int, P: int, dim: int, K: int, scratch: Path) -> Received:
     """Encode one step's keys with the same permutation, each way, and count what arrives."""
     spawn(_encode, W, n, P, dim, K, scratch)
-    found = [json.loads((scratch / f"{rank}.json").read_text()) for rank in range(W)]
+    found = [
+        json.loads((scratch / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(W)
+    ]
     ways = found[0]["bytes"]
     return Received(
         {way: sum(one["bytes"][way] for one in found) / W for way in ways},
@@ -65,4 +67,6 @@ def _encode(n: int, P: int, dim: int, K: int, folder: Path) -> None:
             keys = distributed.gather_rows(copy.deepcopy(encoder)(x / 255))
             equal[way] = torch.equal(unshuffle(keys, plan), expected)
             received[way] = distributed.bytes_received.total()
-    Path(folder, f"{rank}.json").write_text(json.dumps({"bytes": received, "equal": equal}))
+    Path(folder, f"{rank}.json").write_text(
+        json.dumps({"bytes": received, "equal": equal}), encoding="utf-8"
+    )

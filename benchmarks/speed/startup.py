@@ -28,7 +28,9 @@ def reading(setting: Setting) -> Iterator[tuple[str, list[str]]]:
     run, scenes = setting.scratch / "run", _scenes(setting)
     run.mkdir(exist_ok=True)
     lines = [{"iteration": i, "epoch": i / 20, "loss": 9 - i / 50, "lr": 0.03} for i in range(200)]
-    (run / METRICS_NAME).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (run / METRICS_NAME).write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
+    )
     yield "plot", ["plot", str(run), "--output", str(setting.scratch / "curves.png")]
     yield "doctor --voc-dir, 40 images", ["doctor", "--voc-dir", str(scenes)]
     folder = large_suite(setting.scratch / "small", 4, 1.0)
@@ -43,7 +45,7 @@ def checking(setting: Setting) -> Iterator[tuple[str, list[str]]]:
     keys += ["MODEL.WEIGHTS", RANDOM]
     suite = setting.scratch / "checked.yaml"
     tasks = "tasks: [{config: voc/quickstart_R_10_C4}]"
-    suite.write_text(f"name: checked\n{tasks}\n")
+    suite.write_text(f"name: checked\n{tasks}\n", encoding="utf-8")
     for engine in ("embedded", *["detectron2"] * installed()):
         config = "voc/quickstart_R_10_C4" if engine == "embedded" else "voc/faster_rcnn_R_50_C4_9k"
         check = ["train", "--check-only", "--engine", engine, "--config-file", config]

@@ -34,7 +34,7 @@ class Checkpoints:
 def newest_name(folder: Path) -> str:
     """The name of a run's newest checkpoint; empty before the first."""
     try:
-        return (folder / POINTER_NAME).read_text().strip()
+        return (folder / POINTER_NAME).read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -116,7 +116,7 @@ class Live:
     def finish(self, path: Path) -> None:
         """Serve the final page, until a browser that shows the one before has it."""
         if self._server is not None and path.is_file():
-            self._server.finish(path.read_text())
+            self._server.finish(path.read_text(encoding="utf-8"))
 
     def _work(self) -> None:
         # Ctrl-C is for the scheduler alone; the process of a report inherits this.

@@ -81,7 +81,7 @@ def exclusive(path: Path) -> Iterator[None]:
 def read(path: Path) -> dict[str, Any]:
     """What the holder has written; empty if there is nothing whole."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -109,13 +109,15 @@ def limit_voc(root: PathLike, folder: PathLike, max_train: int, max_test: int) -
         for name, split, limit in (("trainval", train, max_train), ("test", test, max_test)):
             path = part / "ImageSets" / "Main" / f"{name}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{i}\n" for i in sample(_ids(root, split), limit)))
+            path.write_text(
+                "".join(f"{i}\n" for i in sample(_ids(root, split), limit)), encoding="utf-8"
+            )
         for name in ("Annotations", "JPEGImages"):
             (part / name).symlink_to(root / name, target_is_directory=True)
 
 
 def _ids(root: Path, split: str) -> list[str]:
-    return (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split()
+    return (root / "ImageSets" / "Main" / f"{split}.txt").read_text(encoding="utf-8").split()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -190,7 +190,7 @@ class Run:
 
     def note_start(self, argv: Sequence[str], where: str = "") -> int:
         """A line in the log about the process that starts; where in the log its own lines begin."""
-        with open(self.log, "a") as file:
+        with open(self.log, "a", encoding="utf-8") as file:
             now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             file.write(f"--- {now}{where}: {' '.join(argv)}\n")
         return self.log.stat().st_size
@@ -244,7 +244,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: it is damaged.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -278,9 +278,11 @@ def write_scenes(folder: PathLike, trainval: int, test: int, seed: int) -> None:
                 image, boxes = make_scene(seed, stream, index)
                 _write_jpeg(part / "JPEGImages" / f"{names[-1]}.jpg", image)
                 text = _annotation(f"{names[-1]}.jpg", boxes)
-                (part / "Annotations" / f"{names[-1]}.xml").write_text(text)
+                (part / "Annotations" / f"{names[-1]}.xml").write_text(text, encoding="utf-8")
                 progress.update()
-            (lists / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+            (lists / f"{split}.txt").write_text(
+                "".join(f"{name}\n" for name in names), encoding="utf-8"
+            )
 
 
 def _color(lightness: float, rng: Generator) -> Array:

@@ -57,7 +57,7 @@ def read_start(folder: PathLike) -> dict[str, Any] | None:
     from `detection.engine.start.StartFile`.
     """
     path = Path(folder) / START_NAME
-    return json.loads(path.read_text()) if path.is_file() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def check_resumed_weights(cfg: CfgNode, sha256: str | None) -> None:
@@ -120,7 +120,7 @@ def trained_file(cfg: CfgNode, *, resume: bool) -> Path:
         pointer = Path(cfg.OUTPUT_DIR) / "last_checkpoint"
         if not pointer.is_file():
             raise DataError(f"{pointer} is missing, so there is no last checkpoint to evaluate")
-        path = pointer.parent / Path(pointer.read_text().strip()).name
+        path = pointer.parent / Path(pointer.read_text(encoding="utf-8").strip()).name
     elif cfg.MODEL.WEIGHTS in ("", RANDOM):
         raise UserError(
             f"MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS!r}; --eval-only needs a trained model such as "

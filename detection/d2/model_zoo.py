@@ -16,12 +16,12 @@ def plain_copy(path: Path, scratch: Path) -> Path:
     Not by Detectron2's `model_zoo.get_config_file`, which needs an older setuptools; nothing of
     the files is evaluated.
     """
-    content = _ZooLoader(path.read_text()).get_single_data()
+    content = _ZooLoader(path.read_text(encoding="utf-8")).get_single_data()
     if BASE_KEY in content:
         base = (path.parent / content[BASE_KEY]).resolve()
         content[BASE_KEY] = str(plain_copy(base, scratch))
     copy = scratch / path.name
-    copy.write_text(json.dumps(content))  # which is YAML, too
+    copy.write_text(json.dumps(content), encoding="utf-8")  # which is YAML, too
     return copy
 
 

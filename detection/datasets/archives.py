@@ -50,7 +50,7 @@ class Dataset:
 @functools.cache
 def datasets() -> dict[str, Dataset]:
     """All datasets that can be fetched, by name."""
-    facts = yaml.safe_load(FILE.read_text())
+    facts = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     archives = {name: Archive(name, **_fields(a)) for name, a in facts["archives"].items()}
     for dataset in facts["datasets"].values():
         dataset["archives"] = [archives[name] for name in dataset["archives"]]

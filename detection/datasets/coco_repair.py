@@ -133,7 +133,7 @@ def annotation_file(
         content["annotations"] = [a for a in content["annotations"] if str(a["image_id"]) in images]
     with TemporaryDirectory() as folder:
         temporary = Path(folder, "annotations.json")
-        temporary.write_text(json.dumps({"info": {}, "licenses": [], **content}))
+        temporary.write_text(json.dumps({"info": {}, "licenses": [], **content}), encoding="utf-8")
         yield str(temporary), content
 
 

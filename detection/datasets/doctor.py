@@ -289,8 +289,6 @@ def _repeated(splits: Sequence[Split], verify: bool) -> Iterator[Finding]:
     for path in dict.fromkeys(itertools.chain(*files.values())) if verify else ():
         groups.setdefault(hashlib.sha256(Path(path).read_bytes()).digest(), []).append(path)
     if equal := [paths for paths in groups.values() if len(paths) > 1]:
-        number = sum(len(paths) - 1 for paths in equal)
-        text = (
-            f"copies of others: {plural(number, 'image')}, the first {' and '.join(equal[0][:2])}"
-        )
+        copies = plural(sum(len(paths) - 1 for paths in equal), "image")
+        text = f"copies of others: {copies}, the first {' and '.join(equal[0][:2])}"
         yield Finding("duplicates", NOTE, text)

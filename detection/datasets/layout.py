@@ -85,7 +85,9 @@ def read_ids(path: Path, columns: re.Pattern[str] | None = None) -> list[str]:
         DataError: empty, odd lines, or an id that would lead out of the folder.
     """
     try:
-        ids = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        ids = [
+            line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a text file") from error
     if columns:

@@ -41,7 +41,7 @@ def make_train_aug(sbd: Path, voc: Path, made: Path) -> None:
             progress.update()
     new_list = made / "ImageSets" / "Segmentation" / "train_aug.txt"
     new_list.parent.mkdir(parents=True)
-    new_list.write_text("".join(f"{image_id}\n" for image_id in ids))
+    new_list.write_text("".join(f"{image_id}\n" for image_id in ids), encoding="utf-8")
 
 
 def _read_mask(path: Path) -> np.ndarray:

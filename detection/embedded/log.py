@@ -25,7 +25,7 @@ def log_file(path: Path) -> Iterator[None]:
     """
     handlers: list[logging.Handler] = [logging.NullHandler()]  # else Python prints the warnings
     if distributed.is_main():
-        to_file, to_terminal = logging.FileHandler(path), logging.StreamHandler()
+        to_file, to_terminal = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
         to_file.setFormatter(logging.Formatter("[%(asctime)s %(name)s] %(levelname)s: %(message)s"))
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         to_terminal.setLevel(logging.WARNING)

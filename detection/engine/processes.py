@@ -241,7 +241,7 @@ def read_outcome(path: Path) -> EngineResult:
         UserError, DataError, NumericError, Preempted: it is an error.
         RuntimeError: it is one that nobody expected; its traceback is a note of this one.
     """
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     if "preempted" in content:
         raise Preempted(content["preempted"])
     if "error" in content:
@@ -274,7 +274,9 @@ class _ParentStop(StopRequest):
         super().__call__(number, frame)
         # SIGINT is also what they get when this process dies.
         number = signal.SIGTERM if number == signal.SIGINT else number
-        self._mark.write_text(str(int(number)))  # for one that is just being started
+        self._mark.write_text(
+            str(int(number)), encoding="utf-8"
+        )  # for one that is just being started
         for process in multiprocessing.active_children():
             if process.pid is not None:
                 with suppress(ProcessLookupError):
@@ -302,5 +304,5 @@ class _WorkerStop(StopRequest):
     @property
     def received(self) -> int | None:
         if self._number is None and self._mark.is_file():
-            self._number = int(self._mark.read_text())
+            self._number = int(self._mark.read_text(encoding="utf-8"))
         return super().received

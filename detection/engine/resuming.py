@@ -62,7 +62,7 @@ def last_checkpoint(folder: Path) -> Path | None:
     record = folder / POINTER_NAME
     if not record.is_file():
         return None
-    name = record.read_text().strip()
+    name = record.read_text(encoding="utf-8").strip()
     if Path(name).name != name:
         raise UserError(f"{record}: {name!r} is not the name of a file in this folder")
     return folder / name

@@ -149,7 +149,7 @@ def run_in_folder(
             if not job.eval_only:
                 weights = {"weights_sha256": weights_sha256(task.weights)}
                 atomic_write_json(folder.path / START_NAME, weights)
-        with (folder.path / "log.txt").open("a") as log:
+        with (folder.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"{description}\n")
         start = time.monotonic()
         try:

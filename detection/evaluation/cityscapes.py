@@ -91,7 +91,7 @@ class CityscapesEvaluator:
             Image.fromarray(mask * np.uint8(255)).save(png, compress_level=1)
             lines.append(f"{png.name} {row['category_id']} {row['score']!r}\n")
         path = folder / f"{index}.txt"
-        path.write_text("".join(lines))
+        path.write_text("".join(lines), encoding="utf-8")
         return str(path)
 
 

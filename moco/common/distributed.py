@@ -420,7 +420,9 @@ def _named(processes: list[int]) -> str:
 def _kill_sibling(pid: int) -> None:
     """Unless it has died, and perhaps another process has its number."""
     try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+        )
         if parent == os.getppid():
             os.kill(pid, signal.SIGKILL)
     except OSError:

@@ -224,7 +224,7 @@ class _Part:
         from pooch import HTTPDownloader
 
         headers = {"Accept-Encoding": "identity"}  # compressed, a part has no place in the file
-        state = self._state_path.read_text() if self._state_path.exists() else ""
+        state = self._state_path.read_text(encoding="utf-8") if self._state_path.exists() else ""
         if have and (state or self._digest):
             headers |= {"Range": f"bytes={have}-"} | ({"If-Range": state} if state else {})
         get = HTTPDownloader(
@@ -276,7 +276,7 @@ class _Part:
             state = response.headers.get("ETag", "")
             if not state or state.startswith("W/"):
                 state = response.headers.get("Last-Modified", "")
-            self._state_path.write_text(state)
+            self._state_path.write_text(state, encoding="utf-8")
         if self._size and self._total not in (0, self._size):
             raise UserError(
                 f"{self._url}: got a file of {self._total} bytes, expected {self._size}; "

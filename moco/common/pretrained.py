@@ -358,6 +358,6 @@ def optional_package(name: str, extra: str) -> Any:
 
 def _origin_beside(path: Path) -> str:
     """What a suite writes beside its copy of weights that were downloaded, see `LocalWeights`."""
-    with suppress(OSError, ValueError), open(f"{path}{ORIGIN}") as file:
+    with suppress(OSError, ValueError), open(f"{path}{ORIGIN}", encoding="utf-8") as file:
         return printable(file.read(1000).strip())
     return ""

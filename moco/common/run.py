@@ -114,7 +114,7 @@ class RunFolder:
         line = json.dumps(jsonable(dict(values)), allow_nan=False)
         path = self.path / METRICS_NAME
         try:
-            with open(path, "a") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise cannot_write(path, error, path.stat().st_size if path.exists() else 0) from error
@@ -153,7 +153,7 @@ def metrics_lines(folder: PathLike) -> list[dict[str, Any]] | None:
     path, lines = Path(folder) / METRICS_NAME, []
     if not path.is_file():
         return None
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):
             lines.append(json.loads(text))
     return lines
@@ -393,7 +393,7 @@ def _git_revision() -> str | None:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:

@@ -303,7 +303,7 @@ def _left_out(folder: Path, others: Sequence[str]) -> str:
 
 def _listed_images(path: Path) -> list[Path]:
     images = []
-    text = path.read_text(errors="surrogateescape")
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

@@ -47,7 +47,7 @@ def _split(root: Path, name: str) -> tuple[dict[int, str], list[str], list[int]]
     """Names of the categories by id; paths and categories of the images, by the images' ids."""
     path = root / name
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         names = {int(entry["id"]): str(entry["name"]) for entry in content["categories"]}
         of_image = {entry["image_id"]: entry["category_id"] for entry in content["annotations"]}
         images = sorted((int(entry["id"]), str(entry["file_name"])) for entry in content["images"])

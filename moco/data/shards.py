@@ -362,7 +362,7 @@ def _write_index(path: Path, counts: dict[tuple[str, int], int]) -> None:
 def _read_index(path: Path) -> dict[tuple[str, int], int]:
     """Images of each (resolved path, bytes); nothing where there is no index."""
     try:
-        entries = json.loads(path.read_text())["shardlist"]
+        entries = json.loads(path.read_text(encoding="utf-8"))["shardlist"]
         return {
             (str((path.parent / entry["url"]).resolve()), int(entry["filesize"])): entry["nsamples"]
             for entry in entries

@@ -59,7 +59,7 @@ def has_fast_bf16(device: torch.device) -> bool:
     else:
         found = set()
         with suppress(OSError):  # Linux
-            found = set(Path("/proc/cpuinfo").read_text().split())
+            found = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
     return not found.isdisjoint({"avx512_bf16", "amx_bf16"})
 
 

@@ -161,7 +161,7 @@ def _why(name: str, error: Exception) -> str:
 def _read_ids(path: Path) -> dict[str, str]:
     """The ids by the loggers' names; {} for a new run, and for a file that is none of ours."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         return {k: v for k, v in found.items() if re.fullmatch(r"[\w-]{1,128}", v)}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

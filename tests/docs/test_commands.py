@@ -91,7 +91,7 @@ def test_commands_are_accepted(page, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("docs").symlink_to(ROOT / "docs")  # of a checkout
     for name, content in HEREDOC.findall((ROOT / page).read_text()):
-        Path(name).write_text(content)
+        Path(name).write_text(content, encoding="utf-8")
     module, args = target_of(command)
     if module not in OTHERS:
         try:

@@ -24,7 +24,10 @@ from tests.oracles.tiny_voc import VOC_NAMES, write_voc
 
 pytestmark = pytest.mark.slow
 
-PRETRAIN = "MOCO.K 32 SOLVER.BATCH_SIZE 8 SOLVER.MAX_ITERS 3 SOLVER.WARMUP_ITERS 1 AUG.CROP_PX 32 LOG.EVERY_ITERS 1"
+PRETRAIN = (
+    "MOCO.K 32 SOLVER.BATCH_SIZE 8 SOLVER.MAX_ITERS 3 SOLVER.WARMUP_ITERS 1 AUG.CROP_PX 32 "
+    "LOG.EVERY_ITERS 1"
+)
 NARROW_18 = {"RES2_OUT_CHANNELS": 16, "STEM_OUT_CHANNELS": 16}
 NARROW_50 = {"RES2_OUT_CHANNELS": 64, "STEM_OUT_CHANNELS": 16, "WIDTH_PER_GROUP": 16}
 
@@ -80,7 +83,7 @@ def shell(tmp_path):
 
 def rows(table: Path) -> list[str]:
     """The inits in the table of our runs, which comes before the paper's."""
-    ours = table.read_text().partition("of the paper")[0]
+    ours = table.read_text(encoding="utf-8").partition("of the paper")[0]
     return re.findall(r"^\| (\w+) \| +\d", ours, re.M)
 
 

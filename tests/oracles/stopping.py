@@ -24,7 +24,7 @@ SECONDS = 300  # until a run that does not end is an error
 def start(command: list[str], out: Path, hold: int = 0) -> subprocess.Popen:
     """A run in a session of its own, which writes into `out`; see `hold_at`."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), HOLD: str(hold)}
-    with out.open("w") as file:
+    with out.open("w", encoding="utf-8") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
 
@@ -50,14 +50,14 @@ def hold_at(iteration: int) -> None:
 
 def held(processes: int, out: Path) -> Callable[[], bool]:
     """The condition that this many processes are."""
-    return lambda: out.read_text().count("held\n") == processes
+    return lambda: out.read_text(encoding="utf-8").count("held\n") == processes
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen, out: Path) -> None:
     """Until then the run must not end."""
     end = time.monotonic() + SECONDS
     while not condition():
-        assert process.poll() is None, out.read_text()[-2000:]
+        assert process.poll() is None, out.read_text(encoding="utf-8")[-2000:]
         assert time.monotonic() < end
         time.sleep(0.01)
 

@@ -88,7 +88,7 @@ def write_facts(contents: dict[str, bytes], file: Path) -> None:
             algorithm = archive["hash"].partition(":")[0]
             archive["hash"] = f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
         archive.pop("about", None)
-    file.write_text(yaml.safe_dump(facts))
+    file.write_text(yaml.safe_dump(facts), encoding="utf-8")
 
 
 def _files(archive: archives.Archive, folder: Path) -> dict[str, bytes]:

@@ -79,7 +79,7 @@ def coco_annotations(
 
 def coco_split(path: Path, content: dict[str, Any], evaluator_type: str = "coco") -> Split:
     """Write `content` to `path` and describe it as the reader does, as far as metrics care."""
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     categories = sorted(content["categories"], key=lambda category: category["id"])
     ids = {category["id"]: index for index, category in enumerate(categories)}
     names = tuple(category["name"] for category in categories)

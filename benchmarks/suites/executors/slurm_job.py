@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if mode == "--task":
         return task(command, float(seconds))
     array, index = os.environ["SLURM_ARRAY_JOB_ID"], os.environ["SLURM_ARRAY_TASK_ID"]
-    entry, id_ = json.loads(Path(mode).read_text())[int(index)], f"{array}_{index}"
+    entry, id_ = json.loads(Path(mode).read_text(encoding="utf-8"))[int(index)], f"{array}_{index}"
     keep, program = entry.pop("keep"), entry.pop("argv")
     run = Run(**entry | {"folder": Path(entry["folder"]), "argv": lambda: program})
     wrapper = [sys.executable, "-m", "benchmarks.suites.executors.slurm_job", "--task", seconds]

@@ -99,7 +99,7 @@ def rate(iteration: int) -> float:
 def start(argv: list[str], log: Path) -> subprocess.Popen:
     command = [sys.executable, "-c", SCRIPT, str(ROOT / "detection" / "train_net.py"), *argv]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, env=env)
 
 

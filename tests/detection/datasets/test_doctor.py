@@ -48,9 +48,9 @@ def good(kind: str, root: Path) -> None:
 
 def edit(file: Path, change) -> None:
     """Let `change` edit the content of a JSON file in place."""
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     change(content)
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def states(kind: str, root: Path, *, verify: bool = False) -> dict[str, tuple[str, str]]:

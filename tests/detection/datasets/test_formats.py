@@ -136,7 +136,7 @@ def test_missing_files_and_the_doctor_are_named(name, file, tmp_path, monkeypatc
 
 def datasets_of(config: Path) -> dict[str, tuple[str, ...]]:
     """DATASETS of a YAML file and of those that it is based on."""
-    content = yaml.safe_load(config.read_text())
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
     found = datasets_of(config.parent / content["_BASE_"]) if "_BASE_" in content else {}
     own = content.get("DATASETS", {}).items()
     return found | {key: tuple(ast.literal_eval(value)) for key, value in own}

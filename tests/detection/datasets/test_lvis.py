@@ -41,7 +41,7 @@ class Index:
     """As in lvis/lvis.py of the package."""
 
     def __init__(self, path: str) -> None:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
         self.imgs = {image["id"]: image for image in content["images"]}
         self.img_ann_map = defaultdict(list)
         for annotation in content["annotations"]:

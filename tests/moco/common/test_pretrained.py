@@ -160,7 +160,9 @@ def test_where_a_copy_is_from_is_beside_it(tmp_path: Path) -> None:
     copy = tmp_path / "copy.pth"
     copy.write_bytes(b"weights")
     assert locate(copy).notes == ()
-    Path(f"{copy}{ORIGIN}").write_text("weights mine: from\x1b[31m there\n" + "x" * 5000)
+    Path(f"{copy}{ORIGIN}").write_text(
+        "weights mine: from\x1b[31m there\n" + "x" * 5000, encoding="utf-8"
+    )
     (note,) = locate(copy).notes
     assert note.startswith("weights mine: from\\x1b[31m there") and len(note) < 1100
 
